@@ -113,7 +113,7 @@ def measure(kind: str, folder: Path) -> Measured:
 
 def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> Any:
     """Save a tiny model and return it as partita loads it."""
-    from partita.lm.huggingface import load_model
+    from partita.lm.load_model import load_model
     from partita.tokenizers.load import load_tokenizer
     from partita_schema.config import Config
 

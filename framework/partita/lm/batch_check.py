@@ -13,18 +13,16 @@ Some models differ only in rows beyond a certain length. Testing such rows would
 """
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from partita.lm.base import PADDED, BatchWay, GenerationRequest
 from partita.lm.generation import end_token_ids, prompt_inputs
+from partita.lm.loaded_model import LoadedModel
 from partita.lm.packing_check import rounding_limit
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.batch_size.memory import is_out_of_memory
-
-if TYPE_CHECKING:
-    from partita.lm.huggingface import HuggingFaceModel
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ class ForcedLogits:
         return torch.full_like(scores, -torch.inf).scatter_(1, wanted_B1, 0.0)
 
 
-def find_batch_way(lm: "HuggingFaceModel") -> BatchWay:
+def find_batch_way(lm: LoadedModel) -> BatchWay:
     """Return which rows can share a batch, tested on short rows.
 
     Raises:
@@ -75,7 +73,7 @@ def find_batch_way(lm: "HuggingFaceModel") -> BatchWay:
 
 
 @torch.no_grad()
-def check_causal(lm: "HuggingFaceModel") -> None:
+def check_causal(lm: LoadedModel) -> None:
     """Raise ModelError if logits depend on later tokens of the row or on padding."""
     row = random_rows(lm)[0]
     short, pad = row[: len(row) // 2], lm.tokenizer.pad_token_id
@@ -103,7 +101,7 @@ def check_causal(lm: "HuggingFaceModel") -> None:
         )
 
 
-def forward(lm: "HuggingFaceModel", ids: list[int], *, length: int) -> torch.Tensor:
+def forward(lm: LoadedModel, ids: list[int], *, length: int) -> torch.Tensor:
     """Return logits [T, V] of a row, whose first `length` tokens are not padding, as for the loss."""
     ids_1T = torch.tensor([ids], device=lm.device)
     mask_1T = (torch.arange(len(ids), device=lm.device) < length).long()[None]
@@ -112,7 +110,7 @@ def forward(lm: "HuggingFaceModel", ids: list[int], *, length: int) -> torch.Ten
     return logits
 
 
-def padding_limit(lm: "HuggingFaceModel") -> tuple[int, str] | None:
+def padding_limit(lm: LoadedModel) -> tuple[int, str] | None:
     """Return the row length in tokens beyond which padding changes a row, and why; None if there is none."""
     config = lm.base.config.get_text_config()
     rotary = getattr(config, "rope_parameters", None) or {}
@@ -134,7 +132,7 @@ def changes(error: float) -> str:
     return f"changes its logits by {error:.0%}" if error >= 0.01 else f"changes its logits by {error:.2%}"
 
 
-def random_rows(lm: "HuggingFaceModel") -> list[list[int]]:
+def random_rows(lm: LoadedModel) -> list[list[int]]:
     """Return prompts with their next tokens, without end tokens, at which `generate` would stop."""
     chance = torch.Generator().manual_seed(0)
     ends = end_token_ids(lm.base, tokenizer=lm.tokenizer)
@@ -143,7 +141,7 @@ def random_rows(lm: "HuggingFaceModel") -> list[list[int]]:
     return [ordinary[torch.randint(len(ordinary), (length,), generator=chance)].tolist() for length in lengths]
 
 
-def largest_error(lm: "HuggingFaceModel", rows: list[list[int]], alone: list[Any]) -> float:
+def largest_error(lm: LoadedModel, rows: list[list[int]], alone: list[Any]) -> float:
     """Return the error of batched logits against those of single rows; infinity if the model raises."""
     together = logits_of(lm, rows)
     worst = relative_error(torch.cat(alone), together) if together is not None else float("inf")
@@ -159,7 +157,7 @@ def relative_error(wanted: torch.Tensor, found: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def logits_of(lm: "HuggingFaceModel", rows: list[list[int]]) -> torch.Tensor | None:
+def logits_of(lm: LoadedModel, rows: list[list[int]]) -> torch.Tensor | None:
     """Return the logits [B, STEPS + 1, V] that `generate` computes after each prompt and each further token.
 
     Returns None if the model raises.

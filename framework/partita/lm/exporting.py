@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from partita.lm.adapters.merging import merged_model
+from partita.lm.loaded_model import LoadedModel
 from partita.lm.loading import load_base, quiet_progress
 from partita.lm.quantization import quantized_layers
 from partita.lm.saving import save_adapter
@@ -18,12 +19,10 @@ from partita_trainers.file_sums import summed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from partita.lm.huggingface import HuggingFaceModel
-
 logger = logging.getLogger(__name__)
 
 
-def export(lm: "HuggingFaceModel", folder: Path) -> None:
+def export(lm: LoadedModel, folder: Path) -> None:
     """Write the model and its tokenizer.
 
     The result is a plain model without an adapter, with a merged adapter, or if the init rounded the base weights;
@@ -41,7 +40,7 @@ def export(lm: "HuggingFaceModel", folder: Path) -> None:
         lm.tokenizer.save_pretrained(folder)
 
 
-def must_merge(lm: "HuggingFaceModel") -> bool:
+def must_merge(lm: LoadedModel) -> bool:
     """Return whether an adapter is saved merged into a plain model."""
     adapter = lm.config.adapter
     if adapter is None:
@@ -55,7 +54,7 @@ def must_merge(lm: "HuggingFaceModel") -> bool:
     return adapter.postprocessor.merge_adapter_into_base_model
 
 
-def export_plain(lm: "HuggingFaceModel", model: "PreTrainedModel", folder: Path) -> None:
+def export_plain(lm: LoadedModel, model: "PreTrainedModel", folder: Path) -> None:
     """Write a model with the original generation config of its checkpoint."""
     quiet, model.generation_config = model.generation_config, lm.own_settings
     try:
@@ -64,7 +63,7 @@ def export_plain(lm: "HuggingFaceModel", model: "PreTrainedModel", folder: Path)
         model.generation_config = quiet
 
 
-def export_base(lm: "HuggingFaceModel", folder: Path) -> None:
+def export_base(lm: LoadedModel, folder: Path) -> None:
     """Write the base model as it was before the adapter was added."""
     if lm.source is not None:
         shutil.copytree(lm.source, folder, dirs_exist_ok=True)

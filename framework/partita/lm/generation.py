@@ -18,15 +18,15 @@ import torch
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.continuation import decode_continuation
 from partita.lm.generation_defaults import BEAMS, SAMPLING, effective_generation
-from partita.lm.sampler import NOT_NUMBERS, Row, Sampler, row_processors
+from partita.lm.loaded_model import LoadedModel
+from partita.lm.row import NOT_NUMBERS, Row
+from partita.lm.sampler import Sampler, row_processors
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, shortened
 from partita_schema.prompt import Generation
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
-
-    from partita.lm.huggingface import HuggingFaceModel
 
 logger = logging.getLogger(__name__)
 
@@ -372,7 +372,7 @@ def left_padded(
 
 
 @torch.no_grad()
-def prompt_inputs(lm: "HuggingFaceModel", requests: Sequence[GenerationRequest], *, beams: int) -> dict[str, Any]:
+def prompt_inputs(lm: LoadedModel, requests: Sequence[GenerationRequest], *, beams: int) -> dict[str, Any]:
     """Return the inputs of the base model's `generate`; virtual tokens are between padding and prompt."""
     pad, count = lm.tokenizer.pad_token_id, lm.virtual_tokens
     ids_BT, mask_BT = left_padded(requests, pad_token_id=pad, device=lm.device, gap=count if lm.embedded else 0)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from partita.lm.row import Row
 from partita.lm.token_bytes import special_ids, token_bytes
 from partita_schema.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-    from partita.lm.sampler import Row
 
 NO_TOKEN = "no token of this model can continue an answer as decoder.constrain requires"
 NO_END = "decoder.constrain: the model has no token that ends an answer; write generation.stop_token_ids"
@@ -56,7 +55,7 @@ class Grammar:
         """Return a matcher at the beginning of an answer."""
         return self.first.deep_copy()
 
-    def held(self, scores_NV: torch.Tensor, rows: Sequence["Row"], *, otherwise: torch.Tensor) -> torch.Tensor:
+    def held(self, scores_NV: torch.Tensor, rows: Sequence[Row], *, otherwise: torch.Tensor) -> torch.Tensor:
         """Return scores with disallowed tokens masked; NaN if no token is allowed, with the reason in the row.
 
         If generation settings mask all allowed tokens, the model's scores `otherwise` are used.
@@ -69,7 +68,7 @@ class Grammar:
         held_NV = torch.where(empty_N[:, None], otherwise.float().masked_fill(~allowed_NV, -torch.inf), held_NV)
         return held_NV.masked_fill(~allowed_NV.any(-1, keepdim=True), torch.nan)
 
-    def allowed(self, rows: Sequence["Row"]) -> torch.Tensor:
+    def allowed(self, rows: Sequence[Row]) -> torch.Tensor:
         """Return which tokens may come next [N, V], on the CPU."""
         masks = np.zeros((len(rows), (self.size + 31) // 32), dtype=np.uint32)
         follows = [self.follow(row) for row in rows]
@@ -90,7 +89,7 @@ class Grammar:
                 row.reason = NO_TOKEN
         return allowed_NV
 
-    def follow(self, row: "Row") -> bool:
+    def follow(self, row: Row) -> bool:
         """Advance a row's matcher by its new tokens; return whether it can compute a mask."""
         new, row.matched = row.new[row.matched :], len(row.new)
         if new and not row.matcher.is_stopped():

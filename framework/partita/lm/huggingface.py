@@ -1,33 +1,27 @@
-"""A language model loaded with transformers, peft and bitsandbytes."""
+"""A language model loaded with transformers, peft and bitsandbytes: `load_model` creates it."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 
 from partita.lm.adapters.adalora import AdaloraBudget
-from partita.lm.adapters.build import add_adapter, check_type, read_adapter
-from partita.lm.adapters.inits import initial_adapter
-from partita.lm.adapters.lora_linear import fuse_lora
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_check import check_causal, find_batch_way, padding_limit
 from partita.lm.exporting import export
-from partita.lm.freezing import freeze, recompute_activations, trained_parameters
-from partita.lm.generation import end_token_ids, generate_batch, may_run_past_context, prompt_inputs, quiet_settings
-from partita.lm.grammar import Grammar
+from partita.lm.freezing import trained_parameters
+from partita.lm.generation import end_token_ids, generate_batch, may_run_past_context, prompt_inputs
 from partita.lm.identity import changed_tensors, identity
-from partita.lm.loading import context_length, find_device, load_base
-from partita.lm.loss import AnswerPositions, label_cross_entropy, padding_mask
+from partita.lm.loaded_model import LoadedModel
+from partita.lm.loss import label_cross_entropy, padding_mask
 from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
 from partita.lm.neftune import EmbeddingNoise
-from partita.lm.onednn_linear import use_onednn
 from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
-from partita.lm.quantization import choose_kernels
 from partita.lm.randomness import seeded
 from partita.lm.sampler import Sampler, row_seed
 from partita.lm.saving import (
@@ -40,172 +34,29 @@ from partita.lm.saving import (
 from partita.lm.scoring import ScoringSlots
 from partita.lm.slot_check import find_way, unsupported
 from partita.lm.slots import Slots, SlotWay
-from partita.lm.worst_case import generate_worst_case, ordinary_tokens, reachable_tokens, time_decode_step
-from partita.tokenizers.hub import digest, find_sources, quiet_libraries, tensors_digest
-from partita_schema.adapter import AdaloraAdapter, Adapter
-from partita_schema.config import Config
+from partita.lm.worst_case import TIMED_STEPS, batch_decode_step, batch_worst_case, reachable_tokens, timed_length
+from partita.lm.worst_slots import slots_decode_step, slots_worst_case
+from partita.tokenizers.hub import digest, tensors_digest
+from partita_schema.adapter import AdaloraAdapter
 from partita_schema.errors import ModelError
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Purpose, Timing
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
 logger = logging.getLogger(__name__)
 
-EMBEDDED = ("PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT")
-"""Adapters whose virtual tokens are input embeddings; other prompt learning methods fill the KV cache."""
 
-
-def load_model(
-    config: Config,
-    *,
-    folder: Path,
-    tokenizer: "PreTrainedTokenizerFast",
-    saved: Path | None = None,
-    batches: Callable[[], Iterable[Batch]] | None = None,
-    trainable: bool,
-) -> "HuggingFaceModel":
-    """Load the model of the config, or the one that `save` wrote.
-
-    Args:
-        config: The config.
-        folder: Folder that relative names refer to.
-        tokenizer: Tokenizer of the model.
-        saved: Folder of a saved model.
-        batches: Returns training batches, for adapter inits that depend on data.
-        trainable: Whether parameters require gradients. If False, an adapter without weights in `saved` or
-            `pretrained_adapter_weights` is skipped: untrained, it has no effect.
-
-    Raises:
-        ModelError: The model cannot be loaded.
-    """
-    quiet_libraries()
-    device = find_device(config.model_parameters)
-    source, adapter_source, plain = find_sources(config, folder=folder, saved=saved)
-    base = load_base(config, source=source, tokenizer=tokenizer, device=device, plain=plain)
-    own_settings = quiet_settings(base)
-    # Before any forward pass, which would repack the weights. A trained model predicts with the kernels it was
-    # evaluated with.
-    choose_kernels(base, may_pack=not trainable and config.trainer.type == "none")
-    base.requires_grad_(config.adapter is None and trainable)
-    module: Any = base
-    initial: dict[str, torch.Tensor] = {}
-    if adapter_source is not None:
-        pickles = config.model_parameters.pickled_weights
-        module = read_adapter(base, adapter_source, trainable=trainable, pickles=pickles)
-        if config.adapter is not None:
-            check_type(module, config.adapter, source=adapter_source)
-    elif config.adapter is not None and trainable:
-        module = new_adapter(base, config.adapter, config, source=source, tokenizer=tokenizer, batches=batches)
-        initial = initial_adapter(module, config.adapter)
-    if trainable:
-        freeze(module, config)
-        if isinstance(config.trainer, FinetuneTrainer) and config.trainer.gradient_checkpointing:
-            recompute_activations(base, config)
-        fuse_lora(module)
-    else:
-        module.requires_grad_(False)
-    module.eval()
-    return HuggingFaceModel(
-        module,
-        config=config,
-        tokenizer=tokenizer,
-        device=device,
-        source=source,
-        adapter_source=adapter_source,
-        initial=initial,
-        own_settings=own_settings,
-        plain=plain,
-        trainable=trainable,
-    )
-
-
-def new_adapter(
-    base: "PreTrainedModel",
-    adapter: Adapter,
-    config: Config,
-    *,
-    source: str | None,
-    tokenizer: "PreTrainedTokenizerFast",
-    batches: Callable[[], Iterable[Batch]] | None,
-) -> Any:
-    """Add a new adapter to the base model, initialized from the seed of the config.
-
-    Args:
-        base: The base model.
-        adapter: The adapter section.
-        config: The config.
-        source: Folder or Hub id of the base model; None for random weights.
-        tokenizer: Tokenizer of the model.
-        batches: Returns training batches, for adapter inits that depend on data.
-    """
-
-    def original_weights() -> dict[str, torch.Tensor]:
-        cpu = torch.device("cpu")
-        return dict(load_base(config, source=source, tokenizer=tokenizer, device=cpu, plain=True).state_dict())
-
-    with seeded(config.seed, device=base.device):
-        return add_adapter(base, adapter, batches=batches, original_weights=original_weights, tokenizer=tokenizer)
-
-
-class HuggingFaceModel:
+class HuggingFaceModel(LoadedModel):
     """Implements `partita.lm.base.GenerativeModel`; created by `load_model`."""
 
-    def __init__(
-        self,
-        module: Any,
-        *,
-        config: Config,
-        tokenizer: "PreTrainedTokenizerFast",
-        device: torch.device,
-        source: str | None,
-        adapter_source: str | None,
-        initial: dict[str, torch.Tensor],
-        own_settings: Any,
-        plain: bool,
-        trainable: bool,
-    ) -> None:
-        """Wrap a loaded module.
-
-        Args:
-            module: The transformers or peft model, on its device.
-            config: The config.
-            tokenizer: Tokenizer of the model.
-            device: Device of the weights.
-            source: Folder or Hub id of the base model; None for random weights.
-            adapter_source: Folder or Hub id of the adapter; None for a new one or none.
-            initial: Initial values of the adapter, if its init moved base weights.
-            own_settings: The checkpoint's generation config.
-            plain: Whether the base weights were saved by a run.
-            trainable: Whether parameters require gradients.
-        """
-        self.module: nn.Module = module
-        self.tokenizer = tokenizer
-        self.device = device
-        self.config = config
-        self.source = source
-        self.adapter_source = adapter_source
-        self.initial = initial
-        self.own_settings = own_settings
-        self.plain = plain
-        self.trainable = trainable
-        self.adapted: Any = module if hasattr(module, "peft_config") else None
-        self.base: PreTrainedModel = module.get_base_model() if self.adapted is not None else module
-        settings = self.adapted.active_peft_config if self.adapted is not None else None
-        self.virtual_tokens, self.embedded = 0, False
-        if settings is not None and settings.is_prompt_learning:
-            self.virtual_tokens = int(settings.num_virtual_tokens)
-            self.embedded = settings.peft_type.value in EMBEDDED
-        self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
-        self.wide = use_onednn(module) > 0
-        self.positions = AnswerPositions(self.base.get_output_embeddings())
-        noise_alpha = config.model_parameters.neftune_noise_alpha
+    def __post_init__(self) -> None:
+        """Set up what training changes about the module."""
+        super().__post_init__()
+        noise_alpha = self.config.model_parameters.neftune_noise_alpha
         self.noise = EmbeddingNoise(self.base.get_input_embeddings(), alpha=noise_alpha) if noise_alpha else None
-        trains_ranks = isinstance(config.adapter, AdaloraAdapter) and bool(trained_parameters(module))
-        self.budget = AdaloraBudget(self.adapted, config.adapter) if trains_ranks else None  # type: ignore[arg-type]
-        self._grammars: dict[tuple[str, tuple[int, ...]], Grammar] = {}
+        adapter = self.config.adapter
+        trains_ranks = isinstance(adapter, AdaloraAdapter) and bool(trained_parameters(self.module))
+        self.budget = AdaloraBudget(self.adapted, adapter) if trains_ranks else None  # type: ignore[arg-type]
         self._identity: str | None = None
         self._fingerprint: str | None = None
 
@@ -315,12 +166,6 @@ class HuggingFaceModel:
     # Inference
 
     @property
-    def checkpoint_generation(self) -> Mapping[str, Any]:
-        """Content of the checkpoint's generation_config.json."""
-        settings: dict[str, Any] = self.own_settings.to_dict()
-        return {key: value for key, value in settings.items() if value is not None}
-
-    @property
     def fingerprint(self) -> str:
         """Hash of what affects outputs; equal for a trained model in memory and its saved files, unless merged.
 
@@ -371,17 +216,6 @@ class HuggingFaceModel:
                 answers.update(zip(group, completions, strict=True))
         return [answers[index] for index in range(len(requests))]
 
-    @cached_property
-    def token_ids(self) -> Sequence[int]:
-        """Token ids inside the embedding that are not special."""
-        return ordinary_tokens(self)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of logits per position."""
-        layer = self.base.get_output_embeddings()
-        return int(layer.weight.shape[0]) if layer is not None else int(self.base.config.get_text_config().vocab_size)
-
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
         """Return the new tokens that every row of a batch can reach after a prompt of this length."""
         return reachable_tokens(self, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
@@ -393,14 +227,21 @@ class HuggingFaceModel:
 
         See `GenerativeModel.generate_worst_case` for the arguments.
         """
+        tokens = prompt_tokens + new_tokens
         with seeded(0, device=self.device), self.evaluating():
-            return generate_worst_case(
-                self,
-                rows,
-                prompt_tokens=prompt_tokens,
-                new_tokens=new_tokens,
-                options=options,
-                shared_tokens=shared_tokens,
+            if self.why_no_slots(options, tokens=tokens) is None:
+                return slots_worst_case(
+                    self,
+                    rows,
+                    prompt_tokens=prompt_tokens,
+                    new_tokens=new_tokens,
+                    options=options,
+                    shared_tokens=shared_tokens,
+                    way=self.slot_way,
+                )
+            way = self.batch_way(options, tokens=tokens)
+            return batch_worst_case(
+                self, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options, way=way
             )
 
     def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
@@ -421,7 +262,14 @@ class HuggingFaceModel:
         See `GenerativeModel.time_decode_step` for the arguments.
         """
         with seeded(0, device=self.device), self.evaluating():
-            return time_decode_step(self, rows, length=length, options=options, shared_tokens=shared_tokens)
+            length = timed_length(self, length)
+            tokens = length + TIMED_STEPS
+            if self.why_no_slots(options, tokens=tokens) is None:
+                return slots_decode_step(
+                    self, rows, length=length, options=options, shared_tokens=shared_tokens, way=self.slot_way
+                )
+            way = self.batch_way(options, tokens=tokens)
+            return batch_decode_step(self, rows, length=length, options=options, way=way)
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot use slots; None if they can."""
@@ -445,24 +293,10 @@ class HuggingFaceModel:
         """The same, tested on short rows."""
         return find_batch_way(self)
 
-    def forget_rows(self) -> None:
-        """Clear the state that RecurrentGemma keeps between batches; a one-token prompt would continue from it."""
-        for module in self.base.modules():
-            if hasattr(module, "conv1d_state"):
-                module.conv1d_state = None
-
     @cached_property
     def slot_way(self) -> SlotWay:
         """How the model supports slots, or why it does not."""
         return find_way(self)
-
-    def grammar(self, text: str, *, ends: Sequence[int]) -> Grammar:
-        """Return the compiled grammar for this tokenizer, where `ends` are the end tokens. Raise ModelError."""
-        key = (text, tuple(ends))
-        if key not in self._grammars:
-            size = self.vocabulary_size
-            self._grammars[key] = Grammar(text, tokenizer=self.tokenizer, ends=ends, size=size)
-        return self._grammars[key]
 
     def open_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
@@ -473,23 +307,4 @@ class HuggingFaceModel:
         """
         if options.labels:
             return ScoringSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, way=self.slot_way)
-        return self.generating_slots(options, slots=slots, tokens=tokens, prefix=prefix, seed=seed)
-
-    def generating_slots(
-        self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
-    ) -> Slots:
-        """Start continuous batching that generates, even if there are labels.
-
-        See `GenerativeModel.open_slots` for the arguments.
-        """
         return Slots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, way=self.slot_way)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Switch to evaluation mode, and restore the mode on exit."""
-        before = self.module.training
-        self.module.eval()
-        try:
-            yield
-        finally:
-            self.module.train(before)

@@ -1,9 +1,10 @@
 """Identity of a loaded model: its fixed part, and the weights that training changed."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from partita.lm.loaded_model import LoadedModel
 from partita.lm.loading import local_folder
 from partita.lm.quantization import quantized_layers
 from partita.lm.saving import adapter_tensors
@@ -11,11 +12,8 @@ from partita.tokenizers.hub import digest, folder_digest
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.model import ScratchModel
 
-if TYPE_CHECKING:
-    from partita.lm.huggingface import HuggingFaceModel
 
-
-def changed_tensors(lm: "HuggingFaceModel") -> dict[str, torch.Tensor]:
+def changed_tensors(lm: LoadedModel) -> dict[str, torch.Tensor]:
     """Return the tensors that differ from the base model, by name."""
     if lm.adapted is not None:
         return adapter_tensors(lm.adapted, initial=lm.initial)
@@ -24,7 +22,7 @@ def changed_tensors(lm: "HuggingFaceModel") -> dict[str, torch.Tensor]:
     return {}
 
 
-def identity(lm: "HuggingFaceModel") -> str:
+def identity(lm: LoadedModel) -> str:
     """Return a hash of the model without trained weights."""
     config = lm.config
     base: list[Any] = []

@@ -9,16 +9,14 @@ Shapes: B lines, T tokens of the longest.
 """
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from partita.lm.loaded_model import LoadedModel
 from partita.lm.quantization import quantized_layers
 from partita_schema.errors import ModelError
-
-if TYPE_CHECKING:
-    from partita.lm.huggingface import HuggingFaceModel
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +51,13 @@ def pair_mask(positions_BT: torch.Tensor, *, model: Any) -> torch.Tensor:
     )
 
 
-def find_isolation(lm: "HuggingFaceModel") -> Isolation:
+def find_isolation(lm: LoadedModel) -> Isolation:
     """Return how this model separates packed rows. Raise ModelError if it cannot."""
     name = type(lm.base).__name__
     if lm.virtual_tokens:
-        kind = lm.adapted.active_peft_config.peft_type.value.lower()
         raise ModelError(
-            f"data.batching.type: rows cannot be packed under the adapter {kind}: its virtual tokens would stand once "
-            f"in each line, not before each row; {ADVICE}"
+            f"data.batching.type: rows cannot be packed under the adapter {lm.adapter_method}: its virtual tokens "
+            f"would stand once in each line, not before each row; {ADVICE}"
         )
     attention = getattr(lm.base.config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
@@ -84,7 +81,7 @@ def find_isolation(lm: "HuggingFaceModel") -> Isolation:
     )
 
 
-def rounding_limit(lm: "HuggingFaceModel") -> float:
+def rounding_limit(lm: LoadedModel) -> float:
     """Return the relative error of a model's logits that rounding can explain."""
     exact = not quantized_layers(lm.module)
     return TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE
@@ -98,7 +95,7 @@ def sees_all_before(config: Any) -> bool:
 
 
 @torch.no_grad()
-def isolation_error(lm: "HuggingFaceModel", isolation: Isolation) -> float | None:
+def isolation_error(lm: LoadedModel, isolation: Isolation) -> float | None:
     """Return the root mean square difference between packed and single logits of two rows, over their spread.
 
     Two lines contain the rows in either order, followed by a padding token. Returns None if the model rejects the

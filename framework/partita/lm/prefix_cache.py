@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.lm.base import SlotRequest
-from partita.lm.sampler import Row
+from partita.lm.row import Row
 from partita.lm.slot_kv_cache import SlotKVCache
 
 

@@ -9,18 +9,17 @@ Shapes: N rows, V vocabulary.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from partita.lm.base import GenerationOptions, GenerationRequest, SlotRequest
+from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.grammar import Grammar
+from partita.lm.row import Row
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
-
-    from partita.lm.grammar import Grammar
 
 HISTORY = (
     "repetition_penalty",
@@ -41,35 +40,6 @@ HISTORY = (
 CLOSE = 2e-5
 """Tolerance for near ties, relative to the distance of the highest score from the mean. With 12 layers, scores of two
 math libraries differed by up to 2e-6 of that distance, so the difference of two scores by up to 4e-6."""
-NOT_NUMBERS = "the model's scores are not numbers (NaN)"
-
-
-@dataclass(slots=True)
-class Row:
-    """The generation state of a row."""
-
-    request: SlotRequest
-    new: list[int] = field(default_factory=list)
-    """New tokens so far."""
-    logprob: float = 0.0
-    """Log probability of the new tokens so far."""
-    uniforms: Sequence[float] = ()
-    """One random number in [0, 1) per token."""
-    processors: Any = None
-    """Logits processors of the row."""
-    matcher: Any = None
-    """Grammar matcher."""
-    matched: int = 0
-    """Number of new tokens that the matcher has consumed."""
-    broken: bool = False
-    """Whether no token could be chosen."""
-    reason: str = NOT_NUMBERS
-    """The reason, if the row is broken."""
-
-    @property
-    def length(self) -> int:
-        """Number of tokens of the prompt and the completion so far."""
-        return len(self.request.input_ids) + len(self.new)
 
 
 class Sampler:
@@ -82,7 +52,7 @@ class Sampler:
         ends: Sequence[int],
         seed: int,
         device: torch.device,
-        grammar: "Grammar | None" = None,
+        grammar: Grammar | None = None,
     ) -> None:
         """Prepare the processors that are shared by all rows.
 

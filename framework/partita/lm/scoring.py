@@ -10,18 +10,16 @@ tree; L tokens of the longest prompt, E end tokens.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from partita.lm.base import Generated, GenerationOptions, Label, SlotAnswer, SlotRequest
 from partita.lm.generation import end_token_ids
-from partita.lm.sampler import NOT_NUMBERS
+from partita.lm.loaded_model import LoadedModel
+from partita.lm.row import NOT_NUMBERS
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import ModelError
-
-if TYPE_CHECKING:
-    from partita.lm.huggingface import HuggingFaceModel
 
 MOST_ELEMENTS = 2**27
 """Maximum number of logits of trees held at a time."""
@@ -76,7 +74,7 @@ class ScoringSlots:
 
     def __init__(
         self,
-        lm: "HuggingFaceModel",
+        lm: LoadedModel,
         options: GenerationOptions,
         *,
         slots: int,

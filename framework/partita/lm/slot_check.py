@@ -6,20 +6,17 @@ slots and alone, token by token and then all at once, and the logits are compare
 """
 
 import logging
-from typing import TYPE_CHECKING
 
 import torch
 
 from partita.lm.base import GenerationOptions
 from partita.lm.batch_check import REFUSALS
+from partita.lm.loaded_model import LoadedModel
 from partita.lm.packing_check import rounding_limit
 from partita.lm.slot_attention import attends
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import is_out_of_memory
-
-if TYPE_CHECKING:
-    from partita.lm.huggingface import HuggingFaceModel
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +33,7 @@ WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window
 The last three are those of GPT-Neo, Doge and Llama 4."""
 
 
-def unsupported(lm: "HuggingFaceModel", options: GenerationOptions, *, tokens: int) -> str | None:
+def unsupported(lm: LoadedModel, options: GenerationOptions, *, tokens: int) -> str | None:
     """Return a reason against slots that needs no test; None if there is none."""
     config = lm.base.config
     text = config.get_text_config()
@@ -51,7 +48,7 @@ def unsupported(lm: "HuggingFaceModel", options: GenerationOptions, *, tokens: i
     if options.arguments.get("guidance_scale") not in (None, 1, 1.0) and not options.labels:
         return "guidance_scale"
     if lm.virtual_tokens:
-        return f"the virtual tokens of {lm.adapted.active_peft_config.peft_type.value.lower()}"
+        return f"the virtual tokens of {lm.adapter_method}"
     if config.is_encoder_decoder:
         return "an encoder beside the decoder"
     if kinds or getattr(lm.base, "_is_stateful", False):
@@ -65,7 +62,7 @@ def unsupported(lm: "HuggingFaceModel", options: GenerationOptions, *, tokens: i
     return None
 
 
-def find_way(lm: "HuggingFaceModel") -> SlotWay:
+def find_way(lm: LoadedModel) -> SlotWay:
     """Return how a model supports slots, or why it does not.
 
     Raises:
@@ -88,14 +85,14 @@ def find_way(lm: "HuggingFaceModel") -> SlotWay:
     return SlotWay(reason=reason)
 
 
-def ways(lm: "HuggingFaceModel") -> list[SlotWay]:
+def ways(lm: LoadedModel) -> list[SlotWay]:
     """Return the candidates, the best first."""
     lean = [True, False] if attends(lm.base) else [False]
     return [SlotWay(narrows, here) for narrows in (True, False) for here in lean]
 
 
 @torch.no_grad()
-def largest_error(lm: "HuggingFaceModel", *, way: SlotWay) -> float:
+def largest_error(lm: LoadedModel, *, way: SlotWay) -> float:
     """Return the root mean square difference between logits in slots and alone, over their spread, at worst."""
     chance = torch.Generator().manual_seed(0)
     ordinary = torch.tensor(lm.token_ids)

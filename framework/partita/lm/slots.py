@@ -13,7 +13,7 @@ row.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -21,14 +21,13 @@ from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.continuation import decode_continuation
 from partita.lm.generation import end_token_ids, finish, first_stop
 from partita.lm.last_layer import LastTokens, last_layer
+from partita.lm.loaded_model import LoadedModel
 from partita.lm.onednn_linear import rounded, using_onednn
 from partita.lm.prefix_cache import PrefixCache
-from partita.lm.sampler import Row, Sampler
+from partita.lm.row import Row
+from partita.lm.sampler import Sampler
 from partita.lm.slot_attention import attending, chunks
 from partita.lm.slot_kv_cache import SlotKVCache
-
-if TYPE_CHECKING:
-    from partita.lm.huggingface import HuggingFaceModel
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class Slots:
 
     def __init__(
         self,
-        lm: "HuggingFaceModel",
+        lm: LoadedModel,
         options: GenerationOptions,
         *,
         slots: int,

@@ -1,4 +1,4 @@
-"""Worst case of generation, for measuring: all prompts have the maximum length, and every new token is generated.
+"""Worst case of generation in batches, for measuring: the longest prompts, and every new token is generated.
 
 The memory of a batch peaks either in prefill, or in the last decode steps, when the KV cache is longest. Both run as in
 `generate`, with the configured options. The steps between are skipped if the cache can simply be extended, and run
@@ -7,33 +7,29 @@ otherwise (state space models, sliding windows, prompt learning).
 Shapes: B rows, S tokens of a prompt, L positions of the KV cache.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partita.lm.base import SHORTEST_PREFIX, BatchWay, GenerationOptions, GenerationRequest, SlotRequest
+from partita.lm.base import BatchWay, GenerationOptions, GenerationRequest
 from partita.lm.generation import generation_settings, may_run_past_context, prompt_inputs, score_processor
-from partita.lm.sampler import Row, Sampler
+from partita.lm.loaded_model import LoadedModel
+from partita.lm.sampler import Sampler
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Timing
 
 if TYPE_CHECKING:
-    from partita.lm.huggingface import HuggingFaceModel
-    from partita.lm.slots import Slots
+    pass
 
 STEPS = 3
 """Number of final decode steps to run; the first is not timed."""
 TIMED_STEPS = 4
 """Number of decode steps in a speed measurement; the first is not timed ..."""
 ENOUGH_SECONDS = 0.25
-"""... fewer if two took this long."""
+"""... in slots fewer if two took this long."""
 NO_TOKEN = -1
 """An end token that never occurs."""
-FULLER = 1.02
-"""Minimum ratio of tokens by which a pass of shorter prompts must exceed one of the longest to be run as well."""
 
 
 class ForwardClock:
@@ -53,14 +49,8 @@ class ForwardClock:
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
 
-def generate_worst_case(
-    lm: "HuggingFaceModel",
-    rows: int,
-    *,
-    prompt_tokens: int,
-    new_tokens: int,
-    options: GenerationOptions,
-    shared_tokens: int = 0,
+def batch_worst_case(
+    lm: LoadedModel, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, way: BatchWay
 ) -> Timing:
     """Prefill `rows` prompts of S tokens and decode at the full length of the KV cache.
 
@@ -73,14 +63,8 @@ def generate_worst_case(
         prompt_tokens: S, the length of each prompt in tokens.
         new_tokens: New tokens per row.
         options: Generation settings.
-        shared_tokens: Number of prompt tokens shared by all rows; used by slots only.
+        way: Which rows can share a batch.
     """
-    if lm.why_no_slots(options, tokens=prompt_tokens + new_tokens) is None:
-        shared = held_once(shared_tokens, length=prompt_tokens)
-        return slots_worst_case(
-            lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options, shared=shared
-        )
-    way = lm.batch_way(options, tokens=prompt_tokens + new_tokens)
     requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, way=way)
     inputs = prompt_inputs(lm, requests, beams=options.beams)
     short = can_skip(lm, options) and new_tokens > 2 * STEPS
@@ -101,9 +85,15 @@ def generate_worst_case(
     return Timing(prefill_seconds=prefill, decode_seconds=median(clock.seconds[1:]))
 
 
-def time_decode_step(
-    lm: "HuggingFaceModel", rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0
-) -> float:
+def timed_length(lm: LoadedModel, length: int) -> int:
+    """Return at how many cached tokens decode steps can be timed: `length`, or what the context leaves room for."""
+    if lm.context_length is None:
+        return length
+    # Learned positions end there: a step beyond fails, on a GPU in a way that breaks the device context.
+    return max(1, min(length, lm.context_length - TIMED_STEPS))
+
+
+def batch_decode_step(lm: LoadedModel, rows: int, *, length: int, options: GenerationOptions, way: BatchWay) -> float:
     """Return the seconds of a decode step with `length` cached tokens, without prefill where possible.
 
     The fastest of several steps counts: other load on the machine only makes steps slower. Exceptions of the device are
@@ -114,16 +104,8 @@ def time_decode_step(
         rows: Batch size.
         length: Tokens in the KV cache of each row.
         options: Generation settings.
-        shared_tokens: Number of cached tokens shared by all rows; used by slots only.
+        way: Which rows can share a batch.
     """
-    if lm.context_length is not None:
-        # Learned positions end there: a step beyond fails, on a GPU in a way that breaks the device context.
-        length = max(1, min(length, lm.context_length - TIMED_STEPS))
-    if lm.why_no_slots(options, tokens=length + TIMED_STEPS) is None:
-        with worst_slots(lm, rows, tokens=length + TIMED_STEPS, new_tokens=2 * TIMED_STEPS, options=options) as worst:
-            worst.fill(held_once(shared_tokens, length=length))
-            return worst.decode(TIMED_STEPS, length=length)
-    way = lm.batch_way(options, tokens=length + TIMED_STEPS)
     start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS, way=way)
     inputs = prompt_inputs(lm, start, beams=options.beams)
     clock = ForwardClock(lm.device)
@@ -140,127 +122,8 @@ def time_decode_step(
     return min(clock.seconds[1:])
 
 
-def held_once(shared_tokens: int, *, length: int) -> int:
-    """Return the number of shared tokens that slots compute and store once, for prompts of this length."""
-    shared = min(shared_tokens, length - 1)
-    return shared if shared >= SHORTEST_PREFIX else 0
-
-
-def slots_worst_case(
-    lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared: int
-) -> Timing:
-    """Measure the worst case in slots: prefill a group of prompts with all slots full, then the last steps.
-
-    Only the rest after a shared prefix is prefilled; its seconds are scaled to the whole prompt.
-
-    Args:
-        lm: The model.
-        rows: Number of slots.
-        prompt_tokens: Length of each prompt in tokens.
-        new_tokens: New tokens per row.
-        options: Generation settings.
-        shared: Length of the shared prefix in tokens.
-    """
-    tokens = prompt_tokens + new_tokens
-    with worst_slots(lm, rows, tokens=tokens, new_tokens=new_tokens, options=options, shared=shared) as worst:
-        worst.fill(shared)
-        own = prompt_tokens - shared
-        prefill = worst.read(own) * prompt_tokens / own
-        steps = min(STEPS, new_tokens - 1)
-        decode = worst.decode(steps, length=tokens - steps) if steps else 0.0
-    return Timing(prefill_seconds=prefill, decode_seconds=decode)
-
-
-class WorstSlots:
-    """Slots in the worst case of a job; no state is kept."""
-
-    def __init__(self, slots: "Slots", rows: int, *, new_tokens: int) -> None:
-        self.slots, self.device = slots, slots.lm.device
-        ordinary = torch.tensor(slots.lm.token_ids)
-        self.ids_B = ordinary[torch.randint(len(ordinary), (rows,), generator=torch.Generator().manual_seed(rows))]
-        requests = [SlotRequest([token], new_tokens, row) for row, token in enumerate(self.ids_B.tolist())]
-        self.rows = [Row(request) for request in requests]
-        for row in self.rows:
-            slots.sampler.prepare(row)
-
-    def read(self, tokens: int) -> float:
-        """Prefill as many prompts of this length as fit in one pass; return the seconds for all rows."""
-        slots, rows = self.slots, len(self.rows)
-        count = slots.readable(tokens, rows)
-        shorter = next((less for less in range(tokens - 1, 0, -1) if slots.readable(less, rows) > count), 0)
-        more = slots.readable(shorter, rows) if shorter else 0
-        if more * shorter > FULLER * count * tokens:
-            # A pass that holds only `count` prompts of this length may hold more tokens of shorter ones.
-            self.read_group(more, tokens=shorter)
-        return self.read_group(count, tokens=tokens) * len(self.rows) / count
-
-    def read_group(self, count: int, *, tokens: int) -> float:
-        """Prefill `count` prompts of this length in one pass, the last one a token shorter; return its seconds."""
-        started = now(self.device)
-        prompts = [self.ids_B[torch.arange(row, row + tokens) % len(self.ids_B)].tolist() for row in range(count)]
-        if count > 1:
-            prompts[-1] = prompts[-1][1:] or prompts[-1]
-        logits = self.slots.forward(prompts, first=0, start=self.slots.prefix)
-        self.slots.sampler.choose(logits, self.rows[:count], doubts=self.slots.wide)
-        return now(self.device) - started
-
-    def fill(self, shared: int) -> None:
-        """Fill every position of every slot; the first `shared` tokens are the prefix."""
-        place = self.slots.pool.place
-        place.prefix = shared
-        start = shared if place.prefix_in_first_slot else 0
-        if not self.slots.pool.layers:
-            self.slots.forward([[int(self.ids_B[0])]], first=0, start=0)
-        for held in self.slots.pool.held:
-            held[:1].zero_()
-            held[1:, :, start:].zero_()
-
-    def decode(self, steps: int, *, length: int) -> float:
-        """Return the seconds of the fastest step, from `length` tokens per slot on; the first is only a fallback."""
-        seconds = []
-        ids_B1 = self.ids_B[:, None].to(self.device)
-        for step in range(steps):
-            started = now(self.device)
-            logits = self.slots.extend(ids_B1, lengths=[length + step] * len(self.rows))
-            tokens, _ = self.slots.sampler.choose(logits, self.rows, doubts=self.slots.wide)
-            for row, token in zip(self.rows, tokens.tolist(), strict=True):
-                row.new.append(max(0, token))
-            seconds.append(now(self.device) - started)
-            if sum(seconds[1:]) >= ENOUGH_SECONDS and len(seconds) > 2:
-                break
-        return min(seconds[1:] or seconds)
-
-
-@contextmanager
-def worst_slots(
-    lm: "HuggingFaceModel",
-    rows: int,
-    *,
-    tokens: int,
-    new_tokens: int,
-    options: GenerationOptions,
-    shared: int = 0,
-) -> Iterator[WorstSlots]:
-    """Create slots for `rows` rows, with a prefix of `shared` tokens.
-
-    Args:
-        lm: The model.
-        rows: Number of slots.
-        tokens: Maximum length of a row, prompt and new tokens.
-        new_tokens: New tokens per row.
-        options: Generation settings.
-        shared: Length of the prefix in tokens.
-    """
-    prefix = [lm.token_ids[place % len(lm.token_ids)] for place in range(shared)]
-    slots = lm.generating_slots(options, slots=rows, tokens=tokens, prefix=prefix, seed=0)
-    try:
-        yield WorstSlots(slots, rows, new_tokens=new_tokens)
-    finally:
-        slots.close()
-
-
 def worst_requests(
-    lm: "HuggingFaceModel", rows: int, *, prompt_tokens: int, new_tokens: int, way: BatchWay
+    lm: LoadedModel, rows: int, *, prompt_tokens: int, new_tokens: int, way: BatchWay
 ) -> list[GenerationRequest]:
     """Return prompts of random tokens and equal length, except the last one.
 
@@ -279,22 +142,14 @@ def worst_requests(
     return [GenerationRequest(input_ids=ids, max_new_tokens=new_tokens) for ids in ids_BS]
 
 
-def ordinary_tokens(lm: "HuggingFaceModel") -> Sequence[int]:
-    """Return the token ids inside the embedding that are not special."""
-    embedded = lm.base.get_input_embeddings().weight.shape[0]
-    special = set(lm.tokenizer.all_special_ids)
-    tokens = [token for token in range(min(len(lm.tokenizer), embedded)) if token not in special]
-    return tokens or list(range(embedded))
-
-
-def can_skip(lm: "HuggingFaceModel", options: GenerationOptions) -> bool:
+def can_skip(lm: LoadedModel, options: GenerationOptions) -> bool:
     """Return whether decode steps can be skipped: not with virtual tokens or a second cache for guidance."""
     return not lm.virtual_tokens and options.arguments.get("guidance_scale") in (None, 1, 1.0)
 
 
 @torch.no_grad()
 def run(
-    lm: "HuggingFaceModel",
+    lm: LoadedModel,
     inputs: dict[str, Any],
     options: GenerationOptions,
     *,
@@ -357,7 +212,7 @@ def longer(inputs: dict[str, Any], length: int) -> dict[str, Any]:
     return {"input_ids": ids_BL, "attention_mask": mask_BL}
 
 
-def reachable_tokens(lm: "HuggingFaceModel", *, prompt_tokens: int, new_tokens: int) -> int:
+def reachable_tokens(lm: LoadedModel, *, prompt_tokens: int, new_tokens: int) -> int:
     """Return the new tokens that any row can reach after the longest prompt, within the context length."""
     room = lm.context_length
     if room is None or prompt_tokens + new_tokens <= room or may_run_past_context(lm.base):

@@ -23,7 +23,7 @@ from partita.lm.bag_model import load_bag
 from partita.lm.base import GenerativeModel, Label
 from partita.lm.generation import generation_options, log_checkpoint_settings
 from partita.lm.generation_defaults import effective_generation
-from partita.lm.huggingface import load_model
+from partita.lm.load_model import load_model
 from partita.outputs.constraints import in_form, scored_labels
 from partita.outputs.decode import Decoder
 from partita.tokenizers.load import load_tokenizer

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from partita.lm.base import GenerationOptions, GenerationRequest, SlotAnswer, SlotRequest
-from partita.lm.huggingface import HuggingFaceModel, load_model
+from partita.lm.huggingface import HuggingFaceModel
+from partita.lm.load_model import load_model
 from partita.lm.onednn_linear import Least, widen
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config

@@ -16,8 +16,8 @@ from tokenizers.trainers import BpeTrainer
 
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.grammar import Grammar
-from partita.lm.huggingface import load_model
-from partita.lm.sampler import Row
+from partita.lm.load_model import load_model
+from partita.lm.row import Row
 from partita.lm.token_bytes import token_bytes
 from partita.tokenizers.load import (
     CHARACTER,

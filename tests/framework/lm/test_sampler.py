@@ -17,7 +17,8 @@ from transformers import GenerationConfig
 
 from partita.lm.base import Generated, GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.generation_defaults import PLAIN, SAMPLING
-from partita.lm.sampler import HISTORY, NOT_NUMBERS, Row, Sampler, random_numbers
+from partita.lm.row import NOT_NUMBERS, Row
+from partita.lm.sampler import HISTORY, Sampler, random_numbers
 
 from ...properties import ends, examples
 

@@ -192,7 +192,7 @@ def test_times_in_slots_are_those_of_all_prompts_and_of_one_step(models: Any, mo
         seconds += 1.0 if tokens > 1 else 0.25
 
     monkeypatch.setitem(slots.READ_TOKENS, "cpu", 79)
-    monkeypatch.setattr("partita.lm.worst_case.now", lambda device: seconds)
+    monkeypatch.setattr("partita.lm.worst_slots.now", lambda device: seconds)
     assert lm.slot_way
     hook = lm.base.register_forward_pre_hook(forward, with_kwargs=True)
     try:
@@ -480,7 +480,7 @@ from partita.generation.generator import generate_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.lm.huggingface import load_model
+from partita.lm.load_model import load_model
 from partita.tokenizers.load import load_tokenizer
 from partita.lm.worst_case import worst_requests
 from partita_schema.config import Config

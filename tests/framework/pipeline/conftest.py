@@ -206,6 +206,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
     monkeypatch.setitem(memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(found, allowed))
     for module in (
         "partita.lm.worst_case",
+        "partita.lm.worst_slots",
         "partita.pipeline.probes",
         "partita_trainers.batch_size.training_probe",
     ):

@@ -24,7 +24,7 @@ from partita.generation.requests import BatchResult, GenerationSettings, RowRequ
 from partita.generation.scheduler import Scheduler
 from partita.generation.static_batches import StaticBatch
 from partita.lm.base import BatchWay, GenerationOptions, GenerativeModel
-from partita.lm.huggingface import load_model
+from partita.lm.load_model import load_model
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.evaluate import batch_loss
 from partita.runs.log import show_log

@@ -101,7 +101,7 @@ def repetitive_batches(small) -> list[Batch]:
 
 
 def load_with(small, adapter: dict[str, Any], batches: list[Batch] | None):
-    from partita.lm.huggingface import load_model
+    from partita.lm.load_model import load_model
     from partita.tokenizers.load import load_tokenizer
 
     config = small.config(adapter=adapter)

@@ -1,0 +1,116 @@
+"""A loaded model with what every part of `partita.lm` reads of it: module, tokenizer, device, limits.
+
+The parts (generation, slots, checks, export) take a `LoadedModel`. `HuggingFaceModel` extends it by the methods of
+`partita.lm.base.GenerativeModel`, which call these parts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from partita.lm.grammar import Grammar
+from partita.lm.loading import context_length
+from partita.lm.loss import AnswerPositions
+from partita.lm.onednn_linear import use_onednn
+from partita_schema.config import Config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+EMBEDDED = ("PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT")
+"""Adapters whose virtual tokens are input embeddings; other prompt learning methods fill the KV cache."""
+
+
+@dataclass(eq=False, repr=False)
+class LoadedModel:
+    """A transformers model with its adapter, on its device."""
+
+    module: nn.Module
+    """The transformers model, or the peft model around it."""
+    _: KW_ONLY
+    config: Config
+    tokenizer: "PreTrainedTokenizerFast"
+    device: torch.device
+    """Device of the weights."""
+    source: str | None
+    """Folder or Hub id of the base model; None for random weights."""
+    adapter_source: str | None
+    """Folder or Hub id of the adapter; None for a new one or none."""
+    initial: dict[str, torch.Tensor]
+    """Initial values of the adapter, if its init moved base weights."""
+    own_settings: Any
+    """The checkpoint's generation config."""
+    plain: bool
+    """Whether the base weights were saved by a run."""
+    trainable: bool
+    """Whether parameters require gradients."""
+
+    def __post_init__(self) -> None:
+        """Derive what the parts of `partita.lm` need from the module."""
+        module: Any = self.module
+        self.adapted: Any = module if hasattr(module, "peft_config") else None
+        self.base: PreTrainedModel = module.get_base_model() if self.adapted is not None else module
+        settings = self.adapted.active_peft_config if self.adapted is not None else None
+        self.virtual_tokens = 0
+        self.embedded = False
+        if settings is not None and settings.is_prompt_learning:
+            self.virtual_tokens = int(settings.num_virtual_tokens)
+            self.embedded = settings.peft_type.value in EMBEDDED
+        self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
+        self.wide = use_onednn(self.module) > 0
+        self.positions = AnswerPositions(self.base.get_output_embeddings())
+        self._grammars: dict[tuple[str, tuple[int, ...]], Grammar] = {}
+
+    @property
+    def checkpoint_generation(self) -> Mapping[str, Any]:
+        """Content of the checkpoint's generation_config.json."""
+        settings: dict[str, Any] = self.own_settings.to_dict()
+        return {key: value for key, value in settings.items() if value is not None}
+
+    @property
+    def adapter_method(self) -> str:
+        """peft's name of the adapter's method, in lower case; "" without an adapter."""
+        return self.adapted.active_peft_config.peft_type.value.lower() if self.adapted is not None else ""
+
+    @cached_property
+    def token_ids(self) -> Sequence[int]:
+        """Token ids inside the embedding that are not special."""
+        embedded = self.base.get_input_embeddings().weight.shape[0]
+        special = set(self.tokenizer.all_special_ids)
+        tokens = [token for token in range(min(len(self.tokenizer), embedded)) if token not in special]
+        return tokens or list(range(embedded))
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of logits per position."""
+        layer = self.base.get_output_embeddings()
+        return int(layer.weight.shape[0]) if layer is not None else int(self.base.config.get_text_config().vocab_size)
+
+    def grammar(self, text: str, *, ends: Sequence[int]) -> Grammar:
+        """Return the compiled grammar for this tokenizer, where `ends` are the end tokens. Raise ModelError."""
+        key = (text, tuple(ends))
+        if key not in self._grammars:
+            size = self.vocabulary_size
+            self._grammars[key] = Grammar(text, tokenizer=self.tokenizer, ends=ends, size=size)
+        return self._grammars[key]
+
+    def forget_rows(self) -> None:
+        """Clear the state that RecurrentGemma keeps between batches; a one-token prompt would continue from it."""
+        for module in self.base.modules():
+            if hasattr(module, "conv1d_state"):
+                module.conv1d_state = None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Switch to evaluation mode, and restore the mode on exit."""
+        before = self.module.training
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self.module.train(before)
