@@ -8,7 +8,7 @@ from partita.lm.loaded_model import LoadedModel
 from partita.lm.loading import local_folder
 from partita.lm.quantization import quantized_layers
 from partita.lm.saving import adapter_tensors
-from partita.tokenizers.hub import digest, folder_digest
+from partita.tokenizers.hub import digest, folder_digest, hub_commit
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.model import ScratchModel
 
@@ -32,8 +32,8 @@ def identity(lm: LoadedModel) -> str:
             base = [config.base_model.model_dump(mode="json"), config.seed]
         elif place is not None:
             base = [folder_digest(place)]
-        else:
-            base = [lm.source, getattr(lm.base.config, "_commit_hash", None)]
+        elif lm.source is not None:
+            base = [lm.source, hub_commit(lm.source, revision=config.model_parameters.revision)]
     sections = [config.model_parameters, config.quantization, config.adapter if lm.adapted is not None else None]
     dumped = [section.model_dump(mode="json") if section is not None else None for section in sections]
     kernels = [getattr(layer, "support_avx512bf16_for_cpu", None) for _, layer in quantized_layers(lm.module)]

@@ -105,6 +105,20 @@ def find_adapter(source: str, *, folder: Path) -> str:
     return source
 
 
+def hub_commit(source: str, *, revision: str | None) -> str | None:
+    """Return the commit that a revision of a Hub model is at in the local cache; None if it is not cached.
+
+    Loading the model has recorded it there, so the Hub is not asked.
+    """
+    from huggingface_hub import resolve_revision
+    from huggingface_hub.errors import RevisionResolutionError
+
+    try:
+        return str(resolve_revision(source, revision=revision, local_files_only=True).resolved)
+    except RevisionResolutionError:
+        return None
+
+
 def can_only_be_a_path(name: str) -> bool:
     """Return whether a name is not a valid Hub id: an id has one slash and does not start with a dot or tilde."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or name.endswith("/")

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import sys
 import typing
 from pathlib import Path
@@ -315,3 +316,28 @@ def test_nothing_requires_gradients_where_nothing_is_trained(small) -> None:
     lm = small.load(small.config(trainer={"type": "none"}), trainable=False)
     assert not any(parameter.requires_grad for parameter in lm.module.parameters())
     assert lm.loss(lm.module, small.batch(lengths=(1,))).item() == 0
+
+
+def cached_on_the_hub(model: Path, cache: Path, *, commit: str) -> None:
+    """The files of `model` as nobody/tiny of the Hub in a cache, where `main` is this commit."""
+    repository = cache / "models--nobody--tiny"
+    shutil.copytree(model, repository / "snapshots" / commit)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+
+
+def test_a_model_of_the_hub_is_another_one_when_its_revision_moves(
+    small, base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config = small.config(base_model="nobody/tiny", trainer={"type": "none"})
+    fingerprints = []
+    for commit in ("a" * 40, "b" * 40):
+        cached_on_the_hub(base_folder, tmp_path, commit=commit)
+        fingerprints += [small.load(config, trainable=False).fingerprint for _ in range(2)]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2] == fingerprints[3]
+    fixed = small.config(base_model="nobody/tiny", trainer={"type": "none"}, model_parameters={"revision": "a" * 40})
+    before = small.load(fixed, trainable=False).fingerprint
+    (tmp_path / "models--nobody--tiny" / "refs" / "main").unlink()
+    assert small.load(fixed, trainable=False).fingerprint == before
