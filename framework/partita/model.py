@@ -88,7 +88,7 @@ class Model:
         """
         model = cls.__new__(cls)
         context = RunContext.load(folder, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
-        model._backend = open_backend(context)
+        model._backend = open_backend(context)  # noqa: SLF001
         return model
 
     def train(self, dataset: Any = None, run: str | Path | None = None) -> TrainResult:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from partita.distributed.thread_group import ThreadGroup
-from partita_trainers.engine import TrainEngine
+from partita_trainers.engine import TrainEngine, begin_scaler_step
 
 from .conftest import run
 
@@ -88,3 +88,23 @@ def test_a_gradient_that_one_rank_alone_has_is_that_of_all(make_work: Any) -> No
         assert lm.module.head.bias.grad.tolist() == [3.0] * 23
         assert torch.equal(lm.module.embed.weight.grad, torch.ones(23, 16))
         assert lm.module.hidden.weight.grad is None
+
+
+@pytest.mark.parametrize("stage", ["before the loss", "after the loss", "after the gradients"])
+def test_a_loss_scaler_that_was_left_in_a_step_accepts_the_next_one(stage: str) -> None:
+    scaler, weight = torch.amp.GradScaler("cpu", init_scale=8.0), torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    if stage != "before the loss":
+        scaler.scale(weight.sum()).backward()
+    if stage == "after the gradients":
+        scaler.unscale_(optimizer)
+        with pytest.raises(RuntimeError, match="already been called"):
+            scaler.unscale_(optimizer)
+    optimizer.zero_grad()
+    begin_scaler_step(scaler, device=torch.device("cpu"))
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 8.0
+    assert weight.tolist() == [0.0, 0.0]

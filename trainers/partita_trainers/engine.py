@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from partita_schema.errors import ConfigError, Problem, TrainingError
 from partita_schema.trainer import FinetuneTrainer
+from partita_trainers.accelerate_internals import PREPARED, reset_precision
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, WeightedMean
@@ -21,8 +22,6 @@ from partita_trainers.preserved_state import clear_gradients
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 from partita_trainers.sharding import Shards, communication_errors, full_params, full_state, full_tensor
 
-WRAPPING = ("forward", "_original_forward", "_is_accelerate_prepared")
-"""Attributes that accelerate sets on a module. While the last one is set, no other accelerator prepares it."""
 PLANNED_STEPS = 1000
 """Total steps that a dry run prepares for."""
 IDLE = Batch(
@@ -74,7 +73,7 @@ class TrainEngine:
             else None
         )
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.before = {name: vars(lm.module)[name] for name in WRAPPING if name in vars(lm.module)}
+        self.before = {name: vars(lm.module)[name] for name in PREPARED if name in vars(lm.module)}
         module = torch.compile(lm.module) if config.compile else lm.module
         # Evaluation mode only omits accelerate's DDP wrapper, because gradients are summed after all passes of a step.
         self.module: torch.nn.Module = self.accelerator.prepare_model(
@@ -186,8 +185,7 @@ class TrainEngine:
         finally:
             clear_gradients(self.lm.module)
             if self.accelerator.scaler is not None:
-                # If the optimizer ran out of memory, the scaler still waits for its update and refuses the next step.
-                self.accelerator.scaler._per_optimizer_states.clear()
+                begin_scaler_step(self.accelerator.scaler, device=self.device)
 
     def summon_full_params(self) -> AbstractContextManager[None]:
         """Unshard all weights on this rank inside the context, to use or write them. All ranks enter together."""
@@ -208,7 +206,7 @@ class TrainEngine:
         other ranks may be gone, and the module is not used any more.
         """
         own = vars(self.lm.module)
-        for name in WRAPPING:
+        for name in PREPARED:
             own.pop(name, None)
         own.update(self.before)
         self.module = self.lm.module
@@ -274,10 +272,17 @@ def dry_run(
             torch.compiler.reset()  # shapes seen in the probes would change the kernels of the run
 
 
+def begin_scaler_step(scaler: Any, *, device: torch.device) -> None:
+    """Let a loss scaler accept the next step; the scale stays the same.
+
+    If the optimizer ran out of memory, the scaler still waits for its update and refuses the next step.
+    """
+    scaler.scale(torch.zeros((), device=device))  # creates the scale, if memory ran out before the first loss
+    scaler.update(scaler.get_scale())
+
+
 def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelerator:
     """Build the Accelerator for a device and precision. Raises ConfigError if the device does not support it."""
-    from accelerate.state import AcceleratorState
-
     precision = config.mixed_precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
@@ -286,6 +291,5 @@ def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelera
     if precision == "fp16" and (config.optimizer.type == "muon" or config.learning_rate == "auto"):
         key = "optimizer.type: muon" if config.optimizer.type == "muon" else "learning_rate: auto"
         raise ConfigError([Problem("trainer.mixed_precision", f"fp16 does not go with {key}; write bf16 or no")])
-    # accelerate keeps the precision of the first model that a process trains.
-    AcceleratorState._reset_state(reset_partial_state=False)
+    reset_precision()
     return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", device_placement=False)

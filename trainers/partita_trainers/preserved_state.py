@@ -50,8 +50,7 @@ def snapshot(module: torch.nn.Module) -> Callable[[], None]:
     buffers = [
         (part, name, buffer, buffer.detach().to("cpu", copy=True))
         for part in module.modules()
-        for name, buffer in part._buffers.items()
-        if buffer is not None
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False)
     ]
     attributes = [
         (part, {name: value for name, value in vars(part).items() if isinstance(value, PLAIN)})
@@ -62,7 +61,7 @@ def snapshot(module: torch.nn.Module) -> Callable[[], None]:
     def put_back() -> None:
         for part, name, buffer, value in buffers:
             buffer.copy_(value)
-            part._buffers[name] = buffer
+            setattr(part, name, buffer)
         for part, values in attributes:
             vars(part).update(values)
 

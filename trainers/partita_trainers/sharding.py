@@ -15,15 +15,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from partita_schema.errors import LostRankError
-
-MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
-"""Attributes that `fully_shard` writes into modules, besides its own state."""
+from partita_trainers.accelerate_internals import layer_class_names
+from partita_trainers.torch_internals import (
+    FSDP_MARKS,
+    add_fsdp_hooks,
+    forget_fsdp_state,
+    fsdp_marks,
+    remove_fsdp_hooks,
+)
 
 
 class Shards:
@@ -68,16 +72,13 @@ class Shards:
             part.detach_hooks()
             part.forget()
         for each in self.module.modules():
-            for name, parameter in each._parameters.items():
-                if parameter is not None:
-                    each._parameters[name] = plain.get(parameter, parameter)
+            for name, parameter in list(each.named_parameters(recurse=False, remove_duplicate=False)):
+                if parameter in plain:
+                    each.register_parameter(name, plain[parameter])
 
 
 class ShardedModule:
-    """A module whose weights are gathered together.
-
-    torch has no public API to use one unsharded or to undo `fully_shard`.
-    """
+    """A module whose weights are gathered together."""
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
         self.plain, before = type(module), set(vars(module))
@@ -86,44 +87,36 @@ class ShardedModule:
         self.module.set_gradient_divide_factor(1.0)
         self.module.set_force_sum_reduction_for_comms(True)
         self.shared, self.added = type(self.module), vars(module).keys() - before
-        self.state = self.module._get_fsdp_state()
-        self.marks = {
-            each: {name: vars(each)[name] for name in MARKS if name in vars(each)} for each in module.modules()
-        }
+        self.marks = fsdp_marks(module)
 
     def detach_hooks(self) -> None:
         """Make the module look and run like a plain one.
 
         transformers, for one, checks for FSDP and would communicate itself.
         """
-        self.state._pre_forward_hook_handle.remove()
-        self.state._post_forward_hook_handle.remove()
+        remove_fsdp_hooks(self.module)
         self.module.__class__ = self.plain
         for each in self.marks:
-            for name in MARKS:
+            for name in FSDP_MARKS:
                 vars(each).pop(name, None)
 
     def attach_hooks(self) -> None:
         """Make the passes collectives again."""
-        state, module = self.state, self.module
-        state._pre_forward_hook_handle = module.register_forward_pre_hook(
-            state._pre_forward, prepend=True, with_kwargs=True
-        )
-        state._post_forward_hook_handle = module.register_forward_hook(state._post_forward)
-        module.__class__ = self.shared
+        add_fsdp_hooks(self.module)
+        self.module.__class__ = self.shared
         for each, marks in self.marks.items():
             vars(each).update(marks)
 
     def forget(self) -> None:
         """Remove torch's state of this module."""
-        _module_state_mapping.pop(self.module, None)
+        forget_fsdp_state(self.module)
         for name in self.added:
             vars(self.module).pop(name, None)
 
 
 def layers(module: nn.Module) -> list[nn.Module]:
     """Return the decoder layers of a transformers model, which run one after the other; [] if they are unknown."""
-    names = {name for each in module.modules() for name in getattr(each, "_no_split_modules", None) or ()}
+    names = layer_class_names(module)
     lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
     return [layer for module_list in lists for layer in module_list if type(layer).__name__ in names]
 

@@ -144,7 +144,7 @@ class EncodingWorkers(Generic[Given, Made]):
             return
         atexit.unregister(self._close_at_exit)
         if kill:
-            for process in list((pool._processes or {}).values()):  # Python 3.14 has a method for this
+            for process in list((pool._processes or {}).values()):  # noqa: SLF001  # Python 3.14 has a method for this
                 process.kill()
         pool.shutdown(wait=True, cancel_futures=True)
         if self._thaws:

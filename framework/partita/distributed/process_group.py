@@ -15,6 +15,7 @@ import torch.distributed as dist
 from partita.distributed.world import DistributedEnv
 from partita_schema.errors import LostRankError, OtherRankError
 from partita_trainers.batch_size.memory import is_out_of_memory
+from partita_trainers.torch_internals import default_store
 
 T = TypeVar("T")
 
@@ -37,8 +38,7 @@ class DistributedGroup:
                 backend = f"cpu:gloo,{device.type}:{network}" if network else "gloo"
                 dist.init_process_group(backend, rank=world.rank, world_size=world.world_size, timeout=timeout)
             self.control = dist.new_group(backend="gloo", timeout=timeout)
-            # The store of the rendezvous; torch has no public API for it.
-            self.store = dist.distributed_c10d._get_default_store()
+            self.store = default_store()
         self.counters = 0
 
     def all_gather_object(self, mine: T, about: str) -> list[T]:

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from partita_trainers.batch_size.linux import processor
+from partita_trainers.torch_internals import has_onednn_linear, onednn_linear
 
 DIGITS = 4
 """Significant bits of the row counts that kernels are prepared for."""
@@ -71,8 +72,7 @@ class OneDnnLinear(nn.Linear):
         other = torch.is_grad_enabled() or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
         if small or other or rounded(rows) != rows:
             return super().forward(x)
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return product
+        return onednn_linear(x, self.weight, self.bias)
 
 
 def keep_few_kernels() -> None:
@@ -115,8 +115,6 @@ def is_faster() -> bool:
 
     The result depends on the processor and not on a measurement, so that a resumed job computes the same sums.
     """
-    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
+    if not (torch.backends.mkl.is_available() and has_onednn_linear()):  # type: ignore[no-untyped-call]
         return False
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or processor("vendor_id") in ("GenuineIntel", None):
-        return False
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and processor("vendor_id") not in ("GenuineIntel", None)

@@ -16,6 +16,7 @@ from torch import nn
 
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.quantization import quantized_layers
+from partita.lm.transformers_internals import attention_of
 from partita_schema.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def pair_mask(positions_BT: torch.Tensor, *, model: Any) -> torch.Tensor:
     """Return the attention mask [B, 1, T, T], causal within each row; additive unless attention is sdpa."""
     numbers_BT = (positions_BT == 0).cumsum(dim=1)
     seen_BTT = (numbers_BT[:, :, None] == numbers_BT[:, None, :]).tril()[:, None]
-    if model.config._attn_implementation == "sdpa":
+    if attention_of(model.config) == "sdpa":
         return seen_BTT
     dtype = model.dtype
     return torch.zeros(seen_BTT.shape, dtype=dtype, device=seen_BTT.device).masked_fill(
@@ -59,7 +60,7 @@ def find_isolation(lm: LoadedModel) -> Isolation:
             f"data.batching.type: rows cannot be packed under the adapter {lm.adapter_method}: its virtual tokens "
             f"would stand once in each line, not before each row; {ADVICE}"
         )
-    attention = getattr(lm.base.config, "_attn_implementation", None)
+    attention = attention_of(lm.base.config)
     if attention not in ("sdpa", "eager"):
         raise ModelError(
             f"data.batching.type: rows are packed with sdpa or eager attention only, and {name} has {attention}; write "

@@ -60,7 +60,8 @@ def choose_kernels(module: nn.Module, *, may_pack: bool) -> None:
 
 def is_quantized(layer: nn.Module) -> bool:
     """Return whether the weight of this layer is held in 4 or 8 bits by bitsandbytes."""
-    weight = layer._parameters.get("weight")  # wrappers expose the weight of the inner layer as an attribute
+    # Not the attribute: wrappers expose the weight of their inner layer by it.
+    weight = dict(layer.named_parameters(recurse=False)).get("weight")
     return type(weight).__name__ in ("Params4bit", "Int8Params")
 
 

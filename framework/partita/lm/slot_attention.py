@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from partita.lm.slot_kv_cache import CacheLayout
+from partita.lm.transformers_internals import attention_of, set_attention
 
 NAME = "partita_slots"
 CHUNKS, SMALLEST_CHUNK = 4, 16
@@ -30,23 +31,22 @@ current = threading.local()
 
 def attends(base: Any) -> bool:
     """Return whether a model's attention can be replaced."""
-    usual: bool = base.config._attn_implementation == "sdpa"
-    return usual and base.device.type == "cpu" and base.dtype == torch.float32
+    return attention_of(base.config) == "sdpa" and base.device.type == "cpu" and base.dtype == torch.float32
 
 
 @contextmanager
 def attending(base: Any, place: CacheLayout) -> Iterator[None]:
     """Use this attention for slots in this context, if the model supports it."""
-    before = base.config._attn_implementation
+    before = attention_of(base.config)
     if not attends(base):
         yield
         return
     current.place = place
-    base.config._attn_implementation = NAME
+    set_attention(base.config, NAME)
     try:
         yield
     finally:
-        base.config._attn_implementation = before
+        set_attention(base.config, before)
         current.place = None
 
 

@@ -15,6 +15,7 @@ from partita.lm.loaded_model import LoadedModel
 from partita.lm.packing_check import rounding_limit
 from partita.lm.slot_attention import attends
 from partita.lm.slots import Slots, SlotWay
+from partita.lm.transformers_internals import attention_of, is_stateful
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import is_out_of_memory
 
@@ -37,7 +38,7 @@ def unsupported(lm: LoadedModel, options: GenerationOptions, *, tokens: int) -> 
     """Return a reason against slots that needs no test; None if there is none."""
     config = lm.base.config
     text = config.get_text_config()
-    attention = getattr(config, "_attn_implementation", None)
+    attention = attention_of(config)
     windows = [size for name in WINDOWS if isinstance(size := getattr(text, name, None), int) and size > 0]
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention", "chunked_attention"}
     scaling = str(getattr(text, "rope_parameters", None) or "")
@@ -51,7 +52,7 @@ def unsupported(lm: LoadedModel, options: GenerationOptions, *, tokens: int) -> 
         return f"the virtual tokens of {lm.adapter_method}"
     if config.is_encoder_decoder:
         return "an encoder beside the decoder"
-    if kinds or getattr(lm.base, "_is_stateful", False):
+    if kinds or is_stateful(lm.base):
         return f"layers other than attention ({', '.join(sorted(kinds)) or type(lm.base).__name__})"
     if attention not in ("sdpa", "eager"):
         return f"attention: {attention}"

@@ -8,7 +8,7 @@ diverge.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from partita_trainers.batch_size.memory import DeviceMemory, attempt
 from partita_trainers.batch_size.probe import BatchSize, Probe, ProbeResult, Timing
@@ -82,7 +82,7 @@ class ProbeRunner:
         """Run an operation on this rank and gather the results of all. An error on one rank ends all of them."""
         result = None
         with synchronized_errors(self.process_group, FOUND):
-            result = OPERATIONS[name](self, argument)
+            result = self.OPERATIONS[name](self, argument)
         return self.process_group.all_gather_object(result, FOUND)
 
     # Operations of this rank
@@ -124,15 +124,14 @@ class ProbeRunner:
             seconds, failure = attempt(lambda: self.work_probe.decode_step(rows))
         return seconds if failure is None else None
 
-
-OPERATIONS: dict[str, Callable[[ProbeRunner, Any], Any]] = {
-    "warm_up": ProbeRunner._warm_up,
-    "budget": ProbeRunner._budget,
-    "probe": ProbeRunner._probe,
-    "time": ProbeRunner._time,
-    "step": ProbeRunner._step,
-}
-"""Operations that rank 0 may request."""
+    OPERATIONS: ClassVar[dict[str, Callable[["ProbeRunner", Any], Any]]] = {
+        "warm_up": _warm_up,
+        "budget": _budget,
+        "probe": _probe,
+        "time": _time,
+        "step": _step,
+    }
+    """Operations that rank 0 may request."""
 
 
 def worst(probes: Sequence[ProbeResult]) -> ProbeResult:

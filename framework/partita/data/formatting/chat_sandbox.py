@@ -16,6 +16,8 @@ from typing import Any
 from jinja2 import TemplateError, nodes, pass_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from partita.lm.transformers_internals import TemplateCompiler, replace_template_compiler
+
 MAX_STEPS = 300_000
 """Maximum steps of one rendering; a dialogue of a hundred messages takes about a thousand."""
 MAX_SIZE = 10_000_000
@@ -61,9 +63,11 @@ def limited_template() -> Iterator[None]:
 @functools.cache
 def install() -> None:
     """Make transformers compile chat templates in LimitedEnvironment; limits apply only in `limited_template`."""
-    from transformers.utils import chat_template_utils
+    replace_template_compiler(limited_compiler)
 
-    original = chat_template_utils._compile_jinja_template
+
+def limited_compiler(original: TemplateCompiler) -> TemplateCompiler:
+    """Return a compiler whose environment has the filters and globals of the original one, and limits."""
 
     @functools.lru_cache
     def compile_limited(chat_template: str) -> Any:
@@ -79,7 +83,7 @@ def install() -> None:
         environment.filters = {name: limited(function) for name, function in plain.filters.items()} | own
         return environment.from_string(chat_template)
 
-    chat_template_utils._compile_jinja_template = compile_limited
+    return compile_limited
 
 
 def charge(steps: int) -> None:

@@ -19,8 +19,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from partita.lm.onednn_linear import OneDnnLinear
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from partita_trainers.torch_internals import has_hooks
 
 
 class LoraLinear(torch.autograd.Function):
@@ -119,9 +118,7 @@ def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
     if drops or name in layer.lora_variant or layer.lora_bias[name]:
         return None
     base, parts = layer.base_layer, (layer.base_layer, layer.lora_A[name], layer.lora_B[name])
-    if any(
-        type(part) not in (nn.Linear, OneDnnLinear) or any(getattr(part, hooks) for hooks in HOOKS) for part in parts
-    ):
+    if any(type(part) not in (nn.Linear, OneDnnLinear) or has_hooks(part) for part in parts):
         return None
     tensors = [base.weight, *(part.weight for part in parts[1:])]
     frozen = not base.weight.requires_grad and (base.bias is None or not base.bias.requires_grad)

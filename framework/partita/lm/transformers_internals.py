@@ -1,0 +1,47 @@
+"""What partita uses of transformers that is not public, one function for each attribute.
+
+Checked with transformers 5.23. If an attribute disappears, tests/framework/lm/test_transformers_internals.py says what
+to change.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+TemplateCompiler = Callable[[str], Any]
+"""Turns a chat template into a jinja template."""
+
+
+def attention_of(config: "PretrainedConfig") -> str | None:
+    """Return the name of the attention implementation: `PretrainedConfig._attn_implementation`.
+
+    The public names are the argument `attn_implementation` and `PreTrainedModel.set_attn_implementation`, which only
+    write it.
+    """
+    name: str | None = getattr(config, "_attn_implementation", None)
+    return name
+
+
+def set_attention(config: "PretrainedConfig", name: str | None) -> None:
+    """Set the attention implementation of a config and its sub-configs: `PretrainedConfig._attn_implementation`.
+
+    `PreTrainedModel.set_attn_implementation` looks through all submodules, and slots change it for each forward pass.
+    """
+    config._attn_implementation = name
+
+
+def is_stateful(model: "PreTrainedModel") -> bool:
+    """Return whether a model keeps states that cannot be cut back to earlier tokens: `PreTrainedModel._is_stateful`."""
+    return bool(getattr(model, "_is_stateful", False))
+
+
+def replace_template_compiler(build: Callable[[TemplateCompiler], TemplateCompiler]) -> None:
+    """Replace the function that compiles chat templates: `chat_template_utils._compile_jinja_template`.
+
+    `build` gets transformers' own compiler and returns the new one. transformers has no way to pass an environment.
+    """
+    from transformers.utils import chat_template_utils
+
+    chat_template_utils._compile_jinja_template = build(chat_template_utils._compile_jinja_template)

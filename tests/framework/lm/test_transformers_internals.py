@@ -1,0 +1,96 @@
+"""What is used of transformers beyond its promises, and that it still does what it did."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import transformers
+from transformers.utils import chat_template_utils
+
+from partita.lm.transformers_internals import (
+    TemplateCompiler,
+    attention_of,
+    is_stateful,
+    replace_template_compiler,
+    set_attention,
+)
+from partita_trainers.accelerate_internals import layer_class_names
+
+CONFIG = transformers.LlamaConfig(
+    hidden_size=16,
+    intermediate_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    vocab_size=32,
+)
+
+
+@contextmanager
+def reported_as_change(what: str, *, file: str = "framework/partita/lm/transformers_internals.py") -> Iterator[None]:
+    """Turn an error into one sentence: which function no longer works with this version of transformers."""
+    try:
+        yield
+    except (AttributeError, AssertionError, TypeError) as error:
+        pytest.fail(
+            f"transformers {transformers.__version__} changed what {what} of {file} relies on "
+            f"({type(error).__name__}: {error}): change that function",
+            pytrace=False,
+        )
+
+
+def test_an_attribute_that_is_gone_is_reported_with_its_function_and_file() -> None:
+    with pytest.raises(pytest.fail.Exception) as failure, reported_as_change("attention_of"):
+        raise AttributeError("_attn_implementation")
+    assert str(failure.value) == (
+        f"transformers {transformers.__version__} changed what attention_of of "
+        "framework/partita/lm/transformers_internals.py relies on (AttributeError: _attn_implementation): change that "
+        "function"
+    )
+
+
+def test_attention_is_read_and_set_for_the_whole_model() -> None:
+    with reported_as_change("attention_of or set_attention"):
+        model = transformers.AutoModelForCausalLM.from_config(CONFIG, attn_implementation="eager")
+        assert attention_of(model.config) == "eager"
+        set_attention(model.config, "sdpa")
+        assert attention_of(model.config) == "sdpa"
+        assert {attention_of(part.config) for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
+
+
+def test_models_say_whether_their_state_can_be_cut_back() -> None:
+    with reported_as_change("is_stateful"):
+        assert "_is_stateful" in vars(transformers.PreTrainedModel)
+        assert is_stateful(transformers.MambaForCausalLM)
+        assert not is_stateful(transformers.LlamaForCausalLM)
+
+
+def test_models_name_their_layers() -> None:
+    with reported_as_change("layer_class_names", file="trainers/partita_trainers/accelerate_internals.py"):
+        assert layer_class_names(transformers.LlamaForCausalLM(CONFIG)) == {"LlamaDecoderLayer"}
+
+
+def test_chat_templates_are_compiled_by_the_function_that_replaces_transformers_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with reported_as_change("replace_template_compiler"):
+        own: Any = chat_template_utils._compile_jinja_template
+        monkeypatch.setattr(chat_template_utils, "_compile_jinja_template", own)  # so that it is put back
+        compiled: list[str] = []
+
+        def build(original: TemplateCompiler) -> TemplateCompiler:
+            assert original is own
+
+            def compile_noted(template: str) -> Any:
+                compiled.append(template)
+                return original(template)
+
+            return compile_noted
+
+        replace_template_compiler(build)
+        messages = [[{"role": "user", "content": "Hello"}]]
+        texts, _ = chat_template_utils.render_jinja_template(
+            conversations=messages, chat_template="{{ messages[0].content }}!"
+        )
+        assert (texts, compiled) == (["Hello!"], ["{{ messages[0].content }}!"])

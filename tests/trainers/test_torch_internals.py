@@ -1,0 +1,93 @@
+"""What is used of torch beyond its promises, and that it still does what it did."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from partita_trainers import torch_internals
+from partita_trainers.torch_internals import FSDP_MARKS, HOOKS
+
+
+@contextmanager
+def reported_as_change(what: str) -> Iterator[None]:
+    """Turn an error into one sentence: which function no longer works with this version of torch."""
+    try:
+        yield
+    except (AttributeError, ImportError, AssertionError, TypeError, KeyError) as error:
+        pytest.fail(
+            f"torch {torch.__version__} changed what {what} of trainers/partita_trainers/torch_internals.py relies on "
+            f"({type(error).__name__}: {error}): change that function",
+            pytrace=False,
+        )
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_an_attribute_that_is_gone_is_reported_with_its_function_and_file() -> None:
+    with pytest.raises(pytest.fail.Exception) as failure, reported_as_change("has_hooks"):
+        nn.Linear(2, 2)._no_such_hooks  # noqa: B018 - this is what a change of torch looks like
+    assert f"torch {torch.__version__} changed what has_hooks of trainers/" in str(failure.value)
+
+
+def test_hooks_of_a_module_are_seen() -> None:
+    with reported_as_change("has_hooks"):
+        layer = nn.Linear(2, 2)
+        assert all(hasattr(layer, name) for name in HOOKS)
+        for register in (layer.register_forward_hook, layer.register_forward_pre_hook):
+            assert not torch_internals.has_hooks(layer)
+            handle = register(lambda *given: None)
+            assert torch_internals.has_hooks(layer)
+            handle.remove()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_the_store_of_the_process_group_counts() -> None:
+    with reported_as_change("default_store"):
+        store = torch_internals.default_store()
+        assert [store.add("rows", 2), store.add("rows", 3)] == [2, 5]
+
+
+def test_onednn_multiplies_with_plain_weights() -> None:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        pytest.skip("this build of torch has no oneDNN")
+    with reported_as_change("onednn_linear"):
+        assert torch_internals.has_onednn_linear()
+        layer, x = nn.Linear(32, 48), torch.randn(8, 32)
+        with torch.no_grad():
+            torch.testing.assert_close(torch_internals.onednn_linear(x, layer.weight, layer.bias), layer(x))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_sharded_module_can_be_made_plain_and_be_sharded_again() -> None:
+    with reported_as_change("remove_fsdp_hooks, add_fsdp_hooks, fsdp_marks or forget_fsdp_state"):
+        module = nn.Sequential(nn.Linear(4, 4))
+        mesh = init_device_mesh("cpu", (1,))
+        before = set(vars(module))
+        for _ in range(2):
+            sharded = fully_shard(module, mesh=mesh)
+            assert isinstance(sharded, FSDPModule)
+            marks = torch_internals.fsdp_marks(module)
+            assert all(set(values) == set(FSDP_MARKS) for values in marks.values())
+            assert torch_internals.has_hooks(module)
+            torch_internals.remove_fsdp_hooks(module)
+            assert not torch_internals.has_hooks(module)
+            torch_internals.add_fsdp_hooks(module)
+            assert module(torch.ones(2, 4)).shape == (2, 4)
+            torch_internals.remove_fsdp_hooks(module)
+            sharded.reshard()
+            torch_internals.forget_fsdp_state(module)
+            module.__class__ = nn.Sequential
+            for name in set(vars(module)) - before:
+                del vars(module)[name]
+            module[0] = nn.Linear(4, 4)
