@@ -45,8 +45,8 @@ class PrefixCache:
     def taken(self, requests: Sequence[SlotRequest], *, first: int) -> tuple[Sequence[SlotRequest], list[int]]:
         """Return requests in the order of their slots from `first` on, and the number of tokens to prefill of each.
 
-            Cached tokens are moved there and their entries removed; if the prefill fails, the prompts
-        are later computed from the shared prefix on.
+        Cached tokens are moved there and their entries removed; if the prefill fails, the prompts are later computed
+        from the shared prefix on.
         """
         if self.rows:
             prefix = self.pool.place.prefix

@@ -98,7 +98,10 @@ class Slots:
         self.pool = SlotKVCache(slots=slots, tokens=tokens)
         self.pool.place.prefix_in_first_slot = way.shares_prefix
         self.kept = PrefixCache(self.pool)
+        # Row i is always in slot i, so that a decode step sees the first N slots as one view of the cache. The slots
+        # after them are free, or hold the cache of finished rows (`kept`).
         self.rows: list[Row] = []
+        # The last token of each row. It is not in the cache: the next step writes it there.
         self.tokens_N = torch.zeros(0, dtype=torch.long, device=lm.device)
         self.shortest_pass = self.largest_pass = shortest_pass
         self.tokens_read = self.tokens_again = self.rows_again = 0
@@ -132,6 +135,7 @@ class Slots:
     def readable(self, tokens: int, most: int) -> int:
         """Return how many prompts to prefill in one pass, from 1 to `most`."""
         count = max(1, min(self.read_tokens // tokens, most))
+        # oneDNN prepares a kernel for each number of rows: powers of two keep them few.
         return 1 << (count.bit_length() - 1) if self.wide else count
 
     def read_length(self, tokens: int, *, start: int | None = None) -> int:
@@ -155,6 +159,7 @@ class Slots:
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
         """Prefill prompts in one pass and choose the first token of each; return rows that ended with it."""
         first = len(self.rows)
+        # New rows take the slots after the active ones. `taken` moves kept caches there, and orders the requests by it.
         requests, unread = self.kept.taken(requests, first=first)
         prompts = [list(request.input_ids) for request in requests]
         if all(len(prompt) - self.prefix == new for prompt, new in zip(prompts, unread, strict=True)):
@@ -188,6 +193,7 @@ class Slots:
             logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
             self.careful = False
             if self.wide:
+                # Near ties are not checked any more, so nothing that oneDNN computed may stay in the cache.
                 for slot, row in enumerate([*self.rows[:first], *rows]):
                     self.recompute(row, slot=slot)
                 self.kept.rows.clear()
@@ -275,11 +281,14 @@ class Slots:
         rows = len(lengths)
         idle = min(rounded(rows), self.pool.place.slots) - rows if self.wide else 0
         if idle:
+            # Idle slots decode a token right after the prefix, where the next prompt in the slot is written anyway.
             ids_N1 = torch.cat([ids_N1, ids_N1[:1].expand(idle, 1)])
             lengths = [*lengths, *[self.prefix + 1] * idle]
         positions_N1 = torch.tensor(lengths, device=self.lm.device)[:, None] - 1
         if idle and self.kept.rows:
-            positions_N1[rows:] = self.pool.place.tokens - 1  # where no row that stays has anything
+            # Not in slots of kept rows: these never use the last position, because the last token of a row is not
+            # cached.
+            positions_N1[rows:] = self.pool.place.tokens - 1
         width = max(lengths)
         self.pool.place.extend(0, positions_N1, width=width, chunks=chunks(lengths))
         return self.run(ids_N1, positions_N1, self.mask(positions_N1, width=width))[:rows, -1]
@@ -298,7 +307,8 @@ class Slots:
                     use_cache=True,
                 ).logits
         finally:
-            self.pool.place.layer = None  # in a circle the pool would stay in memory when it is no longer used
+            # Layout and layer refer to each other, which keeps the cache in memory until the garbage collector runs.
+            self.pool.place.layer = None
         return logits
 
     def mask(self, positions_NL: torch.Tensor, *, width: int) -> torch.Tensor:
@@ -342,18 +352,21 @@ class Slots:
 
     def leave(self, places: set[int]) -> None:
         """Free the slots of rows and move the last rows into them; rows that keep their cache swap with those."""
+        # Rows in slots from `left` on move into the slots that were freed before `left`.
         left = len(self.rows) - len(places)
         movers = [place for place in range(left, len(self.rows)) if place not in places]
         moves = list(zip(movers, sorted(place for place in places if place < left), strict=True))
         staying = {place for place in places if self.rows[place].request.keep and not self.rows[place].broken}
         for place in places:
             if self.rows[place].broken:
+                # NaN would reach the next row in this slot: a mask does not remove it.
                 self.pool.clear(place, start=self.prefix)
         order, slots = list(range(left)), {place: place for place in staying}
         for source, target in moves:
             order[target] = source
             end = max(self.rows[source].length, self.rows[target].length)
             if target in staying:
+                # The kept cache goes to the slot that the mover leaves.
                 self.pool.swap(source, target, start=self.prefix, end=end)
                 slots[target] = source
             else:
