@@ -1,8 +1,9 @@
 """Linear layers in float32 computed by oneDNN.
 
 torch multiplies float32 matrices with MKL, which does not use AVX-512 on processors of other vendors than Intel.
-oneDNN, which is part of torch, does: a layer then takes less than half the time. Weights are neither copied nor
-repacked. The products are float32 sums in another order.
+oneDNN, which is part of torch, does: on some of them a layer then takes less than half the time, and
+`partita.lm.onednn_choice` measures whether this machine is one. Weights are neither copied nor repacked. The products
+are float32 sums in another order.
 
 oneDNN prepares a kernel for each number of rows, which takes a millisecond and one or two megabytes. So it is only used
 for row counts with few significant bits, and only by slots, which are filled so that there are few others. The kernel
@@ -15,14 +16,13 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from partita_trainers.batch_size.linux import processor
-from partita_trainers.torch_internals import has_onednn_linear, onednn_linear
+from partita.lm.onednn_choice import onednn_is_faster
+from partita_trainers.torch_internals import onednn_linear
 
 DIGITS = 4
 """Significant bits of the row counts that kernels are prepared for."""
@@ -88,14 +88,13 @@ def rounded(rows: int) -> int:
 
 
 def use_onednn(module: nn.Module) -> int:
-    """Enable oneDNN for plain float32 CPU layers if it is faster; return the number of layers."""
-    return widen(module) if is_faster() else 0
+    """Enable oneDNN for plain float32 CPU layers if it is faster on this machine; return the number of layers."""
+    return widen(module) if onednn_is_faster(plain_layers(module, LEAST)) else 0
 
 
 def widen(module: nn.Module, *, least: Least = LEAST) -> int:
     """Enable oneDNN for plain float32 CPU layers, even if slower; return the number of layers."""
-    plain = [part for part in module.modules() if type(part) is nn.Linear and fits(part, least)]
-    for layer in plain:
+    for layer in plain_layers(module, least):
         layer.__class__ = OneDnnLinear
     wide = [part for part in module.modules() if isinstance(part, OneDnnLinear)]
     for layer in wide:
@@ -103,18 +102,12 @@ def widen(module: nn.Module, *, least: Least = LEAST) -> int:
     return len(wide)
 
 
+def plain_layers(module: nn.Module, least: Least) -> list[nn.Linear]:
+    """Return the plain linear layers that oneDNN can compute."""
+    return [part for part in module.modules() if type(part) is nn.Linear and fits(part, least)]
+
+
 def fits(layer: nn.Linear, least: Least) -> bool:
     """Return whether a layer is a float32 CPU layer of sufficient size."""
     weight = layer.weight
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= least.weights
-
-
-@cache
-def is_faster() -> bool:
-    """Return whether the processor has AVX-512 that MKL does not use.
-
-    The result depends on the processor and not on a measurement, so that a resumed job computes the same sums.
-    """
-    if not (torch.backends.mkl.is_available() and has_onednn_linear()):  # type: ignore[no-untyped-call]
-        return False
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and processor("vendor_id") not in ("GenuineIntel", None)

@@ -21,7 +21,7 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.lm import onednn_linear, sampler
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, is_faster, rounded, use_onednn, using_onednn, widen
+from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, rounded, using_onednn, widen
 from partita.lm.slots import Slots, SlotWay
 
 from ...properties import ends, first, in_long_tests
@@ -124,7 +124,6 @@ def test_only_plain_layers_in_float32_are_changed_and_keep_their_names() -> None
         nn.Linear(128, 128), nn.Linear(128, 128).bfloat16(), Own(128, 128), nn.Linear(16, 16), nn.Embedding(128, 128)
     )
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    assert use_onednn(module) == int(is_faster())
     assert widen(module) == 1
     assert [type(part) for part in module] == [OneDnnLinear, nn.Linear, Own, nn.Linear, nn.Embedding]
     after = module.state_dict()
@@ -139,29 +138,6 @@ def test_rounded_numbers_are_few_and_near(rows: int) -> None:
     assert rounded(found) == found
     digits = f"{found:b}".rstrip("0")
     assert len(digits) <= onednn_linear.DIGITS
-
-
-@pytest.mark.parametrize(
-    ("capability", "maker", "wanted"),
-    [
-        ("AVX512", "AuthenticAMD", True),
-        ("AVX512", "GenuineIntel", False),
-        ("AVX512", None, False),
-        ("AVX2", "AuthenticAMD", False),
-    ],
-)
-def test_the_processor_decides(
-    capability: str, maker: str | None, wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    monkeypatch.setattr(onednn_linear, "processor", {"vendor_id": maker}.get)
-    is_faster.cache_clear()
-    try:
-        assert is_faster() is wanted
-    finally:
-        is_faster.cache_clear()
 
 
 @pytest.fixture

@@ -1,0 +1,120 @@
+"""Whether oneDNN multiplies, decided by a measurement that is made once per machine and kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from partita.lm import onednn_choice
+from partita.lm.onednn_choice import largest, onednn_is_faster, save_first
+from partita.lm.onednn_linear import OneDnnLinear, use_onednn
+from partita_schema.sealed import sealed, unsealed
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
+        pytest.skip("this build of torch has no MKL or no oneDNN")
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
+
+
+def layers(*shapes: tuple[int, int]) -> list[nn.Linear]:
+    return [nn.Linear(inputs, outputs, bias=False) for outputs, inputs in shapes]
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "matrix_products").iterdir())
+
+
+def keep(path: Path, **seconds: float) -> None:
+    """Replace the measurement in a file."""
+    key = unsealed(path.read_bytes())["key"]
+    path.write_text(json.dumps(sealed({"key": key, "seconds": seconds})))
+
+
+def test_a_measurement_is_kept_with_all_that_it_depends_on(tmp_path: Path) -> None:
+    onednn_is_faster(layers((256, 128), (128, 256), (128, 256)))
+    [path] = kept(tmp_path)
+    document = unsealed(path.read_bytes(), required=True)
+    assert set(document["seconds"]) == {"torch", "onednn"}
+    assert all(seconds > 0 for seconds in document["seconds"].values())
+    assert document["key"]["shapes"] == [[128, 256], [256, 128]]
+    assert document["key"]["threads"] == torch.get_num_threads()
+    assert document["key"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize(("seconds", "faster"), [(0.5, True), (0.95, False), (2.0, False)])
+def test_a_kept_measurement_decides_for_all_later_models(tmp_path: Path, seconds: float, faster: bool) -> None:
+    onednn_is_faster(layers((128, 128)))
+    [path] = kept(tmp_path)
+    keep(path, torch=1.0, onednn=seconds)
+    before = path.read_bytes()
+    for _ in range(2):
+        module = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128))
+        assert use_onednn(module) == (2 if faster else 0)
+        assert {type(part) for part in module} == {OneDnnLinear if faster else nn.Linear}
+    assert path.read_bytes() == before
+
+
+def test_the_first_of_several_processes_that_measure_decides_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "one.json"
+    for number in range(3):
+        save_first(path, {"seconds": number})
+    assert unsealed(path.read_bytes())["seconds"] == 0
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_other_shapes_and_numbers_of_threads_are_measured_for_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onednn_is_faster(layers((128, 128)))
+    onednn_is_faster(layers((128, 256)))
+    assert len(kept(tmp_path)) == 2
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    onednn_is_faster(layers((128, 128)))
+    assert len(kept(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"key": 1, "checksum": "0"}', b"\xff"])
+def test_a_damaged_measurement_is_made_again(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    onednn_is_faster(layers((128, 128)))
+    [path] = kept(tmp_path)
+    path.write_bytes(content)
+    with caplog.at_level("INFO"):
+        onednn_is_faster(layers((128, 128)))
+    assert "is made again" in caplog.text
+    assert unsealed(kept(tmp_path)[0].read_bytes(), required=True)["seconds"]
+
+
+def test_where_nothing_can_be_kept_torch_multiplies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    with caplog.at_level("INFO"):
+        assert not onednn_is_faster(layers((128, 128)))
+    assert "matrix products stay with torch" in caplog.text
+
+
+def test_only_a_clear_gain_counts_and_the_log_says_what_was_chosen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    onednn_is_faster(layers((128, 128)))
+    [path] = kept(tmp_path)
+    keep(path, torch=onednn_choice.WORTH, onednn=1.0)
+    with caplog.at_level("DEBUG"):
+        assert not onednn_is_faster(layers((128, 128)))
+        assert "; torch is used" in caplog.text
+        keep(path, torch=2 * onednn_choice.WORTH, onednn=1.0)
+        assert onednn_is_faster(layers((128, 128)))
+        assert "; oneDNN is used" in caplog.text
+
+
+def test_a_model_without_layers_for_it_is_not_measured(tmp_path: Path) -> None:
+    assert use_onednn(nn.Sequential(nn.Linear(16, 16), nn.Linear(256, 256).bfloat16())) == 0
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_shapes_with_the_most_weights_in_the_model_are_measured() -> None:
+    shapes: list[Any] = [(64, 256)] * 5 + [(512, 64), (128, 128), (32, 16)]
+    assert [tuple(layer.weight.shape) for layer in largest(layers(*shapes))] == [(64, 256), (512, 64), (128, 128)]
