@@ -1,6 +1,6 @@
 """The choice between oneDNN and torch's own float32 matrix products, by a measurement on this machine.
 
-Which of them is faster depends on the processor: on two generations of one vendor, oneDNN took half as long and equally
+Which of them is faster depends on the processor: on two machines of one vendor, oneDNN took half as long and equally
 long (docs/decisions/0012-products-on-amd.md). The sums differ in their last digits. So the choice is made once per
 machine and model shape and kept in the user's cache folder, as batch sizes are: all processes on a machine, and a run
 that is resumed there, compute the same sums. Answers do not depend on the choice, because slots recompute near ties.
