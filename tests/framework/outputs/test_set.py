@@ -16,7 +16,7 @@ from partita.data.formatting.formatter import Formatter
 from partita.generation.predict import default_new_tokens
 from partita.lm.base import SlotRequest
 from partita.lm.grammar import Grammar
-from partita.lm.sampler import Row
+from partita.lm.row import Row
 from partita.outputs.decode import Decoder
 from partita.outputs.scores import Scorer
 from partita.pipeline.fingerprint import output_part
