@@ -28,7 +28,7 @@ from partita.lm.base import (
     SlotRequest,
 )
 from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
-from partita.lm.randomness import seeded
+from partita.lm.loading import seeded
 from partita.tokenizers.hub import check_intact, digest, tensors_digest
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.config import Config

@@ -1,19 +1,21 @@
-"""Export of trained models in the layout of transformers and peft."""
+"""Export of trained models in the layout of transformers and peft, and what identifies a loaded model."""
 
 import logging
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from partita.lm.adapters.merging import merged_model
 from partita.lm.loaded_model import LoadedModel
-from partita.lm.loading import load_base, quiet_progress
-from partita.lm.quantization import quantized_layers
-from partita.lm.saving import save_adapter
-from partita.tokenizers.hub import BASE
+from partita.lm.loading import load_base, local_folder, quiet_progress
+from partita.lm.precision import quantized_layers
+from partita.lm.saving import adapter_tensors, save_adapter
+from partita.tokenizers.hub import BASE, digest, folder_digest, hub_commit
+from partita.tokenizers.load import tokenizer_digest
 from partita_schema.adapter import LoraAdapter
+from partita_schema.model import ScratchModel
 from partita_trainers.file_sums import summed
 
 if TYPE_CHECKING:
@@ -70,3 +72,33 @@ def export_base(lm: LoadedModel, folder: Path) -> None:
         return
     fresh = load_base(lm.config, source=None, tokenizer=lm.tokenizer, device=torch.device("cpu"))
     fresh.save_pretrained(str(folder))
+
+
+def changed_tensors(lm: LoadedModel) -> dict[str, torch.Tensor]:
+    """Return the tensors that differ from the base model, by name."""
+    if lm.adapted is not None:
+        return adapter_tensors(lm.adapted, initial=lm.initial)
+    if lm.trainable or lm.plain:
+        return dict(lm.module.named_parameters())
+    return {}
+
+
+def identity(lm: LoadedModel) -> str:
+    """Return a hash of the model without trained weights."""
+    config = lm.config
+    base: list[Any] = []
+    if lm.adapted is not None or not (lm.trainable or lm.plain):
+        place = local_folder(lm.source)
+        if isinstance(config.base_model, ScratchModel):
+            base = [config.base_model.model_dump(mode="json"), config.seed]
+        elif place is not None:
+            base = [folder_digest(place)]
+        elif lm.source is not None:
+            base = [lm.source, hub_commit(lm.source, revision=config.model_parameters.revision)]
+    sections = [config.model_parameters, config.quantization, config.adapter if lm.adapted is not None else None]
+    dumped = [section.model_dump(mode="json") if section is not None else None for section in sections]
+    kernels = [getattr(layer, "support_avx512bf16_for_cpu", None) for _, layer in quantized_layers(lm.module)]
+    # In 16 bits the remaining base weights were rounded when an init moved a part of them; files do not round them.
+    moved = bool(lm.initial) and lm.base.dtype != torch.float32
+    dtypes = sorted({str(parameter.dtype) for parameter in lm.module.parameters()})
+    return digest(base, dumped, kernels, moved, dtypes, lm.device.type, tokenizer_digest(lm.tokenizer))

@@ -13,16 +13,15 @@ from torch import nn
 from partita.lm.adapters.adalora import AdaloraBudget
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_check import check_causal, find_batch_way, padding_limit
-from partita.lm.exporting import export
+from partita.lm.exporting import changed_tensors, export, identity
 from partita.lm.freezing import trained_parameters
 from partita.lm.generation import end_token_ids, generate_batch, may_run_past_context, prompt_inputs
-from partita.lm.identity import changed_tensors, identity
 from partita.lm.loaded_model import LoadedModel
+from partita.lm.loading import seeded
 from partita.lm.loss import label_cross_entropy, padding_mask
 from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
 from partita.lm.neftune import EmbeddingNoise
 from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
-from partita.lm.randomness import seeded
 from partita.lm.sampler import Sampler, row_seed
 from partita.lm.saving import (
     INITIAL,

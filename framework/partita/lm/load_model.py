@@ -12,9 +12,8 @@ from partita.lm.adapters.lora_linear import fuse_lora
 from partita.lm.freezing import freeze, recompute_activations
 from partita.lm.generation import quiet_settings
 from partita.lm.huggingface import HuggingFaceModel
-from partita.lm.loading import find_device, load_base
-from partita.lm.quantization import choose_kernels
-from partita.lm.randomness import seeded
+from partita.lm.loading import find_device, load_base, seeded
+from partita.lm.precision import choose_kernels
 from partita.tokenizers.hub import find_sources, quiet_libraries
 from partita_schema.adapter import Adapter
 from partita_schema.config import Config

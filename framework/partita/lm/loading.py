@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.distributed.init import local_device_index
-from partita.lm.architectures import scratch_config
-from partita.lm.model_checks import check_loaded, check_numbers, check_pickles, check_tokens
+from partita.lm.architectures import check_loaded, check_numbers, check_pickles, check_tokens, scratch_config
 from partita.lm.onednn_linear import keep_few_kernels
-from partita.lm.precision import faster_dtype
-from partita.lm.quantization import bitsandbytes_config
-from partita.lm.randomness import seeded
+from partita.lm.precision import bitsandbytes_config, faster_dtype
 from partita.tokenizers.hub import check_intact, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
@@ -26,6 +23,29 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def seeded(seed: int, *, device: torch.device) -> Iterator[None]:
+    """Seed torch on the CPU and on `device` in this context, and restore the random state on exit."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    states = [generator.get_state() for generator in generators]
+    # MPS has functions for its generator, but not the generator itself.
+    mps_state = torch.mps.get_rng_state() if device.type == "mps" else None
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        if mps_state is not None:
+            torch.mps.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        if mps_state is not None:
+            torch.mps.set_rng_state(mps_state)
 
 
 def find_device(parameters: ModelParameters) -> torch.device:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from partita.lm.loaded_model import LoadedModel
-from partita.lm.quantization import quantized_layers
+from partita.lm.precision import quantized_layers
 from partita.lm.transformers_internals import attention_of
 from partita_schema.errors import ModelError
 

@@ -1,14 +1,23 @@
-"""Trained float32 layers inside a 16-bit model, and the choice of the faster dtype."""
+"""Precision of weights: trained float32 layers of a 16-bit model, the faster dtype, quantization to 4 or 8 bits.
+
+On CPUs with AVX512-BF16 bitsandbytes repacks a 4-bit weight at the first forward pass in evaluation mode. The packed
+kernel is fast and has no backward pass: gradients are silently wrong from then on. So weights of a model in training
+are never repacked; see docs/decisions/0004-qlora-on-cpu.md.
+"""
 
 import logging
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from partita.lm.onednn_linear import use_onednn, using_onednn
+from partita_schema.model import Quantization
 from partita_trainers.batch_size.clock import now
+
+if TYPE_CHECKING:
+    from transformers import BitsAndBytesConfig
 
 logger = logging.getLogger(__name__)
 
@@ -68,3 +77,82 @@ def convert(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.to(dtype)
     return tuple(convert(part, dtype) for part in value) if isinstance(value, tuple) else value
+
+
+PACKED_ROWS = 32
+"""Number of outputs the packed CPU kernel processes at a time; it fails an assertion for a remainder."""
+
+
+def bitsandbytes_config(quantization: Quantization, *, device: torch.device) -> "BitsAndBytesConfig":
+    """Convert the section to the config of transformers."""
+    from transformers import BitsAndBytesConfig
+
+    skip = list(quantization.skip_modules) if quantization.skip_modules is not None else None
+    if quantization.bits == 8:
+        return BitsAndBytesConfig(
+            load_in_8bit=True,
+            llm_int8_threshold=quantization.llm_int8_threshold,
+            llm_int8_has_fp16_weight=quantization.llm_int8_has_fp16_weight,
+            llm_int8_skip_modules=skip,
+        )
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=quantization.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=compute_dtype(quantization, device=device),
+        llm_int8_skip_modules=skip,
+    )
+
+
+def compute_dtype(quantization: Quantization, *, device: torch.device) -> torch.dtype:
+    """Return the dtype that 4-bit layers compute in."""
+    if quantization.bnb_4bit_compute_dtype != "auto":
+        dtype: torch.dtype = getattr(torch, quantization.bnb_4bit_compute_dtype)
+        return dtype
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if device.type != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
+
+
+def choose_kernels(module: nn.Module, *, may_pack: bool) -> None:
+    """Disable repacking of 4-bit weights unless `may_pack`, and where the packed kernel would fail."""
+    layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, "support_avx512bf16_for_cpu")]
+    for layer in layers:
+        packs = may_pack and layer.out_features % PACKED_ROWS == 0
+        layer.support_avx512bf16_for_cpu = layer.support_avx512bf16_for_cpu and packs
+
+
+def is_quantized(layer: nn.Module) -> bool:
+    """Return whether the weight of this layer is held in 4 or 8 bits by bitsandbytes."""
+    # Not the attribute: wrappers expose the weight of their inner layer by it.
+    weight = dict(layer.named_parameters(recurse=False)).get("weight")
+    return type(weight).__name__ in ("Params4bit", "Int8Params")
+
+
+def quantized_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers with 4-bit or 8-bit weights, by name."""
+    return [(name, layer) for name, layer in module.named_modules() if is_quantized(layer)]
+
+
+def plain_weight(layer: Any) -> torch.Tensor:
+    """Return the weight [out, in] of a quantized layer in float32; the layer stays unchanged.
+
+    peft's own function moves 8-bit weights between devices, and on a CPU they lose their scales.
+    """
+    weight: Any = layer.weight
+    if type(weight).__name__ == "Int8Params":
+        scale = weight.SCB if layer.state.SCB is None else layer.state.SCB
+        scaled: torch.Tensor = weight.data.float() * (scale.float() / 127)[:, None]
+        return scaled
+    from bitsandbytes.functional import dequantize_4bit
+
+    unpack(layer)
+    plain: torch.Tensor = dequantize_4bit(weight.data, weight.quant_state)
+    return plain.detach().float()
+
+
+def unpack(layer: Any) -> None:
+    """Undo the repacking of a 4-bit weight, if it was repacked."""
+    state = getattr(layer.weight, "quant_state", None)
+    if getattr(state, "packing_format_for_cpu", False):
+        layer.state_dict()  # bitsandbytes unpacks in place when the state dict is requested

@@ -23,11 +23,10 @@ from partita.lm.generation import end_token_ids, finish, first_stop
 from partita.lm.last_layer import LastTokens, last_layer
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.onednn_linear import rounded, using_onednn
-from partita.lm.prefix_cache import PrefixCache
 from partita.lm.row import Row
 from partita.lm.sampler import Sampler
 from partita.lm.slot_attention import attending, chunks
-from partita.lm.slot_kv_cache import SlotKVCache
+from partita.lm.slot_kv_cache import PrefixCache, SlotKVCache
 
 logger = logging.getLogger(__name__)
 

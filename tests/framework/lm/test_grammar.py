@@ -15,10 +15,9 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.grammar import Grammar
+from partita.lm.grammar import Grammar, token_bytes
 from partita.lm.load_model import load_model
 from partita.lm.row import Row
-from partita.lm.token_bytes import token_bytes
 from partita.tokenizers.load import (
     CHARACTER,
     PAD,

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from partita.lm import onednn_choice
-from partita.lm.onednn_choice import largest, onednn_is_faster, save_first
-from partita.lm.onednn_linear import OneDnnLinear, use_onednn
+from partita.lm import onednn_linear
+from partita.lm.onednn_linear import OneDnnLinear, largest, onednn_is_faster, save_first, use_onednn
 from partita_schema.sealed import sealed, unsealed
 
 
@@ -101,11 +100,11 @@ def test_only_a_clear_gain_counts_and_the_log_says_what_was_chosen(
 ) -> None:
     onednn_is_faster(layers((128, 128)))
     [path] = kept(tmp_path)
-    keep(path, torch=onednn_choice.WORTH, onednn=1.0)
+    keep(path, torch=onednn_linear.WORTH, onednn=1.0)
     with caplog.at_level("DEBUG"):
         assert not onednn_is_faster(layers((128, 128)))
         assert "; torch is used" in caplog.text
-        keep(path, torch=2 * onednn_choice.WORTH, onednn=1.0)
+        keep(path, torch=2 * onednn_linear.WORTH, onednn=1.0)
         assert onednn_is_faster(layers((128, 128)))
         assert "; oneDNN is used" in caplog.text
 

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.lm.base import GenerationOptions, SlotRequest
-from partita.lm.prefix_cache import PrefixCache
 from partita.lm.row import Row
-from partita.lm.slot_kv_cache import SlotKVCache, SlotLayer
+from partita.lm.slot_kv_cache import PrefixCache, SlotKVCache, SlotLayer
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.model import Architecture
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from partita.lm.adapters.merging import merged_model
 from partita.lm.base import GenerationOptions
-from partita.lm.quantization import plain_weight, quantized_layers
+from partita.lm.precision import plain_weight, quantized_layers
 from partita_schema.errors import ModelError
 
 from ...properties import ends

@@ -1,17 +1,20 @@
-"""Format a cleaned row as text: the prompt, and the answer to learn.
+"""Format a cleaned row as text: the prompt, and the answer to learn; or with a user's class (`data.formatter`).
 
 A token boundary precedes each answer, so the tokens before an answer are the same in training and in prediction.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from partita.data.dialogue import Expander, build_expander
 from partita.data.formatting.base import FormattedText, Retriever, Row, Segment
 from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.dialogue import DialogueFormatter
+from partita.data.parts import load_part, source_digest
 from partita_schema.cells import compact_json
 from partita_schema.config import Config
+from partita_schema.counted import counted
 from partita_schema.errors import DataError, ModelError
 from partita_schema.features import TextInput
 from partita_schema.prompt import template_fields
@@ -215,3 +218,43 @@ def clip(text: str, limit: int, tokenizer: Any) -> tuple[str, int]:
     if len(offsets) <= limit:
         return text, 0
     return text[: offsets[limit - 1][1]], len(offsets) - limit
+
+
+class CustomFormatter:
+    """`data.formatter`: a user's class, created as `Class(config, tokenizer=...)`, in place of Formatter.
+
+    Unpickling loads the class again from the same module.
+    """
+
+    chat = False
+    """Whether to use a chat template is up to the class."""
+
+    def __init__(self, config: Config, *, tokenizer: Any, folder: Path | None) -> None:
+        """Load the class. Raise ConfigError if there is none."""
+        assert config.data.formatter is not None
+        self.config, self.tokenizer, self._folder = config, tokenizer, folder
+        self._target = config.data.formatter
+        formatter_class = load_part(self._target, key="data.formatter", folder=folder)
+        self.fingerprint = source_digest(formatter_class)
+        """A hash of the module's source, since a changed module may format rows differently."""
+        self._shaper = formatter_class(config, tokenizer=tokenizer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt, (self.config, self.tokenizer, self._folder)
+
+    def format_all(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool = True) -> list[FormattedText]:
+        """Return rows as text. Raise DataError if the class does not return a FormattedText for each row."""
+        results = list(self._shaper.format_all(rows, keys, supervised=supervised))
+        if len(results) != len(rows):
+            texts, requested = counted(len(results), "text"), counted(len(rows), "row")
+            raise DataError(
+                f"data.formatter: {self._target} gave {texts} for {requested}; give a FormattedText for each"
+            )
+        odd = next((type(item).__name__ for item in results if not isinstance(item, FormattedText)), None)
+        if odd is not None:
+            raise DataError(f"data.formatter: {self._target} gave a {odd} for a row; give a FormattedText for each")
+        return results
+
+
+def rebuilt(config: Config, tokenizer: Any, folder: Path | None) -> CustomFormatter:
+    return CustomFormatter(config, tokenizer=tokenizer, folder=folder)

@@ -14,8 +14,7 @@ from typing import Any
 
 from partita.data.dialogue import Expander
 from partita.data.formatting.base import FormattedText, Retriever, Row, Segment
-from partita.data.formatting.custom import CustomFormatter
-from partita.data.formatting.formatter import Formatter
+from partita.data.formatting.formatter import CustomFormatter, Formatter
 from partita.data.formatting.segments import SegmentTokenizer
 from partita.data.rows import digest
 from partita_schema.config import Config

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from partita.lm.adapters.inits import initialize, linear_targets, prepare_init
-from partita.lm.model_checks import check_pickles
+from partita.lm.architectures import check_pickles
 from partita.lm.precision import bridge_types
 from partita.tokenizers.hub import check_intact, loading
 from partita_schema import adapter as schema

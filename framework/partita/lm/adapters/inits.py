@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.loss import padding_mask
-from partita.lm.quantization import is_quantized, plain_weight
+from partita.lm.precision import is_quantized, plain_weight
 from partita_schema import adapter as schema
 from partita_schema.errors import ModelError
 from partita_trainers.base import Batch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from partita.lm.quantization import is_quantized, plain_weight
+from partita.lm.precision import is_quantized, plain_weight
 from partita_schema.errors import ModelError
 
 if TYPE_CHECKING:
