@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from partita_schema.atomic import sync_folder
 from partita_schema.errors import ResumeError
 from partita_schema.sealed import DamagedError, parse_json
 from partita_trainers.file_sums import check_sums, write_sums
@@ -273,12 +274,3 @@ def sync_tree(folder: Path) -> None:
         else:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the entries of a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path, PurePosixPath
 
+from partita_schema.atomic import beside, write_atomically
 from partita_schema.sealed import DamagedError, sealed, unsealed
 
 FILE = "partita-checksums.json"
@@ -39,12 +40,7 @@ def write_sums(folder: Path, *, files: list[Path] | None = None) -> None:
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, file_sums(paths), strict=True)
     }
-    beside = folder / f".{FILE}.writing"
-    with beside.open("w", encoding="utf8") as file:
-        json.dump(sealed({"format": FORMAT, "files": entries}), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(folder / FILE)
+    write_atomically(folder / FILE, json.dumps(sealed({"format": FORMAT, "files": entries}), indent=1))
 
 
 @contextmanager
@@ -142,5 +138,5 @@ def model_files(folder: Path) -> list[Path]:
 
 def listed(folder: Path, paths: Iterable[Path]) -> list[Path]:
     """Return the files among `paths` in sorted order, without the checksums themselves."""
-    own = (folder / FILE, folder / f".{FILE}.writing")
+    own = (folder / FILE, beside(folder / FILE))
     return sorted(path for path in paths if path.is_file() and path not in own)

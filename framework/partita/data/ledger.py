@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from partita.data.rows import BadRow
+from partita_schema.atomic import beside, write_atomically
 from partita_schema.counted import counted
 from partita_schema.errors import DataError
 from partita_schema.sealed import parse_json
@@ -244,9 +245,8 @@ class Ledger:
             settle(self._beside, self._folder / QUARANTINE)
             self._beside = None
         counts = {name: vars(counts) for name, counts in self.splits.items()}
-        with beside(self._folder / LEDGER).open("w", encoding="utf-8") as file:
-            json.dump({"format_version": 1, "splits": counts}, file, indent=2, ensure_ascii=False)
-            settle(file, self._folder / LEDGER)
+        text = json.dumps({"format_version": 1, "splits": counts}, indent=2, ensure_ascii=False)
+        write_atomically(self._folder / LEDGER, text)
 
     def close(self) -> None:
         """Close the open file and discard what was not saved."""
@@ -344,10 +344,6 @@ def read_quarantine(path: Path) -> Iterator[dict[str, Any]]:
 
 def earlier(folder: Path) -> Path:
     return folder / ".quarantine.jsonl.earlier"
-
-
-def beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.writing")
 
 
 def settle(file: TextIO, path: Path) -> None:

@@ -24,7 +24,8 @@ from partita.data.ledger import NUMBERS, Ledger
 from partita.data.rows import Rows, digest
 from partita.data.token_files import DamagedTokens, TokenWriter, read_tokens
 from partita.data.tokenized import IN_THIS_PROCESS, TokenizedDataset, encoded_chunks, note_chunk
-from partita.runs.files import WRITE_ERRORS, not_inherited, sync_folder
+from partita.runs.files import WRITE_ERRORS, not_inherited
+from partita_schema.atomic import sync_folder
 from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, WriteError
 

@@ -19,6 +19,7 @@ from partita.data.chunks import EncodedChunk
 from partita.data.ledger import LEDGER, QUARANTINE
 from partita.data.rows import RowKeys
 from partita.data.tokenized import TokenizedDataset
+from partita_schema.atomic import write_atomically
 from partita_schema.sealed import DamagedError, sealed, unsealed
 
 FORMAT = 2
@@ -113,10 +114,7 @@ class TokenWriter:
             "sizes": sizes,
             "sums": sums,
         }
-        with (self._folder / CONTENTS).open("w", encoding="utf-8") as text:
-            json.dump(sealed(contents), text, indent=1)
-            text.flush()
-            os.fsync(text.fileno())
+        write_atomically(self._folder / CONTENTS, json.dumps(sealed(contents), indent=1))
 
     def _count(self, name: str, counts: np.ndarray) -> None:
         ends = self._ends[name] + np.cumsum(counts)

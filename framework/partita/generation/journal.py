@@ -24,6 +24,7 @@ import numpy.typing as npt
 from partita.generation.record import STATUSES, PredictionRecord, Status, json_line, read_record
 from partita.outputs.base import clipped
 from partita.runs.files import open_private, why_not_written
+from partita_schema.atomic import beside
 from partita_schema.errors import ResumeError, WriteError
 from partita_schema.sealed import DamagedError, sealed_line, unsealed_line
 
@@ -251,9 +252,9 @@ class Journal:
     def _replace_header(self, own: Mapping[str, Any], keys: "npt.NDArray[np.uint8]") -> None:
         """Rewrite the file with a header of this job and the intact records of its rows."""
         assert self._descriptor is not None
-        beside = self.path.with_name(f".{self.path.name}.writing")
-        beside.unlink(missing_ok=True)
-        with os.fdopen(open_private(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND), "wb") as file:
+        temporary = beside(self.path)
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(open_private(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND), "wb") as file:
             file.write(sealed_line(json_line(own)))
             num_records = 0
             for _, line in _lines(self.path):
@@ -263,7 +264,7 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
             _lock(file.fileno(), self.path)
-            beside.replace(self.path)
+            temporary.replace(self.path)
             os.dup2(file.fileno(), self._descriptor, inheritable=False)  # same open file description, so the lock stays
         logger.warning("%s: its first line is damaged; %s records of this job are kept", self.path, f"{num_records:,}")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from partita.pipeline.build import Labels
-from partita.runs.files import write_atomically
 from partita.runs.manifest import MANIFESTS
+from partita_schema.atomic import write_atomically
 from partita_schema.config import Config
 from partita_schema.records import FORMAT_VERSION
 from partita_schema.sealed import sealed

@@ -13,9 +13,10 @@ from jinja2 import Environment, StrictUndefined
 
 from partita.data.episode import AGENT, Episode
 from partita.report.page_head import HEAD
-from partita.runs.files import write_atomically, writing
+from partita.runs.files import writing
 from partita.simulation.report import RolloutOutcomes, column
 from partita.simulation.run import SimulationResult
+from partita_schema.atomic import write_atomically
 from partita_schema.counted import counted
 
 MOST = 200

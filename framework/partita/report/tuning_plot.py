@@ -19,7 +19,7 @@ from partita.report.batch_sizes import (
     refused_rows,
     speed_points,
 )
-from partita.runs.files import write_atomically
+from partita_schema.atomic import write_atomically
 from partita_schema.counted import counted
 from partita_schema.errors import DataError, PartitaError, WriteError
 from partita_trainers.batch_size.probe import BatchSize, ProbeResult

@@ -14,10 +14,11 @@ from typing import Any
 
 import yaml
 
-from partita.runs.files import lock, strict_json, without_infinities, write_atomically, writing
+from partita.runs.files import lock, strict_json, without_infinities, writing
 from partita.runs.manifest import FREE_KEYS, check_free, check_same, differences, now, read_manifest, versions
 from partita.runs.progress import show_progress
 from partita.runs.tracking import Trackers
+from partita_schema.atomic import write_atomically
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.errors import OtherRankError, ResumeError

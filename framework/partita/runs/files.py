@@ -1,4 +1,4 @@
-"""Files of a run: atomic writes, strict JSON, a lock, and readable errors when a disk refuses a write."""
+"""Files of a run: output files, strict JSON, a lock, and readable errors when a disk refuses a write."""
 
 import errno
 import fcntl
@@ -15,6 +15,7 @@ from typing import IO, Any, TextIO
 
 from safetensors import SafetensorError
 
+from partita_schema.atomic import sync_folder
 from partita_schema.errors import ResumeError, WriteError
 
 WRITE_ERRORS = (
@@ -134,29 +135,6 @@ def remove_abandoned(path: Path) -> None:
                 left.unlink()
             finally:
                 os.close(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the directory entries of a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: it holds all of `content`, or what it held before."""
-    beside = path.with_name(f".{path.name}.writing")
-    try:
-        with beside.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def strict_json(value: Any, *, indent: int | None = None) -> str:

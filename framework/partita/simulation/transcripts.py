@@ -21,6 +21,7 @@ from typing import Any
 
 from partita.data.episode import Episode, from_line
 from partita.runs.files import open_private, writing
+from partita_schema.atomic import replacing
 from partita_schema.counted import counted
 from partita_schema.errors import ResumeError
 from partita_schema.sealed import DamagedError, sealed_line, unsealed_line
@@ -242,11 +243,6 @@ def line_of(value: Mapping[str, Any]) -> bytes:
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Write a file of JSON lines atomically."""
-    beside = path.with_name(f".{path.name}.writing")
-    with writing(path.parent):
-        with beside.open("wb") as file:
-            for line in lines:
-                file.write(line_of(line))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+    with writing(path.parent), replacing(path) as file:
+        for line in lines:
+            file.write(line_of(line))

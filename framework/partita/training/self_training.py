@@ -24,11 +24,12 @@ from partita.pipeline.build import Pipeline, build_pipeline
 from partita.pipeline.fingerprint import model_fingerprint
 from partita.report.transcript_page import write_page
 from partita.runs.directory import RunDirectory
-from partita.runs.files import strict_json, without_infinities, write_atomically
+from partita.runs.files import strict_json, without_infinities
 from partita.simulation.opening import build_world, find_keepers, open_tasks, section_of
 from partita.simulation.participants import AgentModel, build_programs
 from partita.simulation.run import simulate
 from partita.training.run import finished_result, train_in
+from partita_schema.atomic import write_atomically
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, NothingToLearnError, Problem, ResumeError

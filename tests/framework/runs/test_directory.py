@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from partita.runs.directory import RunDirectory, open_run
-from partita.runs.files import lock, strict_json, write_atomically
+from partita.runs.files import lock, strict_json
 from partita.runs.manifest import ChosenRun, check_same, choose_folder, find_finished, leaves, read_manifest
 from partita_schema.backend import TorchrunBackendConfig
 from partita_schema.config import Config
@@ -288,17 +288,6 @@ def test_what_a_later_version_added_stays_in_the_manifest(tmp_path: Path) -> Non
     with opened(tmp_path):
         pass
     assert manifest(tmp_path)["added_later"] == {"x": [1]}
-
-
-def test_writing_leaves_the_old_text_or_the_new_one_and_nothing_beside(tmp_path: Path) -> None:
-    path = tmp_path / "file.json"
-    write_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "new \ud800")
-    assert path.read_text() == "old"
-    write_atomically(path, "new")
-    assert path.read_text() == "new"
-    assert [found.name for found in tmp_path.iterdir()] == ["file.json"]
 
 
 def test_numbers_without_a_value_are_null(tmp_path: Path) -> None:

@@ -3,13 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from partita.runs.files import new_file, write_atomically
-
-
-def test_a_file_that_was_written_is_on_the_disk(tmp_path: Path, forced: Any) -> None:
-    write_atomically(tmp_path / "a", "some text")
-    assert (tmp_path / "a").read_text() == "some text"
-    assert forced(tmp_path / "a") == 9
+from partita.runs.files import new_file
 
 
 def test_a_new_file_and_its_name_are_on_the_disk(tmp_path: Path, forced: Any) -> None:

@@ -1,0 +1,42 @@
+"""Files that are replaced atomically: a reader sees all of the new content or all of the old."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+def beside(path: Path) -> Path:
+    """Return the temporary name of a file that is being written."""
+    return path.with_name(f".{path.name}.writing")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that replaces `path` on exit, once it is on disk; `path` is unchanged after an error."""
+    temporary = beside(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file atomically: it holds all of `content`, or what it held before."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the directory entries of a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
