@@ -4,7 +4,6 @@ Without FSDP, a rank that runs out of memory retries its micro-batches in smalle
 all ranks, so that no rank can retry alone.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ import torch
 
 from partita_schema.counted import counted
 from partita_schema.errors import DivergenceError, OutOfStepError, TrainingError
+from partita_schema.hashing import hash_to_int
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.engine import IDLE, MicroBatchLoss, TrainEngine
@@ -162,8 +162,7 @@ def out_of_step(failed: Batch, *, number: int, rank: int) -> OutOfStepError:
 
 def noise_seed(seed: int, number: int, batch: Batch) -> int:
     """Return the seed of dropout and noise for a micro-batch in step `number`."""
-    data = "\0".join((str(seed), str(number), *batch.keys)).encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest())
+    return hash_to_int("\0".join((str(seed), str(number), *batch.keys)), num_bytes=7)
 
 
 def read_losses(passes: Sequence[MicroBatchLoss], parts: Sequence[Batch], *, number: int) -> LossSums:

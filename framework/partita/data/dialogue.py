@@ -11,7 +11,6 @@ question that is answered. System messages at the start of a dialogue are shown 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from partita.data.rows import RowKeys, Rows, digest
 from partita_schema.config import Config
 from partita_schema.dialogue import DialogueConfig
 from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
+from partita_schema.hashing import hash_to_int
 
 Message = dict[str, Any]
 
@@ -183,8 +183,7 @@ class Expander:
             return message
         number = 0
         if self.labels == "random":
-            mark = blake2b(f"{self.seed}:{key}:{place}".encode("utf-8", "replace"), digest_size=8).digest()
-            number = int.from_bytes(mark, "big") % len(right)
+            number = hash_to_int(f"{self.seed}:{key}:{place}") % len(right)
         return {name: value for name, value in message.items() if name != "labels"} | {"content": right[number]}
 
     def _labels(self, message: Message, first: str) -> list[list[str]]:

@@ -1,9 +1,10 @@
 """One episode: its messages, its outcome and its line in the transcripts."""
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from partita_schema.hashing import hash_to_int
 
 Status = Literal["done", "truncated", "failed"]
 """Status of a finished episode.
@@ -198,8 +199,7 @@ class Episode:
 def derived_seed(seed: int, *names: str) -> int:
     """Derive a seed between 0 and 2**32 - 1 from a seed and names."""
     # From names and not from an index: the seed of an episode does not depend on its position among the others.
-    text = "\0".join((str(seed), *names)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
+    return hash_to_int("\0".join((str(seed), *names)), num_bytes=4)
 
 
 def from_line(line: Mapping[str, Any]) -> Episode:

@@ -5,7 +5,6 @@ processes or a global random state. Within a split, rows keep the order of the s
 """
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from partita_schema.data import FixedSplit, HashSplit, StratifySplit
 from partita_schema.dialogue_formats import has_dialogues
 from partita_schema.errors import DataError
 from partita_schema.features import DialogueInput, TextInput
+from partita_schema.hashing import hash_to_int
 from partita_schema.nearest import nearest
 from partita_schema.sources import SimulationSource
 
@@ -238,7 +238,7 @@ def hash_places(values: Sequence[str], shares: Sequence[float], *, seed: int) ->
 
 def hash_share(value: str, seed: int) -> float:
     """Return a number in [0, 1) that depends only on the value and the seed."""
-    return int.from_bytes(blake2b(f"{seed}:{value}".encode("utf-8", "replace"), digest_size=6).digest(), "big") / 2**48
+    return hash_to_int(f"{seed}:{value}", num_bytes=6) / 2**48
 
 
 def stratified_places(values: Sequence[str], shares: Sequence[float], *, seed: int) -> np.ndarray:
