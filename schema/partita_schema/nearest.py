@@ -36,7 +36,7 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
         if folded(candidate) == folded(name):
             by_distance.setdefault(0, []).append(candidate)
         elif abs(len(candidate) - len(name)) <= max_edits:
-            by_distance.setdefault(distance(name.lower(), candidate), []).append(candidate)
+            by_distance.setdefault(distance(name.lower(), candidate.lower()), []).append(candidate)
     best = min(by_distance, default=max_edits + 1)
     # Every name of one letter is one edit away from every other: such a match means nothing.
     if best > max_edits or best >= len(name):

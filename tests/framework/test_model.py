@@ -229,7 +229,7 @@ def test_a_failed_run_says_so_and_continues_later(colours: Any, tmp_path: Path) 
         ("acuracy", "did you mean accuracy"),
         ("number.maee", "did you mean number.mae"),
         ("x", "there are loss, colour."),
-        ("colour.n", "did you mean "),
+        ("colour.n", "there are loss, colour."),
         ("exact_match", "did you mean number.exact_match"),
     ],
 )

@@ -49,3 +49,8 @@ def test_the_distance_is_symmetric_and_bounded(a: str, b: str, c: str) -> None:
 )
 def test_near_names_are_found(name: str, meant: list[str]) -> None:
     assert nearest(name, KEYS) == meant
+
+
+def test_a_misspelled_class_is_found_whatever_its_capitals() -> None:
+    assert nearest("ZeroShott", ["Finetune", "ZeroShot"]) == ["ZeroShot"]
+    assert nearest("pissaa", ["PiSSA", "OLoRA"]) == ["PiSSA"]

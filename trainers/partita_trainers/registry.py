@@ -5,10 +5,10 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 
 from partita_schema.errors import ConfigError, Problem
+from partita_schema.nearest import nearest
 from partita_schema.trainer import CustomTrainer, FinetuneTrainer, HogwildTrainer, NoTrainer
 from partita_trainers.base import Trainer
 
@@ -35,8 +35,8 @@ def build_trainer(
         check_probe(trainer, section)
         return trainer
     if section.type not in TRAINERS:
-        near = get_close_matches(section.type, TRAINERS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(TRAINERS)}, or custom"
+        near = nearest(section.type, TRAINERS)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"write one of {', '.join(TRAINERS)}, or custom"
         raise ConfigError([Problem("trainer.type", f"no trainer is named {section.type}; {hint}")])
     return make(TRAINERS[section.type], section)
 
@@ -92,6 +92,6 @@ def load_class(target: str, *, key: str = "trainer.target") -> type:
     if isinstance(attribute, type):
         return attribute
     classes = [name for name, value in vars(module).items() if isinstance(value, type)]
-    near = get_close_matches(class_name, classes, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    near = nearest(class_name, classes)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise ConfigError([Problem(key, f"module {module_name} has no class {class_name}{hint}")])

@@ -7,11 +7,11 @@ wins, and NaN is never the best.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.metrics import direction_of
+from partita_schema.nearest import nearest
 from partita_trainers.base import Metrics
 
 
@@ -36,8 +36,8 @@ class Validation:
         Raises ConfigError if the metric is missing, or has no direction in which it improves.
         """
         if self.metric not in metrics:
-            near = get_close_matches(self.metric, metrics, n=1)
-            hint = f"did you mean {near[0]}?" if near else "there are " + ", ".join(sorted(metrics))
+            near = nearest(self.metric, metrics)
+            hint = f"did you mean {' or '.join(near)}?" if near else "there are " + ", ".join(sorted(metrics))
             raise ConfigError([Problem("trainer.validation_metric", f"no metric is named {self.metric}; {hint}")])
         better = self._is_better(metrics[self.metric])
         if better:

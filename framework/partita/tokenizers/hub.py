@@ -1,6 +1,5 @@
 """Where base models and adapters are, in a folder or on the Hub; their fingerprints, and what went wrong in loading."""
 
-import difflib
 import hashlib
 import json
 import logging
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, PartitaError
 from partita_schema.model import NewModel
+from partita_schema.nearest import nearest
 from partita_schema.sealed import DamagedError, parse_json
 from partita_trainers.file_sums import FILE as SUMS
 from partita_trainers.file_sums import check_sums, file_sum
@@ -130,7 +130,7 @@ def near(path: Path) -> str:
     if not parent.is_dir():
         return f"; {parent} does not exist either"
     names = sorted(child.name for child in parent.iterdir() if child.is_dir())
-    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    close = nearest(path.name, names)
     if close:
         return f"; did you mean {' or '.join(close)}?"
     return f"; {parent} holds {', '.join(names[:8]) or 'no folders'}"

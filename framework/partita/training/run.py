@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_schema.metrics import direction_of
+from partita_schema.nearest import nearest
 from partita_schema.trainer import FinetuneTrainer
 from partita_trainers.base import Metrics, Trainer, TrainerContext, TrainResult
 from partita_trainers.batch_size.cache import Cache
@@ -300,8 +300,8 @@ def check_validation_metric(config: Config) -> None:
     if full in known or ".field." in full:
         return
     short = [name.removeprefix(first) for name in known]
-    near = get_close_matches(wanted, [*short, *known], n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    near = nearest(wanted, [*short, *known]) or [name for name in known if name.endswith(f".{wanted}")]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
     raise ConfigError([Problem("trainer.validation_metric", f"no metric is named {wanted}; {hint}")])
 
 
