@@ -1,4 +1,5 @@
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +10,8 @@ from hypothesis import strategies as st
 
 from partita.data.batching.cursor import Cursor, short_parts
 from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.interleaved_reader import InterleavedReader
+from partita.data.streams.interleaved_reader import InterleavedReader, pack, unpack
 from partita.data.streams.loader import count_lanes
-from partita.data.streams.packing import pack
 from partita_schema.errors import ResumeError
 
 from ....properties import examples
@@ -272,8 +272,9 @@ class Far(Numbers):
     """Rows far behind the beginning of files of a terabyte, dealt to several lanes."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+        digits = random.Random(f"{self.name} {shard}")  # without a pattern that could be compressed
         while True:
-            yield StreamRow(shard, 1, {}), [999_999_999_999 - shard, 999_999_999 - shard, 999_999_999]
+            yield StreamRow(shard, 1, {}), [digits.randrange(10 ** (n - 1), 10**n) for n in (12, 9, 9)]
 
 
 @pytest.mark.parametrize("num_sources", [1, 2, 3, 4, 5, 6, 8, 10, 16, 24, 48])
@@ -298,3 +299,37 @@ def test_a_position_of_any_mix_is_smaller_than_4_kb(num_sources: int, batches: i
 
     assert len(json.dumps(cursor.to_json())) < 4096
     assert sum(len(own._open) for own in taken._lanes) >= num_sources
+
+
+numbers = st.none() | st.integers() | st.integers(0, 10**12)
+values = st.recursive(numbers, lambda inside: st.lists(inside, max_size=5), max_leaves=20)
+
+
+@given(values)
+def test_what_is_packed_comes_back_through_json(value: Any) -> None:
+    text = pack(value)
+
+    assert unpack(json.loads(json.dumps(text))) == value
+    assert len(json.dumps(text)) == len(text) + 2
+
+
+def test_a_place_in_a_large_file_is_short() -> None:
+    assert len(pack([999_999_999_999, 999_999_999, 999_999_999])) <= 25
+
+
+@given(
+    st.text().filter(lambda text: not text.isascii())
+    | st.binary()
+    | st.lists(st.integers())
+    | st.integers()
+    | st.none()
+)
+def test_what_is_not_packed_is_damaged(found: Any) -> None:
+    with pytest.raises(ResumeError, match="the data position is damaged; continue from an older checkpoint"):
+        unpack(found)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+def test_a_text_that_was_cut_is_damaged(cut: int) -> None:
+    with pytest.raises(ResumeError, match="the data position is damaged"):
+        unpack(pack([10**9, [4, 5], None])[:-cut])
