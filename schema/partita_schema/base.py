@@ -12,6 +12,9 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+Refusal = tuple[str, str]
+"""What a rule between sections yields: a key of the file, and why it is not allowed and what to write instead."""
+
 
 class ConfigModel(BaseModel):
     """Base class of configuration models: immutable, and an unknown key is an error.

@@ -4,16 +4,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from partita_schema.backend import EndpointBackendConfig
-from partita_schema.base import is_set
+from partita_schema.base import Refusal, is_set
 from partita_schema.grammar import grammar_mistake
 from partita_schema.outputs import OutputFeature
 
 if TYPE_CHECKING:
     from partita_schema.config import Config
 
-Refusal = tuple[str, str]
-"""A key of the file, and why it is not allowed and what to write instead."""
-
+READ_ANSWERS = (
+    ("decoder", "match"),
+    ("decoder", "fallback_label"),
+    ("preprocessing", "fallback_label"),
+    ("preprocessing", "max_sequence_length"),
+)
+"""Options of an output that read a generated answer; they have no effect on a label that is chosen."""
 NOT_IN_SLOTS = ("num_beams", "guidance_scale", "slots")
 """Generation options that do not work with continuous batching."""
 NOT_GENERATING = ("logprobs",)
@@ -62,12 +66,7 @@ def refused_by_scoring(config: "Config", output: OutputFeature, at: str) -> Iter
         yield f"{at}.decoder.scoring", "only the label of a single output is scored; remove it, or the other outputs"
     if config.data.formatter is not None:
         yield "data.formatter", "a custom formatter writes answers that scoring does not know; remove it, or scoring"
-    for part, key in (
-        ("decoder", "match"),
-        ("decoder", "fallback_label"),
-        ("preprocessing", "fallback_label"),
-        ("preprocessing", "max_sequence_length"),
-    ):
+    for part, key in READ_ANSWERS:
         if is_set(getattr(output, part), key):
             yield f"{at}.{part}.{key}", f"{key} reads generated answers, and scoring generates none; remove one of both"
     for key in type(config.generation).model_fields:

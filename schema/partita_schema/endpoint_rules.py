@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from partita_schema.backend import EndpointBackendConfig
-from partita_schema.base import is_set
+from partita_schema.base import Refusal, is_set
 from partita_schema.features import TextInput
 from partita_schema.model import ModelParameters, NewModel
 
@@ -28,9 +28,6 @@ NOT_ON_SERVERS = (
 """Generation options that the OpenAI protocol does not have."""
 SIZES = ("batch_size", "eval_batch_size", "max_batch_size", "memory_budget")
 TOKENS = "tokens are counted by the server, which has the tokenizer"
-
-Refusal = tuple[str, str]
-"""A key of the file, and why it is not allowed and what to write instead."""
 
 
 def refused_by_endpoint(config: "Config") -> Iterator[Refusal]:

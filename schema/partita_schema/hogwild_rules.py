@@ -4,16 +4,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from partita_schema.backend import LocalBackendConfig
-from partita_schema.base import is_set
+from partita_schema.base import Refusal, is_set
+from partita_schema.constraint_rules import READ_ANSWERS
 from partita_schema.features import TextInput
 from partita_schema.model import EmbeddingBagModel, ModelParameters
 from partita_schema.trainer import HogwildTrainer
 
 if TYPE_CHECKING:
     from partita_schema.config import Config
-
-Refusal = tuple[str, str]
-"""A key of the file, and why it is not allowed and what to write instead."""
 
 SAME_IN_EVERY_ROW = ("task", "system", "examples", "retrieval", "chat")
 """Prompt options that give instructions to a language model."""
@@ -68,12 +66,7 @@ def refused_features(config: "Config") -> Iterator[Refusal]:
         reason = f"a bag of words chooses a label, and this is a {output.type}"
         yield "output_features.0.type", f"{reason}; write type: category, or a language model as base_model"
         return
-    for part, key in (
-        ("decoder", "match"),
-        ("decoder", "fallback_label"),
-        ("preprocessing", "fallback_label"),
-        ("preprocessing", "max_sequence_length"),
-    ):
+    for part, key in READ_ANSWERS:
         if is_set(getattr(output, part), key):
             reason = f"{key} reads generated answers, and a bag of words chooses a label"
             yield f"output_features.0.{part}.{key}", f"{reason}; remove it"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from partita_schema.adapter import AdaloraAdapter
 from partita_schema.backend import RayBackendConfig, TorchrunBackendConfig
+from partita_schema.base import Refusal
 from partita_schema.batching import TokenBudgetBatching
 from partita_schema.trainer import FinetuneTrainer
 
@@ -13,9 +14,6 @@ if TYPE_CHECKING:
 
 ELEMENTWISE = ("adamw", "adam", "sgd", "schedule_free_adamw")
 """Optimizers that update each weight independently, so sharded parameters give the same result."""
-
-Refusal = tuple[str, str]
-"""A key of the file, and why it is not allowed and what to write instead."""
 
 
 def refused_by_sharding(config: "Config") -> Iterator[Refusal]:

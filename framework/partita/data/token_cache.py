@@ -23,11 +23,11 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import NUMBERS, Ledger
 from partita.data.rows import Rows, digest
 from partita.data.token_files import DamagedTokens, TokenWriter, read_tokens
-from partita.data.tokenized import IN_THIS_PROCESS, TokenizedDataset, encoded_chunks, note_chunk
+from partita.data.tokenized import IN_THIS_PROCESS, TokenizedDataset, encoded_chunks, note_chunk, save_checked
 from partita.runs.files import WRITE_ERRORS, not_inherited
 from partita_schema.atomic import sync_folder
 from partita_schema.data import LoaderOptions
-from partita_schema.errors import DataError, WriteError
+from partita_schema.errors import WriteError
 
 logger = logging.getLogger(__name__)
 
@@ -124,11 +124,7 @@ class TokenCache:
         words = (f"{len(encoded):,}", split, origin, folder, f"{size / 1e6:,.1f}")
         logger.log(self._level, "tokens of %s %s rows %s: %s (%s MB)", *words)
         ledger.adopt(folder, split=split)
-        ledger.check()
-        ledger.save()
-        if not len(encoded):
-            total = len(rows) + len(rows.bad)
-            raise DataError(f"no {split} row can be used, of {total:,}:\n{ledger.main_reasons()}")
+        save_checked(ledger, rows, split=split, used=len(encoded) > 0)
         return encoded
 
     def record(self) -> dict[str, dict[str, Any]]:

@@ -72,11 +72,7 @@ class TokenizedDataset:
             flat.add(encoded, start)
             if progress is not None:
                 progress(min(chunk, len(rows) - start))
-        ledger.check()
-        ledger.save()
-        if not flat:
-            total = len(rows) + len(rows.bad)
-            raise DataError(f"no {split} row can be used, of {total:,}:\n{ledger.main_reasons()}")
+        save_checked(ledger, rows, split=split, used=bool(flat))
         parts = {"files": rows.fingerprint} | encoder.parts()
         return flat.finish(keys=rows.keys, parts=parts)
 
@@ -148,6 +144,15 @@ def encoded_chunks(
     )
     with EncodingWorkers(ChunkEncoder(encoder), options) as workers:
         yield from zip(begins, workers.map(raw, ahead=options.prefetch), strict=True)
+
+
+def save_checked(ledger: Ledger, rows: Rows, *, split: str, used: bool) -> None:
+    """Check and save the ledger after the last row. Raise DataError if there are too many bad rows, or none is used."""
+    ledger.check()
+    ledger.save()
+    if not used:
+        total = len(rows) + len(rows.bad)
+        raise DataError(f"no {split} row can be used, of {total:,}:\n{ledger.main_reasons()}")
 
 
 def note_chunk(rows: Rows, start: int, found: EncodedChunk, ledger: Ledger, *, split: str) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from partita.data.sources.lines import split_lines
+from partita.data.sources.lines import numbered_lines
 from partita.data.sources.records import (
     MAX_RAW,
     MAX_ROW_BYTES,
@@ -34,17 +34,10 @@ CUT_OFF = 16
 
 def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """Yield one JSON object per line; skip empty lines."""
-    number = 0
-    for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
-        number += count
+    for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
         if line is None:
             yield bad(number, too_long(max_row_bytes), "")
-            continue
-        if number == 1:
-            refuse_utf16(line, name)
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        text = line.strip()
-        if text:
+        elif text := line.strip():
             yield json_record(text, number)
 
 

@@ -4,10 +4,12 @@ import gzip
 import lzma
 import re
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple
 
+from partita.data.sources.records import refuse_utf16
 from partita_schema.errors import DataError
 
 BLOCK = 1 << 18
@@ -73,6 +75,20 @@ def split_lines(
                 left, too_long = [], True
     if size and offset < limit:
         yield Line(None if too_long else b"".join(left), offset + size, 1)
+
+
+def numbered_lines(stream: BinaryIO, name: str, *, max_row_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the number and text of each line of a text file, without its byte order mark; see `split_lines`.
+
+    Raises DataError if the file is UTF-16.
+    """
+    number = 0
+    for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
+        number += count
+        if number == 1 and line is not None:
+            refuse_utf16(line, name)
+            line = line.removeprefix(BOM_UTF8)
+        yield number, line
 
 
 def each_line(block: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from partita.data.sources.csv_reader import read_csv, read_tsv
 from partita.data.sources.json_reader import read_json, read_jsonl
-from partita.data.sources.lines import split_lines
+from partita.data.sources.lines import numbered_lines
 from partita.data.sources.records import (
     MAX_ROW_BYTES,
     Reader,
@@ -19,7 +19,6 @@ from partita.data.sources.records import (
     bad,
     dump,
     not_utf8,
-    refuse_utf16,
     too_long,
 )
 from partita_schema.dialogue_formats import PARLAI_FIELDS
@@ -30,15 +29,10 @@ LABELS = ("labels", "eval_labels")
 def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """Yield one row per episode, numbered by its first line; an episode with a malformed line is bad as a whole."""
     episode = ParlaiEpisode(max_row_bytes)
-    number = 0
-    for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
-        number += count
+    for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
         if line is None:
             episode.leave_out_line(number)
             continue
-        if number == 1:
-            refuse_utf16(line, name)
-            line = line.removeprefix(b"\xef\xbb\xbf")
         if not line.strip():
             continue
         episode.add(line.rstrip(b"\r\n"), number)
@@ -128,16 +122,12 @@ def unescaped(text: str) -> str:
 
 def read_txt(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """Yield one row per line, in the column `text`; skip empty lines."""
-    number = 0
-    for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
-        number += count
+    for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
         if line is None:
             yield bad(number, too_long(max_row_bytes), "")
             continue
-        if number == 1:
-            refuse_utf16(line, name)
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            text = line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             yield bad(number, not_utf8(error), line.decode("utf-8", "replace"))
             continue
