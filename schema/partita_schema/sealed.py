@@ -4,12 +4,13 @@ A document is an object whose key `checksum` is a hash of all other keys, indepe
 line is an object whose last key is a hash of the bytes before it.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
+
+from partita_schema.hashing import json_digest
 
 KEY = "checksum"
 LINE_END = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\n?\Z')
@@ -59,7 +60,7 @@ def unsealed(text: str | bytes, *, required: bool = False) -> dict[str, Any]:
 def document_sum(document: Mapping[str, Any]) -> str:
     """Return a hash of a document that does not depend on the order of its keys."""
     as_read = json.loads(json.dumps(document))  # converts numeric keys to strings and tuples to lists
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()[:16]
+    return json_digest(as_read)[:16]
 
 
 # Lines

@@ -1,11 +1,12 @@
 """One line of the journal: the result of a row, and the key that ties it to its prompt."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from partita.data.rows import digest
+from partita_schema.hashing import json_digest
 from partita_schema.sealed import unsealed_line
 
 Status = Literal["ok", "error", "skipped"]
@@ -49,17 +50,12 @@ RECORD_FIELDS = tuple(field.name for field in fields(PredictionRecord))
 
 def row_key(text: str, *, row: str, fingerprint: str) -> bytes:
     """Return the key of an answer: 16 bytes over the rendered prompt, the row's own key, and the job's fingerprint."""
-    digest = hashlib.blake2b(digest_size=KEY_BYTES)
-    for part in (text, row, fingerprint):
-        encoded = part.encode("utf-8", errors="surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little"))
-        digest.update(encoded)
-    return digest.digest()
+    return bytes.fromhex(digest(*(part.encode("utf-8", errors="surrogatepass") for part in (text, row, fingerprint))))
 
 
 def fingerprint_of(parts: Mapping[str, str]) -> str:
     """Return one hash over all parts of a fingerprint."""
-    return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()
+    return json_digest(dict(parts))
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from partita.data.episode import Episode
+from partita_schema.errors import shortened
 
 Message = Mapping[str, Any]
 """A message with `role` (system, user, assistant or tool) and `content`."""
@@ -188,5 +189,4 @@ def metrics_of(metrics: Any, method: str) -> None:
 
 def shown(value: Any) -> str:
     """Return the repr of a value, cut to 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
+    return shortened(repr(value), 80)

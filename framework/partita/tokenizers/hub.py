@@ -1,7 +1,6 @@
 """Where base models and adapters are, in a folder or on the Hub; their fingerprints, and what went wrong in loading."""
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, PartitaError
+from partita_schema.hashing import json_digest
 from partita_schema.model import NewModel
 from partita_schema.nearest import nearest
 from partita_schema.sealed import DamagedError, parse_json
@@ -261,8 +261,7 @@ DESCRIPTIONS = (
 
 def digest(*parts: Any) -> str:
     """Return 16 hexadecimal digits of the hash of JSON-serializable values."""
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return json_digest(parts, default=str)[:16]
 
 
 def folder_digest(folder: Path) -> str:

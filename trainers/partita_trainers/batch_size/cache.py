@@ -1,6 +1,5 @@
 """A cache of tuned batch sizes: one JSON file each, under a key of everything that determines the size."""
 
-import hashlib
 import json
 import logging
 import os
@@ -10,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from partita_schema.hashing import json_digest
 from partita_schema.sealed import sealed, unsealed
 from partita_trainers.batch_size.probe import BatchSize
 
@@ -64,8 +64,7 @@ class Cache:
 
     def file(self, key: Mapping[str, Any]) -> Path:
         """Return the path of the result for a key."""
-        text = json.dumps(complete(key), sort_keys=True)
-        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+        return self.folder / f"{json_digest(complete(key))[:24]}.json"
 
 
 def complete(key: Mapping[str, Any]) -> dict[str, Any]:
