@@ -3,21 +3,23 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from partita.backends.ray.event_queue import (
+    LogMessage,
     Message,
     ProgressClosed,
     ProgressMoved,
     ProgressOpened,
     RankFinished,
-    RankLogged,
     RankStarted,
 )
 from partita.backends.ray.rank import RankEndedError, run_rank
+from partita.backends.ray.worker import listen
 from partita.runs.progress import show_progress
 from partita_schema.errors import DataError
 from partita_trainers.interrupt import interruption
@@ -37,7 +39,7 @@ def told_of(work: Callable[[], Any], *, stop: threading.Event | None = None, qui
         try:
             run_rank(work, tell=told.append, is_stopping=stopping.is_set, threads="1", quiet=quiet)
         except RankEndedError:
-            told.append(RankLogged("raised", 0, ""))
+            told.append(LogMessage("raised", 0, ""))
 
     thread = threading.Thread(target=rank)
     thread.start()
@@ -58,7 +60,7 @@ def test_what_it_says_and_shows_is_reported_in_order() -> None:
     assert isinstance(came, RankStarted)
     assert (came.rank, came.ranks) == (0, 1)
     assert told == [
-        RankLogged("partita.training.run", logging.INFO, "7 rows"),
+        LogMessage("partita.training.run", logging.INFO, "7 rows"),
         ProgressOpened(1, 3, "training", 1),
         ProgressMoved(1, 2, {"loss": 0.25}),
         ProgressClosed(1),
@@ -82,7 +84,7 @@ def test_an_error_is_reported_with_its_traceback(error: Exception) -> None:
     assert str(left.error) == str(error)
     assert "in fail" in left.error.__notes__[0]
     assert left.error.__notes__[0].startswith("raised in rank 0 on ")
-    assert raised == RankLogged("raised", 0, "")
+    assert raised == LogMessage("raised", 0, "")
 
 
 def test_an_error_that_cannot_be_sent_is_reported_by_its_name() -> None:
@@ -128,3 +130,13 @@ def test_anything_else_is_interrupted() -> None:
 
     assert isinstance(left, RankFinished)
     assert isinstance(left.error, KeyboardInterrupt)
+
+
+def test_a_worker_sends_its_warnings_and_nothing_below() -> None:
+    messages = deque[LogMessage]()
+    listen(messages)
+
+    logging.getLogger("partita.generation").warning("%d rows left out", 2)
+    logging.getLogger("partita_trainers").info("nothing to say")
+
+    assert list(messages) == [LogMessage("partita.generation", logging.WARNING, "2 rows left out")]

@@ -11,13 +11,13 @@ import pytest
 from partita.backends.ray.event_queue import (
     EventQueue,
     JobFinished,
+    LogMessage,
     Posted,
     ProgressClosed,
     ProgressMoved,
     ProgressOpened,
     RankDied,
     RankFinished,
-    RankLogged,
     RankStarted,
 )
 from partita.backends.ray.rank_monitor import END_SECONDS, follow
@@ -83,7 +83,7 @@ def test_what_rank_0_has_made_is_what_comes_of_it(
     shown: list[Posted] = [
         ("a", ProgressOpened(1, 4, "training", 1)),
         ("a", ProgressMoved(1, 3, {"loss": 0.5})),
-        ("a", RankLogged("partita.training.run", 30, "2 rows left out")),
+        ("a", LogMessage("partita.training.run", 30, "2 rows left out")),
         ("a", ProgressClosed(1)),
     ]
     ranks = Script(
@@ -113,7 +113,7 @@ def test_ranks_that_do_not_end_with_the_others_are_waited_for_a_few_seconds() ->
 
 
 def test_a_death_is_reported_in_a_line_and_what_old_ranks_say_is_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    late: list[Posted] = [("b", RankLogged("partita", 40, "too late")), ("b", RankFinished(DataError("too late")))]
+    late: list[Posted] = [("b", LogMessage("partita", 40, "too late")), ("b", RankFinished(DataError("too late")))]
     end: list[Posted] = [("c", RankFinished(None, "made")), ("d", RankFinished(None)), ("", JobFinished())]
 
     assert followed(Script(BOTH, [("a", ProgressOpened(1, 9, "training", 0))], DEATH, late, ANEW, end)) == "made"

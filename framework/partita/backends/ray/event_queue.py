@@ -22,8 +22,8 @@ class RankStarted:
 
 
 @dataclass(frozen=True)
-class RankLogged:
-    """A log record of a rank."""
+class LogMessage:
+    """A log record of a rank or a worker."""
 
     logger: str
     level: int
@@ -84,7 +84,7 @@ class JobFinished:
     """Whether the reason is that ranks died."""
 
 
-Message = RankStarted | RankLogged | ProgressOpened | ProgressMoved | ProgressClosed | RankFinished
+Message = RankStarted | LogMessage | ProgressOpened | ProgressMoved | ProgressClosed | RankFinished
 """A message from a rank."""
 Posted = tuple[str, Message | RankDied | JobFinished]
 """The sender and the message."""

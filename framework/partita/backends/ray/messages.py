@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from partita.backends.ray.event_queue import LogMessage
 from partita.backends.ray.work_items import WorkItem
 from partita.generation.requests import BatchResult
 from partita.lm.base import GenerationOptions
@@ -76,14 +77,6 @@ class WorkerJob:
     token_budget: int | None
     prefix: Sequence[int]
     """Tokens that all prompts begin with."""
-
-
-@dataclass(frozen=True)
-class LogMessage:
-    """A log message of a worker."""
-
-    level: int
-    text: str
 
 
 @dataclass(frozen=True)

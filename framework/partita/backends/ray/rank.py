@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 import torch
 
 from partita.backends.ray.event_queue import (
+    LogMessage,
     Message,
     ProgressClosed,
     ProgressMoved,
     ProgressOpened,
     RankFinished,
-    RankLogged,
     RankStarted,
 )
 from partita.distributed.init import available_cores, own_threads
@@ -43,6 +43,8 @@ LET_IT_END = 5.0
 """Seconds that a rank waits before exiting after another one failed, so that the other's failure is noticed first."""
 
 
+PACKAGES = ("partita", "partita_trainers", "partita_schema")
+"""Loggers whose records are forwarded."""
 Tell = Callable[[Message], None]
 
 
@@ -109,19 +111,19 @@ def as_told(error: BaseException) -> BaseException:
 class LogForwarder(logging.Handler):
     """Forwards log records as messages."""
 
-    def __init__(self, tell: Tell) -> None:
-        super().__init__()
+    def __init__(self, tell: Callable[[LogMessage], None], level: int = logging.NOTSET) -> None:
+        super().__init__(level)
         self.tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
         """Forward a record."""
-        self.tell(RankLogged(record.name, record.levelno, self.format(record)))
+        self.tell(LogMessage(record.name, record.levelno, self.format(record)))
 
 
 def say_to(tell: Tell, *, rank: int, quiet: bool) -> None:
     """Forward the logs of partita's packages that `show_log` would show on this rank."""
     show_log(quiet=quiet, rank=rank)
-    for name in ("partita", "partita_trainers", "partita_schema"):
+    for name in PACKAGES:
         logger, forwarder = logging.getLogger(name), LogForwarder(tell)
         forwarder.setFormatter(logger.handlers[0].formatter)
         logger.handlers = [forwarder]

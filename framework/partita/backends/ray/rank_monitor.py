@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from partita.backends.ray.event_queue import (
     JobFinished,
+    LogMessage,
     Message,
     Posted,
     ProgressClosed,
@@ -16,7 +17,6 @@ from partita.backends.ray.event_queue import (
     ProgressOpened,
     RankDied,
     RankFinished,
-    RankLogged,
     RankStarted,
 )
 from partita.runs.progress import show_progress
@@ -183,7 +183,7 @@ class RankMonitor:
         match message:
             case RankStarted():
                 self.attempt.came[sender] = message
-            case RankLogged():
+            case LogMessage():
                 logging.getLogger(message.logger).log(message.level, "%s", message.text)
             case ProgressOpened():
                 self.open(sender, message)

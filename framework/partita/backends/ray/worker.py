@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from partita.backends.ray.messages import LoadRequest, LogMessage, ModelFacts, Offer, WorkerJob, WorkerLocation
+from partita.backends.ray.event_queue import LogMessage
+from partita.backends.ray.messages import LoadRequest, ModelFacts, Offer, WorkerJob, WorkerLocation
+from partita.backends.ray.rank import PACKAGES, LogForwarder
 from partita.backends.ray.work_items import WorkItem
 from partita.distributed.init import available_cores, own_threads
 from partita.distributed.world import DistributedEnv
@@ -285,23 +287,11 @@ class HandedRows:
             del self.known[row]
 
 
-class Listener(logging.Handler):
-    """Collects warnings for the process of the command."""
-
-    def __init__(self, remarks: deque[LogMessage]) -> None:
-        super().__init__(logging.WARNING)
-        self.remarks = remarks
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Collect a record."""
-        self.remarks.append(LogMessage(record.levelno, record.getMessage()))
-
-
 def listen(remarks: deque[LogMessage]) -> None:
     """Collect the warnings of partita's packages, and keep other log output off the screen."""
     show_log(quiet=True)
-    for name in ("partita", "partita_trainers", "partita_schema"):
-        logging.getLogger(name).handlers = [Listener(remarks)]
+    for name in PACKAGES:
+        logging.getLogger(name).handlers = [LogForwarder(remarks.append, logging.WARNING)]
 
 
 def chosen(prompts: Mapping[int, list[int]], rows: Sequence[int]) -> list[list[int]]:

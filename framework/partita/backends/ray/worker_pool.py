@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from partita.backends.ray.event_queue import LogMessage
 from partita.backends.ray.messages import (
     Event,
     LoadRequest,
-    LogMessage,
     ModelFacts,
     Offer,
     WorkerBackend,
