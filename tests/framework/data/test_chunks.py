@@ -46,7 +46,7 @@ def test_the_expander_of_a_chunk_is_made_once(
         made.append(build_expander(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr("partita.data.dialogue.build_expander", counted)
+    monkeypatch.setattr("partita.data.formatting.formatter.build_expander", counted)
     encoder(RawChunk([json.dumps(SAID).encode()] * 20, [f"a:{number}" for number in range(20)]))
 
     assert len(made) == 1
