@@ -81,7 +81,7 @@ class LoaderOptions(ConfigModel):
     """Number of processes that tokenize rows in the background; 0 tokenizes in the training process. Batches do not
     depend on this number."""
     prefetch: PositiveInt = 2
-    """How much data workers prepare in advance: for streams, the number of windows over all lanes; for other
+    """How much data workers prepare in advance: for streams, the number of windows over all shard groups; for other
     data, the number of chunks of 1,000 rows per worker."""
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     """How worker processes are started. Default: the default of the operating system."""

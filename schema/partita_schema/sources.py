@@ -19,7 +19,7 @@ class FileSource(ConfigModel):
     """File, glob, or URL that fsspec can open. Relative paths are relative to the folder of the YAML file."""
     streaming: StrictBool = False
     """Read rows while training, for data that is larger than memory or endless. Memory holds one window of rows per
-    lane, plus the windows that loader workers read ahead. There are up to 16 lanes, a number that divides
+    shard group, plus the windows that loader workers read ahead. There are up to 16 shard groups, a number that divides
     the micro-batches of an optimizer step."""
 
 
@@ -37,7 +37,7 @@ class HubSource(ConfigModel):
     revision: Name | None = None
     """Branch, tag or commit of the dataset. Default: the main branch."""
     streaming: StrictBool = False
-    """Read rows while training. Memory holds one window of rows per lane, as for files."""
+    """Read rows while training. Memory holds one window of rows per shard group, as for files."""
 
 
 class CustomSource(ConfigModel):

@@ -30,21 +30,21 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def told_of(work: Callable[[], Any], *, stop: threading.Event | None = None, quiet: bool = False) -> list[Message]:
+def messages_of(work: Callable[[], Any], *, stop: threading.Event | None = None, quiet: bool = False) -> list[Message]:
     """What a rank tells of its work."""
-    told: list[Message] = []
+    messages: list[Message] = []
     stopping = stop or threading.Event()
 
     def rank() -> None:
         try:
-            run_rank(work, tell=told.append, is_stopping=stopping.is_set, threads="1", quiet=quiet)
+            run_rank(work, send=messages.append, is_stopping=stopping.is_set, threads="1", quiet=quiet)
         except RankEndedError:
-            told.append(LogMessage("raised", 0, ""))
+            messages.append(RankLogged("raised", 0, ""))
 
     thread = threading.Thread(target=rank)
     thread.start()
     thread.join()
-    return told
+    return messages
 
 
 def test_what_it_says_and_shows_is_reported_in_order() -> None:
@@ -55,12 +55,12 @@ def test_what_it_says_and_shows_is_reported_in_order() -> None:
             progress.advance(1, loss=0.25)
         return "made"
 
-    came, *told = told_of(work)
+    came, *messages = messages_of(work)
 
     assert isinstance(came, RankStarted)
     assert (came.rank, came.ranks) == (0, 1)
-    assert told == [
-        LogMessage("partita.training.run", logging.INFO, "7 rows"),
+    assert messages == [
+        RankLogged("partita.training.run", logging.INFO, "7 rows"),
         ProgressOpened(1, 3, "training", 1),
         ProgressMoved(1, 2, {"loss": 0.25}),
         ProgressClosed(1),
@@ -69,7 +69,7 @@ def test_what_it_says_and_shows_is_reported_in_order() -> None:
 
 
 def test_what_is_quiet_is_not_reported() -> None:
-    assert len(told_of(lambda: logging.getLogger("partita.training.run").info("7 rows"), quiet=True)) == 2
+    assert len(messages_of(lambda: logging.getLogger("partita.training.run").info("7 rows"), quiet=True)) == 2
 
 
 @pytest.mark.parametrize("error", [DataError("row 7 is empty"), ZeroDivisionError("division by zero")])
@@ -77,7 +77,7 @@ def test_an_error_is_reported_with_its_traceback(error: Exception) -> None:
     def fail() -> None:
         raise error
 
-    *_, left, raised = told_of(fail)
+    *_, left, raised = messages_of(fail)
 
     assert isinstance(left, RankFinished)
     assert type(left.error) is type(error)
@@ -94,7 +94,7 @@ def test_an_error_that_cannot_be_sent_is_reported_by_its_name() -> None:
     def fail() -> None:
         raise Local("of a class that only exists here")
 
-    left = told_of(fail)[-2]
+    left = messages_of(fail)[-2]
 
     assert isinstance(left, RankFinished)
     assert str(left.error) == "Local: of a class that only exists here"
@@ -104,15 +104,15 @@ def test_who_takes_steps_is_stopped_behind_one() -> None:
     stop = threading.Event()
 
     def work() -> int:
-        with interruption("stopping after this step") as asked:
+        with interruption("stopping after this step") as interrupt:
             for step in range(10_000):
                 stop.set()
                 time.sleep(0.01)
-                if asked.asked:
+                if interrupt.requested:
                     return step
         return -1
 
-    left = told_of(work, stop=stop)[-1]
+    left = messages_of(work, stop=stop)[-1]
 
     assert isinstance(left, RankFinished)
     assert left.result >= 0
@@ -126,7 +126,7 @@ def test_anything_else_is_interrupted() -> None:
         for _ in range(10_000):
             time.sleep(0.01)
 
-    left = told_of(work, stop=stop)[-2]
+    left = messages_of(work, stop=stop)[-2]
 
     assert isinstance(left, RankFinished)
     assert isinstance(left.error, KeyboardInterrupt)

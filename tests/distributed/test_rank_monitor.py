@@ -173,27 +173,27 @@ def test_who_is_asked_to_stop_asks_the_ranks_and_waits_for_their_end(number: sig
 
 def test_nobody_starts_again_once_the_board_is_reported_to_stop() -> None:
     board = EventQueue()
-    board.tell("a", RankStarted(0, 1, "node-0", 11), "actor")
+    board.post("a", RankStarted(0, 1, "node-0", 11), "actor")
     assert not board.is_stopping()
     board.stop()
     assert board.is_stopping()
-    assert board.lose([0])
+    assert board.record_deaths([0])
     assert not any(isinstance(message, RankDied) for _, message in board.fetch()[0])
 
 
 def test_the_board_says_whether_a_death_ends_all() -> None:
     board = EventQueue()
-    board.tell("a", RankStarted(0, 2, "node-0", 11), "actor")
-    board.tell("a", RankFinished(LostRankError("gone")), "actor")
-    assert not board.lose([0, 1]), "it has ended with another one"
-    board.tell("c", RankStarted(0, 2, "node-0", 21), "another")
+    board.post("a", RankStarted(0, 2, "node-0", 11), "actor")
+    board.post("a", RankFinished(LostRankError("gone")), "actor")
+    assert not board.record_deaths([0, 1]), "it has ended with another one"
+    board.post("c", RankStarted(0, 2, "node-0", 21), "another")
     assert board.is_at_work()
-    board.tell("c", RankFinished(DataError("row 7 is empty")), "another")
+    board.post("c", RankFinished(DataError("row 7 is empty")), "another")
     assert not board.is_at_work()
-    assert board.lose([0])
+    assert board.record_deaths([0])
 
-    told, ranks = board.fetch()
+    messages, ranks = board.fetch()
 
-    assert [message for _, message in told if isinstance(message, RankDied)] == [RankDied([0, 1], ["a"])]
+    assert [message for _, message in messages if isinstance(message, RankDied)] == [RankDied([0, 1], ["a"])]
     assert ranks == {"a": "actor", "": None, "c": "another"}
     assert board.fetch()[0] == []

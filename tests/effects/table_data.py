@@ -9,7 +9,7 @@ CSV: Config = {"type": "csv", "path": "rows.csv"}
 JSONL: Config = {"type": "jsonl", "path": "rows.jsonl"}
 HUB: Config = {"type": "hub", "name": "hub", "subset": "one"}
 CUSTOM: Config = {"type": "custom", "target": "programs_of_effects:Numbered"}
-TOLD: Config = {"type": "simulation", "path": "told/predicted.jsonl", "select": "corrected"}
+MAX_UNEVENNESS: Config = {"type": "simulation", "path": "told/predicted.jsonl", "select": "corrected"}
 STREAM: Config = {
     "data": {"split": None, "batching": {"type": "fixed"}},
     "trainer": {"skip_all_evaluation": True},
@@ -99,10 +99,10 @@ def transcripts(place: str) -> dict[str, Flip]:
 
     path = f"{place}[simulation]"
     return {
-        f"{path}.type": Flip({"type": "jsonl", "path": "more-talks.jsonl"}, given=given(TOLD)),
-        f"{path}.path": Flip("more-told/predicted.jsonl", given=given(TOLD)),
-        f"{path}.select": Flip("all", given=given(TOLD)),
-        f"{path}.target": Flip("every_agent_turn", given=given(TOLD)),
+        f"{path}.type": Flip({"type": "jsonl", "path": "more-talks.jsonl"}, given=given(MAX_UNEVENNESS)),
+        f"{path}.path": Flip("more-told/predicted.jsonl", given=given(MAX_UNEVENNESS)),
+        f"{path}.select": Flip("all", given=given(MAX_UNEVENNESS)),
+        f"{path}.target": Flip("every_agent_turn", given=given(MAX_UNEVENNESS)),
     }
 
 

@@ -78,7 +78,7 @@ def test_a_stream_is_trained_validated_and_recorded(
     batches = manifest["batches"]
     assert (batches["rows"], batches["steps"]) == (80, 10)
     assert 0 < batches["waited_seconds"] < batches["seconds"]
-    assert "a stream of 3 shards in 1 lane; its first 80 rows: " in caplog.text
+    assert "a stream of 3 shards in 1 shard group; its first 80 rows: " in caplog.text
     assert "training: 1 of 81 rows left out" in caplog.text
 
 
@@ -167,7 +167,9 @@ def test_a_plan_and_a_look_at_a_stream(colours: Any, tmp_path: Path) -> None:
     seen = preview(loaded.config, folder=tmp_path, count=2)
 
     assert (plan.rows, plan.steps_per_epoch, plan.steps) == (None, None, 10)
-    assert (plan.shards, plan.lanes, plan.measured_rows, plan.batches_per_step) == (6, 2, 80, 2), "one file of 5 is cut"
+    assert (plan.shards, plan.num_groups, plan.measured_rows, plan.batches_per_step) == (6, 2, 80, 2), (
+        "one file of 5 is cut"
+    )
     assert (len(seen.rows), seen.streamed) == (2, True)
 
 

@@ -14,10 +14,10 @@ def test_the_first_signal_is_remembered_and_the_second_stops_at_once(
     number: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = signal.getsignal(number)
-    with caplog.at_level("INFO"), interruption("stopping soon") as asked:
-        assert not asked.asked
+    with caplog.at_level("INFO"), interruption("stopping soon") as interrupt:
+        assert not interrupt.requested
         os.kill(os.getpid(), number)
-        assert asked.asked
+        assert interrupt.requested
         assert caplog.messages == ["stopping soon; once more to stop at once"]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
@@ -28,10 +28,10 @@ def test_the_first_signal_is_remembered_and_the_second_stops_at_once(
 def test_a_signal_that_the_process_ignores_stays_ignored(number: signal.Signals) -> None:
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        with interruption("stopping soon") as asked:
+        with interruption("stopping soon") as interrupt:
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)
-        assert not asked.asked
+        assert not interrupt.requested
         assert signal.getsignal(number) == signal.SIG_IGN
     finally:
         signal.signal(number, before)
@@ -41,8 +41,8 @@ def test_other_threads_hear_nothing() -> None:
     found: list[bool] = []
 
     def work() -> None:
-        with interruption("stopping soon") as asked:
-            found.append(asked.asked)
+        with interruption("stopping soon") as interrupt:
+            found.append(interrupt.requested)
 
     before = [signal.getsignal(number) for number in SIGNALS]
     thread = threading.Thread(target=work)
@@ -56,8 +56,8 @@ def test_a_thread_is_asked_by_another_one() -> None:
     found = []
 
     def work() -> None:
-        with interruption("stopping soon") as asked:
-            found.extend([asked.asked, ask_to_stop(), asked.asked])
+        with interruption("stopping soon") as interrupt:
+            found.extend([interrupt.requested, ask_to_stop(), interrupt.requested])
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -206,7 +206,7 @@ class FinetuneRun:
         if self.step >= total or self.stopped_early:
             return
         with (
-            interruption("stopping after this step") as asked,
+            interruption("stopping after this step") as interrupt,
             self.run.progress(total, "training", completed=self.step) as progress,
             open_steps(self.batches) as steps,
         ):
@@ -215,7 +215,7 @@ class FinetuneRun:
                 started = time.perf_counter()
                 share = learning_rate_share(self.config.learning_rate_scheduler, step=self.step, total_steps=total)
                 rate = self.learning_rate * share
-                outcome = self.take_step(step, number=self.step, learning_rate=rate, stop=lambda: asked.asked)
+                outcome = self.take_step(step, number=self.step, learning_rate=rate, stop=lambda: interrupt.requested)
                 seconds = time.perf_counter() - started
                 record = step_record(outcome, number=self.step, epoch=step.epoch, learning_rate=rate, seconds=seconds)
                 self.run.log_step(record | self.sources.add(step, self.process_group))

@@ -110,7 +110,7 @@ class HogwildRun:
         )
         self.counts.step.value = self.step
         with (
-            interruption("stopping after this batch") as asked,
+            interruption("stopping after this batch") as interrupt,
             self.run.progress(total, "training", completed=self.step) as progress,
             HogwildWorkers(shared, self.config.workers) as workers,
         ):
@@ -118,27 +118,27 @@ class HogwildRun:
 
             def look() -> None:
                 nonlocal shown
-                self.counts.stop.value = asked.asked
+                self.counts.stop.value = interrupt.requested
                 claimed = self.counts.claimed
                 progress.advance(claimed - shown, epoch=claimed / shared.steps_per_epoch)
                 shown = claimed
 
-            workers.answers(look=look)
+            workers.wait_for_all(look=look)
             while self.step < total:
                 until = (self.step // shared.steps_per_epoch + 1) * shared.steps_per_epoch
                 started = time.perf_counter()
                 cpu_seconds = workers.run(until, look=look)
                 self.step = self.counts.claimed
                 self.log(cpu_seconds, seconds=time.perf_counter() - started, per_epoch=shared.steps_per_epoch)
-                self.maybe_evaluate_and_save(asked, ended=self.step == until, last=self.step == total)
+                self.maybe_evaluate_and_save(interrupt, ended=self.step == until, last=self.step == total)
 
-    def maybe_evaluate_and_save(self, asked: Interruption, *, ended: bool, last: bool) -> None:
+    def maybe_evaluate_and_save(self, interrupt: Interruption, *, ended: bool, last: bool) -> None:
         """Evaluate after a completed epoch, and save. Raises KeyboardInterrupt if the user asked to stop."""
         if ended and not last and "validation" in self.work.splits:
             metrics = self.work.evaluate("validation", True, ANSWERED_ROWS)
             self.run.report(metrics, step=self.step, split="validation")
         self.save()
-        if asked.asked and not last:
+        if interrupt.requested and not last:
             logger.info("saved step %d", self.step)
             raise KeyboardInterrupt
 

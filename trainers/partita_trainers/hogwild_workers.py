@@ -43,16 +43,16 @@ class HogwildWorkers:
     def run(self, until: int, *, look: Callable[[], None]) -> float:
         """Train the batches before `until`, an index in this epoch, and return the CPU seconds of all workers.
 
-        `look` and errors are as in `answers`.
+        `look` and errors are as in `wait_for_all`.
         """
         for number, link in enumerate(self.links):
             try:
                 link.send(until)
             except OSError:
-                raise self.gone(number) from None
-        return self.answers(look=look)
+                raise self.worker_error(number) from None
+        return self.wait_for_all(look=look)
 
-    def answers(self, *, look: Callable[[], None]) -> float:
+    def wait_for_all(self, *, look: Callable[[], None]) -> float:
         """Wait for one message from every worker and return their sum: 0 when ready, CPU seconds after an epoch.
 
         `look` is called periodically. Raises TrainingError if a worker fails or is gone.
@@ -62,16 +62,16 @@ class HogwildWorkers:
             ready = wait(list(left.values()), timeout=LOOK_SECONDS)
             look()
             for number in [number for number, link in left.items() if link in ready]:
-                seconds += self.told(number)
+                seconds += self.cpu_seconds(number)
                 del left[number]
         return seconds
 
-    def told(self, number: int) -> float:
+    def cpu_seconds(self, number: int) -> float:
         """Receive a worker's CPU seconds. Raises TrainingError for any other message."""
         try:
             message = self.links[number].recv()
         except (EOFError, OSError):
-            raise self.gone(number) from None
+            raise self.worker_error(number) from None
         if isinstance(message, float):
             return message
         raised = str(message).strip()
@@ -79,7 +79,7 @@ class HogwildWorkers:
         advice = "; write a lower trainer.learning_rate" if last.startswith("FloatingPointError") else ""
         raise TrainingError(f"hogwild's worker {number} failed: {last}{advice}\n{raised}")
 
-    def gone(self, number: int) -> TrainingError:
+    def worker_error(self, number: int) -> TrainingError:
         """Return the error for a worker that exited during its work."""
         process = self.processes[number]
         process.join(SECONDS_TO_END)

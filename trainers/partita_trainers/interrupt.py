@@ -26,51 +26,51 @@ LISTENING: "list[Interruption]" = []
 def ask_to_stop() -> bool:
     """Request a stop, as a first Ctrl-C does. Return False if no interruption is active in this process."""
     listening = list(LISTENING)
-    for asked in listening:
-        if not asked.asked:
-            asked.remember()
+    for interrupt in listening:
+        if not interrupt.requested:
+            interrupt.record()
     return bool(listening)
 
 
 class Interruption:
     """Whether a stop was requested."""
 
-    def __init__(self, told: str) -> None:
-        """`told` is the message that is logged at the request."""
-        self.told = told
-        self.asked = False
+    def __init__(self, message: str) -> None:
+        """`message` is the message that is logged at the request."""
+        self.message = message
+        self.requested = False
         self.since = 0.0
         """Time of the request, by the monotonic clock."""
 
-    def ask(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: record the first one, raise KeyboardInterrupt on the second."""
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self.remember()
-        logger.info("%s; once more to stop at once", self.told)
+        self.record()
+        logger.info("%s; once more to stop at once", self.message)
 
-    def remember(self) -> None:
+    def record(self) -> None:
         """Record that a stop was requested now."""
-        self.asked, self.since = True, time.monotonic()
+        self.requested, self.since = True, time.monotonic()
 
 
 @contextmanager
-def interruption(told: str) -> Iterator[Interruption]:
+def interruption(message: str) -> Iterator[Interruption]:
     """Record the first Ctrl-C or SIGTERM inside the context instead of raising KeyboardInterrupt.
 
     Signals are not handled outside the main thread, nor if the process was started to ignore them, as background jobs
     of a script ignore Ctrl-C. `ask_to_stop` works in any thread.
     """
-    asked = Interruption(told)
+    interrupt = Interruption(message)
     heard: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
         heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, asked.ask) for number in heard}
-    LISTENING.append(asked)
+    before = {number: signal.signal(number, interrupt.handle) for number in heard}
+    LISTENING.append(interrupt)
     try:
-        yield asked
+        yield interrupt
     finally:
-        LISTENING.remove(asked)
+        LISTENING.remove(interrupt)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -13,7 +13,7 @@ from partita_schema.backend import EndpointBackendConfig
 from partita_schema.errors import ConfigError, PartitaError, Problem
 from partita_schema.load import load_config
 
-ASKED_AS_HERE = ("version", "model_parameters", "trust_remote_code", "seed", "prompt", "generation", "preprocessing")
+SHARED_SECTIONS = ("version", "model_parameters", "trust_remote_code", "seed", "prompt", "generation", "preprocessing")
 """Sections that also apply to another base model."""
 
 
@@ -75,10 +75,10 @@ def with_base_model(context: RunContext, agent: ModelAgentConfig) -> Mapping[str
     """Return the settings of the file with the base model of an agent, for inference only."""
     settings = context.config.model_dump(mode="json")
     features = ("input_features", "output_features", "defaults")
-    sections = {section: settings[section] for section in (*ASKED_AS_HERE, *features)}
+    sections = {section: settings[section] for section in (*SHARED_SECTIONS, *features)}
     dialogue = settings["data"]["dialogue"]
-    asking = ("batch_size", "eval_batch_size", "max_batch_size", "memory_budget")
-    trainer = {key: settings["trainer"][key] for key in asking if key in settings["trainer"]}
+    size_keys = ("batch_size", "eval_batch_size", "max_batch_size", "memory_budget")
+    trainer = {key: settings["trainer"][key] for key in size_keys if key in settings["trainer"]}
     return sections | {
         "base_model": agent.base_model,
         "quantization": settings["quantization"],

@@ -39,7 +39,7 @@ class DataPlan:
     """Steps of the whole run; None if nothing limits it."""
     shards: int | None = None
     """Number of shards of a stream."""
-    lanes: int | None = None
+    num_groups: int | None = None
     """Number of shard groups in which they are read."""
 
     def record(self) -> dict[str, Any]:
@@ -60,8 +60,9 @@ class DataPlan:
             rows, tokens = counted(self.rows, "training row"), counted(self.tokens or 0, "token")
             return f"{rows}, {tokens}, longest {self.longest:,}"
         return (
-            f"a stream of {counted(self.shards or 1, 'shard')} in {counted(self.lanes or 1, 'lane')}; its first "
-            f"{counted(self.measured_rows, 'row')}: {self.mean_tokens:,.0f} tokens on average, longest {self.longest:,}"
+            f"a stream of {counted(self.shards or 1, 'shard')} in {counted(self.num_groups or 1, 'shard group')}; its "
+            f"first {counted(self.measured_rows, 'row')}: {self.mean_tokens:,.0f} tokens on average, longest "
+            f"{self.longest:,}"
         )
 
 
@@ -114,7 +115,7 @@ def plan_of_stream(
     batches_per_step: int,
     steps: int | None,
     shards: int,
-    lanes: int,
+    num_groups: int,
     reason: str = "",
 ) -> DataPlan:
     """Return the plan of streamed rows.
@@ -126,7 +127,7 @@ def plan_of_stream(
         batches_per_step: Batches in one optimizer step, over all ranks.
         steps: Optimizer steps of the run; None if nothing limits it.
         shards: Number of shards.
-        lanes: Number of shard groups.
+        num_groups: Number of shard groups.
         reason: Why this batching was chosen.
     """
     return DataPlan(
@@ -143,7 +144,7 @@ def plan_of_stream(
         steps_per_epoch=None,
         steps=steps,
         shards=shards,
-        lanes=lanes,
+        num_groups=num_groups,
     )
 
 

@@ -43,23 +43,23 @@ class TrainingStreams:
     max_row_bytes: int = MAX_ROW_BYTES
     """Maximum size of a line of a text file in bytes."""
 
-    def plan(self, policy: Policy, *, lanes: int) -> ShardPlan:
-        """Return the plan of `lanes` shard groups; each source has at least one shard per group if it can be split.
+    def plan(self, policy: Policy, *, num_groups: int) -> ShardPlan:
+        """Plan `num_groups` shard groups; each source has at least one shard per group if it can be split.
 
         Raises:
             DataError: If there is nothing to read.
         """
         streams = [
-            open_stream(source, folder=self.folder, least_shards=lanes, max_row_bytes=self.max_row_bytes)
+            open_stream(source, folder=self.folder, least_shards=num_groups, max_row_bytes=self.max_row_bytes)
             for source in self.sources
         ]
         if self.names:
             streams = [NamedStream(stream, name=name) for stream, name in zip(streams, self.names, strict=True)]
-        return ShardPlan(streams, self.weights, self.stop, lanes=lanes, seed=self.seed, policy=policy)
+        return ShardPlan(streams, self.weights, self.stop, num_groups=num_groups, seed=self.seed, policy=policy)
 
     def first_rows(self) -> Rows:
         """Return the readable rows at the start of the first epoch. Raise DataError if there are none."""
-        plan = self.plan(Fixed(SAMPLED_ROWS, shuffle_rows=self.shuffle), lanes=1)
+        plan = self.plan(Fixed(SAMPLED_ROWS, shuffle_rows=self.shuffle), num_groups=1)
         read = plan.reader(0, epoch=0).take(SAMPLED_ROWS)
         good, bad = parsed([Unreadable(row.reason, row.raw) if row.reason else row.row for _, row in read])
         if not good:

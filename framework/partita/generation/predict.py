@@ -50,12 +50,12 @@ def finish_what_was_begun(engine: str, *, finish_seconds: float = FINISH_SECONDS
     if engine == "server":
         yield never
         return
-    with interruption(f"finishing the rows in progress, for {finish_seconds:g} s at most") as asked:
+    with interruption(f"finishing the rows in progress, for {finish_seconds:g} s at most") as interrupt:
 
         def stopping() -> bool:
-            if asked.asked and time.monotonic() - asked.since > finish_seconds:
+            if interrupt.requested and time.monotonic() - interrupt.since > finish_seconds:
                 raise KeyboardInterrupt
-            return asked.asked
+            return interrupt.requested
 
         yield stopping
 

@@ -151,17 +151,17 @@ def rollout(
     # Each episode has room for its longest prompt, so shorter ones make no room for more.
     budget.token_budget = None
     with (
-        interruption("finishing the answers in progress") as asked,
+        interruption("finishing the answers in progress") as interrupt,
         progress(len(dialogues), name, completed=len(saved)) as display,
     ):
         with synchronized_errors(process_group, "the dialogues"), stop_all_on_error(standing):
-            rollout = begin(budget=budget, stopping=lambda: asked.asked or standing.is_stopping())
+            rollout = begin(budget=budget, stopping=lambda: interrupt.requested or standing.is_stopping())
             # Lazy: the rollout takes an episode from the shared counter only when it has a free lane.
             claimed = (remaining[index] for index in drain(claims))
             shown, too_many = record(rollout, claimed, transcripts, standing=standing, display=display, limits=limits)
-            if asked.asked or too_many:
+            if interrupt.requested or too_many:
                 standing.stop()
-        summary = WorkerSummary(*standing.mine, asked.asked, too_many, transcripts.last_failure)
+        summary = WorkerSummary(*standing.mine, interrupt.requested, too_many, transcripts.last_failure)
         if process_group.rank > 0:
             transcripts.close()  # before the collective: afterwards, rank 0 merges the files of all ranks
         summaries = process_group.all_gather_object(summary, "the end of the dialogues")

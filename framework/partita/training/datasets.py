@@ -15,7 +15,7 @@ from partita.data.rows import Rows
 from partita.data.run_data import RunData, TrainingStreams
 from partita.data.sources.mixed import mixed_order
 from partita.data.splits import TRAINING
-from partita.data.streams.loader import StreamLoader, count_lanes
+from partita.data.streams.loader import StreamLoader, count_shard_groups
 from partita.data.streams.shard_group import CHUNK
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.predict import READING_IS_SHOWN, ShowProgress
@@ -220,7 +220,7 @@ def stream_loader(
     assert shape is not None
     batches_per_step = shape.batches_per_step(config.trainer, size)
     policy = shape.policy(size.rows, max_tokens=size.max_tokens)
-    plan = streams.plan(policy, lanes=count_lanes(batches_per_step, sources=len(streams.sources)))
+    plan = streams.plan(policy, num_groups=count_shard_groups(batches_per_step, sources=len(streams.sources)))
     tell(plan_streams(config, shape, size, plan))
     return StreamLoader(
         plan,

@@ -11,7 +11,7 @@ from partita.data.loader import Loader
 from partita.data.preview import preview_encoder
 from partita.data.run_data import open_run_data
 from partita.data.sources.mixed import mixed_order
-from partita.data.streams.loader import count_lanes
+from partita.data.streams.loader import count_shard_groups
 from partita.data.streams.shard_group import ShardPlan
 from partita.data.tokenized import TokenizedDataset
 from partita.pipeline.training_shape import TrainingShape, training_shape
@@ -52,9 +52,9 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     shape = training_shape(config, encoded, order=order, more_rows=data.streams is not None)
     size, assumed = size_of(config, shape)
     if data.streams is not None:
-        lanes = count_lanes(shape.batches_per_step(config.trainer, size), sources=len(data.streams.sources))
-        lane_plan = data.streams.plan(shape.policy(size.rows, max_tokens=size.max_tokens), lanes=lanes)
-        return FilePlan(plan_streams(config, shape, size, lane_plan), assumed)
+        num_groups = count_shard_groups(shape.batches_per_step(config.trainer, size), sources=len(data.streams.sources))
+        shard_plan = data.streams.plan(shape.policy(size.rows, max_tokens=size.max_tokens), num_groups=num_groups)
+        return FilePlan(plan_streams(config, shape, size, shard_plan), assumed)
     loader = Loader(
         encoded,
         batching=shape.batching,
@@ -105,7 +105,7 @@ def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: Sh
         batches_per_step=shape.batches_per_step(trainer, size),
         steps=trainer.max_steps if isinstance(trainer, FinetuneTrainer) else None,
         shards=sum(len(stream.shards) for stream in plan.streams),
-        lanes=plan.lanes,
+        num_groups=plan.num_groups,
         reason=shape.reason,
     )
 

@@ -78,10 +78,10 @@ def test_a_stream_is_reported_by_its_beginning() -> None:
         batches_per_step=2,
         steps=1000,
         shards=8,
-        lanes=2,
+        num_groups=2,
     )
     assert plan.lines() == [
-        "a stream of 8 shards in 2 lanes; its first 100 rows: 50 tokens on average, longest 100; 1,000 steps",
+        "a stream of 8 shards in 2 shard groups; its first 100 rows: 50 tokens on average, longest 100; 1,000 steps",
         "bucket: 4 rows a batch, windows of 2,048 rows, 2 batches a step, 2.9 % padding expected",
     ]
     assert json.loads(json.dumps(plan.record()))["shards"] == 8
@@ -156,7 +156,7 @@ def test_the_plan_of_a_stream_is_that_of_its_beginning(file: Path) -> None:
     ).config
     found = plan_of_file(config, folder=file.parent)
     assert found.plan.lines()[0] == (
-        "a stream of 4 shards in 4 lanes; its first 100 rows: 12 tokens on average, longest 22; 30 steps"
+        "a stream of 4 shards in 4 shard groups; its first 100 rows: 12 tokens on average, longest 22; 30 steps"
     )
 
 

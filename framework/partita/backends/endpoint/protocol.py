@@ -17,9 +17,9 @@ Mode = Literal["chat", "completion"]
 PATHS: dict[Mode, str] = {"chat": "/chat/completions", "completion": "/completions"}
 CHARACTERS_OF_A_TOKEN = 256
 """More characters than a token of any tokenizer has on average."""
-MOST_CONTAINERS = 500_000
+MAX_CONTAINERS = 500_000
 """Lists and objects in a response; log probabilities of 6,400 tokens with 20 alternatives each need half of it."""
-MOST_TOKENS = 10**7
+MAX_TOKENS = 10**7
 """More than any context holds; larger counts are invalid."""
 PASSED_ON = {
     "top_k": "top_k",
@@ -92,8 +92,8 @@ def request_body(
         seed: Seed for sampling; sent only if answers are sampled.
         extra: Further keys; None removes a key.
     """
-    asked: dict[str, Any] = {"messages": read_messages(prompt)} if mode == "chat" else {"prompt": prompt}
-    body = {"model": model, **asked, "max_tokens": max_new_tokens, **options.arguments}
+    prompt_fields: dict[str, Any] = {"messages": read_messages(prompt)} if mode == "chat" else {"prompt": prompt}
+    body = {"model": model, **prompt_fields, "max_tokens": max_new_tokens, **options.arguments}
     if body.pop("do_sample", False):
         body["seed"] = seed
     if options.stop:
@@ -164,8 +164,8 @@ def parsed(body: bytes) -> Any:
 
 def load_json(text: str) -> Any:
     """Parse JSON text of the server. Raise AnswerError if it would take too much memory, and ValueError."""
-    if text.count("[") + text.count("{") > MOST_CONTAINERS:  # each takes up to 250 bytes once parsed
-        raise AnswerError(f"the server's response has more than {MOST_CONTAINERS:,} lists and objects")
+    if text.count("[") + text.count("{") > MAX_CONTAINERS:  # each takes up to 250 bytes once parsed
+        raise AnswerError(f"the server's response has more than {MAX_CONTAINERS:,} lists and objects")
     try:
         return json.loads(text)
     except RecursionError:
@@ -176,7 +176,7 @@ def counted(response: Mapping[str, Any], name: str) -> int:
     """Return a count of the response's usage, or 0 if it is missing or implausible."""
     usage = response.get("usage")
     count = usage.get(name) if isinstance(usage, dict) else None
-    return count if type(count) is int and 0 <= count <= MOST_TOKENS else 0
+    return count if type(count) is int and 0 <= count <= MAX_TOKENS else 0
 
 
 def why_no_text(choice: Mapping[str, Any], reason: str | None) -> str:
@@ -206,7 +206,7 @@ def log_probability(choice: Mapping[str, Any], *, mode: Mode) -> float:
     return total
 
 
-def told_error(text: str) -> tuple[str, str]:
+def error_message(text: str) -> tuple[str, str]:
     """Return a server's error message and its code: from JSON if the response is JSON, else its text."""
     try:
         response = load_json(text)

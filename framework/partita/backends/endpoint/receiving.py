@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-MOST_PIECES = 50_000
+MAX_CHUNKS = 50_000
 """Most chunks of a body; a server that sends single bytes would otherwise keep this process busy."""
 MEGABYTE = 10**6
 ACCEPTED = "gzip, deflate"
@@ -47,14 +47,14 @@ async def receive(client: httpx2.AsyncClient, url: str, body: Mapping[str, Any],
     """
     async with client.stream("POST", url, json=body, headers={"Accept-Encoding": ACCEPTED}) as response:
         unpack = _unpacker(response.headers.get("content-encoding", ""), max_bytes=max_bytes)
-        received, pieces, data = 0, 0, bytearray()
-        async for piece in response.aiter_raw():
-            received, pieces = received + len(piece), pieces + 1
-            data += unpack(piece, max_bytes - len(data))
+        received, chunks, data = 0, 0, bytearray()
+        async for chunk in response.aiter_raw():
+            received, chunks = received + len(chunk), chunks + 1
+            data += unpack(chunk, max_bytes - len(data))
             if max(received, len(data)) > max_bytes:
                 raise _too_large(max_bytes)
-            if pieces > MOST_PIECES:
-                raise ResponseError(f"the server's response comes in more than {MOST_PIECES:,} pieces")
+            if chunks > MAX_CHUNKS:
+                raise ResponseError(f"the server's response comes in more than {MAX_CHUNKS:,} chunks")
         return Response(response.status_code, response.headers, bytes(data))
 
 
@@ -65,21 +65,21 @@ def _too_large(max_bytes: int) -> ResponseError:
 
 
 class _Plain:
-    def __call__(self, piece: bytes, room: int) -> bytes:
-        return piece
+    def __call__(self, chunk: bytes, limit: int) -> bytes:
+        return chunk
 
 
 class _Zlib:
-    """Decompresses chunk by chunk, never more than the remaining room."""
+    """Decompresses chunk by chunk, never more than the remaining limit."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.decompressor = zlib.decompressobj(zlib.MAX_WBITS | 32)  # the header tells gzip from zlib
         self.first = True
 
-    def __call__(self, piece: bytes, room: int) -> bytes:
+    def __call__(self, chunk: bytes, limit: int) -> bytes:
         try:
-            data = self._decompress(piece, room)
+            data = self._decompress(chunk, limit)
         except zlib.error as error:
             raise ResponseError(f"the server's response cannot be decompressed: {error}") from None
         self.first = False
@@ -87,14 +87,14 @@ class _Zlib:
             raise _too_large(self.max_bytes)
         return data
 
-    def _decompress(self, piece: bytes, room: int) -> bytes:
+    def _decompress(self, chunk: bytes, limit: int) -> bytes:
         try:
-            return self.decompressor.decompress(piece, room + 1)
+            return self.decompressor.decompress(chunk, limit + 1)
         except zlib.error:
             if not self.first:
                 raise
             self.decompressor = zlib.decompressobj(-zlib.MAX_WBITS)  # raw deflate, as some servers send it
-            return self.decompressor.decompress(piece, room + 1)
+            return self.decompressor.decompress(chunk, limit + 1)
 
 
 def _unpacker(encoding: str, *, max_bytes: int) -> _Plain | _Zlib:
@@ -103,4 +103,4 @@ def _unpacker(encoding: str, *, max_bytes: int) -> _Plain | _Zlib:
             return _Plain()
         case "gzip" | "x-gzip" | "deflate":
             return _Zlib(max_bytes=max_bytes)
-    raise ResponseError(f"the server's response has the content encoding {encoding!r}, and {ACCEPTED} were asked for")
+    raise ResponseError(f"the server's response has the content encoding {encoding!r}, and {ACCEPTED} were requested")

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from partita_schema.errors import shortened
 
-HIDDEN = "***"
+REDACTED = "***"
 SHORTEST_SECRET = 8
 """Shortest key that is secret; shorter ones, such as EMPTY, are placeholders for local servers."""
 READ_OF_A_MESSAGE = 2**16
@@ -57,7 +57,7 @@ class Redaction:
         text = UNPRINTABLE.sub("", text[:READ_OF_A_MESSAGE])
         line = " ".join(SURROGATE.sub("\ufffd", self._hide(text, share=3)).split())
         if self._key and not self._forms:
-            line = re.sub(rf"(?<!\w){re.escape(self._key)}(?!\w)", HIDDEN, line)
+            line = re.sub(rf"(?<!\w){re.escape(self._key)}(?!\w)", REDACTED, line)
         return shortened(line, LONGEST_MESSAGE)
 
     def answer(self, text: str) -> str:
@@ -77,7 +77,7 @@ class Redaction:
         for first, last in spans:
             start = places.start(first)
             if not pieces or start > end:
-                pieces += [text[end:start], HIDDEN]
+                pieces += [text[end:start], REDACTED]
             end = max(end, places.end(last))
         return "".join([*pieces, text[end:]])
 

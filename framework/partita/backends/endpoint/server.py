@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partita.backends.endpoint.asking import REFUSED, RequestFailure
-from partita.backends.endpoint.exchange import Exchange, Question, QuestionResult
 from partita.backends.endpoint.protocol import EndpointReply, Mode, request_body, written_messages
+from partita.backends.endpoint.request_pool import EndpointRequest, RequestOutcome, RequestPool
+from partita.backends.endpoint.request_sender import REFUSED, RequestFailure
 from partita.generation.engine import Engine
 from partita.generation.prompts import Lengths
 from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings, RowRequests, RowResult, plan
@@ -36,7 +36,7 @@ FETCHED = 64
 """Prompts fetched at a time."""
 FEWEST_FAILURES = 10
 """Consecutive failed rows that end a job; more with a higher concurrency."""
-KEPT = "The answers so far are saved; rerun the same command to resume"
+RESUME_HINT = "The answers so far are saved; rerun the same command to resume"
 
 
 @dataclass(frozen=True)
@@ -92,28 +92,28 @@ class EndpointClient:
         options, concurrency, seed = settings.options, settings.budget.batch_size, settings.seed
         rows, copies = plan(work, left)
         rows.sort()  # not the longest first: prompts that are too long would all be rejected at the beginning
-        judge = Judge(self, concurrency=concurrency)
-        with Exchange(
+        classifier = ErrorClassifier(self, concurrency=concurrency)
+        with RequestPool(
             self.backend,
             mode=self.mode,
             key=self.key(),
             concurrency=concurrency,
             logprobs=options.logprobs,
-        ) as exchange:
-            questions = self.questions(rows, work, options, seed=seed)
-            on_the_way = send(exchange, islice(questions, 2 * concurrency))
+        ) as request_pool:
+            requests = self.requests(rows, work, options, seed=seed)
+            in_flight = send(request_pool, islice(requests, 2 * concurrency))
             started = time.perf_counter()
-            while on_the_way:
+            while in_flight:
                 try:
-                    outcomes = exchange.receive()
+                    outcomes = request_pool.receive()
                 except KeyboardInterrupt:
-                    collected = judge.results(exchange.arrived(), copies)
+                    collected = classifier.results(request_pool.arrived(), copies)
                     if collected.results:
                         yield collected.batch(seconds=time.perf_counter() - started, concurrency=concurrency)
                     raise
-                collected = judge.results(outcomes, copies)
+                collected = classifier.results(outcomes, copies)
                 if collected.end is None:
-                    on_the_way += send(exchange, islice(questions, len(outcomes))) - len(outcomes)
+                    in_flight += send(request_pool, islice(requests, len(outcomes))) - len(outcomes)
                 if collected.results:
                     now = time.perf_counter()
                     yield collected.batch(seconds=now - started, concurrency=concurrency)
@@ -153,9 +153,9 @@ class EndpointClient:
         }
         return [completions[row] for row in range(len(tokens))]
 
-    def questions(
+    def requests(
         self, rows: list[int], work: RowRequests, options: GenerationOptions, *, seed: int
-    ) -> Iterator[Question]:
+    ) -> Iterator[EndpointRequest]:
         """Yield the requests of rows; prompts are fetched as they are needed.
 
         Args:
@@ -177,7 +177,7 @@ class EndpointClient:
                     seed=row_seed(seed, work.key(row)),
                     extra=self.backend.extra_body,
                 )
-                yield Question(row, body, tokens=len(ids) // BYTES_PER_TOKEN + most)
+                yield EndpointRequest(row, body, tokens=len(ids) // BYTES_PER_TOKEN + most)
 
     def key(self) -> str | None:
         """Return the API key from the environment. Raise ModelError if the configured variable holds none."""
@@ -193,7 +193,7 @@ class EndpointClient:
 
 
 @dataclass(frozen=True)
-class Found:
+class RowOutcomes:
     """Results of rows, and the error that ends the job, if any."""
 
     results: tuple[RowResult, ...]
@@ -206,17 +206,17 @@ class Found:
         return BatchResult(self.results, self.prompt_tokens, padded_tokens=0, seconds=seconds, batch_size=concurrency)
 
 
-class Judge:
+class ErrorClassifier:
     """Distinguishes errors of single rows from errors that end a job."""
 
     def __init__(self, server: EndpointClient, *, concurrency: int) -> None:
         self.server = server
-        self.most_failures = max(FEWEST_FAILURES, 2 * concurrency)
+        self.max_failures = max(FEWEST_FAILURES, 2 * concurrency)
         self.answered = False
         self.failures = 0
         self.last_refusal: str | None = None
 
-    def results(self, outcomes: Sequence[QuestionResult], copies: dict[int, list[int]]) -> Found:
+    def results(self, outcomes: Sequence[RequestOutcome], copies: dict[int, list[int]]) -> RowOutcomes:
         """Return the row results of requests, including duplicate prompts, up to the one that ends the job."""
         results: list[RowResult] = []
         prompt_tokens = 0
@@ -227,30 +227,30 @@ class Judge:
                 self.answered, self.failures = True, 0
                 prompt_tokens += reply.prompt_tokens
             else:
-                end = end or self.end_of_all(reply)
+                end = end or self.job_error(reply)
                 if end is not None:
                     continue  # requested again when the job is resumed
             generated = reply.generated if isinstance(reply, EndpointReply) else None
             error = reply.reason if isinstance(reply, RequestFailure) else None
             for row in (outcome.row, *copies.get(outcome.row, ())):
                 results.append(RowResult(row, generated, error))
-        return Found(tuple(results), prompt_tokens, end)
+        return RowOutcomes(tuple(results), prompt_tokens, end)
 
-    def end_of_all(self, failure: RequestFailure) -> PartitaError | None:
+    def job_error(self, failure: RequestFailure) -> PartitaError | None:
         """Return the error that ends the job after this failure; None if it concerns one row only."""
         if failure.cause == "unreachable":
-            return ServerError(f"{failure.reason}. Start the server, or correct backend.url. {KEPT}")
+            return ServerError(f"{failure.reason}. Start the server, or correct backend.url. {RESUME_HINT}")
         if failure.cause == "refused" and not (failure.status == 403 and self.answered):
-            return ModelError(f"{self.advice(failure)}. {KEPT}")
+            return ModelError(f"{self.advice(failure)}. {RESUME_HINT}")
         if failure.cause == "server" or (not self.answered and failure.reason == self.last_refusal):
             # A rejected row says nothing about others, unless none was ever answered and all get the same message.
             self.failures += 1
         if failure.cause == "row":
             self.last_refusal = failure.reason
-        if self.failures >= self.most_failures:
+        if self.failures >= self.max_failures:
             return ServerError(
-                f"{self.failures:,} rows have failed one after the other, the last one so: {failure.reason}. {KEPT}, "
-                "with --retry-errors also those that failed"
+                f"{self.failures:,} rows have failed one after the other, the last one so: {failure.reason}. "
+                f"{RESUME_HINT}, with --retry-errors also those that failed"
             )
         return None
 
@@ -276,11 +276,11 @@ class Judge:
         return message
 
 
-def send(exchange: Exchange, questions: Iterator[Question]) -> int:
+def send(request_pool: RequestPool, requests: Iterator[EndpointRequest]) -> int:
     """Submit requests and return their number."""
     number = 0
-    for question in questions:
-        exchange.send(question)
+    for request in requests:
+        request_pool.send(request)
         number += 1
     return number
 

@@ -227,7 +227,7 @@ class RayRankLauncher:
                 name="partita",
                 storage_path=str(storage),
                 failure_config=train.FailureConfig(max_failures=backend.max_failures),
-                callbacks=[judge(train, board)],
+                callbacks=[restart_callback(train, board)],
             ),
         )
         self.thread = threading.Thread(target=self.fit, name="partita-ray-train", daemon=True)
@@ -241,7 +241,7 @@ class RayRankLauncher:
         except Exception as error:  # Ray's own errors; a rank reports its error itself
             over = JobFinished(" ".join(str(error).split()), type(error).__name__ == "WorkerGroupError")
         with suppress(Exception):  # Ray may already be gone when the process ends
-            self.ray.get(self.board.tell.remote("", over))
+            self.ray.get(self.board.post.remote("", over))
 
     def poll(self, timeout_seconds: float) -> Sequence[Posted]:
         """Return new messages. Raises TrainingError if Ray is gone."""
@@ -291,29 +291,29 @@ def work_as_rank(sent: Any, board: Any, *, threads: str, quiet: bool) -> None:
     context = ray.get_runtime_context()
     sender, actor = context.get_actor_id(), context.current_actor
 
-    def tell(message: Message) -> None:
-        ray.get(board.tell.remote(sender, message, actor))
+    def send(message: Message) -> None:
+        ray.get(board.post.remote(sender, message, actor))
 
     def is_stopping() -> bool:
         return bool(ray.get(board.is_stopping.remote()))
 
-    run_rank(lambda: ray.get(sent)(), tell=tell, is_stopping=is_stopping, threads=threads, quiet=quiet)
+    run_rank(lambda: ray.get(sent)(), send=send, is_stopping=is_stopping, threads=threads, quiet=quiet)
 
 
-def judge(train: Any, board: Any) -> Any:
+def restart_callback(train: Any, board: Any) -> Any:
     """Return a Ray Train callback that raises after a worker failed if a restart would not help."""
 
-    class Judge(train.UserCallback):  # type: ignore[misc]  # Ray's classes are known once it is imported
+    class RestartCallback(train.UserCallback):  # type: ignore[misc]  # Ray's classes are known once it is imported
         def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
             import ray
 
-            if ray.get(board.lose.remote(list(worker_exceptions))):
+            if ray.get(board.record_deaths.remote(list(worker_exceptions))):
                 end = time.monotonic() + LEAVE_SECONDS
                 while ray.get(board.is_at_work.remote()) and time.monotonic() < end:
                     time.sleep(0.1)  # the other ranks need time to notice and report their end
                 raise JobError("the training is over")
 
-    return Judge()
+    return RestartCallback()
 
 
 def train_library() -> tuple[Any, Any]:

@@ -94,15 +94,15 @@ class EventQueue:
     """A queue of messages from the ranks, with a stop flag for them. It lives in its own process."""
 
     def __init__(self) -> None:
-        self.told: list[Posted] = []
+        self.messages: list[Posted] = []
         self.ranks: dict[str, Any] = {}
         self.at_work: set[str] = set()
         self.stopping = self.over = False
 
-    def tell(self, sender: str, message: Message | RankDied | JobFinished, rank: Any = None) -> None:
+    def post(self, sender: str, message: Message | RankDied | JobFinished, rank: Any = None) -> None:
         """Add a message. A rank passes its actor too, so that it can be killed."""
         self.ranks.setdefault(sender, rank)
-        self.told.append((sender, message))
+        self.messages.append((sender, message))
         if isinstance(message, RankStarted):
             self.at_work.add(sender)
         if isinstance(message, RankFinished):
@@ -111,13 +111,13 @@ class EventQueue:
 
     def fetch(self) -> tuple[list[Posted], dict[str, Any]]:
         """Return the messages since the last call, and the actors of all ranks so far."""
-        messages, self.told = self.told, []
+        messages, self.messages = self.messages, []
         return messages, self.ranks
 
-    def lose(self, ranks: Sequence[int]) -> bool:
+    def record_deaths(self, ranks: Sequence[int]) -> bool:
         """Record that ranks died early, and return whether that ends the job; otherwise all ranks are restarted."""
         if not self.over:
-            self.tell("", RankDied(ranks, [sender for sender in self.ranks if sender]))
+            self.post("", RankDied(ranks, [sender for sender in self.ranks if sender]))
             self.at_work.clear()
         return self.over
 

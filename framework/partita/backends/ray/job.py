@@ -107,22 +107,24 @@ class WorkerPoolJob:
             batch = self.handle_event(event)
             if batch is not None:
                 yield batch
-        for member in self.pool.working():
-            if (self.assignments.holds(member.number) or self.assignments.done) and self.pool.is_silent(member):
-                self.lose(member, f"it has not answered for {self.pool.timeout:,.0f} s (backend.timeout_seconds)")
+        for worker in self.pool.working():
+            if (self.assignments.holds(worker.number) or self.assignments.done) and self.pool.is_silent(worker):
+                self.handle_loss(
+                    worker, f"it has not answered for {self.pool.timeout:,.0f} s (backend.timeout_seconds)"
+                )
         self.pool.check_timeouts()
 
     def handle_event(self, event: Event) -> BatchResult | None:
         """Handle an event. Return results if it holds any; assign work to workers that are ready."""
         pool = self.pool
-        member = pool.members[event.worker]
+        worker = pool.active_workers[event.worker]
         match event:
-            case WorkerReported(found=BatchResult() as batch):
-                return self.reported(member, batch)
+            case WorkerReported(report=BatchResult() as batch):
+                return self.reported(worker, batch)
             case WorkerEnded():
-                member.state = "ready"
+                worker.state = "ready"
             case WorkerLost(reason=reason):
-                self.lose(member, reason)
+                self.handle_loss(worker, reason)
             case _:
                 pool.handle_event(event)
                 if (
@@ -130,22 +132,22 @@ class WorkerPoolJob:
                     and event.method == "load"
                     and not (self.is_stopping or self.assignments.done)
                 ):
-                    self.start_job([member])
+                    self.start_job([worker])
         return None
 
-    def reported(self, member: WorkerState, batch: BatchResult) -> BatchResult:
+    def reported(self, worker: WorkerState, batch: BatchResult) -> BatchResult:
         """Return the results of a worker with those derived from them, and assign it new rows."""
         results: list[RowResult] = []
         for result in batch.results:
             place, answered = self.plan.answered(result)
             results += answered
             if place is not None:
-                self.assignments.answer(member.number, place)
+                self.assignments.answer(worker.number, place)
         self.pool.deaths = 0
         # The slots opened for the last few rows do not show how many could be opened.
-        found_less = batch.out_of_memory > 0
-        member.at_a_time = batch.batch_size if found_less else max(member.at_a_time, batch.batch_size)
-        self.submit([member])
+        hit_oom = batch.out_of_memory > 0
+        worker.batch_size = batch.batch_size if hit_oom else max(worker.batch_size, batch.batch_size)
+        self.submit([worker])
         # Workers run at the same time, so the time of all of them is the mean.
         workers = max(1, len(self.pool.working()))
         return replace(
@@ -154,62 +156,62 @@ class WorkerPoolJob:
             seconds=batch.seconds / workers,
             prefill_seconds=batch.prefill_seconds / workers,
             decode_seconds=batch.decode_seconds / workers,
-            batch_size=sum(other.at_a_time for other in self.pool.members.values()),
+            batch_size=sum(other.batch_size for other in self.pool.active_workers.values()),
         )
 
-    def lose(self, member: WorkerState, reason: str) -> None:
+    def handle_loss(self, worker: WorkerState, reason: str) -> None:
         """Handle a lost worker: its rows are assigned to others."""
-        rows = self.assignments.requeue(member.number)
-        self.pool.lose(member, reason, rows=rows)
+        rows = self.assignments.requeue(worker.number)
+        self.pool.handle_loss(worker, reason, rows=rows)
         self.submit(self.pool.working())
 
-    def start_job(self, members: Sequence[WorkerState]) -> None:
+    def start_job(self, workers: Sequence[WorkerState]) -> None:
         """Start the job on workers, with as many rows as they generate at a time."""
-        for member in members:
-            member.state, member.heard, member.at_a_time = "working", time.monotonic(), 0
-            self.pool.worker_backend.start_job(member.number, self.worker_job)
-        most = min(self.at_a_time(members[0]), self.share(1)) if members else 0
+        for worker in workers:
+            worker.state, worker.heard, worker.batch_size = "working", time.monotonic(), 0
+            self.pool.worker_backend.start_job(worker.number, self.worker_job)
+        most = min(self.batch_size(workers[0]), self.share(1)) if workers else 0
         # The longest rows are assigned round-robin, so that all workers get some.
-        dealt: dict[int, list[int]] = {member.number: [] for member in members}
+        dealt: dict[int, list[int]] = {worker.number: [] for worker in workers}
         for _ in range(most):
-            for member in members:
-                dealt[member.number] += self.assignments.assign(member.number, 1)
+            for worker in workers:
+                dealt[worker.number] += self.assignments.assign(worker.number, 1)
         for number, places in dealt.items():
             self.send(number, places)
-        self.submit(members)
+        self.submit(workers)
 
-    def submit(self, members: Sequence[WorkerState]) -> None:
+    def submit(self, workers: Sequence[WorkerState]) -> None:
         """Assign rows to workers that will soon have free slots; fewer towards the end, so that all finish together."""
-        for member in members:
-            at_a_time = self.at_a_time(member)
+        for worker in workers:
+            batch_size = self.batch_size(worker)
             # Where memory is the limit, there may be more slots for shorter rows.
             ahead = MORE_SLOTS if self.worker_job.token_budget is not None and self.in_slots else AHEAD
-            wanted = ahead * at_a_time - self.assignments.holds(member.number)
-            if self.is_stopping or wanted * FREE_SHARE < at_a_time:
+            wanted = ahead * batch_size - self.assignments.holds(worker.number)
+            if self.is_stopping or wanted * FREE_SHARE < batch_size:
                 continue
-            share = self.share(2 if self.assignments.holds(member.number) else 1)
-            self.send(member.number, self.assignments.assign(member.number, min(wanted, share)))
+            share = self.share(2 if self.assignments.holds(worker.number) else 1)
+            self.send(worker.number, self.assignments.assign(worker.number, min(wanted, share)))
 
     def share(self, parts: int) -> int:
         """Return the unassigned items divided by `parts` per worker; all of them for a single worker."""
         workers = self.pool.workers
         return -(-self.assignments.left // (parts * workers)) if workers > 1 else self.assignments.left
 
-    def at_a_time(self, member: WorkerState) -> int:
+    def batch_size(self, worker: WorkerState) -> int:
         """Return the number of items that a worker processes at a time."""
-        return max(self.worker_job.batch_size, member.at_a_time) if self.in_slots else 1
+        return max(self.worker_job.batch_size, worker.batch_size) if self.in_slots else 1
 
     def send(self, number: int, places: list[int]) -> None:
         """Send a worker the items at these indices."""
         if places:
-            self.pool.members[number].heard = time.monotonic()
+            self.pool.active_workers[number].heard = time.monotonic()
             self.pool.worker_backend.submit(number, self.worker_job.number, self.plan.work_items(places))
 
     def end(self, *, now: bool) -> None:
         """Tell workers that no more rows follow; with `now`, also to skip rows not yet started."""
-        for member in self.pool.working():
-            member.heard = time.monotonic()
-            self.pool.worker_backend.end(member.number, self.worker_job.number, now=now)
+        for worker in self.pool.working():
+            worker.heard = time.monotonic()
+            self.pool.worker_backend.end(worker.number, self.worker_job.number, now=now)
 
 
 class PoolGenerator:
@@ -277,5 +279,5 @@ class PoolGenerator:
             yield from pool_job.completions(settings.stopping)
         finally:
             # If the caller abandons the job, workers would continue with it.
-            for member in pool.working():
-                pool.stop(member)
+            for worker in pool.working():
+                pool.stop(worker)

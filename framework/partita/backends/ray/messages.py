@@ -93,7 +93,7 @@ class WorkerReported:
     """A worker has results of its job, or a log message."""
 
     worker: int
-    found: BatchResult | LogMessage
+    report: BatchResult | LogMessage
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class WorkerBackend(Protocol):
     def start(self) -> int:
         """Start a worker and return its number; it replies to the call `where` once it has started."""
 
-    def ask(self, worker: int, method: str, *given: Any, **named: Any) -> None:
+    def ask(self, worker: int, method: str, *args: Any, **kwargs: Any) -> None:
         """Call a method of the worker; `WorkerReplied` holds the result."""
 
     def start_job(self, worker: int, worker_job: WorkerJob) -> None:

@@ -37,15 +37,13 @@ T = TypeVar("T")
 
 ASK_SECONDS = 0.5
 """Interval between polls of the stop flag."""
-TELL_SECONDS = 0.2
+SEND_SECONDS = 0.2
 """Interval in which updates of a progress display are merged into one message."""
 LET_IT_END = 5.0
 """Seconds that a rank waits before exiting after another one failed, so that the other's failure is noticed first."""
 
 
-PACKAGES = ("partita", "partita_trainers", "partita_schema")
-"""Loggers whose records are forwarded."""
-Tell = Callable[[Message], None]
+SendMessage = Callable[[Message], None]
 
 
 class RankEndedError(Exception):
@@ -53,13 +51,13 @@ class RankEndedError(Exception):
 
 
 def run_rank(
-    work: Callable[[], Any], *, tell: Tell, is_stopping: Callable[[], bool], threads: str, quiet: bool
+    work: Callable[[], Any], *, send: SendMessage, is_stopping: Callable[[], bool], threads: str, quiet: bool
 ) -> None:
     """Run `work` as the rank that the environment variables describe, and report its start, progress and end.
 
     Args:
         work: Returns the result of the rank.
-        tell: Sends a message to the process of the command.
+        send: Sends a message to the process of the command.
         is_stopping: Returns whether to stop.
         threads: OMP_NUM_THREADS of the command, "" if unset.
         quiet: Whether to report less log output.
@@ -68,18 +66,18 @@ def run_rank(
         RankEndedError: The work failed.
     """
     world = get_world()
-    tell(RankStarted(world.rank, world.world_size, world.node, os.getpid()))
+    send(RankStarted(world.rank, world.world_size, world.node, os.getpid()))
     take_own_devices(threads)
-    say_to(tell, rank=world.rank, quiet=quiet)
+    forward_logs(send, rank=world.rank, quiet=quiet)
     try:
-        with stopped_by(is_stopping), shown_by(Displays(tell).show):
+        with stopped_by(is_stopping), shown_by(Displays(send).show):
             result = work()
     except BaseException as error:
-        tell(RankFinished(as_told(error)))
+        send(RankFinished(picklable_error(error)))
         if isinstance(error, OtherRankError):
             time.sleep(LET_IT_END)
         raise RankEndedError(f"{type(error).__name__}: {error}") from None
-    tell(RankFinished(None, result))
+    send(RankFinished(None, result))
 
 
 def take_own_devices(threads: str) -> None:
@@ -91,7 +89,7 @@ def take_own_devices(threads: str) -> None:
     torch.set_num_threads(own_threads(get_world(), cores=available_cores(), environment=dict(os.environ)))
 
 
-def as_told(error: BaseException) -> BaseException:
+def picklable_error(error: BaseException) -> BaseException:
     """Return the error with its traceback as a note, in a picklable form."""
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt()
@@ -111,20 +109,20 @@ def as_told(error: BaseException) -> BaseException:
 class LogForwarder(logging.Handler):
     """Forwards log records as messages."""
 
-    def __init__(self, tell: Callable[[LogMessage], None], level: int = logging.NOTSET) -> None:
-        super().__init__(level)
-        self.tell = tell
+    def __init__(self, send: SendMessage) -> None:
+        super().__init__()
+        self.send = send
 
     def emit(self, record: logging.LogRecord) -> None:
         """Forward a record."""
-        self.tell(LogMessage(record.name, record.levelno, self.format(record)))
+        self.send(RankLogged(record.name, record.levelno, self.format(record)))
 
 
-def say_to(tell: Tell, *, rank: int, quiet: bool) -> None:
+def forward_logs(send: SendMessage, *, rank: int, quiet: bool) -> None:
     """Forward the logs of partita's packages that `show_log` would show on this rank."""
     show_log(quiet=quiet, rank=rank)
-    for name in PACKAGES:
-        logger, forwarder = logging.getLogger(name), LogForwarder(tell)
+    for name in ("partita", "partita_trainers", "partita_schema"):
+        logger, forwarder = logging.getLogger(name), LogForwarder(send)
         forwarder.setFormatter(logger.handlers[0].formatter)
         logger.handlers = [forwarder]
     logging.getLogger("partita.file").setLevel(logging.ERROR)  # the process of the command has logged it
@@ -133,44 +131,44 @@ def say_to(tell: Tell, *, rank: int, quiet: bool) -> None:
 class Displays:
     """The progress displays of a rank."""
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell = tell
+    def __init__(self, send: SendMessage) -> None:
+        self.send = send
         self.opened = 0
 
     @contextmanager
     def show(self, total: int, description: str, *, completed: int = 0) -> Iterator["Display"]:
         """Open a display, as `partita.runs.progress.show_progress` does."""
         self.opened += 1
-        display = Display(self.opened, self.tell)
-        self.tell(ProgressOpened(display.number, total, description, completed))
+        display = Display(self.opened, self.send)
+        self.send(ProgressOpened(display.number, total, description, completed))
         try:
             yield display
         finally:
             display.flush()
-            self.tell(ProgressClosed(display.number))
+            self.send(ProgressClosed(display.number))
 
 
 class Display:
     """A progress display that sends its updates a few times per second."""
 
-    def __init__(self, number: int, tell: Tell) -> None:
-        self.number, self.tell = number, tell
+    def __init__(self, number: int, send: SendMessage) -> None:
+        self.number, self.send = number, send
         self.amount = 0
         self.shown: Mapping[str, Any] = {}
-        self.told = time.monotonic()
+        self.sent_at = time.monotonic()
 
     def advance(self, amount: int = 1, **shown: Any) -> None:
         """Advance the display."""
         self.amount += amount
         self.shown = shown or self.shown
-        if time.monotonic() - self.told >= TELL_SECONDS:
+        if time.monotonic() - self.sent_at >= SEND_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         """Send pending updates."""
         if self.amount:
-            self.tell(ProgressMoved(self.number, self.amount, self.shown))
-            self.amount, self.told = 0, time.monotonic()
+            self.send(ProgressMoved(self.number, self.amount, self.shown))
+            self.amount, self.sent_at = 0, time.monotonic()
 
 
 # Stopping

@@ -54,14 +54,14 @@ class RankLauncher(Protocol):
 class Attempt:
     """The ranks that run together, from their start until they finish or one dies."""
 
-    came: dict[str, RankStarted] = field(default_factory=dict)
-    left: dict[str, RankFinished] = field(default_factory=dict)
+    started: dict[str, RankStarted] = field(default_factory=dict)
+    finished: dict[str, RankFinished] = field(default_factory=dict)
     since: float = field(default_factory=time.monotonic)
 
     @property
     def errors(self) -> list[BaseException]:
         """Errors of the ranks."""
-        return [left.error for left in self.left.values() if left.error is not None]
+        return [finished.error for finished in self.finished.values() if finished.error is not None]
 
     @property
     def reason(self) -> BaseException | None:
@@ -71,13 +71,13 @@ class Attempt:
     @property
     def is_whole(self) -> bool:
         """Whether all ranks have started."""
-        return bool(self.came) and len(self.came) == next(iter(self.came.values())).ranks
+        return bool(self.started) and len(self.started) == next(iter(self.started.values())).ranks
 
-    def gone(self, ranks: Sequence[int]) -> str:
+    def describe_lost(self, ranks: Sequence[int]) -> str:
         """Return a message that names the ranks that are gone, without those that reported their end."""
-        silent = {came.rank: came for sender, came in self.came.items() if sender not in self.left}
+        silent = {started.rank: started for sender, started in self.started.items() if sender not in self.finished}
         missing = [silent[rank] for rank in sorted(ranks) if rank in silent]
-        names = [f"rank {came.rank} (process {came.process} on {came.node})" for came in missing]
+        names = [f"rank {started.rank} (process {started.process} on {started.node})" for started in missing]
         return f"{' and '.join(names) or 'a worker'} {'are' if len(names) > 1 else 'is'} gone"
 
 
@@ -121,13 +121,13 @@ def follow(
     )
     stopping = False
     try:
-        with interruption("stopping after this step") as asked, monitor.displays:
+        with interruption("stopping after this step") as interrupt, monitor.displays:
             while monitor.end is None:
                 monitor.look()
-                if asked.asked and not stopping:
+                if interrupt.requested and not stopping:
                     ranks.stop()
                     stopping = True
-                if stopping and (monitor.end is not None or not monitor.attempt.came):
+                if stopping and (monitor.end is not None or not monitor.attempt.started):
                     raise KeyboardInterrupt
     finally:
         ranks.close()
@@ -154,11 +154,11 @@ class RankMonitor:
         self.timeout, self.quiet, self.again = timeout_seconds, quiet, again
         self.end_seconds = end_seconds
         self.attempt = Attempt()
-        self.given_up: set[str] = set()
+        self.ignored_senders: set[str] = set()
         self.deaths = 0
         self.displays = ExitStack()
         self.shown: dict[tuple[str, int], tuple[Any, ExitStack]] = {}
-        self.last_gone = ""
+        self.last_death = ""
         self.ended_at: float | None = None
         """Time of the first failure of a rank."""
         self.end: JobFinished | None = None
@@ -167,7 +167,7 @@ class RankMonitor:
     def look(self) -> None:
         """Handle new messages. Raises the error of a failed rank after the others have ended too."""
         for sender, message in self.ranks.poll(GLANCE_SECONDS):
-            if sender not in self.given_up:
+            if sender not in self.ignored_senders:
                 self.handle_event(sender, message)
         reason = self.attempt.reason
         if reason is None:
@@ -175,15 +175,15 @@ class RankMonitor:
             return
         self.ended_at = self.ended_at or time.monotonic()
         late = time.monotonic() - self.ended_at > self.end_seconds
-        if late or len(self.attempt.left) == len(self.attempt.came) or self.end is not None:
+        if late or len(self.attempt.finished) == len(self.attempt.started) or self.end is not None:
             raise reason
 
     def handle_event(self, sender: str, message: Message | RankDied | JobFinished) -> None:
         """Show or record a message."""
         match message:
             case RankStarted():
-                self.attempt.came[sender] = message
-            case LogMessage():
+                self.attempt.started[sender] = message
+            case RankLogged():
                 logging.getLogger(message.logger).log(message.level, "%s", message.text)
             case ProgressOpened():
                 self.open(sender, message)
@@ -192,31 +192,31 @@ class RankMonitor:
             case ProgressClosed():
                 self.shown.pop((sender, message.number))[1].close()
             case RankFinished(error=None):
-                self.attempt.left[sender] = message
-                if self.attempt.came[sender].rank == 0:
+                self.attempt.finished[sender] = message
+                if self.attempt.started[sender].rank == 0:
                     self.result = message.result
             case RankFinished():
-                self.attempt.left[sender] = message
+                self.attempt.finished[sender] = message
                 if not isinstance(message.error, OtherRankError):
                     self.ranks.end(sender)  # ranks that wait for it then fail at once
             case RankDied():
-                self.lose(message)
+                self.handle_death(message)
             case JobFinished():
                 self.end = message
 
-    def lose(self, died: RankDied) -> None:
+    def handle_death(self, died: RankDied) -> None:
         """Record the death of ranks; later messages of their peers are ignored."""
         if self.attempt.reason is not None:
             return  # it was killed because of its error
-        self.last_gone = self.attempt.gone(died.ranks)
-        self.given_up |= {*died.senders, *self.attempt.came}
+        self.last_death = self.attempt.describe_lost(died.ranks)
+        self.ignored_senders |= {*died.senders, *self.attempt.started}
         for _, stack in self.shown.values():
             stack.close()
         self.shown.clear()
         self.attempt = Attempt()
         self.deaths += 1
         if self.deaths <= self.max_failures:
-            details = (self.last_gone, self.again, self.deaths, self.max_failures)
+            details = (self.last_death, self.again, self.deaths, self.max_failures)
             logger.warning("%s; all start again %s (%d of %d times)", *details)
 
     def check_end(self) -> None:
@@ -226,7 +226,7 @@ class RankMonitor:
             return
         if self.end is not None and self.end.is_death:
             raise TrainingError(
-                f"{self.last_gone}, and backend.max_failures: {self.max_failures} allows no further start; "
+                f"{self.last_death}, and backend.max_failures: {self.max_failures} allows no further start; "
                 "saved checkpoints are kept, rerun the same command to resume"
             )
         raise TrainingError(f"Ray has ended the training: {reason}")
@@ -243,7 +243,7 @@ class RankMonitor:
         if not attempt.is_whole and self.end is None and time.monotonic() - attempt.since > self.timeout:
             available = ", ".join(f"{amount:g} {name}" for name, amount in self.ranks.resources().items())
             raise JobError(
-                f"{len(attempt.came)} of {self.workers} workers have started within {self.timeout:,.0f} s "
+                f"{len(attempt.started)} of {self.workers} workers have started within {self.timeout:,.0f} s "
                 f"(backend.timeout_seconds). In all there are {available or 'no machines'}: write a smaller "
                 "backend.workers, add machines, or write a longer time"
             )

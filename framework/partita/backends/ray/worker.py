@@ -69,7 +69,7 @@ class Worker:
         self.changing = threading.Lock()
         self.remarks: deque[LogMessage] = deque()
         listen(self.remarks)
-        self.kept: BatchSizeTuner | None = None
+        self._tuner: BatchSizeTuner | None = None
 
     def where(self) -> WorkerLocation:
         """Return the host name and process id."""
@@ -113,35 +113,35 @@ class Worker:
             batch_size: Batch size that overrides the configured one, or None.
             max_new_tokens: Maximum new tokens of a row.
         """
-        sizing = self.sizing(options, max_new_tokens)
-        size = sizing.generation(lengths, shared_tokens=shared_tokens, batch_size=batch_size)
-        return Offer(size, sizing.budget("generation", size).token_budget)
+        tuner = self.tuner(options, max_new_tokens)
+        size = tuner.generation(lengths, shared_tokens=shared_tokens, batch_size=batch_size)
+        return Offer(size, tuner.budget("generation", size).token_budget)
 
-    def evaluation_size(self, lengths: np.ndarray, most_learned: int, *, batch_size: int | None) -> BatchSize:
+    def evaluation_size(self, lengths: np.ndarray, max_loss_tokens: int, *, batch_size: int | None) -> BatchSize:
         """Return the batch size for evaluation on this worker, as found by `BatchSizeTuner.evaluation`."""
-        return self.sizing(NO_OPTIONS, 1).evaluation(lengths, most_learned, batch_size=batch_size)
+        return self.tuner(NO_OPTIONS, 1).evaluation(lengths, max_loss_tokens, batch_size=batch_size)
 
     def loss(self, batch: Batch, *, size: BatchSize) -> float:
         """Return the sum of the cross-entropy over the loss tokens. Raises ModelError if a single row does not fit."""
-        with self.sizing(NO_OPTIONS, 1).work("evaluation", size) as budget, torch.no_grad():
+        with self.tuner(NO_OPTIONS, 1).work("evaluation", size) as budget, torch.no_grad():
             self.lm.module.eval()
             context = ObjectiveContext(self.lm, self.lm.module)
             return batch_loss(CROSS_ENTROPY, context, batch, budget=budget).loss
 
     def answer(self, worker_job: WorkerJob) -> Iterator[BatchResult | LogMessage]:
         """Yield results of the received rows and log messages until the job is ended."""
-        sizing = self.sizing(worker_job.options, worker_job.max_new_tokens)
+        tuner = self.tuner(worker_job.options, worker_job.max_new_tokens)
         size = worker_job.size or BatchSize(rows=worker_job.batch_size, origin="file", device=str(self.lm.device))
         budget = BatchBudget(worker_job.batch_size)
         if size.rows == worker_job.batch_size:
-            budget = sizing.budget("generation", size)
+            budget = tuner.budget("generation", size)
         budget.token_budget = worker_job.token_budget
         work = self.in_slots if worker_job.engine == "slots" else self.in_batches
-        with sizing.guard(size):
+        with tuner.guard(size):
             for batch in work(worker_job, self.mail_of(worker_job.number), budget):
                 yield from self.said()
                 yield batch
-        sizing.after(BatchSizes(generation=size))
+        tuner.after(BatchSizes(generation=size))
         yield from self.said()
 
     def hand(self, number: int, work_items: Sequence[WorkItem]) -> None:
@@ -192,12 +192,12 @@ class Worker:
                 wanted=np.array(work_item.wanted),
             ).generate()
 
-    def sizing(self, options: GenerationOptions, max_new_tokens: int) -> BatchSizeTuner:
+    def tuner(self, options: GenerationOptions, max_new_tokens: int) -> BatchSizeTuner:
         """Return the tuner that finds batch sizes and guards memory; reused while model and options do not change."""
         pipeline = GenerationModel(self.order.config, self.order.folder, self.lm, options, max_new_tokens)
-        if self.kept is None or self.kept.pipeline != pipeline:
-            self.kept = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.neighbours)
-        return self.kept
+        if self._tuner is None or self._tuner.pipeline != pipeline:
+            self._tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.neighbours)
+        return self._tuner
 
     def said(self) -> Iterator[LogMessage]:
         """Yield the log messages since the last call."""

@@ -41,11 +41,11 @@ class WorkerState:
 
     number: int
     state: str = "starting"
-    """starting, placed, loading, ready, asked (a call is pending), or working (on a job)."""
+    """starting, placed, loading, ready, called (a call is pending), or working (on a job)."""
     place: WorkerLocation | None = None
     heard: float = field(default_factory=time.monotonic)
     """Time of its last message."""
-    at_a_time: int = 0
+    batch_size: int = 0
     """Rows that it generates at a time."""
 
     @property
@@ -54,13 +54,13 @@ class WorkerState:
         return self.place.node if self.place is not None else None
 
 
-def described(member: WorkerState) -> str:
+def described(worker: WorkerState) -> str:
     """Describe a worker for messages."""
-    place = member.place
-    return f"worker {member.number}" + (f" (process {place.process} on {place.node})" if place is not None else "")
+    place = worker.place
+    return f"worker {worker.number}" + (f" (process {place.process} on {place.node})" if place is not None else "")
 
 
-MOST_DEATHS = 3
+MAX_DEATHS = 3
 """Workers that may die consecutively without a result in between."""
 GLANCE_SECONDS = 0.2
 """Longest wait for events before checking whether the job should stop."""
@@ -91,9 +91,9 @@ class WorkerPool:
         """
         self.worker_backend, self.order, self.tokenizer = worker_backend, order, tokenizer
         self.workers, self.timeout = workers, timeout_seconds
-        self.members: dict[int, WorkerState] = {}
+        self.active_workers: dict[int, WorkerState] = {}
         self.known: ModelFacts | None = None
-        self.has_begun = False
+        self.has_started = False
         """Whether all workers have been ready at the same time."""
         self.deaths = 0
         """Workers lost since the last result."""
@@ -172,88 +172,88 @@ class WorkerPool:
 
         The first time, wait for all workers; later, wait for a replacement only if no other worker is left.
         """
-        while not self.ready() or not (self.has_begun or len(self.ready()) == self.workers):
+        while not self.ready() or not (self.has_started or len(self.ready()) == self.workers):
             self.fill()
             for event in self.poll():
                 self.handle_event(event)
             self.check_timeouts()
-        self.has_begun = True
+        self.has_started = True
 
     def fill(self) -> None:
         """Start workers until the pool is complete."""
-        while len(self.members) < self.workers:
+        while len(self.active_workers) < self.workers:
             number = self.worker_backend.start()
-            self.members[number] = WorkerState(number)
+            self.active_workers[number] = WorkerState(number)
 
-    def lose(self, member: WorkerState, reason: str, *, rows: int = 0) -> None:
+    def handle_loss(self, worker: WorkerState, reason: str, *, rows: int = 0) -> None:
         """Remove a lost worker that held `rows` rows. Raise JobError if this happens repeatedly."""
-        self.stop(member)
+        self.stop(worker)
         self.deaths += 1
-        logger.debug("%s: %s", described(member), reason)
-        if self.deaths >= MOST_DEATHS:
+        logger.debug("%s: %s", described(worker), reason)
+        if self.deaths >= MAX_DEATHS:
             raise JobError(
                 f"{self.deaths} workers have died one after the other without answering a row, the last one "
-                f"({described(member)}) so: {clipped(reason, most=LONGEST_REASON)}. The answers so far are saved; "
+                f"({described(worker)}) so: {clipped(reason, most=LONGEST_REASON)}. The answers so far are saved; "
                 "check that the machine has enough memory, and rerun the same command to resume"
             )
         dealt = f", and its work is assigned again: {counted(rows, 'row')}" if rows else ""
-        logger.warning("%s is gone; another one takes its place%s", described(member), dealt)
+        logger.warning("%s is gone; another one takes its place%s", described(worker), dealt)
 
-    def stop(self, member: WorkerState) -> None:
+    def stop(self, worker: WorkerState) -> None:
         """Stop a worker."""
-        self.worker_backend.stop(member.number)
-        self.members.pop(member.number, None)
+        self.worker_backend.stop(worker.number)
+        self.active_workers.pop(worker.number, None)
 
     def ready(self) -> list[WorkerState]:
         """Return the workers without a job."""
-        return [member for member in self.members.values() if member.state == "ready"]
+        return [worker for worker in self.active_workers.values() if worker.state == "ready"]
 
     def working(self) -> list[WorkerState]:
         """Return the workers with a job."""
-        return [member for member in self.members.values() if member.state == "working"]
+        return [worker for worker in self.active_workers.values() if worker.state == "working"]
 
-    def ask(self, method: str, *given: Any, **named: Any) -> list[Any]:
+    def ask(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method on each ready worker, and return the results of those that survive; at least one."""
         replies: list[Any] = []
-        with self.asking():
+        with self.stop_unfinished_calls():
             while not replies:
                 self.start()
-                asked = self.ready()
-                for member in asked:
-                    self.worker_backend.ask(member.number, method, *given, **named)
-                    member.state, member.heard = "asked", time.monotonic()
-                while any(member.state == "asked" for member in self.members.values()):
+                called = self.ready()
+                for worker in called:
+                    self.worker_backend.ask(worker.number, method, *args, **kwargs)
+                    worker.state, worker.heard = "called", time.monotonic()
+                while any(worker.state == "called" for worker in self.active_workers.values()):
                     for event in self.poll():
                         if isinstance(event, WorkerReplied) and event.method == method:
                             replies.append(event.value)
-                            self.members[event.worker].state = "ready"
+                            self.active_workers[event.worker].state = "ready"
                         else:
                             self.handle_event(event)
                     self.check_timeouts()
         return replies
 
-    def each(self, method: str, tasks: Iterable[Any], **named: Any) -> list[Any]:
+    def each(self, method: str, tasks: Iterable[Any], **kwargs: Any) -> list[Any]:
         """Call a method once per task, on any ready worker, and return the results in the order of the tasks."""
         results: dict[int, Any] = {}
         numbered, assigned = enumerate(tasks), dict[int, tuple[int, Any]]()
         left: list[tuple[int, Any]] = []
         """Tasks of workers that died."""
         more = True
-        with self.asking():
+        with self.stop_unfinished_calls():
             while more or left or assigned:
                 self.fill()
-                for member in self.ready():
+                for worker in self.ready():
                     task = left.pop() if left else next(numbered, None)
                     if task is None:
                         more = False
                         break
-                    assigned[member.number] = task
-                    self.worker_backend.ask(member.number, method, task[1], **named)
-                    member.state, member.heard = "asked", time.monotonic()
+                    assigned[worker.number] = task
+                    self.worker_backend.ask(worker.number, method, task[1], **kwargs)
+                    worker.state, worker.heard = "called", time.monotonic()
                 for event in self.poll() if assigned or not self.ready() else ():
                     if isinstance(event, WorkerReplied) and event.method == method:
                         results[assigned.pop(event.worker)[0]] = event.value
-                        self.members[event.worker].state, self.deaths = "ready", 0
+                        self.active_workers[event.worker].state, self.deaths = "ready", 0
                         continue
                     if isinstance(event, WorkerLost) and event.worker in assigned:
                         left.append(assigned.pop(event.worker))
@@ -262,38 +262,38 @@ class WorkerPool:
         return [results[place] for place in sorted(results)]
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
+    def stop_unfinished_calls(self) -> Iterator[None]:
         """Stop workers with unfinished calls if the block is left early."""
         try:
             yield
         finally:
-            for member in [member for member in self.members.values() if member.state == "asked"]:
-                self.stop(member)
+            for worker in [worker for worker in self.active_workers.values() if worker.state == "called"]:
+                self.stop(worker)
 
     def poll(self) -> Iterator[Event]:
         """Yield the events since the last call, except those of stopped workers."""
         for event in self.worker_backend.events(GLANCE_SECONDS):
-            member = self.members.get(event.worker)
-            if member is not None:
-                member.heard = time.monotonic()
+            worker = self.active_workers.get(event.worker)
+            if worker is not None:
+                worker.heard = time.monotonic()
                 yield event
 
     def handle_event(self, event: Event) -> None:
         """Update the state of a worker. Raise the error that it failed with."""
-        member = self.members[event.worker]
+        worker = self.active_workers[event.worker]
         match event:
             case WorkerFailed():
-                self.stop(member)
+                self.stop(worker)
                 raise event.error
             case WorkerLost():
-                self.lose(member, event.reason)
+                self.handle_loss(worker, event.reason)
             case WorkerReplied(method="where"):
-                member.place, member.state = event.value, "placed"
+                worker.place, worker.state = event.value, "placed"
             case WorkerReplied(method="load"):
                 self.check_same(event.value)
-                member.state = "ready"
-            case WorkerReported(found=LogMessage() as remark):
-                logger.log(remark.level, "%s: %s", described(member), remark.text)
+                worker.state = "ready"
+            case WorkerReported(report=LogMessage() as message):
+                logger.log(message.level, "%s: %s", described(worker), message.text)
             case _:
                 raise AssertionError(f"nobody waits for {event}")
         self.load()
@@ -303,18 +303,18 @@ class WorkerPool:
 
         Workers on the same machine share its memory and cores.
         """
-        if self.known is None and any(member.state == "starting" for member in self.members.values()):
+        if self.known is None and any(worker.state == "starting" for worker in self.active_workers.values()):
             return
-        for member in [member for member in self.members.values() if member.state == "placed"]:
-            node = [other.number for other in self.members.values() if other.node == member.node]
+        for worker in [worker for worker in self.active_workers.values() if worker.state == "placed"]:
+            node = [other.number for other in self.active_workers.values() if other.node == worker.node]
             self.worker_backend.ask(
-                member.number,
+                worker.number,
                 "load",
                 self.order,
-                local_rank=node.index(member.number),
+                local_rank=node.index(worker.number),
                 local_ranks=len(node),
             )
-            member.state = "loading"
+            worker.state = "loading"
 
     def check_same(self, facts: ModelFacts) -> None:
         """Raise JobError if a worker has loaded another model than the others."""
@@ -327,9 +327,9 @@ class WorkerPool:
 
     def check_timeouts(self) -> None:
         """Raise JobError if no worker is working, and one has not responded in time."""
-        silent = [member for member in self.members.values() if self.is_silent(member)]
+        silent = [worker for worker in self.active_workers.values() if self.is_silent(worker)]
         if silent and not self.working():
-            states = [member.state for member in self.members.values()]
+            states = [worker.state for worker in self.active_workers.values()]
             there = len(states) - states.count("starting")
             available = ", ".join(f"{amount:g} {name}" for name, amount in self.worker_backend.resources().items())
             raise JobError(
@@ -338,6 +338,6 @@ class WorkerPool:
                 "write a smaller backend.workers, add machines, or write a longer time"
             )
 
-    def is_silent(self, member: WorkerState) -> bool:
+    def is_silent(self, worker: WorkerState) -> bool:
         """Return whether a response of this worker is overdue."""
-        return member.state != "ready" and time.monotonic() - member.heard > self.timeout
+        return worker.state != "ready" and time.monotonic() - worker.heard > self.timeout

@@ -49,7 +49,7 @@ FINER = 4
 """Number of slices for each part, if they stay large enough: a group mixes the rows of several slices."""
 EVEN = 1.05
 """Groups are even if the longest has at most this many times the mean."""
-TOLD = 1.25
+MAX_UNEVENNESS = 1.25
 """A warning is logged if the longest has more than this many times the mean."""
 READ_AGAIN = 1.0
 """Bytes that may be read again to distribute files that cannot be split, as a multiple of all bytes.
@@ -104,7 +104,7 @@ class FileStream:
         """Label of each shard."""
         self.sizes = [size for _, size in slices]
         """Bytes of each shard; a file of unknown size counts as the mean of the others."""
-        tell_uneven(name, self.sizes, least_shards)
+        warn_if_uneven(name, self.sizes, least_shards)
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Yield the rows of a shard from a position on. Raise DataError if the file cannot be read."""
@@ -133,7 +133,7 @@ def known(path: str, label: str) -> tuple[int | None, str]:
         raise DataError(f"{label} cannot be opened: {error}{missing(path, error)}") from error
 
 
-def cut(wholes: Sequence[FileSlice], sizes: Sequence[int | None], lanes: int) -> list[tuple[FileSlice, float]]:
+def cut(wholes: Sequence[FileSlice], sizes: Sequence[int | None], num_groups: int) -> list[tuple[FileSlice, float]]:
     """Split files into slices that can be distributed evenly, at least one per group, each with its bytes.
 
     As few files as possible are split, the largest first. The result depends only on the files and the number of
@@ -142,10 +142,10 @@ def cut(wholes: Sequence[FileSlice], sizes: Sequence[int | None], lanes: int) ->
     known_sizes = [size for size in sizes if size]
     usual = max(1, sum(known_sizes) // max(1, len(known_sizes)))
     weights = [usual if size is None else size for size in sizes]
-    split = files_to_split(wholes, weights, lanes)
+    split = files_to_split(wholes, weights, num_groups)
     slices: list[tuple[FileSlice, float]] = []
     for number, (whole, size, weight) in enumerate(zip(wholes, sizes, weights, strict=True)):
-        parts = lanes if number in split else 1
+        parts = num_groups if number in split else 1
         if size and size >= whole.file_sizes.small_bytes and cuttable(whole):
             pieces = byte_pieces(whole, size, parts)
         elif whole.kind == "parquet" and parts > 1:
@@ -156,55 +156,56 @@ def cut(wholes: Sequence[FileSlice], sizes: Sequence[int | None], lanes: int) ->
     return slices
 
 
-def files_to_split(wholes: Sequence[FileSlice], weights: Sequence[float], lanes: int) -> set[int]:
+def files_to_split(wholes: Sequence[FileSlice], weights: Sequence[float], num_groups: int) -> set[int]:
     """Return the indices of the files to split so that groups are as even as possible."""
-    if lanes == 1:
+    if num_groups == 1:
         return set()
     largest = sorted((number for number, weight in enumerate(weights) if weight), key=lambda number: -weights[number])
     left, able = READ_AGAIN * sum(weights), []
     for number in largest:
-        again = weights[number] * (lanes - 1)
-        if len(wholes) < lanes or splits_cheaply(wholes[number], weights[number]):
+        again = weights[number] * (num_groups - 1)
+        if len(wholes) < num_groups or splits_cheaply(wholes[number], weights[number]):
             able.append(number)
         elif again <= left:
             able.append(number)
             left -= again
-    return fewest(able, weights, lanes)
+    return fewest(able, weights, num_groups)
 
 
-def fewest(able: Sequence[int], weights: Sequence[float], lanes: int) -> set[int]:
+def fewest(able: Sequence[int], weights: Sequence[float], num_groups: int) -> set[int]:
     """Return the shortest prefix of the files in `able` that makes groups even, or as even as possible, when split."""
     best, least = set[int](), float("inf")
-    for count in dict.fromkeys(min(count, len(able)) for count in counts_to_try(lanes, len(able))):
+    for count in dict.fromkeys(min(count, len(able)) for count in counts_to_try(num_groups, len(able))):
         split = set(able[:count])
         rest = [weight for number, weight in enumerate(weights) if number not in split]
-        each = sum(weights[number] for number in split) / lanes
-        longest = each + unevenness(rest, lanes) * sum(rest) / lanes
-        uneven = longest * lanes / sum(weights)
-        if uneven < least - 1e-9 and len(rest) + count * lanes >= lanes:
+        each = sum(weights[number] for number in split) / num_groups
+        longest = each + unevenness(rest, num_groups) * sum(rest) / num_groups
+        uneven = longest * num_groups / sum(weights)
+        if uneven < least - 1e-9 and len(rest) + count * num_groups >= num_groups:
             best, least = split, uneven
         if least <= EVEN:
             break
     return best
 
 
-def counts_to_try(lanes: int, most: int) -> Iterator[int]:
-    """Yield every number up to `lanes`, then its doubles."""
-    yield from range(lanes + 1)
-    count = 2 * lanes
+def counts_to_try(num_groups: int, most: int) -> Iterator[int]:
+    """Yield every number up to `num_groups`, then its doubles."""
+    yield from range(num_groups + 1)
+    count = 2 * num_groups
     while count < 2 * most:
         yield count
         count *= 2
 
 
-def tell_uneven(name: str, sizes: Sequence[float], lanes: int) -> None:
+def warn_if_uneven(name: str, sizes: Sequence[float], num_groups: int) -> None:
     """Log a warning if one group has far more to read than the mean."""
-    uneven = unevenness(sizes, lanes)
-    if uneven > TOLD:
+    uneven = unevenness(sizes, num_groups)
+    if uneven > MAX_UNEVENNESS:
         logger.warning(
-            "%s: the longest of %d lanes has %.1f times the bytes of the mean, so steps at the end of an epoch hold "
-            "fewer rows; write more files of like size, or uncompressed JSON lines or Parquet, which can be cut",
-            *(name, lanes, uneven),
+            "%s: the longest of %d shard groups has %.1f times the bytes of the mean, so steps at the end of an epoch "
+            "hold fewer rows; write more files of similar size, or uncompressed JSON lines or Parquet, which can be "
+            "split",
+            *(name, num_groups, uneven),
         )
 
 

@@ -39,8 +39,8 @@ class InterleavedReader:
         *,
         weights: Sequence[float],
         stop: str,
-        lane: int,
-        lanes: int,
+        group: int,
+        num_groups: int,
         seed: int,
         epoch: int,
         state: Any = None,
@@ -52,8 +52,8 @@ class InterleavedReader:
             sources: The streams.
             weights: Relative share of each stream.
             stop: When the epoch ends: `first`, `all` or `all_once`.
-            lane: Index of the shard group.
-            lanes: Number of shard groups.
+            group: Index of the shard group.
+            num_groups: Number of shard groups.
             seed: Decides the order, together with epoch and source.
             epoch: The epoch.
             state: The `state()` of an earlier reader with the same arguments.
@@ -63,13 +63,13 @@ class InterleavedReader:
             ResumeError: If the state is malformed.
         """
         self._weights, self._stop = list(weights), stop
-        width = max(1, min(OPEN, OPEN_IN_ALL // (lanes * len(sources)))) if shuffle else 1
+        width = max(1, min(OPEN, OPEN_IN_ALL // (num_groups * len(sources)))) if shuffle else 1
         counts, self._ended, places = parts_of(state, len(sources))
-        self._lanes = [
+        self._readers = [
             ShardsInTurn(
                 source,
-                lane=lane,
-                lanes=lanes,
+                group=group,
+                num_groups=num_groups,
                 width=width,
                 keys=[seed, epoch, number] if shuffle else None,
                 state=place,
@@ -89,15 +89,15 @@ class InterleavedReader:
             DataError: If a shard cannot be read.
         """
         rows: list[tuple[int, StreamRow]] = []
-        if len(self._lanes) == 1:
-            lane = self._lanes[0]
-            while len(rows) < count and (row := lane.next_row()) is not None:
+        if len(self._readers) == 1:
+            reader = self._readers[0]
+            while len(rows) < count and (row := reader.next_row()) is not None:
                 rows.append((0, row))
             return rows
         while len(rows) < count and self._alive:
             choice = self._mixer.choose()
             source = self._alive[choice]
-            row = self._lanes[source].next_row()
+            row = self._readers[source].next_row()
             if row is None:
                 if self._end(source):
                     break
@@ -108,31 +108,31 @@ class InterleavedReader:
 
     def state(self) -> str:
         """Return the position of the next row, as a short string."""
-        return pack([list(self._mixer.counts), list(self._ended), *(lane.state() for lane in self._lanes)])
+        return pack([list(self._mixer.counts), list(self._ended), *(reader.state() for reader in self._readers)])
 
     def close(self) -> None:
         """Close all files."""
-        for lane in self._lanes:
-            lane.close()
+        for reader in self._readers:
+            reader.close()
 
     def _mix(self, counts: Sequence[int] | None) -> Mixer:
         """Return the mixer of the sources that still have rows."""
-        gone = 1 if self._stop == "all_once" or all(self._ended) else 2
-        self._alive = [source for source, ended in enumerate(self._ended) if ended < gone]
+        passes = 1 if self._stop == "all_once" or all(self._ended) else 2
+        self._alive = [source for source, ended in enumerate(self._ended) if ended < passes]
         return Mixer([self._weights[source] for source in self._alive] or [1.0], counts=counts)
 
     def _end(self, source: int) -> bool:
         """Mark the end of a source's pass; return whether that ends the epoch."""
         if self._stop == "first":
             return True
-        if self._stop == "all" and self._lanes[source].read_all_shards():
+        if self._stop == "all" and self._readers[source].read_all_shards():
             return False
-        empty = not self._lanes[source].gave
+        empty = not self._readers[source].gave
         self._ended[source] = 2 if empty else 1
         if empty or self._stop == "all_once" or all(self._ended):
             self._mixer = self._mix(None)
         else:
-            self._lanes[source].begin_again()
+            self._readers[source].begin_again()
         return not self._alive
 
 
@@ -176,19 +176,19 @@ class ShardsInTurn:
     """Rows of a group's shards of one source: a few shards are open, and a row is taken from each in turn."""
 
     def __init__(
-        self, stream: Stream, *, lane: int, lanes: int, width: int, keys: Sequence[int] | None, state: Any = None
+        self, stream: Stream, *, group: int, num_groups: int, width: int, keys: Sequence[int] | None, state: Any = None
     ) -> None:
         """Start reading, or resume at `state`.
 
         Args:
             stream: The source.
-            lane: Index of the shard group.
-            lanes: Number of shard groups.
+            group: Index of the shard group.
+            num_groups: Number of shard groups.
             width: Number of open shards.
             keys: Seed of the order; None for the order of the stream.
             state: The `state()` of an earlier reader with the same arguments.
         """
-        self._stream, self._lane, self._lanes, self._width, self._keys = stream, lane, lanes, width, keys
+        self._stream, self._group, self._num_groups, self._width, self._keys = stream, group, num_groups, width, keys
         numbers, places = checked(state, width) if state is not None else ([0] * 4, [])
         self._pass, self._gave, self._next, self._turn = numbers
         self._order = self._shuffled()
@@ -220,7 +220,7 @@ class ShardsInTurn:
 
     def read_all_shards(self) -> bool:
         """If there was no row, read the shards of all groups from now on; return False if that does not apply."""
-        if self._gave != NO_ROWS or self._lanes == 1:
+        if self._gave != NO_ROWS or self._num_groups == 1:
             return False
         self._gave = NONE_OF_ALL
         self.begin_again()
@@ -253,7 +253,7 @@ class ShardsInTurn:
         chance = np.random.default_rng([*self._keys, self._pass]) if self._keys is not None else None
         if self._gave in (NONE_OF_ALL, ROWS_OF_ALL):
             return deal(self._stream.sizes, 1, chance=chance)[0]
-        return deal(self._stream.sizes, self._lanes, chance=chance)[self._lane]
+        return deal(self._stream.sizes, self._num_groups, chance=chance)[self._group]
 
 
 def checked(state: Any, width: int) -> tuple[list[int], list[tuple[int, Position | None]]]:

@@ -29,21 +29,21 @@ from partita_schema.errors import DataError, ResumeError
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
-LANE_VERSION = 3
+SHARD_GROUP_VERSION = 3
 """Increased whenever a change puts rows of a stream into other batches."""
-MOST_LANES = 16
+MAX_SHARD_GROUPS = 16
 """Maximum number of shard groups; the position of each is saved with every checkpoint."""
-MOST_READERS = 48
+MAX_READERS = 48
 """Maximum number of readers of all sources in all groups, since each has a position."""
 
 
-def count_lanes(batches_per_step: int, *, sources: int = 1) -> int:
+def count_shard_groups(batches_per_step: int, *, sources: int = 1) -> int:
     """Return the largest number of shard groups that divides the batches of a step.
 
     It is at most MOST_LANES, and lower if there are many sources.
     """
-    most = max(1, min(MOST_LANES, MOST_READERS // sources, batches_per_step))
-    return max(lanes for lanes in range(1, most + 1) if batches_per_step % lanes == 0)
+    most = max(1, min(MAX_SHARD_GROUPS, MAX_READERS // sources, batches_per_step))
+    return max(number for number in range(1, most + 1) if batches_per_step % number == 0)
 
 
 class LeftOut(NamedTuple):
@@ -108,10 +108,10 @@ class StreamLoader:
         self._ledger, self._collate, self._resume = ledger, collate_batch, resume
         self._process_group = process_group
         self._slots = range(process_group.rank, batches_per_step, process_group.world_size)
-        self._own = sorted({slot % plan.lanes for slot in self._slots})
-        self._slots_of_lanes = [slot for slot in range(batches_per_step) if slot % plan.lanes in self._own]
-        lanes = {"lanes": str(plan.lanes), "lane version": str(LANE_VERSION)}
-        self._cursor = Cursor(short_parts({**plan.parts, **lanes, **encoder.parts(), **parts}))
+        self._own = sorted({slot % plan.num_groups for slot in self._slots})
+        self._slots_of_groups = [slot for slot in range(batches_per_step) if slot % plan.num_groups in self._own]
+        groups = {"shard groups": str(plan.num_groups), "shard group version": str(SHARD_GROUP_VERSION)}
+        self._cursor = Cursor(short_parts({**plan.parts, **groups, **encoder.parts(), **parts}))
         self._notes: list[WindowReport] = []
         self._num_unreadable = 0
         self._statistics = Statistics()
@@ -137,7 +137,7 @@ class StreamLoader:
             raise ResumeError("a data position must be loaded before the first step is asked for")
         loaded = continued(cursor, self._cursor.parts, resume=self._resume)
         place = loaded.place
-        if place is not None and (not isinstance(place, dict) or len(place.get("lanes", ())) != self._plan.lanes):
+        if place is not None and (not isinstance(place, dict) or len(place.get("groups", ())) != self._plan.num_groups):
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
         self._cursor = loaded
         before = cursor.get("place")
@@ -179,28 +179,28 @@ class StreamLoader:
     ) -> Generator[GlobalBatch]:
         """Yield the steps of an epoch after `step`, until no shard group has rows left."""
         with ExitStack() as files:
-            lanes = {
-                number: files.enter_context(closing(self._lane(number, epoch, place, workers))) for number in self._own
+            groups = {
+                number: files.enter_context(closing(self._group(number, epoch, place, workers))) for number in self._own
             }
             if workers.number:  # first read everything that the first step needs, then what later steps need
-                for lane in lanes.values():
-                    lane.read_window()
+                for group in groups.values():
+                    group.read_window()
             while True:
                 if workers.number:  # keep all workers busy while a step is awaited
-                    read_ahead(list(lanes.values()), windows=len(lanes) + self._windows_ahead)
-                batches = {slot: lanes[slot % self._plan.lanes].next_batch() for slot in self._slots_of_lanes}
+                    read_ahead(list(groups.values()), windows=len(groups) + self._windows_ahead)
+                batches = {slot: groups[slot % self._plan.num_groups].next_batch() for slot in self._slots_of_groups}
                 if not self._is_left(any(batch is not None for batch in batches.values())):
                     return
                 step += 1
-                places = [lanes[number].place if number in lanes else None for number in range(self._plan.lanes)]
-                after = {"lanes": places, "ledger": self._ledger.state(split=TRAINING)}
+                places = [groups[number].place if number in groups else None for number in range(self._plan.num_groups)]
+                after = {"groups": places, "ledger": self._ledger.state(split=TRAINING)}
                 yield GlobalBatch(
                     tuple(self._batch(batches[slot]) for slot in self._slots),
                     state_dict=Cursor(self._cursor.parts, epoch, step, after).to_json(),
                     epoch=float(epoch),
                 )
 
-    def _lane(
+    def _group(
         self, number: int, epoch: int, place: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
     ) -> ShardGroup:
         expander = self._encoder.expander
@@ -212,7 +212,7 @@ class StreamLoader:
             # If several ranks read a group, the rank of its first slot counts the rows.
             seen=self._seen if epoch == 0 and number in self._slots else ignore,
             numbered=expander is not None and expander.numbered,
-            place=place["lanes"][number] if place is not None else None,
+            place=place["groups"][number] if place is not None else None,
         )
 
     def _batch(self, batch: tuple[TokenizedDataset, PlannedBatch] | None) -> Batch:
@@ -268,13 +268,13 @@ class StreamLoader:
             self._ledger.refuse_unknown_tokens(TRAINING, least=LOSS_TOKENS_FOR_A_SHARE)
 
 
-def read_ahead(lanes: Sequence[ShardGroup], *, windows: int) -> None:
+def read_ahead(groups: Sequence[ShardGroup], *, windows: int) -> None:
     """Read until all groups together hold `windows` windows, first the group that needs its next window soonest."""
-    while sum(lane.held for lane in lanes) <= windows - 1:
-        reading = [lane for lane in lanes if not lane.ended]
+    while sum(group.held for group in groups) <= windows - 1:
+        reading = [group for group in groups if not group.ended]
         if not reading:
             return
-        min(reading, key=lambda lane: (lane.ahead, lane.left)).read_window()
+        min(reading, key=lambda group: (group.ahead, group.left)).read_window()
 
 
 def ignore(window: SeenWindow) -> None:
@@ -284,6 +284,6 @@ def ignore(window: SeenWindow) -> None:
 def merged(cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the positions of the ranks after the same step, each of which knows its own shard groups."""
     first = dict(cursors[0])
-    lanes = zip(*(cursor["place"]["lanes"] for cursor in cursors), strict=True)
-    known = [next(place for place in places if place is not None) for places in lanes]
-    return first | {"place": {"lanes": known, "ledger": first["place"]["ledger"]}}
+    groups = zip(*(cursor["place"]["groups"] for cursor in cursors), strict=True)
+    known = [next(place for place in places if place is not None) for places in groups]
+    return first | {"place": {"groups": known, "ledger": first["place"]["ledger"]}}

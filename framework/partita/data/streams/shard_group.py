@@ -24,7 +24,7 @@ from partita.data.workers import EncodingWorkers
 
 CHUNK = 64
 """Rows that a worker tokenizes at a time."""
-MOST_DOUBLINGS = 32
+MAX_DOUBLINGS = 32
 """Number of doublings after which a window that started with one row is larger than any limit."""
 
 
@@ -35,18 +35,18 @@ class ShardPlan:
     streams: Sequence[Stream]
     weights: Sequence[float]
     stop: str
-    lanes: int
+    num_groups: int
     seed: int
     policy: Policy
 
-    def reader(self, lane: int, *, epoch: int, state: Any = None) -> InterleavedReader:
+    def reader(self, group: int, *, epoch: int, state: Any = None) -> InterleavedReader:
         """Return the reader of a shard group's rows in an epoch."""
         return InterleavedReader(
             self.streams,
             weights=self.weights,
             stop=self.stop,
-            lane=lane,
-            lanes=self.lanes,
+            group=group,
+            num_groups=self.num_groups,
             seed=self.seed,
             epoch=epoch,
             state=state,
@@ -249,4 +249,4 @@ class ShardGroup:
 
 def rows_of_window(policy: Policy, number: int) -> int:
     """Return the rows in a window. It depends only on the window's number, so that positions need not store it."""
-    return min(policy.window, policy.first_window << min(number, MOST_DOUBLINGS))
+    return min(policy.window, policy.first_window << min(number, MAX_DOUBLINGS))

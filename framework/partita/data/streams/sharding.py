@@ -13,7 +13,7 @@ CLASSES = 4
 """Number of size classes per doubling; shards of one class are shuffled together."""
 
 
-def deal(sizes: Sequence[float], lanes: int, *, chance: np.random.Generator | None = None) -> list[np.ndarray]:
+def deal(sizes: Sequence[float], num_groups: int, *, chance: np.random.Generator | None = None) -> list[np.ndarray]:
     """Return the shard indices of each group in reading order; `chance` is the only source of randomness.
 
     Shards of similar size are shuffled among the groups, and the shards of each group among themselves. Without
@@ -21,22 +21,26 @@ def deal(sizes: Sequence[float], lanes: int, *, chance: np.random.Generator | No
     """
     sizes_S = np.asarray(sizes, dtype=np.float64)
     order = np.arange(len(sizes_S)) if chance is None else chance.permutation(len(sizes_S))
-    if lanes == 1:
+    if num_groups == 1:
         return [order]
     if not len(sizes_S) or sizes_S.min() == sizes_S.max():
-        return [order[lane::lanes] for lane in range(lanes)]
+        return [order[group::num_groups] for group in range(num_groups)]
     classes = sizes_S if chance is None else np.round(CLASSES * np.log2(np.maximum(sizes_S, 1)))
     order = order[np.argsort(-classes[order], kind="stable")]
-    groups: list[list[int]] = [[] for _ in range(lanes)]
-    least = [(0.0, lane) for lane in range(lanes)]
+    groups: list[list[int]] = [[] for _ in range(num_groups)]
+    least = [(0.0, group) for group in range(num_groups)]
     for shard in order.tolist():
-        size, lane = least[0]
-        groups[lane].append(shard)
-        heapq.heapreplace(least, (size + float(sizes_S[shard]), lane))
+        size, group = least[0]
+        groups[group].append(shard)
+        heapq.heapreplace(least, (size + float(sizes_S[shard]), group))
     return [np.array(sorted(own) if chance is None else chance.permutation(own), dtype=np.int64) for own in groups]
 
 
-def unevenness(sizes: Sequence[float], lanes: int) -> float:
+def unevenness(sizes: Sequence[float], num_groups: int) -> float:
     """Return the size of the largest group divided by the mean of all groups."""
     total = sum(sizes)
-    return max(sum(sizes[shard] for shard in own) for own in deal(sizes, lanes)) * lanes / total if total else 1.0
+    return (
+        max(sum(sizes[shard] for shard in own) for own in deal(sizes, num_groups)) * num_groups / total
+        if total
+        else 1.0
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from partita.backends.endpoint import asking
+from partita.backends.endpoint import request_sender
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class LocalServer:
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalServer]:
     """A running server; the test is in a folder of its own, and does not wait long between tries."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(asking, "FIRST_WAIT", 0.02)
+    monkeypatch.setattr(request_sender, "FIRST_WAIT", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     running = LocalServer()
     yield running

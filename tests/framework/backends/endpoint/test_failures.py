@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from partita import Model
-from partita.backends.endpoint.asking import asked_wait
+from partita.backends.endpoint.request_sender import retry_after_seconds
 from partita_schema.errors import ModelError, ServerError
 
 from ....json_lines import read_json_lines
 from .conftest import HangUp, LocalServer, Response, answer, error, prompt_of
 
 MakeFile = Callable[..., dict[str, Any]]
-KEPT = "The answers so far are saved; rerun the same command to resume"
+RESUME_HINT = "The answers so far are saved; rerun the same command to resume"
 
 
 def rows(count: int) -> list[dict[str, str]]:
@@ -97,10 +97,16 @@ def test_the_wait_that_a_server_asks_for_holds_for_all_requests(server: LocalSer
 
 
 def test_a_wait_may_be_a_number_or_a_date() -> None:
-    assert asked_wait("2.5") == 2.5
-    assert asked_wait(None) == asked_wait("soon") == asked_wait("-3") == asked_wait("nan") == 0
-    assert asked_wait("Fri, 01 Jan 2021 00:00:00 GMT") == 0
-    far = asked_wait(formatdate(4_000_000_000, usegmt=True))
+    assert retry_after_seconds("2.5") == 2.5
+    assert (
+        retry_after_seconds(None)
+        == retry_after_seconds("soon")
+        == retry_after_seconds("-3")
+        == retry_after_seconds("nan")
+        == 0
+    )
+    assert retry_after_seconds("Fri, 01 Jan 2021 00:00:00 GMT") == 0
+    far = retry_after_seconds(formatdate(4_000_000_000, usegmt=True))
     assert far > 1e8
 
 
@@ -143,7 +149,7 @@ def test_a_request_that_every_row_is_refused_for_ends_the_job(server: LocalServe
     server.reply = lambda body: error(400, "unknown field top_k")
     assert ends(make_file({"concurrency": 4}), 60) == (
         "10 rows have failed one after the other, the last one so: the server refused the row (400): unknown field "
-        f"top_k. {KEPT}, with --retry-errors also those that failed"
+        f"top_k. {RESUME_HINT}, with --retry-errors also those that failed"
     )
     assert len(server.bodies) < 30
     server.reply = lambda body: answer(body, "fine")
@@ -159,7 +165,7 @@ def test_a_server_that_always_fails_ends_the_job(server: LocalServer, make_file:
     server.reply = reply
     assert ends(make_file({"concurrency": 2, "retries": 1}), 90) == (
         "10 rows have failed one after the other, the last one so: the server failed (500): broken (2 tries). "
-        f"{KEPT}, with --retry-errors also those that failed"
+        f"{RESUME_HINT}, with --retry-errors also those that failed"
     )
     assert {record["row"] for record in journal() if record["status"] == "ok"} == set(range(20))
 
@@ -225,7 +231,8 @@ def test_a_server_that_is_not_there_ends_the_job_and_no_row_is_lost(server: Loca
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/v1"
     assert ends(make_file({"url": url, "retries": 1}), 3) == (
-        f"{url} cannot be reached: Connection refused (2 tries). Start the server, or correct backend.url. {KEPT}"
+        f"{url} cannot be reached: Connection refused (2 tries). Start the server, or correct backend.url. "
+        f"{RESUME_HINT}"
     )
     assert journal() == []
 
@@ -243,7 +250,7 @@ def test_a_wrong_key_ends_the_job_at_once_and_is_not_shown(
     server.reply = lambda body: error(401, "sk-secret is no key")
     monkeypatch.setenv("MY_KEY", "sk-secret")
     file = make_file({"api_key_env": "MY_KEY"})
-    assert ends(file, 200) == f"the server does not take the key in MY_KEY (401): *** is no key. {KEPT}"
+    assert ends(file, 200) == f"the server does not take the key in MY_KEY (401): *** is no key. {RESUME_HINT}"
     assert len(server.bodies) <= 32
     assert journal() == []
     server.reply = lambda body: answer(body, "fine")
@@ -291,7 +298,7 @@ def test_what_befalls_every_row_ends_the_job(
     server: LocalServer, make_file: MakeFile, response: Response, text: str
 ) -> None:
     server.reply = lambda body: response
-    assert ends(make_file(), 5) == f"{text.replace('URL', server.url)}. {KEPT}"
+    assert ends(make_file(), 5) == f"{text.replace('URL', server.url)}. {RESUME_HINT}"
     assert journal() == []
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita import Model
-from partita.backends.endpoint import asking as pace
-from partita.backends.endpoint.asking import RateLimiter
+from partita.backends.endpoint import request_sender
+from partita.backends.endpoint.request_sender import RateLimiter
 
 from ....properties import examples
 from .conftest import LocalServer, Response, answer
@@ -90,7 +90,7 @@ def test_requests_are_as_far_apart_as_the_limits_say_and_no_farther(
         return begun
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace.asyncio, "sleep", sleep)
+        patch.setattr(request_sender.asyncio, "sleep", sleep)
         begun = asyncio.run(run())
     for (first, used), (second, _) in pairwise(begun):
         assert second - first == pytest.approx(max(60 / requests, 60 * used / tokens), abs=1e-6)
@@ -107,11 +107,11 @@ def test_no_request_begins_while_the_server_asks_to_wait() -> None:
         limits = RateLimiter(requests_per_minute=None, tokens_per_minute=None, clock=lambda: now)
         await limits.turn(1)
         assert now == 5.0
-        limits.hold(3.0)
-        limits.hold(1.0)
+        limits.pause(3.0)
+        limits.pause(1.0)
         await limits.turn(1)
         return now
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace.asyncio, "sleep", sleep)
+        patch.setattr(request_sender.asyncio, "sleep", sleep)
         assert asyncio.run(run()) == 8.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from partita import Model
-from partita.backends.endpoint.receiving import MOST_PIECES
+from partita.backends.endpoint.receiving import MAX_CHUNKS
 
 from .conftest import RawServer, prompt_of, whole
 
@@ -111,7 +111,7 @@ def test_compressed_responses_are_read(
 @pytest.mark.parametrize(
     ("encoding", "packed", "told"),
     [
-        (b"br", GOOD, "the server's response has the content encoding 'br', and gzip, deflate were asked for"),
+        (b"br", GOOD, "the server's response has the content encoding 'br', and gzip, deflate were requested"),
         (b"gzip, gzip", GOOD, "the server's response has the content encoding 'gzip, gzip', and gzip, deflate"),
         (b"gzip", GOOD, "the server's response cannot be decompressed: Error -3 while decompressing data"),
         (b"gzip", gzip.compress(GOOD, mtime=0)[:-20], "the server's response is not JSON: {"),
@@ -139,9 +139,9 @@ def test_a_small_response_that_unpacks_to_much_is_not_unpacked(raw_server: RawSe
 
 
 def test_a_response_of_many_pieces_is_given_up(raw_server: RawServer, make_file: MakeFile) -> None:
-    chunks = b"1\r\n \r\n" * (MOST_PIECES + 1000)
+    chunks = b"1\r\n \r\n" * (MAX_CHUNKS + 1000)
     response = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", chunks, b"0\r\n\r\n"]
-    told = "the server's response comes in more than 50,000 pieces"
+    told = "the server's response comes in more than 50,000 chunks"
     assert predict(raw_server, make_file, response) == ("error", None, told)
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from partita.backends.endpoint.protocol import (
     AnswerError,
     EndpointReply,
+    error_message,
     read_messages,
     read_reply,
     request_body,
     server_options,
-    told_error,
     written_messages,
 )
 from partita.backends.endpoint.server import row_seed
@@ -209,13 +209,13 @@ def test_no_json_at_all_breaks_the_reader(response: Any) -> None:
     ],
 )
 def test_errors_are_reported_in_all_forms_that_servers_have(body: Any, told: tuple[str, str]) -> None:
-    assert told_error(json.dumps(body)) == told
+    assert error_message(json.dumps(body)) == told
 
 
 def test_an_error_without_json_is_its_text() -> None:
-    assert told_error("<html>busy</html>") == ("<html>busy</html>", "")
-    assert told_error("") == ("no message", "")
-    assert told_error("[" * 100_000)[1] == ""
+    assert error_message("<html>busy</html>") == ("<html>busy</html>", "")
+    assert error_message("") == ("no message", "")
+    assert error_message("[" * 100_000)[1] == ""
 
 
 @pytest.mark.parametrize("count", [10**401, -1, True, 1.5, float("nan"), 10**8])

@@ -111,23 +111,23 @@ def stream_of(folder: Path, name: str, *, shards: int = 1, **options: Any) -> St
     return open_stream(source, folder=folder, least_shards=shards)
 
 
-def lane(stream: Stream, state: Any = None) -> InterleavedReader:
-    return InterleavedReader([stream], weights=[1], stop="all", lane=0, lanes=1, seed=1, epoch=0, state=state)
+def group(stream: Stream, state: Any = None) -> InterleavedReader:
+    return InterleavedReader([stream], weights=[1], stop="all", group=0, num_groups=1, seed=1, epoch=0, state=state)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 5])
 def test_a_source_without_end_continues_anywhere(shards: int, folder: Path) -> None:
     stream = stream_of(folder, "Squares", shards=shards, first=10)
-    whole = lane(stream).take(500)
+    whole = group(stream).take(500)
     numbers = sorted(int(row.row["prompt"].split()[0]) for _, row in whole if isinstance(row.row, dict))
 
     assert len(stream.shards) >= shards
     assert len(set(numbers)) == 500
     for taken in (0, 1, 7, 250, 499):
-        first = lane(stream)
+        first = group(stream)
         first.take(taken)
         state = json.loads(json.dumps(first.state()))
-        assert lane(stream, state).take(500 - taken) == whole[taken:]
+        assert group(stream, state).take(500 - taken) == whole[taken:]
 
 
 @pytest.mark.parametrize("name", ["Lines", "Items"])
@@ -172,7 +172,7 @@ def test_the_fingerprint_changes_with_the_number_of_shards(folder: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["Once", "OwnIterator"])
-def test_a_class_with_one_iterator_for_all_lanes_is_refused(name: str, folder: Path) -> None:
+def test_a_class_with_one_iterator_for_all_shard_groups_is_refused(name: str, folder: Path) -> None:
     with pytest.raises(
         DataError,
         match=rf"sources_\d+:{name}.__iter__ gives the same iterator again, whose rows can be read only once; "
@@ -181,7 +181,7 @@ def test_a_class_with_one_iterator_for_all_lanes_is_refused(name: str, folder: P
         stream_of(folder, name, shards=2)
 
 
-def test_rows_that_are_one_iterator_for_all_lanes_are_refused_when_the_second_begins(folder: Path) -> None:
+def test_rows_that_are_one_iterator_for_all_shard_groups_are_refused_when_the_second_begins(folder: Path) -> None:
     stream = stream_of(folder, "OnceInRows", shards=2)
 
     assert next(iter(stream.read(0, None)))[0].row == {"number": 0}

@@ -178,49 +178,49 @@ def test_a_glob_of_enough_files_keeps_them_whole_and_cuts_a_much_larger_one(tmp_
     assert len(keyed(stream)) == 480
 
 
-def rows_of_lanes(stream: Stream, lanes: int) -> list[int]:
+def rows_of_groups(stream: Stream, num_groups: int) -> list[int]:
     readers = [
-        InterleavedReader([stream], weights=[1], stop="all", lane=lane, lanes=lanes, seed=1, epoch=0)
-        for lane in range(lanes)
+        InterleavedReader([stream], weights=[1], stop="all", group=group, num_groups=num_groups, seed=1, epoch=0)
+        for group in range(num_groups)
     ]
     return [len(reader.take(10**6)) for reader in readers]
 
 
-@pytest.mark.parametrize(("count", "lanes"), [(5, 4), (9, 8), (3, 7), (17, 16), (8, 4)])
+@pytest.mark.parametrize(("count", "num_groups"), [(5, 4), (9, 8), (3, 7), (17, 16), (8, 4)])
 @pytest.mark.parametrize("kind", ["jsonl", "txt", "parquet", "arrow", "csv", "json", "jsonl.gz"])
-def test_lanes_have_as_many_rows_however_many_files_there_are(
-    kind: str, count: int, lanes: int, tmp_path: Path
+def test_shard_groups_have_as_many_rows_however_many_files_there_are(
+    kind: str, count: int, num_groups: int, tmp_path: Path
 ) -> None:
     form = kind.partition(".")[0]
     for number in range(count):
         name = write(tmp_path, form, f"{number:02}")
         if kind.endswith(".gz"):
             (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes(), mtime=0))
-    rows = rows_of_lanes(stream_of(tmp_path, f"*.{kind}", form, lanes, FileSizes(small_bytes=1)), lanes)
+    rows = rows_of_groups(stream_of(tmp_path, f"*.{kind}", form, num_groups, FileSizes(small_bytes=1)), num_groups)
 
     assert sum(rows) == 23 * count
-    assert max(rows) <= 1.05 * sum(rows) / lanes + 3
+    assert max(rows) <= 1.05 * sum(rows) / num_groups + 3
 
 
 @examples(40)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any), st.integers(1, 9))
-def test_files_of_any_sizes_that_can_be_cut_make_even_lanes(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], lanes: int
+def test_files_of_any_sizes_that_can_be_cut_make_even_shard_groups(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], num_groups: int
 ) -> None:
     folder = tmp_path_factory.mktemp("sizes")
     for number, size in enumerate(sizes):
         (folder / f"{number:02}.txt").write_bytes(b"line\n" * 10 * size)
-    stream = stream_of(folder, "*.txt", "txt", lanes, CUT_ALL)
+    stream = stream_of(folder, "*.txt", "txt", num_groups, CUT_ALL)
 
-    assert len(stream.shards) >= lanes
+    assert len(stream.shards) >= num_groups
     assert sum(stream.sizes) == pytest.approx(50 * sum(sizes))
-    assert unevenness(stream.sizes, lanes) <= 1.06
-    rows = rows_of_lanes(stream, lanes)
+    assert unevenness(stream.sizes, num_groups) <= 1.06
+    rows = rows_of_groups(stream, num_groups)
     assert sum(rows) == 10 * sum(sizes)
-    assert max(rows) <= 1.25 * sum(rows) / lanes + 12
+    assert max(rows) <= 1.25 * sum(rows) / num_groups + 12
 
 
-def test_how_files_are_cut_is_decided_by_them_and_the_lanes(tmp_path: Path) -> None:
+def test_how_files_are_cut_is_decided_by_them_and_the_shard_groups(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path, "jsonl", str(number))
     one, again = (stream_of(tmp_path, "*.jsonl", "jsonl", 4, CUT_ALL) for _ in range(2))
@@ -239,16 +239,17 @@ def test_compressed_files_of_uneven_sizes_are_dealt_by_size_with_a_warning(
     stream = stream_of(tmp_path, "*.jsonl.gz", "jsonl", 3, CUT_ALL)
 
     assert list(stream.shards) == [f"{number}.jsonl.gz" for number in range(4)]
-    assert sorted(rows_of_lanes(stream, 3)) == [40, 80, 4000]
+    assert sorted(rows_of_groups(stream, 3)) == [40, 80, 4000]
     [told] = caplog.messages
     uneven = f"{unevenness(stream.sizes, 3):.1f}"
     assert told == (
-        f"*.jsonl.gz: the longest of 3 lanes has {uneven} times the bytes of the mean, so steps at the end of an epoch "
-        "hold fewer rows; write more files of like size, or uncompressed JSON lines or Parquet, which can be cut"
+        f"*.jsonl.gz: the longest of 3 shard groups has {uneven} times the bytes of the mean, so steps at the end of "
+        "an epoch hold fewer rows; write more files of similar size, or uncompressed JSON lines or Parquet, which can "
+        "be split"
     )
 
 
-def test_a_row_group_is_shared_by_lanes(tmp_path: Path) -> None:
+def test_a_row_group_is_shared_by_shard_groups(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     stream = stream_of(tmp_path, "a.parquet", "parquet", 4)
 
@@ -488,7 +489,7 @@ def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
     row = json.dumps({"text": "x" * 480}).encode() + b"\n"
     (tmp_path / "a.jsonl").write_bytes(row * 100_000)
     reader = InterleavedReader(
-        [stream_of(tmp_path, "a.jsonl", "jsonl", 4)], weights=[1], stop="all", lane=0, lanes=1, seed=1, epoch=0
+        [stream_of(tmp_path, "a.jsonl", "jsonl", 4)], weights=[1], stop="all", group=0, num_groups=1, seed=1, epoch=0
     )
     reader.take(1000)
     tracemalloc.start()
@@ -520,8 +521,8 @@ def test_labels_of_a_mix_begin_with_the_names_of_its_sources(tmp_path: Path) -> 
     )
     streams = training_streams(config, folder=tmp_path)
     assert streams is not None
-    plan = streams.plan(Fixed(4), lanes=2)
-    rows = [row for lane in range(2) for row in plan.reader(lane, epoch=0).take(1000)]
+    plan = streams.plan(Fixed(4), num_groups=2)
+    rows = [row for group in range(2) for row in plan.reader(group, epoch=0).take(1000)]
 
     assert [stream.name for stream in plan.streams] == ["a", "b"]
     assert set(plan.keys(rows)) == {f"{name}/rows.csv:{2 * number}" for name in ("a", "b") for number in range(1, 24)}

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from partita.data.batching.cursor import Cursor, short_parts
 from partita.data.streams.base import Position, StreamRow
-from partita.data.streams.interleaved_reader import InterleavedReader, pack, unpack
-from partita.data.streams.loader import count_lanes
+from partita.data.streams.interleaved_reader import InterleavedReader
+from partita.data.streams.loader import count_shard_groups
+from partita.data.streams.packing import pack
 from partita_schema.errors import ResumeError
 
 from ....properties import examples
@@ -52,8 +53,8 @@ def names(rows: list[tuple[int, StreamRow]]) -> list[Seen]:
 def reader(
     sources: list[Numbers],
     *,
-    lane: int = 0,
-    lanes: int = 1,
+    group: int = 0,
+    num_groups: int = 1,
     stop: str = "all",
     weights: list[float] | None = None,
     state: Any = None,
@@ -66,8 +67,8 @@ def reader(
         sources,
         weights=weights,
         stop=stop,
-        lane=lane,
-        lanes=lanes,
+        group=group,
+        num_groups=num_groups,
         seed=seed,
         epoch=epoch,
         state=state,
@@ -88,11 +89,13 @@ weights = st.lists(st.floats(0.1, 20), min_size=4, max_size=4)
 
 @settings(deadline=None)
 @given(sizes, st.integers(1, 6), st.integers(0, 3))
-def test_every_row_comes_once_over_all_lanes(sizes: list[int], lanes: int, epoch: int) -> None:
+def test_every_row_comes_once_over_all_shard_groups(sizes: list[int], num_groups: int, epoch: int) -> None:
     stream = Numbers(sizes)
 
     rows = [
-        row for lane in range(lanes) for row in names(reader([stream], lane=lane, lanes=lanes, epoch=epoch).take(10**6))
+        row
+        for group in range(num_groups)
+        for row in names(reader([stream], group=group, num_groups=num_groups, epoch=epoch).take(10**6))
     ]
 
     assert sorted(rows) == [(0, shard, number) for shard, size in enumerate(sizes) for number in range(size)]
@@ -101,13 +104,15 @@ def test_every_row_comes_once_over_all_lanes(sizes: list[int], lanes: int, epoch
 @examples(200)
 @given(sources, stops, weights, st.integers(1, 3), st.data())
 def test_a_reader_continues_exactly_from_every_position(
-    sources: list[list[int]], stop: str, weights: list[float], lanes: int, data: st.DataObject
+    sources: list[list[int]], stop: str, weights: list[float], num_groups: int, data: st.DataObject
 ) -> None:
     streams = [Numbers(sizes, str(number)) for number, sizes in enumerate(sources)]
-    lane = data.draw(st.integers(0, lanes - 1))
+    group = data.draw(st.integers(0, num_groups - 1))
 
     def at(state: Any = None) -> InterleavedReader:
-        return reader(streams, lane=lane, lanes=lanes, stop=stop, weights=weights[: len(streams)], state=state)
+        return reader(
+            streams, group=group, num_groups=num_groups, stop=stop, weights=weights[: len(streams)], state=state
+        )
 
     whole = names(at().take(400))
     place = data.draw(st.integers(0, len(whole)))
@@ -147,9 +152,9 @@ def test_rows_of_several_shards_stand_beside_each_other_in_an_order_of_each_epoc
 def test_shares_are_exact_after_every_row() -> None:
     streams: list[Numbers] = [Endless([0, 0, 0], "a"), Endless([0], "b"), Endless([0, 0], "c")]
     counts: Counter[int] = Counter()
-    lane = reader(streams, weights=[5, 3, 2], stop="first")
+    group = reader(streams, weights=[5, 3, 2], stop="first")
     for taken in range(1, 300):
-        counts[lane.take(1)[0][0]] += 1
+        counts[group.take(1)[0][0]] += 1
         assert all(abs(counts[source] - taken * share) < 1 for source, share in enumerate((0.5, 0.3, 0.2)))
 
 
@@ -182,47 +187,49 @@ def test_all_once_gives_every_row_once() -> None:
 
 
 @pytest.mark.parametrize("stop", ["all", "all_once"])
-def test_a_source_without_rows_in_a_lane_does_not_hold_up_the_others(stop: str) -> None:
+def test_a_source_without_rows_in_a_shard_group_does_not_hold_up_the_others(stop: str) -> None:
     rows = names(reader([Numbers([0, 0], "a"), Numbers([7], "b")], stop=stop).take(1000))
 
     assert rows == [(1, 0, number) for number in range(7)]
     assert reader([Numbers([0], "a"), Numbers([], "b")], stop=stop).take(5) == []
 
 
-def test_a_source_with_fewer_rows_than_lanes_has_its_share_in_every_lane() -> None:
+def test_a_source_with_fewer_rows_than_shard_groups_has_its_share_in_every_shard_group() -> None:
     streams = [Numbers([250] * 4, "big"), Numbers([1, 1, 0, 0], "small")]
-    lanes = [names(reader(streams, lane=lane, lanes=4, stop="all").take(10**6)) for lane in range(4)]
-    rows = Counter(row for lane in lanes for row in lane)
+    groups = [names(reader(streams, group=group, num_groups=4, stop="all").take(10**6)) for group in range(4)]
+    rows = Counter(row for group in groups for row in group)
 
-    assert [Counter(source for source, _, _ in lane)[0] for lane in lanes] == [250] * 4
-    assert all(abs(Counter(source for source, _, _ in lane)[1] - 250) <= 1 for lane in lanes)
+    assert [Counter(source for source, _, _ in group)[0] for group in groups] == [250] * 4
+    assert all(abs(Counter(source for source, _, _ in group)[1] - 250) <= 1 for group in groups)
     assert {rows[0, shard, number] for shard in range(4) for number in range(250)} == {1}
     assert all(450 <= rows[1, shard, 0] <= 550 for shard in range(2))
 
 
-def test_a_source_without_any_row_does_not_hold_up_several_lanes() -> None:
+def test_a_source_without_any_row_does_not_hold_up_several_shard_groups() -> None:
     streams = [Numbers([9] * 4, "big"), Numbers([0] * 4, "none")]
 
-    assert [len(reader(streams, lane=lane, lanes=4).take(999)) for lane in range(4)] == [9] * 4
+    assert [len(reader(streams, group=group, num_groups=4).take(999)) for group in range(4)] == [9] * 4
 
 
 @pytest.mark.parametrize("stop", ["first", "all_once"])
-def test_a_source_with_fewer_rows_than_lanes_is_not_repeated_where_nothing_is(stop: str) -> None:
+def test_a_source_with_fewer_rows_than_shard_groups_is_not_repeated_where_nothing_is(stop: str) -> None:
     streams = [Numbers([50] * 4, "big"), Numbers([1, 1, 0, 0], "small")]
-    rows = Counter(row for lane in range(4) for row in names(reader(streams, lane=lane, lanes=4, stop=stop).take(999)))
+    rows = Counter(
+        row for group in range(4) for row in names(reader(streams, group=group, num_groups=4, stop=stop).take(999))
+    )
 
     assert set(rows.values()) == {1}
     assert sum(source for source, _, _ in rows) == 2
 
 
-def test_lanes_are_even_in_each_epoch_where_shards_are_not() -> None:
+def test_shard_groups_are_even_in_each_epoch_where_shards_are_not() -> None:
     stream = Numbers([90, 30, 30, 30, 20, 20, 10, 10, 10, 50])
     stream.sizes = [float(size) for size in stream.lengths]
 
     for epoch in range(5):
-        lanes = [len(reader([stream], lane=lane, lanes=3, epoch=epoch).take(999)) for lane in range(3)]
-        assert sum(lanes) == 300
-        assert max(lanes) <= 110
+        groups = [len(reader([stream], group=group, num_groups=3, epoch=epoch).take(999)) for group in range(3)]
+        assert sum(groups) == 300
+        assert max(groups) <= 110
 
 
 @pytest.mark.parametrize("damage", [[], 7, "", "~", "not packed", "é"])
@@ -254,9 +261,9 @@ def test_a_state_that_makes_no_sense_is_damaged(content: Any) -> None:
 
 
 def test_a_changed_character_of_a_state_is_seen() -> None:
-    lane = reader([Numbers([30, 40]), Numbers([9])])
-    lane.take(20)
-    state = lane.state()
+    group = reader([Numbers([30, 40]), Numbers([9])])
+    group.take(20)
+    state = group.state()
     seen = 0
     for place, character in enumerate(state):
         changed = state[:place] + ("A" if character != "A" else "B") + state[place + 1 :]
@@ -269,7 +276,7 @@ def test_a_changed_character_of_a_state_is_seen() -> None:
 
 
 class Far(Numbers):
-    """Rows far behind the beginning of files of a terabyte, dealt to several lanes."""
+    """Rows far behind the beginning of files of a terabyte, dealt to several shard groups."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         digits = random.Random(f"{self.name} {shard}")  # without a pattern that could be compressed
@@ -280,56 +287,24 @@ class Far(Numbers):
 @pytest.mark.parametrize("num_sources", [1, 2, 3, 4, 5, 6, 8, 10, 16, 24, 48])
 @pytest.mark.parametrize("batches", [16, 12])
 def test_a_position_of_any_mix_is_smaller_than_4_kb(num_sources: int, batches: int) -> None:
-    lanes = count_lanes(batches, sources=num_sources)
+    num_groups = count_shard_groups(batches, sources=num_sources)
     streams: list[Numbers] = [Far([1] * 5000, f"a/rather/long/path/to/source_{n}") for n in range(num_sources)]
     places = []
-    for lane in range(lanes):
-        taken = reader(streams, lane=lane, lanes=lanes, weights=[0.1 + 0.0123456789 * n for n in range(num_sources)])
+    for group in range(num_groups):
+        taken = reader(
+            streams, group=group, num_groups=num_groups, weights=[0.1 + 0.0123456789 * n for n in range(num_sources)]
+        )
         taken.take(300)
-        for own in taken._lanes:
-            own._pass, own._next = 99, 5000 // lanes
+        for own in taken._readers:
+            own._pass, own._next = 99, 5000 // num_groups
             for shard in own._open:
-                shard.place = 5000 // lanes - 1
+                shard.place = 5000 // num_groups - 1
         places.append([taken.state(), 9_999_999, 2047])
     parts = {f"stream {stream.name}": "f" * 32 for stream in streams} | {
         f"part number {n}": "f" * 96 for n in range(20)
     }
     ledger = dict.fromkeys(("rows_used", "left_out", "cut_rows", "cut_tokens"), 10**11)
-    cursor = Cursor(short_parts({"tokenizer": "f" * 32} | parts), 999, 10**9, {"lanes": places, "ledger": ledger})
+    cursor = Cursor(short_parts({"tokenizer": "f" * 32} | parts), 999, 10**9, {"groups": places, "ledger": ledger})
 
     assert len(json.dumps(cursor.to_json())) < 4096
-    assert sum(len(own._open) for own in taken._lanes) >= num_sources
-
-
-numbers = st.none() | st.integers() | st.integers(0, 10**12)
-values = st.recursive(numbers, lambda inside: st.lists(inside, max_size=5), max_leaves=20)
-
-
-@given(values)
-def test_what_is_packed_comes_back_through_json(value: Any) -> None:
-    text = pack(value)
-
-    assert unpack(json.loads(json.dumps(text))) == value
-    assert len(json.dumps(text)) == len(text) + 2
-
-
-def test_a_place_in_a_large_file_is_short() -> None:
-    assert len(pack([999_999_999_999, 999_999_999, 999_999_999])) <= 25
-
-
-@given(
-    st.text().filter(lambda text: not text.isascii())
-    | st.binary()
-    | st.lists(st.integers())
-    | st.integers()
-    | st.none()
-)
-def test_what_is_not_packed_is_damaged(found: Any) -> None:
-    with pytest.raises(ResumeError, match="the data position is damaged; continue from an older checkpoint"):
-        unpack(found)
-
-
-@pytest.mark.parametrize("cut", [1, 2, 3, 5])
-def test_a_text_that_was_cut_is_damaged(cut: int) -> None:
-    with pytest.raises(ResumeError, match="the data position is damaged"):
-        unpack(pack([10**9, [4, 5], None])[:-cut])
+    assert sum(len(own._open) for own in taken._readers) >= num_sources

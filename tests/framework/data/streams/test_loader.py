@@ -23,9 +23,9 @@ from partita.data.chunks import ChunkEncoder
 from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.run_data import TrainingStreams
-from partita.data.streams import shard_group as lane_module
+from partita.data.streams import shard_group as shard_group_module
 from partita.data.streams.interleaved_reader import InterleavedReader
-from partita.data.streams.loader import StreamLoader, count_lanes, merged
+from partita.data.streams.loader import StreamLoader, count_shard_groups, merged
 from partita.distributed.thread_group import ThreadGroup
 from partita.tokenizers.load import byte_tokenizer, train_tokenizer
 from partita_schema.batching import BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
@@ -89,7 +89,7 @@ def make(
 ) -> StreamLoader:
     streams = TrainingStreams([FileSource(type="jsonl", path="*.jsonl", streaming=True)], [1.0], "all", folder, seed)
     return StreamLoader(
-        streams.plan(policy_of(batching), lanes=count_lanes(batches_per_step)),
+        streams.plan(policy_of(batching), num_groups=count_shard_groups(batches_per_step)),
         encoder,
         options=options or LoaderOptions(workers=workers),
         batches_per_step=batches_per_step,
@@ -207,8 +207,8 @@ def test_workers_have_what_comes_behind_the_first_windows_before_the_first_step(
     with closing(make(folder, batches_per_step=4, workers=1).steps()) as steps:
         next(steps)
 
-        lanes, prefetch = 4, 2
-        assert windows == [16] * (lanes + prefetch)
+        num_groups, prefetch = 4, 2
+        assert windows == [16] * (num_groups + prefetch)
 
 
 def test_the_first_batch_of_rows_in_order_waits_for_few_other_rows(
@@ -234,13 +234,13 @@ def test_rows_in_order_make_the_same_batches_in_windows_of_any_size(
     in_order = FixedBatching(type="fixed", shuffle=False)
     growing = list(map(plain, epoch_of(make(folder, batching=in_order))))
 
-    monkeypatch.setattr(lane_module, "rows_of_window", lambda policy, number: policy.window)
+    monkeypatch.setattr(shard_group_module, "rows_of_window", lambda policy, number: policy.window)
 
     assert list(map(plain, epoch_of(make(folder, batching=in_order)))) == growing
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_all_lanes_together_hold_a_window_each_and_those_read_ahead(
+def test_all_shard_groups_together_hold_a_window_each_and_those_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     folder = write_shards(tmp_path / "data", [700, 700])
@@ -252,10 +252,10 @@ def test_all_lanes_together_hold_a_window_each_and_those_read_ahead(
         rows += sum(batch.rows for batch in step.micro_batches)
         ahead.append(sum(windows) - rows)
 
-    lanes, prefetch = 4, 2 if workers else 0
-    assert max(ahead) <= (lanes + prefetch) * 64
-    # Steps in which every lane is at the end of a window find as many windows as that ready.
-    assert workers == 0 or min(ahead[1:]) >= lanes * 64
+    num_groups, prefetch = 4, 2 if workers else 0
+    assert max(ahead) <= (num_groups + prefetch) * 64
+    # Steps in which every shard group is at the end of a window find as many windows as that ready.
+    assert workers == 0 or min(ahead[1:]) >= num_groups * 64
 
 
 def test_the_text_of_rows_is_forgotten_once_they_are_encoded(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_the_text_of_rows_is_forgotten_once_they_are_encoded(tmp_path: Path) -> 
 
     window = 64 * 60_000
     assert peak > window
-    assert held < 2 * window  # four lanes have a window each
+    assert held < 2 * window  # four shard groups have a window each
 
 
 def test_closed_steps_close_files_and_end_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_closed_steps_close_files_and_end_workers(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.long
-def test_a_step_that_takes_a_lane_as_long_as_the_timeout_is_no_hung_worker(
+def test_a_step_that_takes_a_shard_group_as_long_as_the_timeout_is_no_hung_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, encode = write_shards(tmp_path / "data", [300, 300]), ChunkEncoder.__call__
@@ -338,9 +338,9 @@ def test_ranks_share_the_steps_and_their_number_may_change_in_the_middle(
     assert found == straight
 
 
-@pytest.mark.parametrize(("batches", "lanes", "ranks"), [(4, 4, 2), (8, 2, 4), (12, 6, 4)])
-def test_every_rank_counts_the_rows_of_all_once(tmp_path: Path, batches: int, lanes: int, ranks: int) -> None:
-    """Also where several ranks read the same lane, because there are more ranks than lanes or they do not divide."""
+@pytest.mark.parametrize(("batches", "num_groups", "ranks"), [(4, 4, 2), (8, 2, 4), (12, 6, 4)])
+def test_every_rank_counts_the_rows_of_all_once(tmp_path: Path, batches: int, num_groups: int, ranks: int) -> None:
+    """Also where several ranks read the same group, because there are more ranks than groups or they do not divide."""
     broken = frozenset({3, 50, 51, 120})
     folder = write_shards(tmp_path / "data", [60, 60, 60], broken=broken)
     ledgers: list[Ledger] = []
@@ -349,7 +349,7 @@ def test_every_rank_counts_the_rows_of_all_once(tmp_path: Path, batches: int, la
         streams = TrainingStreams([FileSource(type="jsonl", path="*.jsonl", streaming=True)], [1.0], "all", folder, 7)
         ledger = Ledger(None, max_bad_rows=0.5)
         loader = StreamLoader(
-            streams.plan(policy_of(BUDGET), lanes=lanes),
+            streams.plan(policy_of(BUDGET), num_groups=num_groups),
             ENCODER,
             options=LoaderOptions(),
             batches_per_step=batches,
@@ -394,9 +394,9 @@ def test_ranks_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None:
         make(folder, batches_per_step=6, process_group=ThreadGroup.of(4)[0])
 
 
-@pytest.mark.parametrize(("batches", "lanes"), [(1, 1), (4, 4), (7, 7), (17, 1), (32, 16), (36, 12), (512, 16)])
-def test_lanes_divide_the_batches_of_a_step(batches: int, lanes: int) -> None:
-    assert count_lanes(batches) == lanes
+@pytest.mark.parametrize(("batches", "num_groups"), [(1, 1), (4, 4), (7, 7), (17, 1), (32, 16), (36, 12), (512, 16)])
+def test_shard_groups_divide_the_batches_of_a_step(batches: int, num_groups: int) -> None:
+    assert count_shard_groups(batches) == num_groups
 
 
 def test_a_stream_whose_text_the_tokenizer_does_not_know_is_refused_once_enough_of_it_was_met(tmp_path: Path) -> None:

@@ -10,23 +10,27 @@ some_sizes = st.lists(st.one_of(st.integers(0, 10**12), st.floats(0, 100)), max_
 
 @settings(deadline=None)
 @given(some_sizes, st.integers(1, 6), st.none() | st.integers(0, 9))
-def test_each_shard_goes_to_one_lane_and_a_seed_decides_which(sizes: list[float], lanes: int, seed: int | None) -> None:
+def test_each_shard_goes_to_one_shard_group_and_a_seed_decides_which(
+    sizes: list[float], num_groups: int, seed: int | None
+) -> None:
     def dealt() -> list[list[int]]:
         chance = None if seed is None else np.random.default_rng(seed)
-        return [own.tolist() for own in deal(sizes, lanes, chance=chance)]
+        return [own.tolist() for own in deal(sizes, num_groups, chance=chance)]
 
-    assert len(dealt()) == lanes
+    assert len(dealt()) == num_groups
     assert sorted(shard for own in dealt() for shard in own) == list(range(len(sizes)))
     assert dealt() == dealt()
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=40), st.integers(1, 6), st.none() | st.integers(0, 9))
-def test_no_lane_has_more_than_its_share_and_one_shard(sizes: list[int], lanes: int, seed: int | None) -> None:
+def test_no_shard_group_has_more_than_its_share_and_one_shard(
+    sizes: list[int], num_groups: int, seed: int | None
+) -> None:
     chance = None if seed is None else np.random.default_rng(seed)
-    longest = max(sum(sizes[shard] for shard in own) for own in deal(sizes, lanes, chance=chance))
+    longest = max(sum(sizes[shard] for shard in own) for own in deal(sizes, num_groups, chance=chance))
 
-    assert longest <= sum(sizes) / lanes + max(sizes)
+    assert longest <= sum(sizes) / num_groups + max(sizes)
 
 
 def test_shards_of_one_size_are_dealt_in_turn_and_in_order() -> None:
@@ -37,7 +41,7 @@ def test_large_shards_are_dealt_first_and_read_in_order() -> None:
     assert [own.tolist() for own in deal([1, 1, 6, 1, 2, 1], 2)] == [[2], [0, 1, 3, 4, 5]]
 
 
-def test_shards_of_like_size_change_lanes_and_the_lanes_stay_even() -> None:
+def test_shards_of_like_size_change_shard_groups_and_the_shard_groups_stay_even() -> None:
     sizes = [100 + number % 7 for number in range(40)] + [1000]
     first, second = (deal(sizes, 4, chance=np.random.default_rng(seed)) for seed in (1, 2))
 
@@ -47,7 +51,7 @@ def test_shards_of_like_size_change_lanes_and_the_lanes_stay_even() -> None:
         assert max(totals) - min(totals) <= 110
 
 
-def test_unevenness_is_the_longest_lane_over_the_mean() -> None:
+def test_unevenness_is_the_longest_shard_group_over_the_mean() -> None:
     assert unevenness([3, 1, 1, 1], 2) == 1
     assert unevenness([6, 1, 1], 2) == pytest.approx(1.5)
     assert unevenness([5], 4) == 4

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import httpx2
 
-from partita.backends.endpoint.protocol import PATHS, AnswerError, EndpointReply, Mode, read_reply, told_error
+from partita.backends.endpoint.protocol import PATHS, AnswerError, EndpointReply, Mode, error_message, read_reply
 from partita.backends.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
 from partita.backends.endpoint.redaction import Redaction
 from partita.generation.prompts import described
@@ -47,7 +47,7 @@ class RateLimiter:
         self.seconds_per_token = MINUTE / tokens_per_minute if tokens_per_minute else 0.0
         self.clock = clock
         self.turns = asyncio.Lock()
-        self.next_by_requests = self.next_by_tokens = self.held_until = clock()
+        self.next_by_requests = self.next_by_tokens = self.paused_until = clock()
 
     async def turn(self, tokens: int) -> None:
         """Wait until a request of at most `tokens` tokens may be sent."""
@@ -60,23 +60,23 @@ class RateLimiter:
 
     def seconds_to_wait(self) -> float:
         """Return the seconds until a request may be sent."""
-        return max(self.next_by_requests, self.next_by_tokens, self.held_until) - self.clock()
+        return max(self.next_by_requests, self.next_by_tokens, self.paused_until) - self.clock()
 
     def give_back(self, tokens: int) -> None:
         """Release reserved tokens that a request did not use; a negative number reserves more."""
         self.next_by_tokens -= tokens * self.seconds_per_token
 
-    def hold(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Send no request for this many seconds."""
-        self.held_until = max(self.held_until, self.clock() + seconds)
+        self.paused_until = max(self.paused_until, self.clock() + seconds)
 
 
 BUSY = (408, 409, 425, 429)
 FIRST_WAIT = 0.5
 """Upper bound of the wait before the second try, in seconds."""
-LONGEST_WAIT = 30.0
+MAX_BACKOFF = 30.0
 REFUSED = "the server refused the row "
-LONGEST_ASKED_WAIT = 600.0
+MAX_RETRY_AFTER = 600.0
 """Longest Retry-After in seconds that is honoured; a row that must wait longer is an error."""
 
 Cause = Literal["row", "server", "unreachable", "refused"]
@@ -116,26 +116,26 @@ class RequestSender:
     client: httpx2.AsyncClient
     backend: EndpointBackendConfig
     mode: Mode
-    pace: RateLimiter
+    rate_limiter: RateLimiter
     logprobs: bool = False
     redaction: Redaction = field(default_factory=lambda: Redaction(None))
     """Removes the API key from the server's texts."""
     warned: set[str] = field(default_factory=set)
     """Kinds of warnings that were logged already."""
 
-    async def ask(self, body: Mapping[str, Any], *, tokens: int) -> EndpointReply | RequestFailure:
+    async def send(self, body: Mapping[str, Any], *, tokens: int) -> EndpointReply | RequestFailure:
         """Return the answer to a request of at most `tokens` tokens, or why there is none."""
         tries = self.backend.retries + 1
         for attempt in range(tries):
-            await self.pace.turn(tokens)
+            await self.rate_limiter.turn(tokens)
             result = await self.try_once(body)
             if isinstance(result, EndpointReply):
                 if result.tokens:
-                    self.pace.give_back(tokens - result.tokens)
+                    self.rate_limiter.give_back(tokens - result.tokens)
                 return result
             if not result.retry:
                 return result
-            if result.wait > LONGEST_ASKED_WAIT:
+            if result.wait > MAX_RETRY_AFTER:
                 return replace(result, reason=f"{result.reason}; it asks to wait {result.wait:,.6g} s")
             if attempt + 1 == tries:
                 times = f" ({tries:,} tries)" if tries > 1 else ""
@@ -147,8 +147,8 @@ class RequestSender:
         """Wait before the next try."""
         least = failure.wait
         if least:
-            self.pace.hold(least)
-        backoff = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)
+            self.rate_limiter.pause(least)
+        backoff = min(MAX_BACKOFF, FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)
         kind = f"{failure.cause} {failure.status}"
         if kind not in self.warned:
             self.warned.add(kind)
@@ -159,7 +159,7 @@ class RequestSender:
     async def try_once(self, body: Mapping[str, Any]) -> EndpointReply | RequestFailure:
         """Try once. Any error is returned as a failure, and the key is removed from all texts of the server."""
         try:
-            reply = await self.exchange(body)
+            reply = await self.request(body)
             text = self.redaction.answer(reply.generated.text)
         except RequestError as error:
             failure = error.failure
@@ -177,7 +177,7 @@ class RequestSender:
             self.warned.add("key")
             logger.warning("the server repeats the API key in its answers; *** replaces it (logged once)")
 
-    async def exchange(self, body: Mapping[str, Any]) -> EndpointReply:
+    async def request(self, body: Mapping[str, Any]) -> EndpointReply:
         """Send the request and return the answer.
 
         Raises RequestError with a text that is not redacted yet, or any error caused by a malformed response.
@@ -203,12 +203,12 @@ class RequestSender:
         if response.status != 200:
             raise RequestError(refusal(response))
         try:
-            return read_reply(response.body, mode=self.mode, logprobs=self.logprobs, max_tokens=most_tokens(body))
+            return read_reply(response.body, mode=self.mode, logprobs=self.logprobs, max_tokens=token_limit(body))
         except AnswerError as error:
             raise RequestError(RequestFailure("row", str(error))) from None
 
 
-def most_tokens(body: Mapping[str, Any]) -> int | None:
+def token_limit(body: Mapping[str, Any]) -> int | None:
     """Return the limit of generated tokens in this request; None if it sets none."""
     limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)]
     return max(limits, default=None)
@@ -217,7 +217,7 @@ def most_tokens(body: Mapping[str, Any]) -> int | None:
 def refusal(response: Response) -> RequestFailure:
     """Return the failure described by a response without an answer."""
     status = response.status
-    message, code = told_error(response.text)
+    message, code = error_message(response.text)
     if 300 <= status < 400:
         place = response.headers.get("location", "nowhere")
         return RequestFailure("refused", f"the server sends elsewhere ({status}), to {place}", status)
@@ -225,7 +225,7 @@ def refusal(response: Response) -> RequestFailure:
         return RequestFailure("refused", f"the account has nothing left ({status}): {message}", status)
     if status in BUSY or status >= 500:
         what = "is busy" if status in BUSY else "failed"
-        wait = asked_wait(response.headers.get("retry-after"))
+        wait = retry_after_seconds(response.headers.get("retry-after"))
         return RequestFailure("server", f"the server {what} ({status}): {message}", status, retry=True, wait=wait)
     if status in (401, 403, 404, 405):
         return RequestFailure("refused", f"{REFUSED}({status}): {message}", status)
@@ -246,7 +246,7 @@ def deepest_reason(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-def asked_wait(header: str | None) -> float:
+def retry_after_seconds(header: str | None) -> float:
     """Return the seconds of a Retry-After header, a number or a date (RFC 9110, section 10.2.3); 0 without one."""
     if header is None:
         return 0.0

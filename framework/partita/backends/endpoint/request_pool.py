@@ -15,14 +15,14 @@ from typing import Any
 
 import httpx2
 
-from partita.backends.endpoint.asking import RateLimiter, RequestFailure, RequestSender
 from partita.backends.endpoint.protocol import EndpointReply, Mode
 from partita.backends.endpoint.redaction import Redaction, redacted_logs
+from partita.backends.endpoint.request_sender import RateLimiter, RequestFailure, RequestSender
 from partita_schema.backend import EndpointBackendConfig
 
 
 @dataclass(frozen=True)
-class Question:
+class EndpointRequest:
     """One row's request."""
 
     row: int
@@ -32,14 +32,14 @@ class Question:
 
 
 @dataclass(frozen=True)
-class QuestionResult:
+class RequestOutcome:
     """The result of a row's request."""
 
     row: int
     result: EndpointReply | RequestFailure
 
 
-class Exchange:
+class RequestPool:
     """Sends at most `concurrency` requests at the same time. A context manager."""
 
     def __init__(
@@ -53,11 +53,11 @@ class Exchange:
     ) -> None:
         self.backend, self.mode, self.key, self.concurrency = backend, mode, key, concurrency
         self.logprobs = logprobs
-        self._outcomes: queue.SimpleQueue[QuestionResult | BaseException] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[RequestOutcome | BaseException] = queue.SimpleQueue()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="partita endpoint", daemon=True)
 
-    def __enter__(self) -> "Exchange":
+    def __enter__(self) -> "RequestPool":
         self._thread.start()
         self._started.wait()
         return self
@@ -69,20 +69,20 @@ class Exchange:
             self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
 
-    def send(self, question: Question) -> None:
+    def send(self, request: EndpointRequest) -> None:
         """Submit a request; it is sent as soon as another one has ended."""
-        self._loop.call_soon_threadsafe(self._questions.put_nowait, question)
+        self._loop.call_soon_threadsafe(self._requests.put_nowait, request)
 
-    def receive(self) -> list[QuestionResult]:
+    def receive(self) -> list[RequestOutcome]:
         """Return the results that have arrived; wait for at least one."""
         first = self._outcomes.get()
         if isinstance(first, BaseException):
             raise first
         return [first, *self.arrived()]
 
-    def arrived(self) -> list[QuestionResult]:
+    def arrived(self) -> list[RequestOutcome]:
         """Return the results that have arrived, without waiting."""
-        results: list[QuestionResult] = []
+        results: list[RequestOutcome] = []
         while not self._outcomes.empty():
             outcome = self._outcomes.get()
             if isinstance(outcome, BaseException):
@@ -93,7 +93,7 @@ class Exchange:
     def _run(self) -> None:
         with asyncio.Runner() as runner:
             self._loop = runner.get_loop()
-            self._questions: asyncio.Queue[Question] = asyncio.Queue()
+            self._requests: asyncio.Queue[EndpointRequest] = asyncio.Queue()
             self._main = self._loop.create_task(self._work())
             self._started.set()
             try:
@@ -115,7 +115,7 @@ class Exchange:
             httpx2.AsyncClient(headers=headers, limits=limits, timeout=None) as client,
             asyncio.TaskGroup() as tasks,
         ):
-            asker = RequestSender(
+            sender = RequestSender(
                 client,
                 self.backend,
                 self.mode,
@@ -127,10 +127,10 @@ class Exchange:
                 redaction=redaction,
             )
             for _ in range(self.concurrency):
-                tasks.create_task(self._answer(asker))
+                tasks.create_task(self._answer(sender))
 
-    async def _answer(self, asker: RequestSender) -> None:
+    async def _answer(self, sender: RequestSender) -> None:
         while True:
-            question = await self._questions.get()
-            result = await asker.ask(question.body, tokens=question.tokens)
-            self._outcomes.put(QuestionResult(question.row, result))
+            request = await self._requests.get()
+            result = await sender.send(request.body, tokens=request.tokens)
+            self._outcomes.put(RequestOutcome(request.row, result))
