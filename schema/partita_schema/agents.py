@@ -70,8 +70,8 @@ class ScriptedAgentConfig(ConfigModel):
     @model_validator(mode="after")
     def something_is_said(self) -> "ScriptedAgentConfig":
         if bool(self.lines) == (self.program is not None):
-            found = "says nothing" if not self.lines else "is said twice"
-            raise rule_error(f"the agent {found}; write either lines: [...] or program: module:Class", at="lines")
+            problem = "has neither lines nor a program" if not self.lines else "has both lines and a program"
+            raise rule_error(f"the agent {problem}; write either lines: [...] or program: module:Class", at="lines")
         if self.options and self.program is None:
             raise rule_error("options are for a program; remove them", at="options")
         return self

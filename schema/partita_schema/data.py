@@ -89,7 +89,7 @@ class LoaderOptions(ConfigModel):
     """Seconds without a finished chunk from any worker after which the workers count as hung."""
 
 
-MOST_SOURCES = 1000
+MAX_SOURCES = 1000
 """Maximum number of sources in a mix. Each source keeps a file open; use a glob to read more files as one source."""
 
 
@@ -141,9 +141,9 @@ class Data(ConfigModel):
             raise rule_error("source and mix both say where rows come from; move source into mix", at="mix")
         if self.mix is not None and len(self.mix) < 2:
             raise rule_error("a mix needs two sources; write source for a single one", at="mix")
-        if self.mix is not None and len(self.mix) > MOST_SOURCES:
+        if self.mix is not None and len(self.mix) > MAX_SOURCES:
             raise rule_error(
-                f"got {len(self.mix):,} sources, at most {MOST_SOURCES:,} can be mixed; write a glob (data/*.jsonl) to "
+                f"got {len(self.mix):,} sources, at most {MAX_SOURCES:,} can be mixed; write a glob (data/*.jsonl) to "
                 "read many files as one source",
                 at="mix",
             )

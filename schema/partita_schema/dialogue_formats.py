@@ -77,7 +77,7 @@ def read_dialogue(
     if is_read(row):
         return {name: row[name] for name in ONE_FORM}
     if form == "auto":
-        form, column = told_format(row, column)
+        form, column = detect_format(row, column)
     elif form in LISTS and cell is None:
         column = next((name for name in LISTS[form] if row.get(name) is not None), column)
     for name in TOOL_COLUMNS:
@@ -93,7 +93,7 @@ def is_read(value: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping) and set(value) >= {*ONE_FORM}
 
 
-def told_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
+def detect_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
     """Return the format, detected from the columns and the keys of the messages, and the column of the messages."""
     for name in (column, *(name for names in LISTS.values() for name in names)):
         items = plain_list(row.get(name))
@@ -105,7 +105,7 @@ def told_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
                 f"column {name} is {'an empty list' if not items else 'not a list of messages'}; "
                 "write messages with role and content"
             )
-        for form, keys in TOLD_BY_KEYS.items():
+        for form, keys in KEYS_BY_FORMAT.items():
             if any(set(keys) <= set(item) for item in items if isinstance(item, Mapping)):
                 return form, name
         raise FormatError(
@@ -219,7 +219,7 @@ LISTS = {
     "parlai": ("episode",),
 }
 """Standard columns with the list of messages, by format, for rows that lack the column of the feature."""
-TOLD_BY_KEYS = {
+KEYS_BY_FORMAT = {
     "messages": ("role",),
     "sharegpt": ("from", "value"),
     "turns": ("speaker", "text"),

@@ -21,7 +21,7 @@ from partita_schema.wrong_value import short, wrong_value
 
 
 @dataclass(frozen=True)
-class FoundProblem:
+class LocatedProblem:
     """One mistake in the file."""
 
     path: Path
@@ -45,16 +45,16 @@ class Target:
     """The union that this section belongs to."""
 
 
-def mistakes_of(errors: Iterable[Mapping[str, Any]], root: Node) -> list[FoundProblem]:
+def mistakes_of(errors: Iterable[Mapping[str, Any]], root: Node) -> list[LocatedProblem]:
     """Return at most one mistake per path, in pydantic's order, without those that only follow from others."""
     aimed = [(error, target_of(tuple(error["loc"]), root)) for error in errors]
     advised = first_unknown((target for _, target in aimed if target is not None), root)
-    mistakes: dict[Path, FoundProblem] = {}
+    mistakes: dict[Path, LocatedProblem] = {}
     for error, target in aimed:
         if target is None or target.path in mistakes:
             continue
         if target.shape is None and target.path not in advised:
-            mistakes[target.path] = FoundProblem(target.path, "unknown", "unknown key; remove it")
+            mistakes[target.path] = LocatedProblem(target.path, "unknown", "unknown key; remove it")
             continue
         mistake = mistake_of(error, target, root)
         if mistake is not None:
@@ -79,7 +79,7 @@ def first_unknown(targets: Iterable[Target], root: Node) -> set[Path]:
 class Consequences:
     """Detects mistakes that only follow from others: a missing key that is misspelled, a list with a wrong item."""
 
-    def __init__(self, mistakes: Iterable[FoundProblem]) -> None:
+    def __init__(self, mistakes: Iterable[LocatedProblem]) -> None:
         self._meant: set[Path] = set()
         """Keys that unknown keys most likely meant."""
         self._inside: set[Path] = set()
@@ -89,7 +89,7 @@ class Consequences:
                 self._meant.add((*mistake.path[:-1], mistake.meant))
             self._inside.update(mistake.path[:depth] for depth in range(len(mistake.path)))
 
-    def hold(self, mistake: FoundProblem) -> bool:
+    def hold(self, mistake: LocatedProblem) -> bool:
         if mistake.kind == "missing":
             return mistake.path in self._meant
         return mistake.kind == "value" and mistake.path in self._inside
@@ -154,31 +154,31 @@ def label_of(arm: Shape, label: str) -> bool:
             return label.startswith("dict[")
 
 
-def mistake_of(error: Mapping[str, Any], target: Target, root: Node) -> FoundProblem | None:
+def mistake_of(error: Mapping[str, Any], target: Target, root: Node) -> LocatedProblem | None:
     kind, node = error["type"], root.find(target.path)
     if target.shape is None:
         section = root.find(target.path[:-1])
         advice = unknown_key(
             target.path, model=target.model, siblings=target.siblings, section=section.mapping() if section else {}
         )
-        return FoundProblem(target.path, "unknown", advice.message, advice.meant)
+        return LocatedProblem(target.path, "unknown", advice.message, advice.meant)
     if kind == "rule":
         return rule_mistake(error["ctx"], target.path)
     if isinstance(target.shape, Tagged) and kind in ("union_tag_not_found", "union_tag_invalid") and node:
         return type_mistake(target, node)
     if node is None or (kind == "missing" and not isinstance(target.shape, Items)):
-        return FoundProblem(target.path, "missing", missing_words(target))
+        return LocatedProblem(target.path, "missing", missing_words(target))
     later = later_type(target.path, node)
     if later is not None:
-        return FoundProblem(target.path, "value", later)
+        return LocatedProblem(target.path, "value", later)
     key = str(target.path[-1]) if target.path else ""
-    return FoundProblem(target.path, "value", wrong_value(key, target.shape, node, optional=target.optional))
+    return LocatedProblem(target.path, "value", wrong_value(key, target.shape, node, optional=target.optional))
 
 
-def rule_mistake(context: Mapping[str, Any], path: Path) -> FoundProblem:
+def rule_mistake(context: Mapping[str, Any], path: Path) -> LocatedProblem:
     parts = str(context["at"]).split(".")
     at = tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else part for part in parts if part)
-    return FoundProblem((*path, *at), "rule", str(context["message"]))
+    return LocatedProblem((*path, *at), "rule", str(context["message"]))
 
 
 def missing_words(target: Target) -> str:
@@ -192,7 +192,7 @@ def missing_words(target: Target) -> str:
     return f"is missing; add {key}: with {words(shape)}"
 
 
-def type_mistake(target: Target, node: Node) -> FoundProblem:
+def type_mistake(target: Target, node: Node) -> LocatedProblem:
     """Return the mistake of a section whose key `type` is missing or unknown."""
     assert isinstance(target.shape, Tagged)
     tags = tuple(tag for tag, _ in target.shape.arms)
@@ -201,28 +201,28 @@ def type_mistake(target: Target, node: Node) -> FoundProblem:
         return wrong_type((*target.path, "type"), tags, written)
     typed = next((key for key in node.mapping() if nearest(key, ["type"])), None)
     if typed is not None:
-        return FoundProblem((*target.path, typed), "unknown", "unknown key; did you mean type?", "type")
+        return LocatedProblem((*target.path, typed), "unknown", "unknown key; did you mean type?", "type")
     keys = set(node.mapping())
     fitting = [tag for tag, model in target.shape.arms if keys <= set(keys_of(model))]
     guess = fitting[0] if fitting and len(fitting) < len(tags) else None
     message = f"is missing; add type: {guess}" if guess else f"is missing; add type: with one of {listed(tags)}"
-    return FoundProblem((*target.path, "type"), "missing", message)
+    return LocatedProblem((*target.path, "type"), "missing", message)
 
 
-def wrong_type(path: Path, tags: tuple[str, ...], written: Node) -> FoundProblem:
+def wrong_type(path: Path, tags: tuple[str, ...], written: Node) -> LocatedProblem:
     later = later_type(path, written)
     if later is not None:
-        return FoundProblem(path, "type", later)
+        return LocatedProblem(path, "type", later)
     section = section_of(path)
     if isinstance(written.value, str):
         ours = FOREIGN_TYPES.get(section, {}).get(written.value.lower())
         if ours is not None:
-            return FoundProblem(path, "type", f"got {written.value}; write type: {ours}", ours.partition(",")[0])
+            return LocatedProblem(path, "type", f"got {written.value}; write type: {ours}", ours.partition(",")[0])
         near = nearest(written.value, tags)
         if near:
             message = f"got {short(written.value)}; did you mean {' or '.join(near)}?"
-            return FoundProblem(path, "type", message, near[0] if len(near) == 1 else None)
-    return FoundProblem(path, "type", wrong_value("type", Choice(tags), written, optional=False))
+            return LocatedProblem(path, "type", message, near[0] if len(near) == 1 else None)
+    return LocatedProblem(path, "type", wrong_value("type", Choice(tags), written, optional=False))
 
 
 def section_of(path: Path) -> str:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from partita_schema.config import Config
 from partita_schema.errors import Problem
-from partita_schema.problems import FoundProblem, mistakes_of
+from partita_schema.problems import LocatedProblem, mistakes_of
 from partita_schema.schema_tree import Items, OneOf, Section, Shape, Tagged, keys_of
 from partita_schema.tree import Node, Path, SourcePosition, dotted
 
@@ -45,12 +45,12 @@ def error_of(tree: Node) -> ValidationError | None:
     return None
 
 
-def speaks_of(mistake: FoundProblem, removed: set[str]) -> bool:
+def speaks_of(mistake: LocatedProblem, removed: set[str]) -> bool:
     """Return whether a rule mentions a removed key, since only the removal may have violated it."""
     return mistake.kind == "rule" and not removed.isdisjoint(re.findall(r"\w+", mistake.message))
 
 
-def repair(tree: Node, mistake: FoundProblem, removed: set[str]) -> bool:
+def repair(tree: Node, mistake: LocatedProblem, removed: set[str]) -> bool:
     """Repair a mistake in the tree. Return False if that is not possible."""
     if mistake.kind == "missing":
         return False
@@ -108,7 +108,7 @@ def concrete(shape: Shape, node: Node | None) -> Shape:
     return shape
 
 
-def problem_of(mistake: FoundProblem, root: Node) -> Problem:
+def problem_of(mistake: LocatedProblem, root: Node) -> Problem:
     place = place_of(mistake, root)
     node = root.find(mistake.path)
     written = f" (written as {node.written})" if node is not None and node.written else ""
@@ -116,7 +116,7 @@ def problem_of(mistake: FoundProblem, root: Node) -> Problem:
     return Problem(dotted(mistake.path), mistake.message + written, file, line, column)
 
 
-def place_of(mistake: FoundProblem, root: Node) -> SourcePosition | None:
+def place_of(mistake: LocatedProblem, root: Node) -> SourcePosition | None:
     """Return where to report a mistake: at the key of an unknown or missing key or section, at the value of a wrong
     scalar."""
     for length in range(len(mistake.path), -1, -1):

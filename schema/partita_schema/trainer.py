@@ -284,7 +284,7 @@ class FinetuneTrainer(TrainerBase):
         return self.batch_size * self.accumulation(self.batch_size)
 
 
-NOT_WITHOUT_LOCKS = {
+UNSUPPORTED_BY_HOGWILD = {
     "gradient_clipping": "the norm of all gradients would need every worker to wait; remove it, or write a lower "
     "learning_rate",
     "deterministic": "workers write over each other, and no two runs of several are the same; remove it, and write "

@@ -11,7 +11,7 @@ from partita_schema.config import Config
 from partita_schema.ludwig_keys import IGNORED, RENAMED
 from partita_schema.nearest import folded, nearest
 from partita_schema.schema_tree import Items, Section, Tagged, keys_of, models_of
-from partita_schema.trainer import NOT_WITHOUT_LOCKS, HogwildTrainer, NoTrainer
+from partita_schema.trainer import UNSUPPORTED_BY_HOGWILD, HogwildTrainer, NoTrainer
 from partita_schema.tree import Node, Path, dotted
 
 RENAMED_KEYS = {
@@ -45,8 +45,8 @@ def unknown_key(
     where = re.sub(r"\[\d+\]", "", dotted(path))
     if where in RENAMED_KEYS:
         return Advice(f"was renamed to {RENAMED_KEYS[where]}")
-    if model is HogwildTrainer and key in NOT_WITHOUT_LOCKS:
-        return Advice(NOT_WITHOUT_LOCKS[key])
+    if model is HogwildTrainer and key in UNSUPPORTED_BY_HOGWILD:
+        return Advice(UNSUPPORTED_BY_HOGWILD[key])
     mangled = mangled_key(key, own)
     if mangled is not None:
         return mangled

@@ -28,10 +28,10 @@ def wrong_value(key: str, shape: Shape, node: Node, *, optional: bool) -> str:
         or text_trap(shape, node, optional=optional)
         or nesting_trap(key, shape, node)
     )
-    return trap or f"write {words(shape)}; got {found(node)}"
+    return trap or f"write {words(shape)}; got {got(node)}"
 
 
-def found(node: Node) -> str:
+def got(node: Node) -> str:
     """Return the value as written, or a description of its type."""
     value = node.value
     if isinstance(value, dict):
@@ -153,7 +153,7 @@ def nesting_trap(key: str, shape: Shape, node: Node) -> str | None:
     if isinstance(shape, Section) and isinstance(value, str) and "type" in keys_of(shape.model):
         return f"write a mapping; got {short(value)}, write {key}: {{type: {short(value)}}}"
     if isinstance(shape, Items) and not shape.fixed and not isinstance(value, list):
-        return f"write {words(shape)}; got {found(node)}{as_list(key, shape, node)}"
+        return f"write {words(shape)}; got {got(node)}{as_list(key, shape, node)}"
     if isinstance(shape, Items) and shape.least and value == []:
         return f"the list is empty; write at least {shape.least} of them"
     if isinstance(shape, Named | Section | Tagged) and isinstance(value, list):
@@ -164,4 +164,4 @@ def nesting_trap(key: str, shape: Shape, node: Node) -> str | None:
 def as_list(key: str, shape: Items, node: Node) -> str:
     if isinstance(node.value, dict):
         return f", write a dash before its first key (- {next(iter(node.value), 'name')}: ...)"
-    return f", write {key}: [{found(node)}]" if isinstance(shape.item, Leaf | Choice) and node.value is not None else ""
+    return f", write {key}: [{got(node)}]" if isinstance(shape.item, Leaf | Choice) and node.value is not None else ""

@@ -122,9 +122,9 @@ def test_a_preview_shows_every_learned_turn(base: Path) -> None:
     found = preview(config, folder=Path(), dataset=make_dialogues(3), count=1)
 
     [row] = found.rows
-    assert [piece.learned for piece in row.pieces] == [*[False, True] * 3, False]
+    assert [piece.in_loss for piece in row.pieces] == [*[False, True] * 3, False]
     said = [message["content"] for message in make_dialogues(1)[0]["messages"]]
-    assert [piece.text for piece in row.pieces if piece.learned] == [f"{text}</s>" for text in said[1::2]]
+    assert [piece.text for piece in row.pieces if piece.in_loss] == [f"{text}</s>" for text in said[1::2]]
     assert found.mode == "packed_dialogue"
 
 
@@ -143,4 +143,4 @@ def test_dialogues_of_speakers_and_texts_are_read_as_they_are(tmp_path: Path) ->
     assert not found.left_out
     assert found.rows[1].key.endswith("#2")
     assert "U: I want to make a restaurant" in found.rows[0].pieces[0].text or "U: " in found.rows[0].pieces[0].text
-    assert found.rows[0].pieces[-1].learned
+    assert found.rows[0].pieces[-1].in_loss

@@ -183,11 +183,17 @@ def test_a_agent_may_be_a_word() -> None:
         ),
         (
             {"agents": {"user": {"type": "scripted"}}},
-            "agents.user.lines: the agent says nothing; write either lines: [...] or program: module:Class",
+            (
+                "agents.user.lines: the agent has neither lines nor a program; write either lines: [...] or program: "
+                "module:Class"
+            ),
         ),
         (
             {"agents": {"user": {"type": "scripted", "lines": ["hi"], "program": "a:B"}}},
-            "agents.user.lines: the agent is said twice; write either lines: [...] or program: module:Class",
+            (
+                "agents.user.lines: the agent has both lines and a program; write either lines: [...] or program: "
+                "module:Class"
+            ),
         ),
         (
             {"agents": {"user": {"type": "scripted", "lines": ["hi"], "options": {"a": 1}}}},

@@ -26,7 +26,7 @@ from partita_trainers.objective import (
 )
 from partita_trainers.registry import build_trainer
 
-from .batch_size.test_training_probe import trial_work
+from .batch_size.test_training_probe import probe_context
 from .conftest import comparable, make_config
 from .test_step import limit_memory
 
@@ -190,7 +190,7 @@ def test_a_run_that_is_resumed_is_that_of_a_run_without_a_break(make: Any, tmp_p
 
 def test_batch_sizes_are_probed_with_the_objective(make: Any) -> None:
     work, objective = make("run"), HardRows()
-    with Finetune(work.config.trainer, objective=objective).probe(trial_work(work)) as probe:
+    with Finetune(work.config.trainer, objective=objective).probe(probe_context(work)) as probe:
         probe.run(3)
     assert objective.prepared == [[1], [3]]
 

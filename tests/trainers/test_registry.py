@@ -63,7 +63,7 @@ def test_a_place_that_is_not_there_is_reported(target: str, message: str) -> Non
     assert str(error.value).startswith(message)
 
 
-class WithoutTrial:
+class WithoutProbe:
     def __init__(self, section: CustomTrainer) -> None:
         self.section = section
 
@@ -75,7 +75,7 @@ def test_a_class_that_does_not_say_what_to_probe_needs_a_number() -> None:
         "or write a number"
     )
     with pytest.raises(ConfigError) as error:
-        check_probe(WithoutTrial(section), section)
+        check_probe(WithoutProbe(section), section)
     assert str(error.value) == message
     numbered = section.model_copy(update={"batch_size": 8})
-    check_probe(WithoutTrial(numbered), numbered)
+    check_probe(WithoutProbe(numbered), numbered)

@@ -31,7 +31,7 @@ IDLE = Batch(
     keys=(),
 )
 """A batch for a rank that has no work left. Its result is multiplied by zero."""
-MOST_SKIPPED = 32
+MAX_SKIPPED = 32
 """Steps that the loss scale of fp16 may skip until it is small enough."""
 
 MicroBatchLoss = tuple[torch.Tensor, Mapping[str, WeightedMean]]
@@ -174,7 +174,7 @@ class TrainEngine:
             # A rank that runs out of memory would leave the others waiting in an exchange: there is none in a dry run.
             self.objective.prepare(ObjectiveContext(self.lm, self.module), batches)
             with self.lm.training():
-                for _ in range(MOST_SKIPPED):
+                for _ in range(MAX_SKIPPED):
                     for batch in batches:
                         self.forward_backward(batch, denominator=denominator, loss_tokens=loss_tokens)
                     if not math.isfinite(self.clip()) and self.accelerator.scaler is None:

@@ -295,7 +295,7 @@ class LocalBackend(Backend):
         with synchronized_errors(context.process_group, "opening the data"):
             rows = context.evaluation_rows() if dataset is None else context.open_dataset(dataset)
         tuner = self._tuner = self.new_tuner(pipeline, fresh=fresh)
-        sizes = answering_sizes(pipeline, rows, sizing=tuner)
+        sizes = answering_sizes(pipeline, rows, tuner=tuner)
         tuner.fresh = False  # later verbs use the sizes found now
         return sizes
 
@@ -309,7 +309,7 @@ class LocalBackend(Backend):
             labels = find_labels(context.config, data.training)
         with main_process_first(context.process_group, "loading the model"):
             pipeline = self.build_pipeline(labels, data.training, trainable=True)
-        return find_sizes(trainer, pipeline, data, sizing=self.new_tuner(pipeline, fresh=fresh))
+        return find_sizes(trainer, pipeline, data, tuner=self.new_tuner(pipeline, fresh=fresh))
 
     def save(self, folder: Path, *, origin: Path | None) -> None:
         """Write the model with the metadata for `Model.load`."""

@@ -110,10 +110,10 @@ def print_preview(preview: "Preview", console: "Console") -> None:
         console.print(marked(row, colours=colours))
     console.rule(align="left")
     template_text = "through the model's chat template" if preview.chat else "without a chat template"
-    learned = "" if not preview.supervised else ", loss tokens " + ("in green" if colours else "between ⟦ and ⟧")
+    legend = "" if not preview.supervised else ", loss tokens " + ("in green" if colours else "between ⟦ and ⟧")
     what = f"dialogues ({preview.mode})" if preview.mode else "rows"
     first = "the first " if preview.streamed else ""
-    console.print(f"{first}{preview.num_rows:,} {what}, {template_text}{learned}")
+    console.print(f"{first}{preview.num_rows:,} {what}, {template_text}{legend}")
     if preview.left_out:
         measured = counted(len(preview.lengths) + preview.left_out, "measured row")
         console.print(f"{preview.left_out:,} of {measured} cannot be used", style=REFUSED)
@@ -125,7 +125,7 @@ def about(row: "PreviewRow") -> str:
     if row.reasons:
         return "left out"
     cut = f", {row.cut_tokens:,} cut" if row.cut_tokens else ""
-    return f"{counted(row.tokens, 'token')}, {row.learned_tokens:,} in the loss{cut}"
+    return f"{counted(row.tokens, 'token')}, {row.loss_tokens:,} in the loss{cut}"
 
 
 def marked(row: "PreviewRow", *, colours: bool) -> "Text":
@@ -137,8 +137,8 @@ def marked(row: "PreviewRow", *, colours: bool) -> "Text":
         text.append("; ".join(row.reasons), style=REFUSED)
         text.append("\n" if row.pieces else "")
     for piece in row.pieces:
-        if colours or not piece.learned:
-            text.append(piece.text, style="bold green" if piece.learned else "dim")
+        if colours or not piece.in_loss:
+            text.append(piece.text, style="bold green" if piece.in_loss else "dim")
         else:
             text.append(f"⟦{piece.text}⟧")
     return text

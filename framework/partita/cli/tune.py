@@ -38,7 +38,7 @@ def tune(
     model = start_model(
         source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM
     )
-    sizes = model.tune(dataset_path(dataset, stdin_format), fresh=fresh).found()
+    sizes = model.tune(dataset_path(dataset, stdin_format), fresh=fresh).by_purpose()
     if as_json:
         from partita.runs.files import strict_json
 

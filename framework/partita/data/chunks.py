@@ -74,13 +74,13 @@ class EncodedChunk:
 class ChunkEncoder:
     """Validate and tokenize rows; can be pickled for worker processes."""
 
-    def __init__(self, encoder: RowTokenizer, *, most_tokens: int | None = None) -> None:
-        """Create an encoder; rows with an example above `most_tokens` tokens are bad, and that example is left out."""
+    def __init__(self, encoder: RowTokenizer, *, max_row_tokens: int | None = None) -> None:
+        """Create an encoder; an example above `max_row_tokens` tokens is left out, and its row is bad."""
         self.encoder = encoder
-        self.most_tokens = most_tokens
+        self.max_row_tokens = max_row_tokens
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"encoder": self.encoder, "most_tokens": self.most_tokens}
+        return {"encoder": self.encoder, "most_tokens": self.max_row_tokens}
 
     @cached_property
     def schema(self) -> "Schema":
@@ -119,8 +119,8 @@ class ChunkEncoder:
         for (place, number, *_), example in zip(good, encoded, strict=True):
             if isinstance(example, RowError):
                 bad[place] = (str(example),)
-            elif self.most_tokens is not None and len(example.input_ids) > self.most_tokens:
-                bad.setdefault(place, (f"more than the {self.most_tokens:,} tokens of data.batching.max_tokens",))
+            elif self.max_row_tokens is not None and len(example.input_ids) > self.max_row_tokens:
+                bad.setdefault(place, (f"more than the {self.max_row_tokens:,} tokens of data.batching.max_tokens",))
             else:
                 examples.append((place, number, example))
         bad_rows = tuple(BadPlace(place, bad[place], shown(raw.get(place, chunk.rows[place]))) for place in sorted(bad))

@@ -152,7 +152,7 @@ def batching_text(batching: Batching, policy: Policy) -> str:
     """Return the batching in words, such as `bucket of 16 rows in windows of 2,048`."""
     size = getattr(policy, "batch_size", None)
     window = counted(policy.window, "row")
-    tokens = counted(policy.most_tokens, "token") if policy.most_tokens is not None else ""
+    tokens = counted(policy.max_row_tokens, "token") if policy.max_row_tokens is not None else ""
     if batching.type == "pack":
         lines = counted(getattr(policy, "lines", 1), "line")
         return f"pack: {lines} of {tokens} a batch, windows of {window}"

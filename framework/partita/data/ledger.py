@@ -108,7 +108,7 @@ class Ledger:
         self._folder = folder
         self._resumable = resumable
         self._max_bad_rows = max_bad_rows
-        self._begun = False
+        self._opened = False
         self._beside: TextIO | None = None
         self._first: dict[str, str] = {}
         self.splits: dict[str, RowCounts] = {}
@@ -164,7 +164,7 @@ class Ledger:
         counts = read_counts(folder).get(split, RowCounts())
         self.split(split).add(counts)
         for record in read_quarantine(folder / QUARANTINE):
-            self._remember(record)
+            self._note_first(record)
             self._append(json.dumps(record))
 
     def state(self, *, split: str = "training") -> dict[str, int]:
@@ -182,7 +182,7 @@ class Ledger:
             missing -= 1
             for reason in record["reasons"]:
                 counts.add_reason(reason)
-            self._remember(record)
+            self._note_first(record)
             self._append(json.dumps(record))
         if missing and counts.left_out:
             counts.reasons["before the run was continued"] = missing
@@ -256,7 +256,7 @@ class Ledger:
     def _such_as(self, reason: str) -> str:
         return f" (such as {self._first[reason]})" if reason in self._first else ""
 
-    def _remember(self, record: Mapping[str, Any]) -> None:
+    def _note_first(self, record: Mapping[str, Any]) -> None:
         for reason in record["reasons"]:
             self._first.setdefault(reason, record["key"])
 
@@ -270,9 +270,9 @@ class Ledger:
 
     def _begin(self) -> None:
         """Move an earlier ledger's quarantine aside."""
-        if self._begun or self._folder is None:
+        if self._opened or self._folder is None:
             return
-        self._begun = True
+        self._opened = True
         self._folder.mkdir(parents=True, exist_ok=True)
         place = self._folder / QUARANTINE
         if not self._resumable:

@@ -30,7 +30,7 @@ class PreviewSpan:
     """A text span of consecutive tokens."""
 
     text: str
-    learned: bool
+    in_loss: bool
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class PreviewRow:
     key: str
     pieces: tuple[PreviewSpan, ...] = ()
     tokens: int = 0
-    learned_tokens: int = 0
+    loss_tokens: int = 0
     cut_tokens: int = 0
     reasons: tuple[str, ...] = ()
 
@@ -158,7 +158,7 @@ def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: 
     if supervised:
         for place, key, example in zip(places, keys, encoder.encode_rows(clean, keys), strict=True):
             good = isinstance(example, Example)
-            previews[place] = learned_row(example, tokenizer) if good else PreviewRow(key, reasons=(str(example),))
+            previews[place] = supervised_row(example, tokenizer) if good else PreviewRow(key, reasons=(str(example),))
     else:
         for place, prompt in zip(places, encoder.encode_prompts(clean, keys), strict=True):
             reasons = (prompt.error,) if prompt.error else ()
@@ -167,16 +167,16 @@ def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: 
     return [previews[place] for place in sorted(previews)]
 
 
-def learned_row(example: Any, tokenizer: Any) -> PreviewRow:
+def supervised_row(example: Any, tokenizer: Any) -> PreviewRow:
     """Return a row in spans, decoded from the tokens that are trained on."""
     pieces, done = [], 0
     for start, end in (*example.spans, (len(example.input_ids), len(example.input_ids))):
-        for ids, learned in ((example.input_ids[done:start], False), (example.input_ids[start:end], True)):
+        for ids, in_loss in ((example.input_ids[done:start], False), (example.input_ids[start:end], True)):
             if ids:
-                pieces.append(PreviewSpan(tokenizer.decode(ids), learned))
+                pieces.append(PreviewSpan(tokenizer.decode(ids), in_loss))
         done = end
-    learned_tokens = sum(end - max(start, 1) for start, end in example.spans)
-    return PreviewRow(example.key, tuple(pieces), len(example.input_ids), learned_tokens, example.cut_tokens)
+    loss_tokens = sum(end - max(start, 1) for start, end in example.spans)
+    return PreviewRow(example.key, tuple(pieces), len(example.input_ids), loss_tokens, example.cut_tokens)
 
 
 def histogram(lengths: np.ndarray, *, bins: int = 10) -> list[tuple[int, int, int]]:

@@ -39,9 +39,9 @@ BEATS = 10
 """Number of heartbeats in that time while the disk is busy."""
 LOOK_EVERY = 0.2
 """Seconds between attempts to take a lock."""
-TELL_FIRST = 1.0
+FIRST_NOTE_SECONDS = 1.0
 """Seconds of waiting before the first log message."""
-TELL_EVERY = 10.0
+NOTE_SECONDS = 10.0
 """Seconds between further log messages while waiting."""
 
 
@@ -208,7 +208,7 @@ class TokenCache:
                     f"another process holds {path} and has made no tokens for {silent:,.0f} seconds; end it, or write "
                     "data.encode: online"
                 )
-            if time.monotonic() - last_message > (TELL_FIRST if last_message == began else TELL_EVERY):
+            if time.monotonic() - last_message > (FIRST_NOTE_SECONDS if last_message == began else NOTE_SECONDS):
                 last_message = time.monotonic()
                 logger.info("another process makes the same tokens; waiting for %.0f seconds", last_message - began)
             time.sleep(LOOK_EVERY)

@@ -26,8 +26,8 @@ from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError
 from partita_trainers.interrupt import end_with_parent
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Input = TypeVar("Input")
+Output = TypeVar("Output")
 
 _work: Callable[[Any], Any]
 """What a worker process does with each chunk; set when the process starts."""
@@ -58,10 +58,10 @@ class InWorker(Exception):  # noqa: N818 -- it says where
     """The traceback in the worker, as the cause of an exception raised there."""
 
 
-class EncodingWorkers(Generic[Given, Made]):
+class EncodingWorkers(Generic[Input, Output]):
     """Hand chunks to worker processes. Without workers, a chunk is processed when its result is requested."""
 
-    def __init__(self, work: Callable[[Given], Made], options: LoaderOptions) -> None:
+    def __init__(self, work: Callable[[Input], Output], options: LoaderOptions) -> None:
         """Start `options.workers` processes; `work` must be picklable unless they are forked."""
         self._work = work
         self._timeout = options.timeout
@@ -76,7 +76,7 @@ class EncodingWorkers(Generic[Given, Made]):
             # An object that is finalized at interpreter exit finds its modules gone.
             atexit.register(self._close_at_exit)
 
-    def submit(self, chunk: Given) -> Callable[[], Made]:
+    def submit(self, chunk: Input) -> Callable[[], Output]:
         """Start work on a chunk and return a function that waits for its result.
 
         The function raises what the work raised, or a RuntimeError with the traceback if that cannot be pickled, and
@@ -92,9 +92,9 @@ class EncodingWorkers(Generic[Given, Made]):
         future.add_done_callback(self._note)
         return lambda: self._result(future)
 
-    def map(self, chunks: Iterable[Given], *, ahead: int) -> Iterator[Made]:
+    def map(self, chunks: Iterable[Input], *, ahead: int) -> Iterator[Output]:
         """Yield results in order, with `ahead` chunks per process in progress beside the one that is awaited."""
-        pending: deque[Callable[[], Made]] = deque()
+        pending: deque[Callable[[], Output]] = deque()
         for chunk in chunks:
             pending.append(self.submit(chunk))
             if len(pending) > ahead * self.number:
@@ -106,14 +106,14 @@ class EncodingWorkers(Generic[Given, Made]):
         """Record that a worker has finished a chunk."""
         self._finished = time.monotonic()
 
-    def _result(self, future: "Future[bytes | WorkerFailure]") -> Made:
+    def _result(self, future: "Future[bytes | WorkerFailure]") -> Output:
         try:
             result = self._waited_for(future)
         except BrokenProcessPool as error:
             raise self._died(error) from error
         if isinstance(result, WorkerFailure):
             raise result.exception()
-        value: Made = pickle.loads(result)
+        value: Output = pickle.loads(result)
         return value
 
     def _waited_for(self, future: "Future[bytes | WorkerFailure]") -> bytes | WorkerFailure:

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from partita.generation.requests import room_for
+from partita.generation.requests import usable_lengths
 from partita.lm.base import BatchWay, GenerationOptions
 from partita_schema.errors import ModelError
 
@@ -44,7 +44,7 @@ def choose_engine(
         options: Generation options.
         max_new_tokens: Limit of generated tokens per row.
     """
-    usable, new_tokens = room_for(lengths, max_new_tokens, context_length=model.context_length)
+    usable, new_tokens = usable_lengths(lengths, max_new_tokens, context_length=model.context_length)
     reason = model.why_no_slots(options, tokens=int((usable + new_tokens)[usable > 0].max(initial=0)))
     if reason is None:
         return "slots"

@@ -98,11 +98,11 @@ class Journal:
                 os.ftruncate(descriptor, 0)
             header = _header(fingerprint, len(keys))
             try:
-                begun = journal._has_header(header)
+                has_header = journal._has_header(header)
             except DamagedError:
                 journal._replace_header(header, keys)
-                begun = True
-            if begun:
+                has_header = True
+            if has_header:
                 journal._index(keys)
             else:
                 os.ftruncate(descriptor, 0)

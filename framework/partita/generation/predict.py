@@ -41,7 +41,7 @@ FINISH_SECONDS = 20
 
 
 @contextmanager
-def finish_what_was_begun(engine: str, *, finish_seconds: float = FINISH_SECONDS) -> Iterator[Callable[[], bool]]:
+def finish_started_rows(engine: str, *, finish_seconds: float = FINISH_SECONDS) -> Iterator[Callable[[], bool]]:
     """Let started rows finish after Ctrl-C or SIGTERM; yield a function that returns whether one was received.
 
     KeyboardInterrupt is raised by a second signal, by the yielded function after `finish_seconds`, and at once with
@@ -241,7 +241,7 @@ def _fill(journals: JobJournal, job: PredictionJob, *, progress: ShowProgress | 
     if resumed:
         logger.info("resumed %s of %s", f"{resumed:,}", f"{total:,}")
     with (
-        finish_what_was_begun(job.job.engine) as stopping,
+        finish_started_rows(job.job.engine) as stopping,
         _display(progress, "predicting", total=total, completed=resumed) as display,
     ):
         job = job.stopped_by(stopping)
@@ -299,7 +299,7 @@ def generate_for_rows(
             display.advance(len(rows) - shown, **tally.shown)
 
 
-class _HiddenProgress:
+class NoProgress:
     def advance(self, amount: int = 1, **shown: Any) -> None:
         """Show nothing."""
 
@@ -307,7 +307,7 @@ class _HiddenProgress:
 def _display(
     progress: ShowProgress | None, description: str, *, total: int, completed: int = 0
 ) -> "AbstractContextManager[Progress]":
-    return nullcontext(_HiddenProgress()) if progress is None else progress(total, description, completed=completed)
+    return nullcontext(NoProgress()) if progress is None else progress(total, description, completed=completed)
 
 
 def default_new_tokens(

@@ -24,7 +24,7 @@ Keys = npt.NDArray[np.uint8]
 
 DIGEST_BYTES = 16
 NONE_UNREADABLE: Mapping[int, str] = {}
-KEPT_TOKENS = 16 * 2**20
+MAX_HELD_TOKENS = 16 * 2**20
 """Tokens kept from the first pass, 4 bytes each; rows beyond them are tokenized again when needed."""
 
 
@@ -143,7 +143,7 @@ class EncodedPrompts:
         self.keys: Keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
         self.digests = np.zeros(len(rows), dtype=f"V{DIGEST_BYTES}")
         self.prefix: list[int] = []
-        self._kept = KeptTokens(len(rows), most=KEPT_TOKENS // process_group.world_size)
+        self._held = HeldTokens(len(rows), most=MAX_HELD_TOKENS // process_group.world_size)
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
         first, end = (
@@ -152,11 +152,11 @@ class EncodedPrompts:
         with synchronized_errors(process_group, "encoding the prompts"):
             for start in range(first, end, chunk):
                 indices = range(start, min(start + chunk, end))
-                self._learn(indices, fingerprint)
+                self._encode_rows(indices, fingerprint)
                 if progress is not None:
                     progress(len(indices) * process_group.world_size)
         if process_group.world_size > 1:
-            self._take_in(process_group.all_gather_object(self._learned(first, end), "the prompts"))
+            self._merge(process_group.all_gather_object(self._encoded_part(first, end), "the prompts"))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -174,34 +174,34 @@ class EncodedPrompts:
 
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
         """Return the tokens of these rows' prompts, from memory or tokenized again."""
-        missing = [index for index in indices if index not in self._kept]
+        missing = [index for index in indices if index not in self._held]
         tokenized: dict[int, list[int]] = {}
         if missing:
             clean = check_rows(self._schema, self._rows.get(missing)).clean
             places = [missing[place] for place in clean]
             encoded = self._encode(places, list(clean.values()))
             tokenized = {index: list(prompt.input_ids) for index, prompt in zip(places, encoded, strict=True)}
-        return [tokenized[index] if index in tokenized else self._kept[index] for index in indices]
+        return [tokenized[index] if index in tokenized else self._held[index] for index in indices]
 
-    def _learned(self, first: int, end: int) -> "Learned":
+    def _encoded_part(self, first: int, end: int) -> "EncodedPart":
         """Return the results for a part of the rows."""
         part = slice(first, end)
         known = (self.lengths[part], self.keys[part], self.digests[part])
-        return Learned(part, *known, self.prefix, self._kept.record(part), self.errors, self.skipped)
+        return EncodedPart(part, *known, self.prefix, self._held.record(part), self.errors, self.skipped)
 
-    def _take_in(self, parts: "Sequence[Learned]") -> None:
+    def _merge(self, parts: "Sequence[EncodedPart]") -> None:
         """Merge the results of all ranks."""
-        self._kept = KeptTokens(len(self), most=KEPT_TOKENS)
-        for learned in parts:
-            self.lengths[learned.part], self.keys[learned.part] = learned.lengths, learned.keys
-            self.digests[learned.part] = learned.digests
-            self._kept.take_in(learned.part, *learned.tokens)
-            self.errors |= learned.errors
-            self.skipped |= learned.skipped
-        begun = [list(learned.prefix) for learned in parts if learned.lengths.any()]
-        self.prefix = common_beginning(begun) if begun else []
+        self._held = HeldTokens(len(self), most=MAX_HELD_TOKENS)
+        for encoded in parts:
+            self.lengths[encoded.part], self.keys[encoded.part] = encoded.lengths, encoded.keys
+            self.digests[encoded.part] = encoded.digests
+            self._held.take_in(encoded.part, *encoded.tokens)
+            self.errors |= encoded.errors
+            self.skipped |= encoded.skipped
+        prefixes = [list(encoded.prefix) for encoded in parts if encoded.lengths.any()]
+        self.prefix = common_beginning(prefixes) if prefixes else []
 
-    def _learn(self, indices: range, fingerprint: str) -> None:
+    def _encode_rows(self, indices: range, fingerprint: str) -> None:
         self.errors |= {index: self._unreadable[index] for index in indices if index in self._unreadable}
         readable = [index for index in indices if index not in self._unreadable]
         checked = check_rows(self._schema, self._rows.get(readable))
@@ -235,7 +235,7 @@ class EncodedPrompts:
             differ = np.flatnonzero(common != self.prefix[: len(common)])
             self.prefix = self.prefix[: int(differ[0]) if len(differ) else len(common)]
         self.lengths[index] = len(ids)
-        self._kept.add(index, ids)
+        self._held.add(index, ids)
         self.digests[index] = hashlib.blake2b(ids.tobytes(), digest_size=DIGEST_BYTES).digest()
 
     def _try_encode(self, rows: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[int, "EncodedPrompt | Exception"]]:
@@ -259,7 +259,7 @@ class EncodedPrompts:
 
 
 @dataclass(frozen=True)
-class Learned:
+class EncodedPart:
     """The results of one rank for its part of the rows."""
 
     part: slice
@@ -268,13 +268,13 @@ class Learned:
     digests: npt.NDArray[np.void]
     prefix: Sequence[int]
     tokens: "tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]"
-    """The kept tokens, and the start and end of each row's tokens."""
+    """The held tokens, and the start and end of each row's tokens."""
     errors: Mapping[int, str]
     skipped: Mapping[int, str]
 
 
-class KeptTokens:
-    """Tokens of rows, as far as there is room."""
+class HeldTokens:
+    """Tokens of rows, up to a maximum number."""
 
     def __init__(self, rows: int, *, most: int) -> None:
         """Reserve room for `most` tokens; each row is added once."""

@@ -65,7 +65,7 @@ class GenerationJob:
 
     def requests(self, *, context_length: int | None) -> RowRequests:
         """Return the rows with a prompt; those whose prompt fills the context are skipped."""
-        lengths, new_tokens = room_for(self.prompts.lengths, self.max_new_tokens, context_length=context_length)
+        lengths, new_tokens = usable_lengths(self.prompts.lengths, self.max_new_tokens, context_length=context_length)
         samples = self.settings.options.samples
         return RowRequests(
             lengths,
@@ -77,7 +77,7 @@ class GenerationJob:
         )
 
 
-def room_for(
+def usable_lengths(
     lengths: npt.NDArray[np.integer], max_new_tokens: int, *, context_length: int | None
 ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
     """Return the tokens of each prompt, 0 for those that fill the context, and each row's limit of generated tokens."""
@@ -168,7 +168,7 @@ def unanswerable(prompts: PromptSource, *, context_length: int | None) -> dict[i
 def too_large(prompt_tokens: int, new_tokens: int) -> str:
     """Return the error of a row that does not fit on the device alone."""
     return (
-        f"does not fit in memory even alone: {prompt_tokens:,} prompt tokens and up to {new_tokens:,} new ones; "
+        f"does not fit in memory even alone: {prompt_tokens:,} prompt tokens and up to {new_tokens:,} new tokens; "
         "shorten the prompt, or write a smaller generation.max_new_tokens, quantization or a smaller model"
     )
 

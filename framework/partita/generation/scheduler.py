@@ -191,7 +191,7 @@ class Scheduler:
         if slots.live:
             self.decode_step(slots)
 
-    def most_slots(self, tokens: int) -> int:
+    def max_slots(self, tokens: int) -> int:
         """Return the number of slots for rows of up to `tokens` tokens."""
         budget = self.budget
         most = min(budget.batch_size, budget.limit_at(tokens))
@@ -209,7 +209,7 @@ class Scheduler:
         if 2 * self.longest(self.queue[-1:]) > self.tokens:
             return False
         tokens = self.longest(self.queue)  # a shorter prompt may have a longer answer
-        return 2 * tokens <= self.tokens and self.most_slots(tokens) >= 2 * self.num_slots
+        return 2 * tokens <= self.tokens and self.max_slots(tokens) >= 2 * self.num_slots
 
     def longest(self, rows: Sequence[int]) -> int:
         """Return the most tokens, prompt and answer, that one of these rows may have."""
@@ -227,7 +227,7 @@ class Scheduler:
         if self.slots is not None:
             return self.slots
         tokens = self.longest(self.queue)
-        count = self.most_slots(tokens)
+        count = self.max_slots(tokens)
         try:
             opened, failure = attempt(
                 lambda: self.lm.open_slots(

@@ -44,14 +44,14 @@ class BatchSizes:
     evaluation: BatchSize | None = None
     training: BatchSize | None = None
 
-    def found(self) -> dict[str, BatchSize]:
+    def by_purpose(self) -> dict[str, BatchSize]:
         """Return the sizes that are set, by purpose."""
         named = {"generation": self.generation, "evaluation": self.evaluation, "training": self.training}
         return {name: size for name, size in named.items() if size is not None}
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Return the sizes as JSON, for the manifest."""
-        return {name: size.record() for name, size in self.found().items()}
+        return {name: size.record() for name, size in self.by_purpose().items()}
 
 
 class TunedPipeline(Protocol):
@@ -149,17 +149,17 @@ class BatchSizeTuner:
         if fixed is not None:
             return fixed
         wanted = max_new_tokens or self.pipeline.max_new_tokens
-        trial = GenerationProbe(
+        probe = GenerationProbe(
             self.lm, self.pipeline.generation, lengths=asked, wanted_tokens=wanted, shared_tokens=shared_tokens
         )
         options = self.pipeline.generation
-        kind = [options.arguments, len(options.stop), options.logprobs, trial.engine, bucket(shared_tokens)]
-        return self.find(trial, options=kind)
+        kind = [options.arguments, len(options.stop), options.logprobs, probe.engine, bucket(shared_tokens)]
+        return self.find(probe, options=kind)
 
     def evaluation(
         self,
         lengths: np.ndarray,
-        most_learned: int,
+        max_loss_tokens: int,
         *,
         batch_size: int | None = None,
         objective: Objective = CROSS_ENTROPY,
@@ -168,16 +168,16 @@ class BatchSizeTuner:
 
         Args:
             lengths: Length of each row in tokens, including its answer.
-            most_learned: Maximum number of loss tokens of a row.
+            max_loss_tokens: Maximum number of loss tokens of a row.
             batch_size: Size set by the caller, which overrides the config.
             objective: What is computed.
         """
         fixed = self.user_set("evaluation", batch_size) or self.single_row(len(lengths))
         if fixed is not None:
             return fixed
-        trial = EvaluationProbe(self.lm, lengths=lengths, most_learned=most_learned, objective=objective)
+        probe = EvaluationProbe(self.lm, lengths=lengths, max_loss_tokens=max_loss_tokens, objective=objective)
         name = [] if isinstance(objective, CrossEntropy) else [type(objective).__qualname__]
-        return self.find(trial, options=[bucket(most_learned), *name])
+        return self.find(probe, options=[bucket(max_loss_tokens), *name])
 
     def training(self, probe: Probe, shape: TrainingShape) -> BatchSize:
         """Return the batch size of training; it divides the rows per step if the config sets those.
@@ -188,9 +188,9 @@ class BatchSizeTuner:
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
         if step_rows is not None:
             step_rows = shape.rows_of_a_rank(step_rows)
-        limit = None if step_rows is None else shape.most_for(step_rows)
+        limit = None if step_rows is None else shape.max_rows_for(step_rows)
         batching = shape.batching.model_dump(mode="json")
-        options = [shape.most_learned, step_rows, batching]
+        options = [shape.max_loss_tokens, step_rows, batching]
         if step_rows is None or shape.counts_tokens:
             return self.find(probe, options=options, max_rows=limit)
         sizes = divisors_of(step_rows)
@@ -238,7 +238,7 @@ class BatchSizeTuner:
             OtherRankError: Rank 0 failed to find a size.
         """
         # Limits lowered by jobs may differ between ranks, and so may the known sizes.
-        known = self.process_group.run_on_rank_zero(lambda: self.remembered(probe, options), "a known batch size")
+        known = self.process_group.run_on_rank_zero(lambda: self.recorded(probe, options), "a known batch size")
         if known is not None:
             return known
         limits = [limit for limit in (max_rows, self.config.trainer.max_batch_size) if limit is not None]
@@ -273,7 +273,7 @@ class BatchSizeTuner:
         finally:
             bench.end(size)
 
-    def remembered(self, probe: Probe, options: Sequence[Any]) -> BatchSize | None:
+    def recorded(self, probe: Probe, options: Sequence[Any]) -> BatchSize | None:
         """Return a known size for work of the same kind that is not harder and not far larger."""
         known = self.known.get(probe.purpose)
         if known is None:
@@ -281,9 +281,9 @@ class BatchSizeTuner:
         size = known.size
         harder = probe.prompt_tokens > (size.prompt_tokens or 0) or probe.new_tokens > (size.new_tokens or 0)
         larger = min(probe.max_rows, ROWS_THAT_COUNT) > 2 * known.rows
-        held_down = size.rows >= known.rows and probe.max_rows > known.rows
+        was_limited = size.rows >= known.rows and probe.max_rows > known.rows
         other = list(options) != known.key["options"]
-        return None if harder or larger or held_down or other else size
+        return None if harder or larger or was_limited or other else size
 
     def key(self, probe: Probe, *, options: Sequence[Any], max_rows: int | None) -> dict[str, Any]:
         """Return everything that determines a size, as JSON."""
@@ -352,7 +352,7 @@ class BatchSizeTuner:
 
         Later jobs start with the lowered sizes, in this process and in others.
         """
-        return replace(sizes, **{name: self.settled(name, size) for name, size in sizes.found().items()})
+        return replace(sizes, **{name: self.settled(name, size) for name, size in sizes.by_purpose().items()})
 
     def training_was_cut(self, size: BatchSize, *, rows: int) -> BatchSize:
         """Mark a training size whose batches were split: the plan keeps it, later runs start with what fitted."""

@@ -20,7 +20,7 @@ from partita.outputs.scores import OutputScores, Scorer
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline, PipelineParts
 from partita.pipeline.eval_dataset import EvalDataset
-from partita.pipeline.tune import asked_prompts, most_learned
+from partita.pipeline.tune import max_loss_tokens_of, prompt_lengths
 from partita_schema.counted import counted
 from partita_schema.data import Data
 from partita_schema.errors import OutOfMemory
@@ -126,7 +126,7 @@ class LocalEvaluator:
         """Return `loss` and the metrics of the objective, and with a mix `loss/SOURCE`."""
         if self.sizes.evaluation is None:
             size = self.tuner.evaluation(
-                encoded.lengths, most_learned([encoded]), batch_size=self.batch_size, objective=self.objective
+                encoded.lengths, max_loss_tokens_of([encoded]), batch_size=self.batch_size, objective=self.objective
             )
             self.sizes = replace(self.sizes, evaluation=size)
         with self.tuner.work("evaluation", self.sizes.evaluation) as budget:
@@ -143,7 +143,7 @@ class LocalEvaluator:
     def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
         """Guard memory and yield the budget for answers to these rows."""
         if self.sizes.generation is None:
-            lengths, shared = asked_prompts(self.parts, [rows], process_group=self.process_group)
+            lengths, shared = prompt_lengths(self.parts, [rows], process_group=self.process_group)
             size = self.tuner.generation(lengths, shared_tokens=shared, batch_size=self.batch_size)
             self.sizes = replace(self.sizes, generation=size)
         with self.tuner.work("generation", self.sizes.generation) as budget:

@@ -18,7 +18,7 @@ from partita_trainers.batch_size.probe import Purpose, Timing, Volume
 from partita_trainers.batch_size.worst_batch import worst_batch
 from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext
 
-MOST_ELEMENTS = 2**31 - 1
+MAX_ELEMENTS = 2**31 - 1
 """Maximum number of elements of a tensor for kernels with 32-bit indices."""
 
 
@@ -52,8 +52,8 @@ class GenerationProbe:
     def max_rows(self) -> int:
         """Rows of the data that can be generated together, limited by the size of a logits tensor."""
         wide = self.lm.vocabulary_size * self.options.beams
-        most = most_together(self.lengths, self.way) if self.engine == "static" else len(self.lengths)
-        return max(1, min(most, MOST_ELEMENTS // wide))
+        most = max_batch_rows(self.lengths, self.way) if self.engine == "static" else len(self.lengths)
+        return max(1, min(most, MAX_ELEMENTS // wide))
 
     @property
     def prompt_tokens(self) -> int:
@@ -118,7 +118,7 @@ class EvaluationProbe:
     lm: GenerativeModel
     lengths: np.ndarray
     """Length of each row in tokens."""
-    most_learned: int
+    max_loss_tokens: int
     """Maximum number of loss tokens of a row."""
     objective: Objective = CROSS_ENTROPY
     """What is computed."""
@@ -129,7 +129,9 @@ class EvaluationProbe:
     @property
     def max_rows(self) -> int:
         """Rows of the data, limited by the size of a logits tensor."""
-        return countable_rows(len(self.lengths), vocabulary_size=self.lm.vocabulary_size, learned=self.most_learned)
+        return countable_rows(
+            len(self.lengths), vocabulary_size=self.lm.vocabulary_size, loss_tokens=self.max_loss_tokens
+        )
 
     @property
     def prompt_tokens(self) -> int:
@@ -142,7 +144,9 @@ class EvaluationProbe:
 
     def run(self, rows: int) -> Timing:
         """Run one forward pass."""
-        batch = worst_batch(rows, tokens=self.prompt_tokens, learned=self.most_learned, token_ids=self.lm.token_ids)
+        batch = worst_batch(
+            rows, tokens=self.prompt_tokens, loss_tokens=self.max_loss_tokens, token_ids=self.lm.token_ids
+        )
         self.lm.module.eval()
         started = now(self.lm.device)
         context = ObjectiveContext(self.lm, self.lm.module)
@@ -154,7 +158,7 @@ class EvaluationProbe:
     def estimated_bytes(self, rows: int) -> int:
         """Estimate the memory of a batch in bytes."""
         return self.lm.estimated_bytes(
-            "evaluation", rows, tokens=self.prompt_tokens, new_tokens=0, learned=self.most_learned
+            "evaluation", rows, tokens=self.prompt_tokens, new_tokens=0, learned=self.max_loss_tokens
         )
 
     def decode_step(self, rows: int) -> float:
@@ -166,9 +170,9 @@ class EvaluationProbe:
         return sorted_volume(self.lengths, rows)
 
 
-def countable_rows(rows: int, *, vocabulary_size: int, learned: int) -> int:
+def countable_rows(rows: int, *, vocabulary_size: int, loss_tokens: int) -> int:
     """Return `rows`, limited so that kernels with 32-bit indices can address the logits."""
-    return max(1, min(rows, MOST_ELEMENTS // (vocabulary_size * max(1, learned))))
+    return max(1, min(rows, MAX_ELEMENTS // (vocabulary_size * max(1, loss_tokens))))
 
 
 def sorted_volume(lengths: np.ndarray, rows: int, *, way: BatchWay = PADDED) -> Volume:
@@ -184,7 +188,7 @@ def sorted_volume(lengths: np.ndarray, rows: int, *, way: BatchWay = PADDED) -> 
     return Volume(batches=len(heads), tokens=int((heads * counts).sum()))
 
 
-def most_together(lengths: np.ndarray, way: BatchWay) -> int:
+def max_batch_rows(lengths: np.ndarray, way: BatchWay) -> int:
     """Return the number of rows of the largest batch that `way` allows."""
     if way.rows == "equal lengths":
         return int(np.unique(lengths, return_counts=True)[1].max())

@@ -35,7 +35,7 @@ class TrainingShape:
     """Why auto resolved to it; else empty."""
     lengths: np.ndarray
     """Length of each row in tokens."""
-    learned: np.ndarray
+    loss_tokens: np.ndarray
     """Loss tokens of each row."""
     seed: int
     order: Order | None = None
@@ -45,7 +45,7 @@ class TrainingShape:
     """Whether these are only the first rows of a stream."""
     ranks: int = 1
     """Number of processes that share the batches of a step."""
-    begun: int | None = None
+    recorded_batches: int | None = None
     """Batches per step with which the run started, possibly on another number of processes."""
     sampled_rows: int = SAMPLED_ROWS
 
@@ -65,24 +65,24 @@ class TrainingShape:
         return self.batching.max_tokens or self.length_limit or longest
 
     @cached_property
-    def most_learned(self) -> int:
+    def max_loss_tokens(self) -> int:
         """Maximum loss tokens of a row; per line if packed, per longest row in the batch with a token budget."""
-        single = int(self.learned.max(initial=0))
+        single = int(self.loss_tokens.max(initial=0))
         if not self.counts_tokens:
             return single
         rows, most = self.sample, float(single)
-        lengths, learned = self.lengths[rows], self.learned[rows]
+        lengths, loss_tokens = self.lengths[rows], self.loss_tokens[rows]
         policy = self.policy(TRIED_ROWS)
         for step in IndexedPlanner(lengths, policy=policy, batches_per_step=1, seed=self.seed).steps(0):
             [batch] = step.batches
             if isinstance(self.batching, PackBatching):
-                most = max(most, float(np.bincount(batch.lines, weights=learned[batch.rows]).max()))
+                most = max(most, float(np.bincount(batch.lines, weights=loss_tokens[batch.rows]).max()))
             else:
-                most = max(most, int(learned[batch.rows].sum()) / TRIED_ROWS)
+                most = max(most, int(loss_tokens[batch.rows].sum()) / TRIED_ROWS)
         return min(int(np.ceil(most)), self.longest)
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """The size at which all rows, or for a stream those of a window, are in one batch."""
         if self.more_rows:
             return int(getattr(self.batching, "window", FIXED_WINDOW))
@@ -111,7 +111,7 @@ class TrainingShape:
         """Return the batching policy for a size; `max_tokens` is the recorded value of a run."""
         return build_policy(self.batching, batch_size=size, max_tokens=max_tokens or self.max_tokens(size))
 
-    def most_for(self, step_rows: int) -> int:
+    def max_rows_for(self, step_rows: int) -> int:
         """Return the largest size whose batches have on average no more rows than a step."""
         if not self.counts_tokens:
             return step_rows
@@ -123,8 +123,8 @@ class TrainingShape:
         A recorded value of the run comes first, then the config, then the number with which a step has on average the
         configured rows.
         """
-        if self.begun is not None:
-            return self.begun
+        if self.recorded_batches is not None:
+            return self.recorded_batches
         if not isinstance(trainer, FinetuneTrainer):
             return self.ranks
         if trainer.gradient_accumulation_steps is not None:
@@ -197,7 +197,7 @@ def training_shape(
     order: Order | None = None,
     more_rows: bool = False,
     ranks: int = 1,
-    begun: int | None = None,
+    recorded_batches: int | None = None,
 ) -> TrainingShape:
     """Return how the rows of a run are batched; auto is resolved by the row lengths.
 
@@ -210,19 +210,19 @@ def training_shape(
         order: Order of rows in an epoch, for mixed data.
         more_rows: Whether these are only the first rows of a stream.
         ranks: Number of processes that share the batches of a step.
-        begun: Recorded number of batches per step.
+        recorded_batches: Recorded number of batches per step.
 
     Raises:
         DataError: No row is left.
     """
-    batching, reason, lengths, learned = config.data.batching, "", encoded.lengths, encoded.loss_tokens
-    most_tokens = getattr(batching, "max_tokens", None)
-    if more_rows and isinstance(most_tokens, int):
-        fitting = lengths <= most_tokens
-        lengths, learned = lengths[fitting], learned[fitting]
+    batching, reason, lengths, loss_tokens = config.data.batching, "", encoded.lengths, encoded.loss_tokens
+    max_tokens = getattr(batching, "max_tokens", None)
+    if more_rows and isinstance(max_tokens, int):
+        fitting = lengths <= max_tokens
+        lengths, loss_tokens = lengths[fitting], loss_tokens[fitting]
         if not len(lengths):
             raise DataError(
-                f"none of the stream's first {len(fitting):,} rows has at most the {most_tokens:,} tokens of "
+                f"none of the stream's first {len(fitting):,} rows has at most the {max_tokens:,} tokens of "
                 f"data.batching.max_tokens; write at least {int(encoded.lengths.min()):,} there"
             )
     seen = lengths if order is None else lengths[order(0, np.random.default_rng(config.seed))]
@@ -239,11 +239,11 @@ def training_shape(
         batching=batching,
         reason=reason,
         lengths=lengths,
-        learned=learned,
+        loss_tokens=loss_tokens,
         seed=config.seed,
         order=order,
         length_limit=config.preprocessing.global_max_sequence_length,
         more_rows=more_rows,
         ranks=ranks,
-        begun=begun,
+        recorded_batches=recorded_batches,
     )

@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 def run_sizes(
     trainer: Trainer,
     pipeline: Pipeline,
-    sizing: BatchSizeTuner,
+    tuner: BatchSizeTuner,
     *,
     shape: TrainingShape | None,
-    examinations: Mapping[str, EvalDataset],
-    begun: Mapping[str, Any],
+    eval_datasets: Mapping[str, EvalDataset],
+    recorded: Mapping[str, Any],
 ) -> BatchSizes:
     """Return the batch sizes of everything that a run does.
 
@@ -49,43 +49,43 @@ def run_sizes(
     Args:
         trainer: The trainer.
         pipeline: The pipeline of the run.
-        sizing: Finds batch sizes.
+        tuner: Finds batch sizes.
         shape: Lengths and batching of the training rows; None without training.
-        examinations: Evaluation datasets by name.
-        begun: Recorded sizes of a run that has taken steps, which are reused; otherwise empty.
+        eval_datasets: Evaluation datasets by name.
+        recorded: Recorded sizes of a run that has taken steps, which are reused; otherwise empty.
 
     Raises:
         OutOfMemory: Not even one row fits.
         ConfigError: A custom trainer does not define a probe.
     """
-    sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in begun.items()})
-    needed = needs_trial(pipeline, begun)
-    with training_trial(trainer, pipeline, shape, needed=needed, process_group=sizing.process_group) as trial:
+    sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in recorded.items()})
+    needed = needs_probe(pipeline, recorded)
+    with training_probe(trainer, pipeline, shape, needed=needed, process_group=tuner.process_group) as probe:
         if shape is not None and sizes.training is None:
-            size = sizing.user_set("training", shape.user_set)
-            if size is None and trial is not None:
-                size = sizing.training(trial, shape)
-            elif trial is not None:
-                warm_up(ProbeRunner(trial, sizing.memory))
+            size = tuner.user_set("training", shape.user_set)
+            if size is None and probe is not None:
+                size = tuner.training(probe, shape)
+            elif probe is not None:
+                warm_up(ProbeRunner(probe, tuner.memory))
             elif size is None:
                 message = f"auto needs a trainer that says what to probe: {type(trainer).__name__}.probe gave None"
                 raise ConfigError([Problem("trainer.batch_size", f"{message}; write a number")])
             sizes = replace(sizes, training=None if size is None else shape.with_tokens(size))
-        sizing.beside_training = trial is not None
+        tuner.beside_training = probe is not None
         try:
-            return evaluation_sizes(pipeline, sizing, examinations, sizes=sizes, objective=objective_of(trainer))
+            return evaluation_sizes(pipeline, tuner, eval_datasets, sizes=sizes, objective=objective_of(trainer))
         finally:
-            sizing.beside_training = False
+            tuner.beside_training = False
 
 
-def needs_trial(pipeline: Pipeline, begun: Mapping[str, Any]) -> bool:
+def needs_probe(pipeline: Pipeline, recorded: Mapping[str, Any]) -> bool:
     """Return whether any size has to be found."""
     trainer = pipeline.config.trainer
-    return not begun and "auto" in (trainer.batch_size, trainer.eval_batch_size)
+    return not recorded and "auto" in (trainer.batch_size, trainer.eval_batch_size)
 
 
 @contextmanager
-def training_trial(
+def training_probe(
     trainer: Trainer, pipeline: Pipeline, shape: TrainingShape | None, *, needed: bool, process_group: ProcessGroup
 ) -> Iterator[Probe | None]:
     """Set up the trainer's probe in this context, if a size is to be found for training or next to it.
@@ -101,19 +101,19 @@ def training_trial(
         yield None
         return
     config, lm = pipeline.config, pipeline.lm
-    longest, learned = shape.longest, shape.most_learned
+    longest, max_loss_tokens = shape.longest, shape.max_loss_tokens
 
     def estimated_bytes(rows: int) -> int:
-        return lm.estimated_bytes("training", rows, tokens=longest, new_tokens=0, learned=learned)
+        return lm.estimated_bytes("training", rows, tokens=longest, new_tokens=0, learned=max_loss_tokens)
 
     work = ProbeContext(
         config=config,
         lm=lm,
         device=lm.device,
         max_row_tokens=longest,
-        max_loss_tokens=learned,
+        max_loss_tokens=max_loss_tokens,
         token_ids=lm.token_ids,
-        max_rows=countable_rows(shape.most_rows, vocabulary_size=lm.vocabulary_size, learned=learned),
+        max_rows=countable_rows(shape.max_rows, vocabulary_size=lm.vocabulary_size, loss_tokens=max_loss_tokens),
         volume=shape.volume,
         estimated_bytes=estimated_bytes,
         packed=isinstance(shape.batching, PackBatching),
@@ -121,14 +121,14 @@ def training_trial(
     )
     # A custom trainer may lack the method; evaluation is then probed without training state on the device.
     declare = getattr(trainer, "probe", None)
-    with (declare(work) if declare is not None else None) or nullcontext() as trial:
-        yield trial
+    with (declare(work) if declare is not None else None) or nullcontext() as probe:
+        yield probe
 
 
 def evaluation_sizes(
     pipeline: Pipeline,
-    sizing: BatchSizeTuner,
-    examinations: Mapping[str, EvalDataset],
+    tuner: BatchSizeTuner,
+    eval_datasets: Mapping[str, EvalDataset],
     *,
     sizes: BatchSizes,
     objective: Objective,
@@ -137,32 +137,32 @@ def evaluation_sizes(
 
     Args:
         pipeline: The pipeline of the run.
-        sizing: Finds batch sizes.
-        examinations: Evaluation datasets by name.
+        tuner: Finds batch sizes.
+        eval_datasets: Evaluation datasets by name.
         sizes: The sizes found so far.
         objective: What evaluations compute.
     """
-    if not examinations or evaluates_never(pipeline):
+    if not eval_datasets or evaluates_never(pipeline):
         return sizes
-    held = [examination.encoded for examination in examinations.values()]
+    sources = [eval_dataset.encoded for eval_dataset in eval_datasets.values()]
     if sizes.evaluation is None:
-        lengths = np.concatenate([encoded.lengths for encoded in held])
-        sizes = replace(sizes, evaluation=sizing.evaluation(lengths, most_learned(held), objective=objective))
+        lengths = np.concatenate([encoded.lengths for encoded in sources])
+        sizes = replace(sizes, evaluation=tuner.evaluation(lengths, max_loss_tokens_of(sources), objective=objective))
     if sizes.generation is None and generates(pipeline):
-        asked = [examination.rows for examination in examinations.values()]
-        lengths, shared = asked_prompts(pipeline, asked, process_group=sizing.process_group)
-        sizes = replace(sizes, generation=sizing.generation(lengths, shared_tokens=shared))
+        row_sources = [eval_dataset.rows for eval_dataset in eval_datasets.values()]
+        lengths, shared = prompt_lengths(pipeline, row_sources, process_group=tuner.process_group)
+        sizes = replace(sizes, generation=tuner.generation(lengths, shared_tokens=shared))
     return sizes
 
 
-def answering_sizes(pipeline: Pipeline, rows: Rows, *, sizing: BatchSizeTuner) -> BatchSizes:
+def answering_sizes(pipeline: Pipeline, rows: Rows, *, tuner: BatchSizeTuner) -> BatchSizes:
     """Return the sizes for generation, and for evaluation if the rows have answers."""
-    lengths, shared = asked_prompts(pipeline, [rows], process_group=sizing.process_group)
-    sizes = BatchSizes(generation=sizing.generation(lengths, shared_tokens=shared))
+    lengths, shared = prompt_lengths(pipeline, [rows], process_group=tuner.process_group)
+    sizes = BatchSizes(generation=tuner.generation(lengths, shared_tokens=shared))
     if not has_answers(rows, pipeline.config):
         return sizes
     encoded = build_eval_dataset(pipeline, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
-    return replace(sizes, evaluation=sizing.evaluation(encoded.lengths, most_learned([encoded])))
+    return replace(sizes, evaluation=tuner.evaluation(encoded.lengths, max_loss_tokens_of([encoded])))
 
 
 def evaluates_never(pipeline: Pipeline) -> bool:
@@ -179,7 +179,7 @@ def generates(pipeline: Pipeline) -> bool:
     return trainer.evaluate_generated is not False or trainer.validation_metric != "loss"
 
 
-def asked_prompts(
+def prompt_lengths(
     pipeline: PipelineParts, sources: Iterable[Rows], *, process_group: ProcessGroup = SINGLE_PROCESS
 ) -> tuple[np.ndarray, int]:
     """Return the prompt length of each row in tokens (0 without a prompt), and the length of the shared prefix.
@@ -191,6 +191,6 @@ def asked_prompts(
     return np.concatenate([one.lengths for one in prompts]), min(len(one.prefix) for one in prompts)
 
 
-def most_learned(sources: Sequence[TokenizedDataset]) -> int:
+def max_loss_tokens_of(sources: Sequence[TokenizedDataset]) -> int:
     """Return the maximum number of loss tokens of a row."""
     return max(int(encoded.loss_tokens.max(initial=0)) for encoded in sources)

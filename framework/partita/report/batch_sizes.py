@@ -39,7 +39,7 @@ def origin(size: BatchSize) -> str:
         return "as the file says"
     if size.origin == "default":
         return "the default"
-    source = "tuned" if size.origin == "tuned" else "found earlier and tried again"
+    source = "tuned" if size.origin == "tuned" else "cached and checked again"
     return f"{source} in {digits(size.seconds)} s on {size.device}"
 
 
@@ -49,7 +49,7 @@ def worst_case(purpose: str, size: BatchSize) -> str:
         return ""
     if purpose != "generation":
         return f"rows of at most {counted(size.prompt_tokens, 'token')}"
-    return f"prompts of at most {counted(size.prompt_tokens, 'token')} and {size.new_tokens or 0:,} new ones"
+    return f"prompts of at most {counted(size.prompt_tokens, 'token')} and {size.new_tokens or 0:,} new tokens"
 
 
 def token_limit(size: BatchSize) -> str:
@@ -104,7 +104,7 @@ def speed_points(size: BatchSize) -> list[tuple[int, float]]:
     return sorted((probed | dict(size.throughputs)).items())
 
 
-def most_rows(size: BatchSize) -> int:
+def max_rows(size: BatchSize) -> int:
     """Return the largest number of rows with any data, where charts end."""
     return max(
         [probe.rows for probe in size.probes]

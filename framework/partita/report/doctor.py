@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from partita_schema.counted import counted
 from partita_trainers.batch_size.cache import Cache
-from partita_trainers.batch_size.linux import cgroup_room, cgroup_total, meminfo, processor
+from partita_trainers.batch_size.linux import cgroup_free_bytes, cgroup_total, meminfo, processor
 
 HUB_SECONDS = 3.0
 """Timeout for the Hub in seconds, including name resolution."""
@@ -172,9 +172,9 @@ def memory() -> str:
     free, total = meminfo("MemAvailable"), meminfo("MemTotal")
     if free is None or total is None:
         return "not known"
-    room, limit = cgroup_room(), cgroup_total()
+    own, limit = cgroup_free_bytes(), cgroup_total()
     text = f"{free / GIB:,.1f} of {total / GIB:,.1f} GiB free"
-    return text if room is None or limit is None else f"{text}; this process may take {min(room, free) / GIB:,.1f} GiB"
+    return text if own is None or limit is None else f"{text}; this process may take {min(own, free) / GIB:,.1f} GiB"
 
 
 def disk() -> Iterator[tuple[str, str, int]]:

@@ -17,10 +17,10 @@ from partita.report.batch_sizes import (
     budget_in_sight,
     digits,
     heading,
+    max_rows,
     measured,
     memory,
     memory_points,
-    most_rows,
     probe_table,
     speed_points,
 )
@@ -70,7 +70,7 @@ class Chart:
     title: str
     bars: Sequence[tuple[int, float]]
     """(rows, value); no value is negative."""
-    most_rows: int
+    max_rows: int
     """Right end of the axis."""
     show: Callable[[float], str]
     """Formats a value for the vertical axis."""
@@ -100,7 +100,7 @@ def draw(chart: Chart, *, width: int, height: int, letters: Letters) -> list[str
     margin = " " * (gutter + 2)
     feet = [
         f"{'0':>{gutter}} {letters.corner}{letters.axis * columns}",
-        margin + numbers(chart.most_rows, columns=columns),
+        margin + numbers(chart.max_rows, columns=columns),
         margin + pointers(chart, columns=columns, letters=letters),
     ]
     return [line.ljust(width)[:width] for line in (chart.title, *lines, *feet)]
@@ -132,12 +132,12 @@ def grid(chart: Chart, *, top: float, columns: int, height: int, letters: Letter
         cells[level_line] = [letters.level] * columns
     # Of bars that share a column, the highest is drawn last and hides the others.
     for rows, value in sorted(chart.bars, key=lambda point: point[1]):
-        place = column_of(rows, most_rows=chart.most_rows, columns=columns)
+        place = column_of(rows, max_rows=chart.max_rows, columns=columns)
         for line, letter in enumerate(bar(value / top * height, height=height, letters=letters)):
             if letter != " ":
                 cells[line][place] = letter
     for rows, name in chart.signs:
-        cells[level_line][column_of(rows, most_rows=chart.most_rows, columns=columns)] = letters.signs[name]
+        cells[level_line][column_of(rows, max_rows=chart.max_rows, columns=columns)] = letters.signs[name]
     return ["".join(line) for line in reversed(cells)]
 
 
@@ -154,18 +154,18 @@ def line_of(value: float, *, top: float, height: int) -> int:
     return min(height - 1, max(0, math.ceil(value / top * height) - 1))
 
 
-def column_of(rows: int, *, most_rows: int, columns: int) -> int:
-    """Return the column, from 0 at the left, of a number of rows: 1 at the left end, `most_rows` at the right."""
-    return round(math.log2(rows) / math.log2(max(2, most_rows)) * (columns - 1))
+def column_of(rows: int, *, max_rows: int, columns: int) -> int:
+    """Return the column, from 0 at the left, of a number of rows: 1 at the left end, `max_rows` at the right."""
+    return round(math.log2(rows) / math.log2(max(2, max_rows)) * (columns - 1))
 
 
-def numbers(most_rows: int, *, columns: int) -> str:
+def numbers(max_rows: int, *, columns: int) -> str:
     """Return the axis numbers: 1, the last number, and as many powers of two as fit, each from its column on."""
     text = [" "] * columns
-    powers = [2**power for power in range(most_rows.bit_length())]
-    for rows in (1, most_rows, *powers):
+    powers = [2**power for power in range(max_rows.bit_length())]
+    for rows in (1, max_rows, *powers):
         word = f"{rows:,}"
-        start = min(column_of(rows, most_rows=most_rows, columns=columns), columns - len(word))
+        start = min(column_of(rows, max_rows=max_rows, columns=columns), columns - len(word))
         room = text[max(0, start - 1) : start + len(word) + 1]
         if all(letter == " " for letter in room):
             text[start : start + len(word)] = word
@@ -176,7 +176,7 @@ def pointers(chart: Chart, *, columns: int, letters: Letters) -> str:
     """Return a mark in the column of each marked number of rows; of two in one column, the first."""
     text = [" "] * columns
     for name, rows in reversed(list(chart.marks.items())):
-        text[column_of(rows, most_rows=chart.most_rows, columns=columns)] = letters.marks[name]
+        text[column_of(rows, max_rows=chart.max_rows, columns=columns)] = letters.marks[name]
     return "".join(text)
 
 
@@ -245,7 +245,7 @@ def memory_chart(size: BatchSize) -> Chart:
     return Chart(
         title="memory taken" + (f", of {memory(size.budget_bytes)}" if hidden else ""),
         bars=[(probe.rows, held) for probe, held in memory_points(size) if probe.verdict == "fits"],
-        most_rows=most_rows(size),
+        max_rows=max_rows(size),
         show=memory,
         marks=marks(size),
         level=budget,
@@ -258,7 +258,7 @@ def speed_chart(size: BatchSize) -> Chart:
     return Chart(
         title="rows a second",
         bars=speed_points(size),
-        most_rows=most_rows(size),
+        max_rows=max_rows(size),
         show=digits,
         marks=marks(size),
     )

@@ -23,7 +23,7 @@ MOST = 200
 """Maximum number of dialogues on a page, over all histories."""
 LONGEST = 4000
 """Maximum number of characters of a message."""
-MOST_MESSAGES = 100
+MAX_MESSAGES = 100
 """Maximum number of messages of a dialogue."""
 KINDS = ("failed", "truncated", "without success", "done", "success")
 """Outcomes of a dialogue, in the order of the page."""
@@ -174,7 +174,7 @@ def rendered(episode: Episode) -> dict[str, Any]:
     """Return a dialogue as values for the template."""
     replies = {reply.place: reply for reply in episode.replies}
     turns = []
-    for place, message in enumerate(episode.messages[:MOST_MESSAGES]):
+    for place, message in enumerate(episode.messages[:MAX_MESSAGES]):
         exact = replies[place].exact if place in replies else None
         right = replies[place].gold if place in replies else None
         turns.append(

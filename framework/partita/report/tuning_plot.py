@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from partita.report.batch_sizes import (
     budget_in_sight,
+    max_rows,
     measured,
     memory,
     memory_points,
-    most_rows,
     refused_rows,
     speed_points,
 )
@@ -162,7 +162,7 @@ def draw_memory(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
     axes.set_title(f"{purpose}: memory taken{hidden}")
     highest = max([held for _, held in points] + [budget or 0]) or 1
     if len(points) > 1:
-        rows, predicted = predicted_line(points, most_rows=most_rows(size), limit=1.05 * highest)
+        rows, predicted = predicted_line(points, max_rows=max_rows(size), limit=1.05 * highest)
         axes.plot(rows, predicted, color=BLUE, linewidth=1.2, alpha=0.6, label="predicted", zorder=1)
     fitting = [point for point in points if point[0].verdict == "fits"]
     scatter(axes, fitting, marker="o", color=BLUE, label="fits")
@@ -192,12 +192,12 @@ def scatter(axes: "Axes", points: list[tuple[ProbeResult, int]], *, marker: str,
 
 
 def predicted_line(
-    points: list[tuple[ProbeResult, int]], *, most_rows: int, limit: float
+    points: list[tuple[ProbeResult, int]], *, max_rows: int, limit: float
 ) -> tuple[list[float], list[float]]:
-    """Return rows and bytes on straight lines through the points, extrapolated to `most_rows` or to `limit`."""
+    """Return rows and bytes on straight lines through the points, extrapolated to `max_rows` or to `limit`."""
     known = [(probe.rows, float(held)) for probe, held in points]
     first, last = known[0][0], known[-1][0]
-    ends = max(last, most_rows)
+    ends = max(last, max_rows)
     # Dense enough that a straight line looks smooth on a logarithmic axis.
     rows = sorted({first, *(round(first * (ends / first) ** (step / 200)) for step in range(201)), last})
     line = [(float(number), between(known, number)) for number in rows]
@@ -224,7 +224,7 @@ def finish(axes: "Axes", size: BatchSize) -> None:
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlim(0.9, max(2, most_rows(size)) * 1.25)
+    axes.set_xlim(0.9, max(2, max_rows(size)) * 1.25)
     axes.set_xlabel("rows")
     axes.grid(color=FAINT, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)

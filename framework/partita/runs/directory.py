@@ -110,24 +110,24 @@ def step_of(line: bytes) -> int | None:
 class FollowedRun(RunDirectory):
     """The run on ranks that write nothing: noted values stay in memory."""
 
-    def __init__(self, folder: Path, *, config: Config, manifest: Mapping[str, Any], begun: bool) -> None:
+    def __init__(self, folder: Path, *, config: Config, manifest: Mapping[str, Any], resumes: bool) -> None:
         """Follow a run that another rank writes.
 
         Args:
             folder: The run directory.
             config: The configuration.
             manifest: The manifest of the writing rank.
-            begun: Whether the writing rank sees checkpoints.
+            resumes: Whether the writing rank sees checkpoints.
         """
         self.folder, self.config, self.quiet = folder, config, True
         self.manifest = dict(manifest)
-        self.begun = begun
+        self.resumes = resumes
         self.trackers = Trackers((), folder=folder, settings={})
 
     @property
     def has_checkpoints(self) -> bool:
         """Whether the writing rank found a checkpoint; another machine may see new files later."""
-        return self.begun
+        return self.resumes
 
     def log_step(self, record: Mapping[str, Any]) -> None:
         """Do nothing; rank 0 writes the log."""
@@ -171,8 +171,8 @@ def open_run_of_group(
     """
     if process_group.rank > 0:
         nothing: dict[str, Any] = {}
-        manifest, begun = process_group.all_gather_object((nothing, False), "the run")[0]
-        yield FollowedRun(folder, config=config, manifest=manifest, begun=begun)
+        manifest, resumes = process_group.all_gather_object((nothing, False), "the run")[0]
+        yield FollowedRun(folder, config=config, manifest=manifest, resumes=resumes)
         return
     with open_run(folder, config=config, text=text, resolved=resolved, origin=origin, quiet=quiet) as run:
         process_group.all_gather_object((run.manifest, run.has_checkpoints), "the run")
@@ -204,20 +204,20 @@ def open_run(
     with writing(folder), lock(folder):
         run = RunDirectory(folder, config=config, quiet=quiet)
         settings = config.model_dump(mode="json")
-        begun = run.manifest.get("config", {})
+        recorded = run.manifest.get("config", {})
         if run.finished:
             reopen_where_damaged(run)
         if run.finished or run.checkpoints.is_dir():
-            check_same(begun, settings, folder=folder)
-        if run.finished and begun == settings:
+            check_same(recorded, settings, folder=folder)
+        if run.finished and recorded == settings:
             yield run
             return
-        if not begun:
+        if not recorded:
             check_free(folder)
         logger.info("run directory: %s (%s)", folder, start_of(run))
-        for change in differences(begun, settings, without=()) if begun else ():
+        for change in differences(recorded, settings, without=()) if recorded else ():
             logger.info("changed since the run began: %s", change)
-        if begun and differences(begun, settings, without=(*FREE_KEYS, "simulation")):
+        if recorded and differences(recorded, settings, without=(*FREE_KEYS, "simulation")):
             run.note(batch_sizes={})  # the batches differ, so their sizes must be found again
         run.note(
             format_version=FORMAT_VERSION,

@@ -78,8 +78,8 @@ def now() -> str:
 WRITTEN = ("config.yaml", "resolved.yaml", "log.jsonl", "model", "checkpoints", "tokenizer")
 """Names that a run writes and that a user's own files may have."""
 
-NEVER_LEARNED = ("backend",)
-"""Keys that may differ between starts of the same file: where the run takes place. `asked_of_result` adds others."""
+LOCATION_KEYS = ("backend",)
+"""Keys that may differ between starts of the same file: where the run takes place. `result_keys` adds others."""
 
 BESIDE_ROUNDS = ("simulation.tasks", "simulation.history", "simulation.repeats", "simulation.limits")
 """Keys of the simulation that do not affect self-training."""
@@ -101,7 +101,7 @@ FREE_KEYS = (
     "backend",
     "simulation.self_training.rounds",
 )
-"""Keys that may change when a run is resumed, together with those of `asked_of_result`."""
+"""Keys that may change when a run is resumed, together with those of `result_keys`."""
 
 DATA_KEYS = ("data", "preprocessing", "seed")
 """Keys that may also change if data.resume says how to continue."""
@@ -120,7 +120,7 @@ USE_KEYS = (
     "data.max_bad_rows",
     "backend",
 )
-"""Keys that did not affect training and may differ when a finished run is used, with those of `asked_of_result`."""
+"""Keys that did not affect training and may differ when a finished run is used, with those of `result_keys`."""
 
 
 def check_free(folder: Path) -> None:
@@ -141,10 +141,10 @@ def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) 
 def changeable(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys that may change when a run with the old settings is resumed with the new ones."""
     strict = new.get("data", {}).get("resume", "strict") == "strict"
-    return (*FREE_KEYS, *asked_of_result(old, new), *(() if strict else DATA_KEYS))
+    return (*FREE_KEYS, *result_keys(old, new), *(() if strict else DATA_KEYS))
 
 
-def asked_of_result(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+def result_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys that concern only a run's result: those of the simulation, unless self-training uses it."""
     trains = any((settings.get("simulation") or {}).get("self_training") for settings in (old, new))
     return BESIDE_ROUNDS if trains else ("simulation",)
@@ -196,8 +196,8 @@ def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
         if not manifest:
             free = folder
             break
-        begun = manifest.get("config", {})
-        changed = differences(begun, settings, without=changeable(begun, settings))
+        recorded = manifest.get("config", {})
+        changed = differences(recorded, settings, without=changeable(recorded, settings))
         if manifest.get("status") == "done":
             if not changed:
                 passed = (
@@ -206,7 +206,7 @@ def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
         elif changed:
             keys = "; ".join(changed[:5])
             passed = f"the unfinished run in {folder} cannot be continued, because other keys changed: {keys}"
-        elif not differences(begun, settings, without=(*NEVER_LEARNED, *asked_of_result(begun, settings))):
+        elif not differences(recorded, settings, without=(*LOCATION_KEYS, *result_keys(recorded, settings))):
             return ChosenRun(folder)
         else:
             continuable = folder
@@ -223,7 +223,7 @@ def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None
     for folder, manifest in numbered(name, base=base):
         if manifest.get("status") == "done":
             there = manifest.get("config", {})
-            apart = differences(there, settings, without=(*USE_KEYS, *asked_of_result(there, settings)))
+            apart = differences(there, settings, without=(*USE_KEYS, *result_keys(there, settings)))
             newest = folder if not apart else newest
     return newest, apart
 

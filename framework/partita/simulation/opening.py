@@ -14,7 +14,7 @@ from partita.simulation.adapters import adapted, load_environment, tools_of
 from partita.simulation.contract import Environment, StepTimeoutError
 from partita.simulation.environment_server import EnvironmentServer, RemoteError
 from partita.simulation.participants import build_conversation, other_agents
-from partita.simulation.registry import CHECKERS, ROLLOUTS, TRANSCRIPTS, WORLDS, made, not_made
+from partita.simulation.registry import CHECKERS, ROLLOUTS, TRANSCRIPTS, WORLDS, creation_error, factory
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
 from partita.simulation.worlds import CheckedWorld, Closing, CustomWorld, EnvironmentWorld, ReplayWorld, World
@@ -120,7 +120,7 @@ def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[
     if section.checker is None:
         return world, parts
     kind = CHECKERS.load(section.checker.type, key="simulation.checker.type", folder=folder)
-    checker = made(kind, section.checker.options, key="simulation.checker.options")()
+    checker = factory(kind, section.checker.options, key="simulation.checker.options")()
     parts["checker"] = source_digest(kind)
     return CheckedWorld(world, checker, rounds=section.checker.rounds), parts
 
@@ -132,7 +132,7 @@ def build_custom(world: CustomWorldConfig, section: Simulation, *, folder: Path)
     if not callable(getattr(kind, "run", None)):
         message = f"{kind.__name__} has no run(episode); write one that yields partita.simulation.RequestTurn()"
         raise ConfigError([Problem(key, message)])
-    make = made(kind, world.options, key="simulation.world.options")
+    make = factory(kind, world.options, key="simulation.world.options")
     return CustomWorld(make(), (AGENT, *other_agents(section)), max_turns=section.max_turns), source_digest(kind)
 
 
@@ -155,14 +155,14 @@ def environments(
     key = "simulation.world.options"
     tools = tools_of(kind, interface=world.interface)
     if world.isolation == "thread":
-        return made(adapted(kind, interface=world.interface, tools=tools), world.options, key=key)
+        return factory(adapted(kind, interface=world.interface, tools=tools), world.options, key=key)
     hosts = held.enter_context(
         EnvironmentServer(world, tools=tools, folder=folder, step_seconds=section.limits.step_seconds)
     )
     try:
         hosts.check()
     except (RemoteError, StepTimeoutError) as error:
-        raise not_made(kind, world.options, str(error), key=key) from error
+        raise creation_error(kind, world.options, str(error), key=key) from error
     return hosts.make
 
 

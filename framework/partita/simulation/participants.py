@@ -16,7 +16,7 @@ from partita.lm.continuation import decode_continuation
 from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.build import Pipeline
 from partita.simulation.agents import Agent, GoldTurns, ScriptedLines, SingleTurnAgent
-from partita.simulation.registry import AGENTS, made
+from partita.simulation.registry import AGENTS, factory
 from partita.simulation.rollout import Rollout
 from partita.simulation.speakers import ModelSpec
 from partita.simulation.turns import TurnEncoder
@@ -37,7 +37,7 @@ from partita_trainers.batch_size.probe import BatchSize
 
 SpeakingAgent: TypeAlias = ModelAgentConfig | ScriptedAgentConfig | GoldAgentConfig
 """Agents that are models or programs; other agents speak as part of the world."""
-DEFAULT_ROOM = 2048
+DEFAULT_CONTEXT_TOKENS = 2048
 """Maximum number of tokens of a dialogue if neither the model nor the configuration has a limit."""
 
 
@@ -46,7 +46,7 @@ class AgentModel:
     """A model that speaks for an agent."""
 
     pipeline: Pipeline
-    sizing: BatchSizeTuner
+    tuner: BatchSizeTuner
     fingerprint: str
     """Hash of all weights."""
 
@@ -165,7 +165,7 @@ def build_program(
         lines = agent.lines
         return lambda: ScriptedLines(lines), digest(*lines)
     kind = AGENTS.load(agent.program, key=f"{key}.program", folder=folder)
-    make = made(kind, agent.options, key=f"{key}.options")
+    make = factory(kind, agent.options, key=f"{key}.options")
     if callable(getattr(kind, "act", None)):
         return make, source_digest(kind)
     if not callable(getattr(kind, "reply", None)):
@@ -203,7 +203,9 @@ class Participants:
         """
         self.section, self.models, self.programs, self.seed = section, models, programs, seed
         self.rollout = rollout
-        self.rooms = {agent: room_of(model.pipeline, section, agent=agent) for agent, model in models.items()}
+        self.context_tokens = {
+            agent: context_limit(model.pipeline, section, agent=agent) for agent, model in models.items()
+        }
 
     def begin(
         self, world: World, sizes: Mapping[str, BatchSize], *, budget: BatchBudget, stopping: Callable[[], bool]
@@ -224,40 +226,40 @@ class Participants:
 
     def model_spec(self, agent: str, budget: BatchBudget) -> ModelSpec:
         """Return the model of an agent with its settings."""
-        pipeline, room = self.models[agent].pipeline, self.rooms[agent]
+        pipeline, context_tokens = self.models[agent].pipeline, self.context_tokens[agent]
         other = other_agents(self.section).get(agent)
         # The main agent's system prompt is None here: it is a message of the episode, written by the world.
         prompt = other.prompt if isinstance(other, ModelAgentConfig) else None
-        most_tokens = room - pipeline.max_new_tokens
+        max_prompt_tokens = context_tokens - pipeline.max_new_tokens
         return ModelSpec(
             pipeline.lm,
-            turn_encoder(pipeline, self.section, agent=agent, prompt=prompt, most_tokens=most_tokens),
+            turn_encoder(pipeline, self.section, agent=agent, prompt=prompt, max_prompt_tokens=max_prompt_tokens),
             options=pipeline.generation,
             budget=budget,
-            room=room,
+            context_tokens=context_tokens,
             max_new_tokens=pipeline.max_new_tokens,
             seed=self.seed,
         )
 
 
-def room_of(pipeline: Pipeline, section: Simulation, *, agent: str) -> int:
+def context_limit(pipeline: Pipeline, section: Simulation, *, agent: str) -> int:
     """Return the maximum number of tokens of a prompt and its answer together.
 
     Raises:
         ConfigError: The maximum answer leaves no token for a prompt.
     """
-    limits = [limit for limit in (pipeline.encoder.max_length, section.max_dialogue_tokens) if limit is not None]
-    room = min(limits, default=DEFAULT_ROOM)
-    if room <= pipeline.max_new_tokens:
+    limits = [tokens for tokens in (pipeline.encoder.max_length, section.max_dialogue_tokens) if tokens is not None]
+    limit = min(limits, default=DEFAULT_CONTEXT_TOKENS)
+    if limit <= pipeline.max_new_tokens:
         whose = "" if agent == AGENT else f" of agent {agent}"
-        message = f"{room} tokens leave no room for a prompt{whose} beside an answer of {pipeline.max_new_tokens}; "
+        message = f"{limit} tokens leave no room for a prompt{whose} beside an answer of {pipeline.max_new_tokens}; "
         message += "write a smaller generation.max_new_tokens"
         raise ConfigError([Problem("simulation.max_dialogue_tokens", message)])
-    return room
+    return limit
 
 
 def turn_encoder(
-    pipeline: Pipeline, section: Simulation, *, agent: str, prompt: str | None, most_tokens: int
+    pipeline: Pipeline, section: Simulation, *, agent: str, prompt: str | None, max_prompt_tokens: int
 ) -> TurnEncoder:
     """Create the prompt encoder of an agent.
 
@@ -266,7 +268,7 @@ def turn_encoder(
         section: The simulation section.
         agent: Name of the agent.
         prompt: System prompt that only this agent sees.
-        most_tokens: Maximum length of a prompt, if the configuration allows to drop turns.
+        max_prompt_tokens: Maximum length of a prompt, if the configuration allows to drop turns.
     """
     feature = pipeline.config.dialogue_input
     assert feature is not None, "the schema asks for one"
@@ -277,7 +279,7 @@ def turn_encoder(
         partial(decode_continuation, pipeline.lm.tokenizer),
         agent=agent,
         prompt=prompt,
-        most_tokens=most_tokens if drops else None,
+        max_prompt_tokens=max_prompt_tokens if drops else None,
         keep=section.context.keep,
     )
 
@@ -295,8 +297,8 @@ def find_sizes(
     """
     sizes = {}
     for agent, model in models.items():
-        room = room_of(model.pipeline, section, agent=agent)
-        size = model.sizing.generation(np.full(dialogues, room - model.pipeline.max_new_tokens), batch_size=batch_size)
+        prompt_tokens = context_limit(model.pipeline, section, agent=agent) - model.pipeline.max_new_tokens
+        size = model.tuner.generation(np.full(dialogues, prompt_tokens), batch_size=batch_size)
         # Each size is measured with the weights of all models in memory, but without the KV cache of the others. All
         # models answer at the same time, so each gets an equal share of what fits.
         if len(models) > 1 and size.max_fitting is not None:

@@ -93,16 +93,16 @@ ROLLOUTS = Registry("rollout", {"slots": "partita.simulation.rollout:Rollout"})
 TRANSCRIPTS = Registry("transcript", {"jsonl": "partita.simulation.transcripts:Transcripts"})
 
 
-def made(kind: Callable[..., Any], options: Mapping[str, Any], *, key: str) -> Callable[[], Any]:
+def factory(kind: Callable[..., Any], options: Mapping[str, Any], *, key: str) -> Callable[[], Any]:
     """Return a function that creates objects of a class. Raises ConfigError if creating a first one fails."""
     try:
         kind(**options)
     except Exception as error:
-        raise not_made(kind, options, described(error), key=key) from error
+        raise creation_error(kind, options, described(error), key=key) from error
     return lambda: kind(**options)
 
 
-def not_made(kind: Callable[..., Any], options: Mapping[str, Any], reason: str, *, key: str) -> ConfigError:
+def creation_error(kind: Callable[..., Any], options: Mapping[str, Any], reason: str, *, key: str) -> ConfigError:
     """Return the error for a class that cannot be created with `options`."""
     name = getattr(kind, "__name__", str(kind))
     return ConfigError([Problem(key, f"{name} cannot be made with {dict(options)}: {reason}")])

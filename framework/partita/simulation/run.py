@@ -116,7 +116,7 @@ def simulate(
         SimulationError: Too many episodes failed.
     """
     main = models[AGENT]
-    pipeline, sizing = main.pipeline, main.sizing
+    pipeline, tuner = main.pipeline, main.tuner
     section = section_of(pipeline.config)
     own = {
         name: main
@@ -134,7 +134,7 @@ def simulate(
             dialogues = setup.dialogues(shows_gold=history == "gold")
             with (
                 setup.open_transcripts(folder, history, fresh=fresh, process_group=process_group) as transcripts,
-                sizing.work("generation", sizes[AGENT]) as budget,
+                tuner.work("generation", sizes[AGENT]) as budget,
             ):
                 rollout(
                     in_order(dialogues, section),

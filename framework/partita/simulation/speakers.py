@@ -91,7 +91,7 @@ class ModelSpec:
     """Encodes the prompts."""
     options: GenerationOptions
     budget: BatchBudget
-    room: int
+    context_tokens: int
     """Maximum number of tokens of a prompt and its answer together."""
     max_new_tokens: int
     seed: int
@@ -141,10 +141,10 @@ class ModelSpeaker:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Switch the model to evaluation mode, and create its scheduler if it supports slots."""
-        reason = self.spec.lm.why_no_slots(self.spec.options, tokens=self.spec.room)
+        reason = self.spec.lm.why_no_slots(self.spec.options, tokens=self.spec.context_tokens)
         if reason is not None:
             whose = "" if self.agent == AGENT else f"of {self.agent} "
-            way = self.spec.lm.batch_way(self.spec.options, tokens=self.spec.room)
+            way = self.spec.lm.batch_way(self.spec.options, tokens=self.spec.context_tokens)
             logger.info("dialogues %sare answered %s", whose, way.describe(reason))
         with self.spec.lm.evaluating():
             self.scheduler = self.new_scheduler() if reason is None else None
@@ -160,7 +160,7 @@ class ModelSpeaker:
         work = RowRequests(self.lengths, self.new_tokens, self.prompts, self.key)
         settings = GenerationSettings(spec.options, spec.budget, spec.seed, stopping=self.stopping)
         scheduler = DialogueScheduler(spec.lm, work, settings, rows=self)
-        scheduler.room = spec.room
+        scheduler.room = spec.context_tokens
         return scheduler
 
     def ask(self, waiting: WaitingTurn) -> None:
@@ -243,22 +243,22 @@ class ModelSpeaker:
         waiting, self.waiting = self.waiting, []
         shown = [self.shown.setdefault(turn.lane, TurnPrompt()) for turn in waiting]
         prompts = self.spec.turns.encode([turn.episode for turn in waiting], shown)
-        lanes = [turn.lane for turn, prompt in zip(waiting, prompts, strict=True) if self.has_room(turn, prompt)]
+        lanes = [turn.lane for turn, prompt in zip(waiting, prompts, strict=True) if self.fits(turn, prompt)]
         return sorted(lanes, key=lambda lane: -int(self.lengths[lane]))
 
-    def has_room(self, waiting: WaitingTurn, prompt: PromptExample) -> bool:
+    def fits(self, waiting: WaitingTurn, prompt: PromptExample) -> bool:
         """Store a prompt that can be answered; end the episode and return False otherwise."""
-        length, room = len(prompt.input_ids), self.spec.room
+        length, context_tokens = len(prompt.input_ids), self.spec.context_tokens
         if prompt.error is not None and not length:
             who = "environment" if self.agent == AGENT else f"agent {self.agent}"
             self.ended.append(TurnResult(waiting.lane, end=("failed", f"{who}: {prompt.error}")))
             return False
-        if prompt.error is not None or length >= room:
+        if prompt.error is not None or length >= context_tokens:
             self.ended.append(TurnResult(waiting.lane, end=("truncated", "tokens")))
             return False
         self.asked[waiting.lane] = waiting.episode, prompt
         self.lengths[waiting.lane] = length
-        self.new_tokens[waiting.lane] = min(self.spec.max_new_tokens, room - length)
+        self.new_tokens[waiting.lane] = min(self.spec.max_new_tokens, context_tokens - length)
         return True
 
     def prompts(self, rows: Sequence[int]) -> list[list[int]]:

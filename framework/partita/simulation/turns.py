@@ -91,7 +91,7 @@ class TurnEncoder:
     """Agent whose prompts are encoded."""
     prompt: str | None = None
     """System prompt that only this agent sees, with `{column}` for values of the task."""
-    most_tokens: int | None = None
+    max_prompt_tokens: int | None = None
     """Prompt length in tokens above which exchanges are dropped; None to drop nothing."""
     keep: Collection[str] = ()
     """Messages that are never dropped: `system`, `first_user`."""
@@ -140,8 +140,8 @@ class TurnEncoder:
         return self.encoder.encode_turn(row, key=episode.key, before=before.ids, behind=before.text)
 
     def is_too_long(self, prompt: PromptExample) -> bool:
-        """Whether a prompt exceeds `most_tokens`."""
-        return self.most_tokens is not None and len(prompt.input_ids) > self.most_tokens
+        """Whether a prompt exceeds `max_prompt_tokens`."""
+        return self.max_prompt_tokens is not None and len(prompt.input_ids) > self.max_prompt_tokens
 
     def after(self, prompt: PromptExample, before: TurnPrompt, episode: Episode) -> TurnPrompt:
         """Return the state from which the next prompt continues.

@@ -37,7 +37,7 @@ class TrainingDatasets:
     """Training rows; of streams, the first rows. None if nothing is trained or there are none."""
     shape: TrainingShape | None
     """How the training rows are batched."""
-    examinations: dict[str, EvalDataset]
+    eval_datasets: dict[str, EvalDataset]
     """Evaluation datasets, by split."""
     order_parts: Mapping[str, str] = field(default_factory=dict)
     """Fingerprints of the row order of mixed sources."""
@@ -52,7 +52,7 @@ def build_training_datasets(
     *,
     progress: ShowProgress | None = None,
     ranks: int = 1,
-    begun: int | None = None,
+    recorded_batches: int | None = None,
 ) -> TrainingDatasets:
     """Check and tokenize all rows of a run except those of streams.
 
@@ -62,7 +62,7 @@ def build_training_datasets(
         ledger: Counts the rows that cannot be used.
         progress: Opens a progress display.
         ranks: Number of ranks that share the micro-batches of a step.
-        begun: Micro-batches per step of a run to resume.
+        recorded_batches: Micro-batches per step of a run to resume.
     """
     config = pipeline.config
     trains = config.trainer.type != "none"
@@ -75,13 +75,13 @@ def build_training_datasets(
         training = encode_first(pipeline, data)
     elif trains and TRAINING in data.splits:
         training = encode_training(pipeline, data.splits[TRAINING], ledger, progress=progress)
-    examinations = {
+    eval_datasets = {
         split: build_eval_dataset(pipeline, rows, split=split, ledger=ledger)
         for split, rows in data.splits.items()
         if split != TRAINING or (config.trainer.type == "none" and TRAINING in config.trainer.evaluate)
     }
     if training is None:
-        return TrainingDatasets(None, None, examinations)
+        return TrainingDatasets(None, None, eval_datasets)
     mixed = mixed_order(config.data, training.keys) if data.mixed and data.streams is None else None
     shape = training_shape(
         config,
@@ -89,10 +89,10 @@ def build_training_datasets(
         order=mixed.order if mixed is not None else None,
         more_rows=data.streams is not None,
         ranks=ranks,
-        begun=begun,
+        recorded_batches=recorded_batches,
     )
     parts = mixed.parts if mixed is not None else {}
-    return TrainingDatasets(training, shape, examinations, order_parts=parts, streams=data.streams)
+    return TrainingDatasets(training, shape, eval_datasets, order_parts=parts, streams=data.streams)
 
 
 def encode_training(
@@ -135,7 +135,7 @@ def encode_first(pipeline: Pipeline, data: RunData) -> TokenizedDataset | None:
 
 def training_loader(
     pipeline: Pipeline,
-    material: TrainingDatasets,
+    datasets: TrainingDatasets,
     ledger: Ledger,
     *,
     size: BatchSize | None,
@@ -145,22 +145,22 @@ def training_loader(
 
     Args:
         pipeline: The parts of the run.
-        material: The datasets of the run.
+        datasets: The datasets of the run.
         ledger: Counts the streamed rows that cannot be used.
         size: Batch size of training.
         process_group: The ranks that train.
     """
-    if material.training is None or material.shape is None or size is None:
+    if datasets.training is None or datasets.shape is None or size is None:
         return None
-    size = material.shape.with_tokens(size)
-    if material.streams is not None:
-        return stream_loader(pipeline, material, material.streams, ledger, size=size, process_group=process_group)
-    return index_loader(pipeline, material, material.training, size=size, process_group=process_group)
+    size = datasets.shape.with_tokens(size)
+    if datasets.streams is not None:
+        return stream_loader(pipeline, datasets, datasets.streams, ledger, size=size, process_group=process_group)
+    return index_loader(pipeline, datasets, datasets.training, size=size, process_group=process_group)
 
 
 def index_loader(
     pipeline: Pipeline,
-    material: TrainingDatasets,
+    datasets: TrainingDatasets,
     encoded: TokenizedDataset,
     *,
     size: BatchSize,
@@ -170,12 +170,12 @@ def index_loader(
 
     Args:
         pipeline: The parts of the run.
-        material: The datasets of the run.
+        datasets: The datasets of the run.
         encoded: The tokenized training rows.
         size: Batch size of training.
         process_group: The ranks that train.
     """
-    config, shape = pipeline.config, material.shape
+    config, shape = pipeline.config, datasets.shape
     assert shape is not None
     pad_token_id = pipeline.lm.tokenizer.pad_token_id
     batches_per_step = shape.batches_per_step(config.trainer, size)
@@ -188,18 +188,18 @@ def index_loader(
         seed=config.seed,
         pad_token_id=pad_token_id,
         order=shape.order,
-        more_parts={**material.order_parts, **collate_parts(config.data.collate, folder=pipeline.folder)},
+        more_parts={**datasets.order_parts, **collate_parts(config.data.collate, folder=pipeline.folder)},
         collate_batch=build_collate(config.data.collate, folder=pipeline.folder, pad_token_id=pad_token_id),
         resume=config.data.resume,
         process_group=process_group,
     )
-    tell(plan_rows(config, shape, size, loader))
+    log_plan(plan_rows(config, shape, size, loader))
     return loader
 
 
 def stream_loader(
     pipeline: Pipeline,
-    material: TrainingDatasets,
+    datasets: TrainingDatasets,
     streams: TrainingStreams,
     ledger: Ledger,
     *,
@@ -210,18 +210,18 @@ def stream_loader(
 
     Args:
         pipeline: The parts of the run.
-        material: The datasets of the run, with the first rows of the streams.
+        datasets: The datasets of the run, with the first rows of the streams.
         streams: The streams of training rows.
         ledger: Counts the rows that cannot be used.
         size: Batch size of training.
         process_group: The ranks that train.
     """
-    config, shape = pipeline.config, material.shape
+    config, shape = pipeline.config, datasets.shape
     assert shape is not None
     batches_per_step = shape.batches_per_step(config.trainer, size)
     policy = shape.policy(size.rows, max_tokens=size.max_tokens)
     plan = streams.plan(policy, num_groups=count_shard_groups(batches_per_step, sources=len(streams.sources)))
-    tell(plan_streams(config, shape, size, plan))
+    log_plan(plan_streams(config, shape, size, plan))
     return StreamLoader(
         plan,
         pipeline.encoder,
@@ -244,7 +244,7 @@ def stream_loader(
     )
 
 
-def tell(plan: DataPlan) -> None:
+def log_plan(plan: DataPlan) -> None:
     """Log the data plan."""
     for line in plan.lines():
         logger.info("%s", line)

@@ -117,7 +117,7 @@ def size_of(config: Config, shape: TrainingShape) -> tuple[BatchSize, str]:
         user_set = config.trainer.batch_size
     if user_set is not None:
         return shape.with_tokens(BatchSize(rows=user_set, origin="file", device="none")), ""
-    assumed_rows = shape.most_for(min(DEFAULT_STEP_ROWS, len(shape.lengths)))
+    assumed_rows = shape.max_rows_for(min(DEFAULT_STEP_ROWS, len(shape.lengths)))
     size = shape.with_tokens(BatchSize(rows=assumed_rows, origin="default", device="none"))
     size_text = counted(size.max_tokens, "token") if size.max_tokens is not None else counted(assumed_rows, "row")
     return size, f"batch_size is auto and found when the run begins (partita tune); taken as {size_text} here"

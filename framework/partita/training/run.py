@@ -32,7 +32,7 @@ from partita_trainers.process_group import ProcessGroup, main_process_first, syn
 
 logger = logging.getLogger(__name__)
 
-WORTH_TELLING = 10.0
+MIN_WAIT_SECONDS = 10.0
 """Seconds spent waiting for rows above which a warning is logged."""
 LONG_WAIT = 0.1
 """Share of the time spent waiting above which a warning is logged."""
@@ -63,10 +63,10 @@ def train_in(
         if process_group.rank == 0 and not directory.has_checkpoints:
             shutil.rmtree(tokenizer, ignore_errors=True)  # left by a start without a checkpoint
         pipeline = assemble(tokenizer)
-    sizing = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
+    tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
     with tokens_made_once(process_group, pipeline, folder=folder) as parts:
-        result = run_trainer(trainer, parts, data, directory, sizing=sizing, process_group=process_group)
-    return pipeline, sizing, result
+        result = run_trainer(trainer, parts, data, directory, tuner=tuner, process_group=process_group)
+    return pipeline, tuner, result
 
 
 def run_trainer(
@@ -75,7 +75,7 @@ def run_trainer(
     data: RunData,
     directory: RunDirectory,
     *,
-    sizing: BatchSizeTuner,
+    tuner: BatchSizeTuner,
     process_group: ProcessGroup,
 ) -> TrainResult:
     """Tokenize the rows, choose the batch sizes, and run the trainer.
@@ -85,7 +85,7 @@ def run_trainer(
         pipeline: The parts of the run.
         data: The rows of the run.
         directory: The open run.
-        sizing: The batch-size tuner.
+        tuner: The batch-size tuner.
         process_group: The ranks that train.
     """
     config = pipeline.config
@@ -94,47 +94,49 @@ def run_trainer(
     quarantine_folder = directory.folder if process_group.rank == 0 else None
     ledger = Ledger(quarantine_folder, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
     with synchronized_errors(process_group, "reading the rows"):
-        material = build_training_datasets(
+        datasets = build_training_datasets(
             pipeline,
             data,
             ledger,
             progress=directory.progress,
             ranks=process_group.world_size,
-            begun=directory.manifest.get("batches_per_step") if directory.has_checkpoints else None,
+            recorded_batches=directory.manifest.get("batches_per_step") if directory.has_checkpoints else None,
         )
-    tell_left_out(ledger, directory)
-    begun = begun_sizes(directory, material)
-    sizes = run_sizes(trainer, pipeline, sizing, shape=material.shape, examinations=material.examinations, begun=begun)
-    loader = training_loader(pipeline, material, ledger, size=sizes.training, process_group=process_group)
-    if material.shape is not None and sizes.training is not None:
-        directory.note(batches_per_step=material.shape.batches_per_step(config.trainer, sizes.training))
-    note_work(directory, pipeline, data, ledger, batch_sizes={**sizes.records(), **begun})
+    log_left_out(ledger, directory)
+    recorded = recorded_sizes(directory, datasets)
+    sizes = run_sizes(
+        trainer, pipeline, tuner, shape=datasets.shape, eval_datasets=datasets.eval_datasets, recorded=recorded
+    )
+    loader = training_loader(pipeline, datasets, ledger, size=sizes.training, process_group=process_group)
+    if datasets.shape is not None and sizes.training is not None:
+        directory.note(batches_per_step=datasets.shape.batches_per_step(config.trainer, sizes.training))
+    note_work(directory, pipeline, data, ledger, batch_sizes={**sizes.records(), **recorded})
 
     mixed_data = config.data if data.mixed else None
-    evaluator = LocalEvaluator(pipeline, sizing, sizes=sizes, mixed_data=mixed_data, objective=objective_of(trainer))
+    evaluator = LocalEvaluator(pipeline, tuner, sizes=sizes, mixed_data=mixed_data, objective=objective_of(trainer))
     work = TrainerContext(
         config=config,
         lm=pipeline.lm,
         batches=loader,
-        evaluate=Evaluations(evaluator, material.examinations, directory),
+        evaluate=Evaluations(evaluator, datasets.eval_datasets, directory),
         splits=tuple(data.record()),
         run=directory,
         device=pipeline.lm.device,
         process_group=process_group,
     )
     try:
-        with sizing.guard(sizes.training) if sizes.training is not None else nullcontext():
+        with tuner.guard(sizes.training) if sizes.training is not None else nullcontext():
             result = trainer.train(work)
         if streamed:
             ledger.check()
         if loader is not None:
             note_batches(directory, loader.statistics, workers=config.data.loader.workers, streamed=streamed)
     finally:
-        note_cuts(directory, sizing, sizes)
+        note_cuts(directory, tuner, sizes)
         if streamed:  # streamed rows are checked while training reads them
             ledger.save()
             note_left_out(directory, ledger)
-            tell_left_out(ledger, directory)
+            log_left_out(ledger, directory)
     if config.trainer.type == "custom":
         process_group.run_on_rank_zero(lambda: save_unless_saved(pipeline, directory.folder / "model"), "the model")
     return result
@@ -189,45 +191,45 @@ def finished_result(directory: RunDirectory) -> TrainResult:
 
 def check_same_rows(directory: RunDirectory, data: RunData) -> None:
     """Raise ResumeError if a finished run was trained on other rows."""
-    learned = directory.manifest.get("data", {}).get("training", {}).get("fingerprint")
-    if data.training is not None and learned not in (None, data.training.fingerprint):
+    trained_on = directory.manifest.get("data", {}).get("training", {}).get("fingerprint")
+    if data.training is not None and trained_on not in (None, data.training.fingerprint):
         raise ResumeError(
             f"the run in {directory.folder} is finished, and it learned from other rows; "
             "give this run another folder with --run"
         )
 
 
-def note_batches(directory: RunDirectory, made: dict[str, float], *, workers: int, streamed: bool) -> None:
+def note_batches(directory: RunDirectory, totals: dict[str, float], *, workers: int, streamed: bool) -> None:
     """Record batch statistics since the last start, and warn if the loader was too slow.
 
     Args:
         directory: The open run.
-        made: Statistics of the loader.
+        totals: Statistics of the loader.
         workers: Number of data workers.
         streamed: Whether rows are read during training.
     """
-    directory.note(batches=made)
-    if streamed and made["waited_seconds"] > WORTH_TELLING and made["wait_share"] > LONG_WAIT:
+    directory.note(batches=totals)
+    if streamed and totals["waited_seconds"] > MIN_WAIT_SECONDS and totals["wait_share"] > LONG_WAIT:
         logger.warning(
             "%.0f %% of the time was spent waiting for rows: write data.loader.workers: %d, or more",
-            *(100 * made["wait_share"], max(2, 2 * workers)),
+            *(100 * totals["wait_share"], max(2, 2 * workers)),
         )
 
 
-def begun_sizes(directory: RunDirectory, material: TrainingDatasets) -> dict[str, Any]:
+def recorded_sizes(directory: RunDirectory, datasets: TrainingDatasets) -> dict[str, Any]:
     """Return the batch sizes that the run started with; not that of training if longer rows were added since."""
-    begun: dict[str, Any] = directory.manifest.get("batch_sizes", {}) if directory.has_checkpoints else {}
-    measured = begun.get("training", {}).get("prompt_tokens")
-    if material.shape is not None and measured is not None and material.shape.longest > measured:
-        return {name: record for name, record in begun.items() if name != "training"}
-    return begun
+    recorded: dict[str, Any] = directory.manifest.get("batch_sizes", {}) if directory.has_checkpoints else {}
+    measured = recorded.get("training", {}).get("prompt_tokens")
+    if datasets.shape is not None and measured is not None and datasets.shape.longest > measured:
+        return {name: record for name, record in recorded.items() if name != "training"}
+    return recorded
 
 
-def note_cuts(directory: RunDirectory, sizing: BatchSizeTuner, sizes: BatchSizes) -> None:
+def note_cuts(directory: RunDirectory, tuner: BatchSizeTuner, sizes: BatchSizes) -> None:
     """Record the reduced training batch size after an out-of-memory error, also for later runs."""
     cuts = directory.manifest.get("out_of_memory")
     if cuts and sizes.training is not None and not sizes.training.out_of_memory:
-        cut = sizing.training_was_cut(sizes.training, rows=rows_that_fitted(sizes.training, cuts[-1]))
+        cut = tuner.training_was_cut(sizes.training, rows=rows_that_fitted(sizes.training, cuts[-1]))
         directory.note(batch_sizes={**directory.manifest["batch_sizes"], "training": cut.record()})
 
 
@@ -253,22 +255,22 @@ def check_shared(trainer: Trainer, config: Config, process_group: ProcessGroup) 
         raise ConfigError([Problem("trainer.target", message)])
 
 
-def find_sizes(trainer: Trainer, pipeline: Pipeline, data: RunData, *, sizing: BatchSizeTuner) -> BatchSizes:
+def find_sizes(trainer: Trainer, pipeline: Pipeline, data: RunData, *, tuner: BatchSizeTuner) -> BatchSizes:
     """Return the batch sizes that a run would start with.
 
     Args:
         trainer: The trainer.
         pipeline: The parts of the run.
         data: The rows of the run.
-        sizing: The batch-size tuner.
+        tuner: The batch-size tuner.
     """
     ledger = Ledger(None, max_bad_rows=pipeline.config.data.max_bad_rows)
-    with synchronized_errors(sizing.process_group, "reading the rows"):
-        material = build_training_datasets(pipeline, data, ledger, ranks=sizing.process_group.world_size)
-    return run_sizes(trainer, pipeline, sizing, shape=material.shape, examinations=material.examinations, begun={})
+    with synchronized_errors(tuner.process_group, "reading the rows"):
+        datasets = build_training_datasets(pipeline, data, ledger, ranks=tuner.process_group.world_size)
+    return run_sizes(trainer, pipeline, tuner, shape=datasets.shape, eval_datasets=datasets.eval_datasets, recorded={})
 
 
-def tell_left_out(ledger: Ledger, directory: RunDirectory) -> None:
+def log_left_out(ledger: Ledger, directory: RunDirectory) -> None:
     """Log the number of rows left out and truncated, the path of the quarantine, and the share of unknown tokens."""
     ledger.warn_of_unknown_tokens()
     for split, counts in ledger.splits.items():

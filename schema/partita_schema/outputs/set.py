@@ -102,14 +102,14 @@ class SetOutput(OutputBase):
         known = None if labels is None else frozenset(labels)
 
         def read_labels(value: Any) -> list[str]:
-            found: dict[str, None] = {}
+            labels_found: dict[str, None] = {}
             for label in cell_labels(value, separator=separator):
                 if known is not None and label not in known:
                     raise CellError(f"{shown(label)} is none of the labels {', '.join(labels or ())}")
                 if self.with_comma(label):
                     raise CellError(comma_mistake(label))
-                found[label] = None
-            return in_order(found, labels)
+                labels_found[label] = None
+            return in_order(labels_found, labels)
 
         return read_labels
 

@@ -52,7 +52,7 @@ class Tuned:
         self.asked.append((dataset, fresh))
         return self
 
-    def found(self) -> dict[str, BatchSize]:
+    def by_purpose(self) -> dict[str, BatchSize]:
         return self.sizes
 
 

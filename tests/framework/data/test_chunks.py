@@ -82,7 +82,7 @@ def test_rows_with_more_tokens_than_a_batch_are_bad_and_their_other_examples_sta
     rows = RawChunk([json.dumps(SAID).encode()], ["a:1"])
     short, long = ChunkEncoder(made)(rows).lengths.tolist()
 
-    found = ChunkEncoder(made, most_tokens=long - 1)(rows)
+    found = ChunkEncoder(made, max_row_tokens=long - 1)(rows)
 
     assert found.lengths.tolist() == [short]
     assert [row.reasons for row in found.bad] == [(f"more than the {long - 1} tokens of data.batching.max_tokens",)]

@@ -41,10 +41,10 @@ def test_rows_are_shown_from_the_very_tokens_that_are_learned(make_config: Make)
 
     first, bad, cut = found.rows
     assert first.pieces == (PreviewSpan("why?", False), PreviewSpan("so</s>", True))
-    assert (first.tokens, first.learned_tokens, first.cut_tokens) == (7, 3, 0)
+    assert (first.tokens, first.loss_tokens, first.cut_tokens) == (7, 3, 0)
     assert bad.reasons == ("column question is missing or empty",)
     assert cut.pieces[1] == PreviewSpan("lon", True)
-    assert (cut.tokens, cut.learned_tokens, cut.cut_tokens) == (20, 3, 3)
+    assert (cut.tokens, cut.loss_tokens, cut.cut_tokens) == (20, 3, 3)
     assert (found.num_rows, found.left_out, found.limit, found.chat) == (3, 1, 20, False)
     assert found.lengths.tolist() == [7, 20]
 

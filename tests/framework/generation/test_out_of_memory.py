@@ -154,7 +154,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_slows_no_other(caplog: An
         batches = run(lm, [5] * 3 + [1500] + [5] * 12)
     found = outcomes(batches)
     assert found.pop(3) == (
-        "does not fit in memory even alone: 1,500 prompt tokens and up to 8 new ones; shorten the prompt, or write a "
+        "does not fit in memory even alone: 1,500 prompt tokens and up to 8 new tokens; shorten the prompt, or write a "
         "smaller generation.max_new_tokens, quantization or a smaller model"
     )
     assert len(found) == 15
@@ -278,7 +278,7 @@ def test_a_row_too_large_is_an_error_in_the_journal_that_can_be_tried_again(make
     rows = make_rows([*QUESTIONS, {"question": "x" * 90}])
     small = predict(Limited(ceiling=80), rows, batch_size=8)
     assert [row["status"] for row in small] == ["ok"] * 20 + ["error"]
-    assert small[20]["error"].startswith("does not fit in memory even alone: 90 prompt tokens and up to 64 new ones;")
+    assert small[20]["error"].startswith("does not fit in memory even alone: 90 prompt tokens and up to 64 new tokens;")
     again = predict(Limited(ceiling=100), rows, batch_size=8, retry_errors=True)
     assert again[20]["answer"] == "X" * 64
     assert again.stats.resumed == 20

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from partita.generation.job import Tally
-from partita.generation.predict import default_new_tokens, finish_what_was_begun
+from partita.generation.predict import default_new_tokens, finish_started_rows
 from partita.generation.predictions import PredictionStats
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
@@ -277,7 +277,7 @@ def test_a_second_signal_stops_at_once(make_rows: Any, predict: Any, number: sig
 
 
 def test_what_was_begun_has_little_time_to_end() -> None:
-    with finish_what_was_begun("static", finish_seconds=-1) as stopping:
+    with finish_started_rows("static", finish_seconds=-1) as stopping:
         assert not stopping()
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):

@@ -63,12 +63,12 @@ def test_where_memory_ran_out_it_is_the_room_that_was_left(lm: Any, monkeypatch:
 @pytest.mark.parametrize(("rows", "fits", "room"), [(8, 8, 8 * 140), (6, 8, None)])
 def test_only_a_size_that_memory_decided_leaves_room_for_more(rows: int, fits: int, room: int | None) -> None:
     size = BatchSize(rows=rows, origin="tuned", device="cpu", max_fitting=fits, prompt_tokens=100, new_tokens=40)
-    sizing = object.__new__(BatchSizeTuner)
-    sizing.budgets, sizing.used = {}, {}
-    assert sizing.budget("generation", size).token_budget == room
+    tuner = object.__new__(BatchSizeTuner)
+    tuner.budgets, tuner.used = {}, {}
+    assert tuner.budget("generation", size).token_budget == room
 
 
 def test_a_written_number_of_rows_is_kept_to() -> None:
-    sizing = object.__new__(BatchSizeTuner)
-    sizing.budgets, sizing.used = {}, {}
-    assert sizing.budget("generation", BatchSize(rows=8, origin="file", device="cpu")).token_budget is None
+    tuner = object.__new__(BatchSizeTuner)
+    tuner.budgets, tuner.used = {}, {}
+    assert tuner.budget("generation", BatchSize(rows=8, origin="file", device="cpu")).token_budget is None

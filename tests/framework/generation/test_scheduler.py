@@ -336,7 +336,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_comes_back(
         batches = list(rows_of(lm, prompts, budget=limit))
     found = outcomes(batches)
     assert found.pop(8) == too_large(55, NEW)
-    assert too_large(55, NEW).startswith("does not fit in memory even alone: 55 prompt tokens and up to 8 new ones;")
+    assert too_large(55, NEW).startswith("does not fit in memory even alone: 55 prompt tokens and up to 8 new tokens;")
     assert found == {row: ids for row, ids in free.items() if row != 8}
     assert (limit.current_limit, limit.limit_tokens) == (6, None)
     assert max(rows for rows, _ in passes[4:]) == 6, "the others go on as before"

@@ -1,4 +1,4 @@
-"""Training after a trial of batch sizes, on real models of every kind: bit for bit the training without one."""
+"""Training after a probe of batch sizes, on real models of every kind: bit for bit the training without one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -124,10 +124,10 @@ def probe_context(lm: Any, *, max_row_tokens: int) -> ProbeContext:
 
 
 def try_sizes(small: Any, lm: Any) -> list[torch.Tensor]:
-    """A trial with generation and an evaluation beside it; the trained weights as they were inside."""
-    with Finetune(lm.config.trainer).probe(probe_context(lm, max_row_tokens=40)) as trial:
+    """A probe with generation and an evaluation beside it; the trained weights as they were inside."""
+    with Finetune(lm.config.trainer).probe(probe_context(lm, max_row_tokens=40)) as probe:
         for rows in (1, 4, 6):
-            assert trial.run(rows).prefill_seconds > 0
+            assert probe.run(rows).prefill_seconds > 0
         lm.generate(small.requests((5, 3), (9, 2)), GenerationOptions({"do_sample": True}), seed=3)
         small.held_out_loss(lm)
         return weights(lm)
@@ -143,7 +143,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("kind", ends(KINDS))
 @pytest.mark.long
-def test_training_after_a_trial_is_training_without_one(
+def test_training_after_a_probe_is_training_without_one(
     small: Any, base_folder: Path, tmp_path: Path, kind: str
 ) -> None:
     sections, trainer = KINDS[kind]
@@ -176,8 +176,8 @@ def test_rotary_positions_that_grow_with_the_rows_are_as_short_as_before(small: 
     scaled = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
     lm = small.load(small.config(model_parameters=scaled))
     before = {name: buffer.clone() for name, buffer in lm.module.named_buffers()}
-    with Finetune(lm.config.trainer).probe(probe_context(lm, max_row_tokens=200)) as trial:
-        trial.run(2)
+    with Finetune(lm.config.trainer).probe(probe_context(lm, max_row_tokens=200)) as probe:
+        probe.run(2)
         stretched = dict(lm.module.named_buffers())
         assert any(not torch.equal(stretched[name], buffer) for name, buffer in before.items())
     after = dict(lm.module.named_buffers())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partita.generation.static_batches import plan_batches
 from partita.lm.base import PADDED, BatchWay, GenerationOptions
-from partita.pipeline.probes import MOST_ELEMENTS, EvaluationProbe, GenerationProbe, sorted_volume
+from partita.pipeline.probes import MAX_ELEMENTS, EvaluationProbe, GenerationProbe, sorted_volume
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Timing, Volume
 from partita_trainers.objective import CrossEntropy, ObjectiveContext, WeightedMean
@@ -84,9 +84,9 @@ def test_batches_are_counted_as_they_are_planned(lengths: np.ndarray, rows: int,
     planned = [lengths[batch].tolist() for batch in plan_batches(lengths, batch_size=rows, way=way)]
     assert sorted_volume(lengths, rows, way=way) == counted(planned)
     whole = plan_batches(lengths, batch_size=len(lengths), way=way)
-    trial = GenerationProbe(Asked(way=way), IN_BATCHES, lengths, 4)
-    assert trial.max_rows == max(map(len, whole))
-    assert trial.volume(rows) == counted(planned)
+    probe = GenerationProbe(Asked(way=way), IN_BATCHES, lengths, 4)
+    assert probe.max_rows == max(map(len, whole))
+    assert probe.volume(rows) == counted(planned)
 
 
 @given(LENGTHS, ROWS)
@@ -95,27 +95,27 @@ def test_sorted_batches_hold_what_a_plain_count_finds(lengths: np.ndarray, rows:
     expected = counted([ordered[start : start + rows] for start in range(0, len(ordered), rows)])
     assert sorted_volume(lengths, rows) == expected
     generation = GenerationProbe(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
-    evaluation = EvaluationProbe(Asked(), lengths=lengths, most_learned=1)  # type: ignore[arg-type]
+    evaluation = EvaluationProbe(Asked(), lengths=lengths, max_loss_tokens=1)  # type: ignore[arg-type]
     assert generation.volume(rows) == evaluation.volume(rows) == expected
     assert sorted_volume(lengths, 1) == Volume(batches=len(lengths), tokens=int(lengths.sum()))
 
 
 @given(LENGTHS, ROWS)
 def test_slots_are_filled_as_often_as_batches_would_be_and_nothing_is_padded(lengths: np.ndarray, rows: int) -> None:
-    trial = GenerationProbe(Asked(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    probe = GenerationProbe(Asked(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
     batches = GenerationProbe(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
-    assert trial.volume(rows) == Volume(batches=batches.volume(rows).batches, tokens=sum(lengths.tolist()))
+    assert probe.volume(rows) == Volume(batches=batches.volume(rows).batches, tokens=sum(lengths.tolist()))
 
 
 def test_the_engine_is_that_of_the_longest_row() -> None:
     lengths = np.array([5, 30, 12])
 
-    def trial(room: int, options: GenerationOptions = OPTIONS) -> GenerationProbe:
+    def probe(room: int, options: GenerationOptions = OPTIONS) -> GenerationProbe:
         return GenerationProbe(Asked(longest_slot=room), options, lengths=lengths, wanted_tokens=40)  # type: ignore[arg-type]
 
-    assert (trial(70).engine, trial(69).engine, trial(70, IN_BATCHES).engine) == ("slots", "static", "static")
-    assert trial(70).volume(2) == Volume(batches=2, tokens=47)
-    assert trial(69).volume(2) == Volume(batches=2, tokens=2 * 30 + 5)
+    assert (probe(70).engine, probe(69).engine, probe(70, IN_BATCHES).engine) == ("slots", "static", "static")
+    assert probe(70).volume(2) == Volume(batches=2, tokens=47)
+    assert probe(69).volume(2) == Volume(batches=2, tokens=2 * 30 + 5)
 
 
 def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
@@ -133,36 +133,36 @@ def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
 )
 def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens(options: GenerationOptions, usual: int) -> None:
     lm = Asked()
-    trial = GenerationProbe(lm, options, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
-    assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("generation", 3, 30, 40)
-    assert trial.run(2) == Timing(1.0, 0.5)
+    probe = GenerationProbe(lm, options, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
+    assert (probe.purpose, probe.max_rows, probe.prompt_tokens, probe.new_tokens) == ("generation", 3, 30, 40)
+    assert probe.run(2) == Timing(1.0, 0.5)
     assert lm.seen.pop() == (2, 30, 40, options, 0)
-    assert trial.decode_step(3) == 0.25
+    assert probe.decode_step(3) == 0.25
     assert lm.seen.pop() == (3, usual + 20, options, 0), "in the middle of an answer"
-    trial.warm_up()
+    probe.warm_up()
     assert lm.seen.pop()[0] == 1
 
 
 def test_what_all_prompts_begin_with_is_read_once_in_slots_and_seen_by_every_step() -> None:
     lm, lengths = Asked(), np.array([12, 30, 18])
-    trial = GenerationProbe(lm, OPTIONS, lengths=lengths, wanted_tokens=40, shared_tokens=10)  # type: ignore[arg-type]
-    assert trial.volume(2) == Volume(batches=2, tokens=10 + 2 + 20 + 8)
-    trial.decode_step(3)
+    probe = GenerationProbe(lm, OPTIONS, lengths=lengths, wanted_tokens=40, shared_tokens=10)  # type: ignore[arg-type]
+    assert probe.volume(2) == Volume(batches=2, tokens=10 + 2 + 20 + 8)
+    probe.decode_step(3)
     assert lm.seen.pop() == (3, 20 + 20, OPTIONS, 10)
-    trial.run(3)
+    probe.run(3)
     assert lm.seen.pop() == (3, 30, 40, OPTIONS, 10)
-    batches = replace(trial, options=IN_BATCHES)
+    batches = replace(probe, options=IN_BATCHES)
     assert batches.volume(2) == Volume(batches=2, tokens=2 * 30 + 12)
     # Of a prompt that is only what all begin with, its last token is still read.
-    alike = replace(trial, lengths=np.full(3, 12), shared_tokens=12)
+    alike = replace(probe, lengths=np.full(3, 12), shared_tokens=12)
     alike.decode_step(3)
     assert lm.seen.pop() == (3, 12 + 20, OPTIONS, 11)
 
 
 def test_new_tokens_are_those_that_the_context_leaves() -> None:
     lm = Asked(context_length=64)
-    trial = GenerationProbe(lm, OPTIONS, lengths=np.array([5, 60]), wanted_tokens=40)  # type: ignore[arg-type]
-    assert trial.new_tokens == 4
+    probe = GenerationProbe(lm, OPTIONS, lengths=np.array([5, 60]), wanted_tokens=40)  # type: ignore[arg-type]
+    assert probe.new_tokens == 4
 
 
 @pytest.mark.parametrize(("beams", "expected"), [(1, 10), (3, 7)])
@@ -170,25 +170,25 @@ def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(beams: int, e
     def most_rows(vocabulary: int) -> tuple[int, int]:
         lm: Any = Asked(vocabulary=vocabulary)
         generation = GenerationProbe(lm, options, lengths=lengths, wanted_tokens=5)
-        return generation.max_rows, EvaluationProbe(lm, lengths=lengths, most_learned=3).max_rows
+        return generation.max_rows, EvaluationProbe(lm, lengths=lengths, max_loss_tokens=3).max_rows
 
     options = GenerationOptions({"num_beams": beams})
     lengths = np.full(10, 4)
-    assert most_rows(MOST_ELEMENTS // (3 * 7)) == (expected, 7)
-    assert most_rows(MOST_ELEMENTS + 1) == (1, 1)
+    assert most_rows(MAX_ELEMENTS // (3 * 7)) == (expected, 7)
+    assert most_rows(MAX_ELEMENTS + 1) == (1, 1)
 
 
 def test_a_loss_is_tried_with_the_longest_row_without_gradients() -> None:
     lm = Asked()
-    trial = EvaluationProbe(lm, lengths=np.array([5, 30, 12]), most_learned=9)  # type: ignore[arg-type]
-    assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("evaluation", 3, 30, 0)
-    timing = trial.run(3)
+    probe = EvaluationProbe(lm, lengths=np.array([5, 30, 12]), max_loss_tokens=9)  # type: ignore[arg-type]
+    assert (probe.purpose, probe.max_rows, probe.prompt_tokens, probe.new_tokens) == ("evaluation", 3, 30, 0)
+    timing = probe.run(3)
     batch = lm.seen.pop()
     assert batch.input_ids_BT.shape == (3, 30)
     assert batch.loss_tokens == 27
     assert timing.prefill_seconds >= 0
-    assert (timing.decode_seconds, trial.decode_step(3)) == (0.0, 0.0)
-    trial.warm_up()
+    assert (timing.decode_seconds, probe.decode_step(3)) == (0.0, 0.0)
+    probe.warm_up()
     assert lm.seen.pop().rows == 1
 
 
@@ -204,5 +204,5 @@ def test_an_evaluation_is_tried_with_the_objective_of_the_trainer() -> None:
             return super().loss(context, batch)
 
     lengths = np.array([5, 30, 12])
-    EvaluationProbe(Asked(), lengths=lengths, most_learned=9, objective=Seen()).run(2)  # type: ignore[arg-type]
+    EvaluationProbe(Asked(), lengths=lengths, max_loss_tokens=9, objective=Seen()).run(2)  # type: ignore[arg-type]
     assert rows == [("prepare", 2), ("loss", 2)]

@@ -26,7 +26,7 @@ def test_a_run_finds_its_sizes_beside_its_optimizer_and_says_so(
     device.leave(room, training=True)
     with caplog.at_level(logging.INFO):
         run = train("run")
-    assert not device.optimizers, "the optimizers of trial and run are gone"
+    assert not device.optimizers, "the optimizers of probe and run are gone"
     noted = run.manifest
     sizes = noted["batch_sizes"]
     assert sizes.keys() == {"training", "evaluation", "generation"}
@@ -58,9 +58,9 @@ def test_a_run_finds_its_sizes_beside_its_optimizer_and_says_so(
     assert max(one.rows for one in passes if one.learning) == 8
     assert noted["starts"] == 1
     assert "out_of_memory" not in noted
-    assert "batch size for training: 8 rows (up to 9 fit) of at most 24 tokens" in caplog.text
+    assert "batch size for training: 8 rows of at most 24 tokens on " in caplog.text
     assert "batch size for evaluation: " in caplog.text
-    assert f"of at most 8 tokens and {device.new_tokens} new ones" in caplog.text
+    assert f"of at most 8 tokens and {device.new_tokens} new tokens" in caplog.text
 
 
 def test_a_finished_run_finds_the_size_of_its_predictions_itself(
@@ -86,8 +86,8 @@ def test_a_second_run_tries_the_sizes_of_the_first_once(device: Any, make: Any, 
         assert size["max_fitting"] == first[name]["max_fitting"]
     trainer = {"batch_size": "auto", "effective_batch_size": 24, "epochs": 2, "steps_per_checkpoint": 2, "max_steps": 1}
     model = Model(make(trainer=trainer), quiet=True)
-    assert {size.origin for size in model.tune(rows).found().values()} == {"cached"}
-    again = model.tune(rows, fresh=True).found()
+    assert {size.origin for size in model.tune(rows).by_purpose().values()} == {"cached"}
+    again = model.tune(rows, fresh=True).by_purpose()
     assert {size.origin for size in again.values()} == {"tuned"}
     assert {name: size.rows for name, size in again.items()} == {name: size["rows"] for name, size in first.items()}
 

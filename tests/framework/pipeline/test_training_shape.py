@@ -153,9 +153,9 @@ def test_a_line_is_as_long_as_the_file_says_or_as_the_longest_row() -> None:
 def test_many_short_rows_in_a_budget_count_with_all_they_learn() -> None:
     lengths = np.array([100] * 4 + [10] * 200)
 
-    assert shape_of(lengths, BucketBatching(type="bucket"), learned=9).most_learned == 9
-    assert shape_of(lengths, TokenBudgetBatching(type="token_budget"), learned=9).most_learned == 90
-    assert shape_of(lengths, PackBatching(type="pack"), learned=9).most_learned == 90
+    assert shape_of(lengths, BucketBatching(type="bucket"), learned=9).max_loss_tokens == 9
+    assert shape_of(lengths, TokenBudgetBatching(type="token_budget"), learned=9).max_loss_tokens == 90
+    assert shape_of(lengths, PackBatching(type="pack"), learned=9).max_loss_tokens == 90
 
 
 @pytest.mark.parametrize("kind", ["token_budget", "pack"])
@@ -165,7 +165,7 @@ def test_a_step_holds_about_the_rows_that_the_file_says(kind: str) -> None:
     shape = shape_of(lengths, types[kind](type=kind), effective_batch_size=256)
     config = config_of({"type": kind}, effective_batch_size=256)
 
-    most = shape.most_for(256)
+    most = shape.max_rows_for(256)
     assert shape.batches_per_step(config.trainer, shape.with_tokens(tuned(most))) == 1
     for size in (1, most // 4):
         found = shape.with_tokens(tuned(size))
@@ -181,7 +181,7 @@ def test_a_step_of_whole_rows_holds_exactly_those_that_the_file_says() -> None:
     shape = training_shape(config, encoded(np.full(50, 9)))
 
     assert shape.batches_per_step(config.trainer, tuned(8)) == 3
-    assert shape.most_for(24) == 24
+    assert shape.max_rows_for(24) == 24
 
 
 def test_auto_is_resolved_by_the_lengths() -> None:
@@ -205,4 +205,4 @@ def test_the_first_rows_of_a_stream_stand_for_all_that_may_come() -> None:
 
     assert shape.batching == BucketBatching(type="bucket"), "many rows follow, so that no noise is needed"
     assert shape.longest == 900
-    assert shape.most_rows == 2048
+    assert shape.max_rows == 2048

@@ -32,7 +32,7 @@ def test_what_is_tuned_is_used_to_predict_and_to_evaluate(device: Any, zero_shot
     room = 7 * answer + answer // 2
     device.leave(room)
     model = zero_shot(generation={"slots": slots})
-    sizes = model.tune(asked).found()
+    sizes = model.tune(asked).by_purpose()
     assert sizes.keys() == {"generation", "evaluation"}
     found = sizes["generation"]
     assert (found.rows, found.max_fitting, found.best, found.origin) == (7, 7, 7, "tuned")
@@ -66,7 +66,7 @@ def test_the_probe_reads_as_many_tokens_at_once_as_the_job_does(
     places, reading = (8 + device.new_tokens) * 1_000, most * 3_000
     device.leave(7 * places + reading + places // 2)
     model = zero_shot()
-    found = model.tune(asked).found()["generation"]
+    found = model.tune(asked).by_purpose()["generation"]
     assert (found.rows, found.max_fitting) == (7, 7)
     assert {probe.rows: probe.used_bytes for probe in found.probes}[7] == 7 * places + reading
     device.passes.clear()
@@ -105,7 +105,7 @@ def test_one_row_is_not_probed_and_nothing_is_nothing(device: Any, zero_shot: An
     model = zero_shot()
     assert statuses(model.predict(asked[:1])) == {"ok"}
     assert not any(one.measured for one in device.passes)
-    assert model.tune(asked[:1]).found()["generation"].origin == "default"
+    assert model.tune(asked[:1]).by_purpose()["generation"].origin == "default"
     assert not any(one.measured for one in device.passes)
     assert statuses(model.predict(asked)) == {"ok"}
     assert any(one.measured for one in device.passes)
@@ -124,7 +124,7 @@ def test_rows_that_are_not_asked_count_for_nothing(device: Any, zero_shot: Any, 
     assert [row["status"] for row in found][-2:] == ["skipped", "error"]
     assert statuses(list(found)[:-2]) == {"ok"}
     assert found.stats.batch_size == 7
-    assert model.tune(rows).found()["generation"].prompt_tokens == 8
+    assert model.tune(rows).by_purpose()["generation"].prompt_tokens == 8
 
 
 def test_categories_ask_for_the_tokens_of_their_labels(device: Any, make: Any, asked: Any) -> None:
@@ -132,7 +132,7 @@ def test_categories_ask_for_the_tokens_of_their_labels(device: Any, make: Any, a
     settings = make(trainer=ZERO_SHOT, output_features=output)
     del settings["generation"]
     model = Model(settings, quiet=True)
-    found = model.tune(asked).found()["generation"]
+    found = model.tune(asked).by_purpose()["generation"]
     assert found.new_tokens == model._backend.parts().max_new_tokens < 15
     device.passes.clear()
     assert statuses(model.predict(asked)) == {"ok"}
@@ -246,13 +246,13 @@ def test_what_decides_a_size_has_it_found_again(
     Model(settings, quiet=True).predict(asked)
     for section, values in change.items():
         settings[section] = {**settings.get(section, {}), **values}
-    assert Model(settings, quiet=True).tune(asked).found()["generation"].origin == origin
+    assert Model(settings, quiet=True).tune(asked).by_purpose()["generation"].origin == origin
 
 
 def test_less_memory_than_a_kept_size_needs_has_it_found_again(device: Any, zero_shot: Any, asked: Any) -> None:
     for fits, origin in ((7, "tuned"), (7, "cached"), (4, "tuned"), (4, "cached"), (7, "tuned")):
         device.leave(fits * device.answer + device.answer // 2)
-        found = zero_shot().tune(asked).found()["generation"]
+        found = zero_shot().tune(asked).by_purpose()["generation"]
         assert (found.rows, found.origin) == (fits, origin)
 
 

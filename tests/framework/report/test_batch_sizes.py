@@ -20,14 +20,14 @@ def test_a_heading_tells_the_size_its_origin_and_the_worst_case(
 ) -> None:
     assert heading("generation", generation) == (
         "generation: 24 rows (fits 148, best 24), tuned in 1.23 s on cpu; "
-        "prompts of at most 461 tokens and 32 new ones, 1.20 GB may be taken"
+        "prompts of at most 461 tokens and 32 new tokens, 1.20 GB may be taken"
     )
     assert heading("training", training) == (
         "training: 120 rows (fits 120, best 120), tuned in 12.0 s on cuda:0; "
         "rows of at most 2,048 tokens, 140 GB may be taken"
     )
     assert heading("evaluation", evaluation) == (
-        "evaluation: 64 rows (fits 64, best 64), found earlier and tried again in 0.310 s on cpu; "
+        "evaluation: 64 rows (fits 64, best 64), cached and checked again in 0.310 s on cpu; "
         "rows of at most 461 tokens, 40.0 GB may be taken"
     )
     assert heading("evaluation", written) == "evaluation: 8 rows, as the file says"

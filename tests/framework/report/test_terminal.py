@@ -22,7 +22,7 @@ def test_a_tuned_size_has_a_sentence_a_table_the_speeds_and_two_charts(generatio
 
 GENERATION = """\
 generation: 24 rows (fits 148, best 24), tuned in 1.23 s on cpu; prompts of at
-most 461 tokens and 32 new ones, 1.20 GB may be taken
+most 461 tokens and 32 new tokens, 1.20 GB may be taken
 rows      peak   prefill s   decode s   rows/s   verdict
 ────   ───────   ─────────   ────────   ──────   ─────────
    1   68.0 MB      0.0050     0.0022     42.9   fits
@@ -53,7 +53,7 @@ def test_an_encoding_without_blocks_gets_plain_letters(generation: BatchSize) ->
 
 PLAIN = """\
 generation: 24 rows (fits 148, best 24), tuned in 1.23 s on cpu; prompts of at
-most 461 tokens and 32 new ones, 1.20 GB may be taken
+most 461 tokens and 32 new tokens, 1.20 GB may be taken
 rows      peak   prefill s   decode s   rows/s   verdict
 ----   -------   ---------   --------   ------   ---------
    1   68.0 MB      0.0050     0.0022     42.9   fits

@@ -8,7 +8,7 @@ from partita.report.terminal import ASCII, UNICODE, Chart, Letters, draw
 EIGHT = Chart(
     title="speed",
     bars=((1, 10.0), (2, 20.0), (4, 30.0), (8, 40.0)),
-    most_rows=8,
+    max_rows=8,
     show=lambda value: f"{value:.0f}",
     marks={"best": 4, "fits": 8},
 )
@@ -65,7 +65,7 @@ def test_a_level_is_drawn_behind_bars_and_labelled_and_signs_stand_on_it() -> No
 
 
 def test_of_bars_in_one_column_the_highest_is_seen() -> None:
-    chart = replace(EIGHT, bars=((1000, 40.0), (1024, 10.0)), most_rows=1024, marks={})
+    chart = replace(EIGHT, bars=((1000, 40.0), (1024, 10.0)), max_rows=1024, marks={})
     assert [line[-1] for line in draw(chart, width=14, height=4, letters=UNICODE)[1:5]] == ["█"] * 4
 
 
@@ -76,7 +76,7 @@ def test_one_mark_stands_for_two_in_one_place() -> None:
 
 
 def test_a_single_row_is_a_chart_too() -> None:
-    chart = replace(EIGHT, bars=((1, 3.0),), most_rows=1, marks={"best": 1})
+    chart = replace(EIGHT, bars=((1, 3.0),), max_rows=1, marks={"best": 1})
     assert drawn(chart, width=9, height=1, letters=UNICODE)[1:] == ["3 │█", "0 └──────", "   1", "   ▲"]
 
 

@@ -124,7 +124,7 @@ def test_a_page_holds_all_numbers_needs_nothing_else_and_has_no_name_twice(
     assert page.links
     assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
     assert {"152", "1.23 GB", "0.458", "0.0203", "235", "too large", "139 GB", "out of memory"} <= set(page.cells)
-    assert page.sentences[2].startswith("evaluation: 64 rows (fits 64, best 64), found earlier and tried again")
+    assert page.sentences[2].startswith("evaluation: 64 rows (fits 64, best 64), cached and checked again")
     assert "Batch sizes of &lt;a&gt; &amp; b.yaml" in text
 
 
@@ -180,10 +180,10 @@ def test_a_file_that_cannot_be_written_is_reported(generation: BatchSize, tmp_pa
 
 def test_the_predicted_line_goes_through_all_points_and_ends_at_the_limit(generation: BatchSize) -> None:
     points = [point for point in memory_points(generation) if point[0].verdict == "fits"]
-    rows, held = predicted_line(points, most_rows=1000, limit=1.3e9)
+    rows, held = predicted_line(points, max_rows=1000, limit=1.3e9)
     line = dict(zip(rows, held, strict=True))
     assert [line[probe.rows] for probe, _ in points] == [taken for _, taken in points]
     assert line[40] == pytest.approx(91e6 + 36 * (1197e6 - 91e6) / 144)
     assert 155 < rows[-1] < 165
     assert 1.25e9 < held[-1] <= 1.3e9
-    assert predicted_line(points, most_rows=150, limit=1.3e9)[0][-1] == 150
+    assert predicted_line(points, max_rows=150, limit=1.3e9)[0][-1] == 150

@@ -282,7 +282,7 @@ def test_models_share_what_memory_holds() -> None:
 
     def model(found: BatchSize) -> Any:
         pipeline = SimpleNamespace(encoder=SimpleNamespace(max_length=96), max_new_tokens=5)
-        return SimpleNamespace(pipeline=pipeline, sizing=SimpleNamespace(generation=lambda lengths, batch_size: found))
+        return SimpleNamespace(pipeline=pipeline, tuner=SimpleNamespace(generation=lambda lengths, batch_size: found))
 
     section = Simulation.model_validate(settings(Path())["simulation"])
     sizes: Callable[..., Any] = lambda **models: {  # noqa: E731 -- read once

@@ -9,7 +9,7 @@ import pytest
 from partita_trainers.batch_size.cache import Cache, bucket
 from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 
-FOUND = BatchSize(
+KNOWN = BatchSize(
     rows=24,
     origin="tuned",
     device="cpu",
@@ -31,21 +31,21 @@ KEY = {"model": {"base_model": "x", "adapter": None}, "options": [{"do_sample": 
 
 
 def test_what_was_found_comes_back_the_same(tmp_path: Path) -> None:
-    Cache(tmp_path / "new" / "folder").save(KEY, FOUND)
-    assert Cache(tmp_path / "new" / "folder").load(KEY) == FOUND
+    Cache(tmp_path / "new" / "folder").save(KEY, KNOWN)
+    assert Cache(tmp_path / "new" / "folder").load(KEY) == KNOWN
 
 
 def test_another_key_finds_nothing(tmp_path: Path) -> None:
     cache, other = Cache(tmp_path), {**KEY, "options": [{"do_sample": True}, 2]}
-    cache.save(KEY, FOUND)
+    cache.save(KEY, KNOWN)
     assert cache.load(other) is None
     cache.file(KEY).rename(cache.file(other))
     assert cache.load(other) is None, "the file says itself what it was found for"
 
 
 def test_the_order_of_a_key_does_not_matter(tmp_path: Path) -> None:
-    Cache(tmp_path).save(KEY, FOUND)
-    assert Cache(tmp_path).load(dict(reversed(KEY.items()))) == FOUND
+    Cache(tmp_path).save(KEY, KNOWN)
+    assert Cache(tmp_path).load(dict(reversed(KEY.items()))) == KNOWN
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"key": 1, "found": {}}'])
@@ -57,21 +57,21 @@ def test_a_damaged_file_is_as_good_as_none_and_the_log_says_so(
     cache.file(KEY).write_text(text, encoding="utf8")
     assert cache.load(KEY) is None
     assert "is not used" in caplog.text or json.loads(text)["key"] == 1
-    cache.save(KEY, FOUND)
-    assert cache.load(KEY) == FOUND
+    cache.save(KEY, KNOWN)
+    assert cache.load(KEY) == KNOWN
 
 
 def test_a_folder_that_cannot_be_written_only_costs_the_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     (tmp_path / "file").write_text("in the way", encoding="utf8")
     cache = Cache(tmp_path / "file" / "folder")
-    cache.save(KEY, FOUND)
+    cache.save(KEY, KNOWN)
     assert "not kept for the next run" in caplog.text
     assert cache.load(KEY) is None
 
 
 def test_nothing_half_written_is_left(tmp_path: Path) -> None:
-    Cache(tmp_path).save(KEY, FOUND)
+    Cache(tmp_path).save(KEY, KNOWN)
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
@@ -95,9 +95,9 @@ def test_a_user_without_a_home_has_a_cache_too(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_fields_of_a_newer_version_are_left_out() -> None:
-    record = FOUND.record()
+    record = KNOWN.record()
     record["newer"] = record["probes"][0]["newer"] = 1
-    assert BatchSize.from_record(record) == FOUND
+    assert BatchSize.from_record(record) == KNOWN
 
 
 def test_lengths_share_a_key_when_they_are_less_than_an_eighth_apart() -> None:

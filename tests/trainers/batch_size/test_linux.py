@@ -291,7 +291,7 @@ def test_a_group_without_statistics_still_limits(tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text("0::/\n", encoding="ascii")
     (tmp_path / "memory.max").write_text(f"{4 * GB}\n", encoding="ascii")
     (tmp_path / "memory.current").write_text(f"{GB}\n", encoding="ascii")
-    assert linux.cgroup_room(proc=tmp_path, root=tmp_path) == 3 * GB
+    assert linux.cgroup_free_bytes(proc=tmp_path, root=tmp_path) == 3 * GB
 
 
 def test_a_group_larger_than_the_machine_does_not_enlarge_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

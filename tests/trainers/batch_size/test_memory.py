@@ -223,7 +223,7 @@ def write_group(folder: Path, **files: object) -> None:
 
 def limits(machine: Path) -> tuple[int | None, int | None]:
     places = {"proc": machine / "proc", "root": machine / "cgroup"}
-    return linux.cgroup_room(**places), linux.cgroup_total(**places)
+    return linux.cgroup_free_bytes(**places), linux.cgroup_total(**places)
 
 
 def test_the_tightest_group_of_version_2_counts_and_dropped_files_do_not(machine: Path) -> None:
@@ -283,18 +283,18 @@ def test_without_procfs_there_are_no_limits(tmp_path: Path) -> None:
     assert not linux.reset_peak(proc=tmp_path / "absent")
 
 
-def host(monkeypatch: pytest.MonkeyPatch, allowed: str | int | float | None, *, room: int, held: int) -> HostMemory:
+def host(monkeypatch: pytest.MonkeyPatch, allowed: str | int | float | None, *, free: int, held: int) -> HostMemory:
     monkeypatch.setattr(linux, "cgroup_total", lambda: None)
     monkeypatch.setattr(linux, "meminfo", lambda field: 100 * GB)
     made = device_memory(torch.device("cpu"), memory_budget=allowed)
     assert isinstance(made, HostMemory)
-    monkeypatch.setattr(made, "rooms", lambda: {"available": room, "of the control group": 2 * room})
+    monkeypatch.setattr(made, "rooms", lambda: {"available": free, "of the control group": 2 * free})
     monkeypatch.setattr(made, "held", lambda: held)
     return made
 
 
 def test_a_machine_gives_four_fifths_of_its_tightest_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = host(monkeypatch, None, room=10 * GB, held=GB)
+    made = host(monkeypatch, None, free=10 * GB, held=GB)
     assert made.budget() == 8 * GB
     assert made.describe() == "0.8 x 10.00 GB available"
 
@@ -303,14 +303,14 @@ def test_a_machine_gives_four_fifths_of_its_tightest_limit(monkeypatch: pytest.M
 def test_the_users_amount_is_for_all_that_the_process_holds(
     monkeypatch: pytest.MonkeyPatch, allowed: str | int | float, budget: int
 ) -> None:
-    made = host(monkeypatch, allowed, room=10 * GB, held=GB)
+    made = host(monkeypatch, allowed, free=10 * GB, held=GB)
     assert made.budget() == budget
     assert made.describe().startswith("memory_budget ")
     assert made.describe().endswith("less 1.00 GB that the process holds")
 
 
 def test_more_than_the_machine_has_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = host(monkeypatch, "90GB", room=10 * GB, held=GB)
+    made = host(monkeypatch, "90GB", free=10 * GB, held=GB)
     assert made.budget() == 8 * GB
     assert made.describe() == "0.8 x 10.00 GB available"
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from partita_trainers.batch_size.probe import ProbeResult
 from partita_trainers.batch_size.search import (
     COMFORTABLE,
+    MIN_GROWTH,
     NEAR_BEST,
-    WORTH_TRYING,
     between,
     candidate_sizes,
     is_comfortable,
@@ -112,7 +112,7 @@ def test_on_one_straight_line_the_share_is_what_the_search_calls_worth_it(consta
     budget = 10 * GB
     found, probes = search(lambda rows: int(budget * (constant + slope * rows)), budget=budget)
     exact = min(65_535, int((1 - constant) / slope + 1e-9))
-    assert found >= (1 - WORTH_TRYING) * exact - 2
+    assert found >= (1 - MIN_GROWTH) * exact - 2
     assert len(probes) <= 6
 
 

@@ -1,4 +1,4 @@
-"""A trial of training does the work of training, and nothing tells afterwards that it was there."""
+"""A probe of training does the work of training, and nothing tells afterwards that it was there."""
 
 import importlib.util
 import random
@@ -28,13 +28,13 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_trainer" / "sharpness
 OPTIMIZERS = ["adamw", "adafactor", "sgd", "muon", "lion_8bit", "adamw_8bit", "paged_adamw_8bit", "schedule_free_adamw"]
 
 
-def trial_work(work: Any, *, longest_row: int = 10, most_learned: int = 7) -> ProbeContext:
+def probe_context(work: Any, *, longest_row: int = 10, max_loss_tokens: int = 7) -> ProbeContext:
     return ProbeContext(
         config=work.config,
         lm=work.lm,
         device=work.device,
         max_row_tokens=longest_row,
-        max_loss_tokens=most_learned,
+        max_loss_tokens=max_loss_tokens,
         token_ids=tuple(range(3, 23)),
         max_rows=48,
         volume=lambda rows: Volume(batches=-(-48 // rows), tokens=480),
@@ -42,27 +42,27 @@ def trial_work(work: Any, *, longest_row: int = 10, most_learned: int = 7) -> Pr
     )
 
 
-def trial_of(work: Any, **sizes: int) -> TrainingProbe:
-    return Finetune(work.config.trainer).probe(trial_work(work, **sizes))
+def probe_of(work: Any, **sizes: int) -> TrainingProbe:
+    return Finetune(work.config.trainer).probe(probe_context(work, **sizes))
 
 
 @pytest.mark.parametrize("optimizer", first(OPTIMIZERS))
-def test_training_after_a_trial_is_training_without_one(make_work: Any, tmp_path: Path, optimizer: str) -> None:
+def test_training_after_a_probe_is_training_without_one(make_work: Any, tmp_path: Path, optimizer: str) -> None:
     rate = {"sgd": 0.3, "lion_8bit": 0.003}.get(optimizer, 0.02)
     options = {"optimizer": {"type": optimizer, "weight_decay": 0.1}, "learning_rate": rate, "epochs": 1}
     plain = make_work(run=make_work.recorder(tmp_path / "plain"), **options)
     run(plain)
     tried = make_work(run=make_work.recorder(tmp_path / "tried"), **options)
-    with trial_of(tried) as trial:
+    with probe_of(tried) as probe:
         for rows in (1, 4, 16):
-            trial.run(rows)
+            probe.run(rows)
     run(tried)
     assert comparable(tried.run.log) == comparable(plain.run.log)
     for one, other in zip(tried.lm.module.parameters(), plain.lm.module.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
-def test_everything_is_as_before_when_a_trial_ends_even_by_an_error(make_work: Any) -> None:
+def test_everything_is_as_before_when_a_probe_ends_even_by_an_error(make_work: Any) -> None:
     work = make_work()
     module = work.lm.module
     module.register_buffer("seen", torch.zeros(3))
@@ -80,14 +80,14 @@ def test_everything_is_as_before_when_a_trial_ends_even_by_an_error(make_work: A
     buffer, attributes, state = module.seen, sorted(vars(module)), random_state()
     longest = []
 
-    def fail_in_a_trial() -> None:
-        with trial_of(work) as trial:
-            trial.run(4)
+    def fail_in_a_probe() -> None:
+        with probe_of(work) as probe:
+            probe.run(4)
             longest.append(module.longest)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fail_in_a_trial()
+        fail_in_a_probe()
     assert longest == [7]
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert module.seen is buffer
@@ -100,11 +100,11 @@ def test_everything_is_as_before_when_a_trial_ends_even_by_an_error(make_work: A
     assert after == state
 
 
-def test_weights_stand_still_in_a_trial_and_a_learning_rate_changes_nothing(make_work: Any) -> None:
+def test_weights_stand_still_in_a_probe_and_a_learning_rate_changes_nothing(make_work: Any) -> None:
     work = make_work(optimizer={"type": "adamw", "weight_decay": 0.5})
     before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
-    with trial_of(work) as trial:
-        trial.run(8)
+    with probe_of(work) as probe:
+        probe.run(8)
         for one, other in zip(work.lm.module.parameters(), before, strict=True):
             assert torch.equal(one, other)
             assert one.grad is None
@@ -122,14 +122,14 @@ def test_optimizer_state_stands_from_the_first_run_to_the_end_and_then_is_gone(
 
     monkeypatch.setattr(TrainEngine, "build_optimizers", remember)
     work = make_work()
-    with trial_of(work) as trial:
+    with probe_of(work) as probe:
         (engine,) = made
         (optimizer,) = engine.raw_optimizers
         assert not optimizer.state
-        trial.run(1)
+        probe.run(1)
         kept = [weakref.ref(state["exp_avg"]) for state in optimizer.state.values()]
         assert len(kept) == len(list(work.lm.module.parameters()))
-        trial.run(4)
+        probe.run(4)
         assert all(one() is state["exp_avg"] for one, state in zip(kept, optimizer.state.values(), strict=True))
         del optimizer, engine
     made.clear()
@@ -150,16 +150,16 @@ def test_a_run_that_finds_no_memory_leaves_nothing_and_the_next_one_goes_on(make
 
     hook = work.lm.module.hidden.register_forward_hook(check)
     full = False
-    with trial_of(work) as trial:
-        trial.run(8)
+    with probe_of(work) as probe:
+        probe.run(8)
         try:
-            trial.run(9)
+            probe.run(9)
         except torch.OutOfMemoryError:
             full = True
         assert full
         assert all(output() is None for output in outputs)
         assert all(parameter.grad is None for parameter in work.lm.module.parameters())
-        trial.run(8)
+        probe.run(8)
     hook.remove()
     run(work)
     assert comparable(work.run.log) == comparable(plain.run.log)
@@ -176,24 +176,24 @@ def shapes_of(work: Any) -> list[tuple[int, ...]]:
     return shapes
 
 
-def test_a_trial_is_over_rows_as_long_as_the_longest_after_one_short_row(make_work: Any) -> None:
+def test_a_probe_is_over_rows_as_long_as_the_longest_after_one_short_row(make_work: Any) -> None:
     work = make_work()
     shapes = shapes_of(work)
-    trial = trial_of(work, longest_row=40, most_learned=9)
-    assert (trial.purpose, trial.max_rows, trial.prompt_tokens, trial.new_tokens) == ("training", 48, 40, 0)
-    assert trial.decode_step(4) == 0.0
-    assert trial.volume(16) == Volume(batches=3, tokens=480)
-    with trial:
-        assert trial.run(5).prefill_seconds > 0
-        trial.warm_up()
-        trial.run(2)
+    probe = probe_of(work, longest_row=40, max_loss_tokens=9)
+    assert (probe.purpose, probe.max_rows, probe.prompt_tokens, probe.new_tokens) == ("training", 48, 40, 0)
+    assert probe.decode_step(4) == 0.0
+    assert probe.volume(16) == Volume(batches=3, tokens=480)
+    with probe:
+        assert probe.run(5).prefill_seconds > 0
+        probe.warm_up()
+        probe.run(2)
     assert shapes == [(1, 16), (5, 40), (2, 40)]
 
 
 @pytest.mark.parametrize(("longest", "learned"), [(1, 1), (6, 6), (6, 0), (2, 5)])
-def test_rows_at_the_edges_have_something_to_learn(make_work: Any, longest: int, learned: int) -> None:
-    with trial_of(make_work(), longest_row=longest, most_learned=learned) as trial:
-        assert trial.run(3).prefill_seconds > 0
+def test_rows_at_the_edges_have_something_to_learn(make_work: Any, longest: int, loss_tokens: int) -> None:
+    with probe_of(make_work(), longest_row=longest, max_loss_tokens=loss_tokens) as probe:
+        assert probe.run(3).prefill_seconds > 0
 
 
 @pytest.mark.long
@@ -205,9 +205,9 @@ def test_bf16_is_tried_in_bf16_and_trained_in_it_afterwards(make_work: Any, tmp_
             lambda layer, inputs, output: seen.append(output.dtype) if output.requires_grad else None
         )
         if tried:
-            with trial_of(work) as trial:
-                trial.run(2)
-                trial.run(4)
+            with probe_of(work) as probe:
+                probe.run(2)
+                probe.run(4)
             assert set(seen) == {torch.bfloat16}
             assert not {"forward", "_original_forward", "_is_accelerate_prepared"} & vars(work.lm.module).keys()
             seen.clear()
@@ -221,25 +221,25 @@ def test_bf16_is_tried_in_bf16_and_trained_in_it_afterwards(make_work: Any, tmp_
     assert log != trained("plain", tried=False)[0]
 
 
-def test_losses_that_are_not_finite_do_not_reach_the_weights_of_a_trial(make_work: Any) -> None:
+def test_losses_that_are_not_finite_do_not_reach_the_weights_of_a_probe(make_work: Any) -> None:
     work = make_work()
     work.lm.module.head.weight.register_hook(lambda gradient: gradient * float("nan"))
-    with trial_of(work) as trial:
-        trial.run(4)
+    with probe_of(work) as probe:
+        probe.run(4)
         assert all(torch.isfinite(parameter).all() for parameter in work.lm.module.parameters())
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_a_compiled_model_trains_with_the_same_kernels_after_a_trial(make_work: Any, tmp_path: Path) -> None:
+def test_a_compiled_model_trains_with_the_same_kernels_after_a_probe(make_work: Any, tmp_path: Path) -> None:
     options = {"compile": True, "mixed_precision": "bf16", "epochs": 1}
     plain = make_work(run=make_work.recorder(tmp_path / "plain"), **options)
     run(plain)
     torch.compiler.reset()
     tried = make_work(run=make_work.recorder(tmp_path / "tried"), **options)
-    with trial_of(tried) as trial:
-        trial.run(3)
-        trial.run(5)
+    with probe_of(tried) as probe:
+        probe.run(3)
+        probe.run(5)
     run(tried)
     assert comparable(tried.run.log) == comparable(plain.run.log)
 
@@ -277,34 +277,34 @@ def test_steps_that_the_loss_scale_skips_are_taken_until_there_is_state(
     work.lm.loss = lambda module, batch: 1000 * loss(module, batch)
     before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
     shapes = shapes_of(work)
-    with trial_of(work) as trial:
-        trial.warm_up()
+    with probe_of(work) as probe:
+        probe.warm_up()
         (accelerator,) = fp16.made
         (optimizer,) = accelerator._optimizers
         assert len(shapes) > 4
         assert len(optimizer.state) == len(before)
         skipped = len(shapes)
-        trial.run(4)
+        probe.run(4)
         assert len(shapes) == skipped + 1
 
         hook = optimizer.optimizer.register_step_pre_hook(
             lambda *_: throw(torch.OutOfMemoryError("CUDA out of memory"))
         )
         with pytest.raises(torch.OutOfMemoryError):
-            trial.run(8)
+            probe.run(8)
         hook.remove()
-        trial.run(4)
+        probe.run(4)
         for one, other in zip(work.lm.module.parameters(), before, strict=True):
             assert torch.equal(one, other)
 
 
-def test_a_trial_outside_its_context_is_our_own_mistake(make_work: Any) -> None:
-    with pytest.raises(AssertionError, match="a trial runs inside its own context only"):
-        trial_of(make_work()).run(1)
+def test_a_probe_outside_its_context_is_our_own_mistake(make_work: Any) -> None:
+    with pytest.raises(AssertionError, match="a probe runs only inside its own context"):
+        probe_of(make_work()).run(1)
 
 
 def test_where_nothing_is_trained_there_is_nothing_to_try(make_work: Any) -> None:
-    work = trial_work(make_work())
+    work = probe_context(make_work())
     assert ZeroShot(work.config.trainer).probe(work) is None
 
 
@@ -319,8 +319,8 @@ def test_the_trainer_of_the_example_tries_sizes_with_its_own_steps(make_work: An
     work = make_work()
     before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
     shapes = shapes_of(work)
-    with trainer.probe(trial_work(work)) as trial:
-        trial.run(3)
+    with trainer.probe(probe_context(work)) as probe:
+        probe.run(3)
         changed = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
     assert shapes == [(1, 10), (1, 10), (3, 10), (3, 10)]  # uphill and back, after a warm-up
     assert not any(torch.equal(one, other) for one, other in zip(changed, before, strict=True))

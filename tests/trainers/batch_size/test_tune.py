@@ -1,4 +1,4 @@
-"""From a trial and a device to a size, on a device whose memory and time are formulas."""
+"""From a probe and a device to a size, on a device whose memory and time are formulas."""
 
 import itertools
 import logging
@@ -196,7 +196,7 @@ def test_steps_are_timed_whatever_the_work_as_long_as_that_takes_half_a_second(d
     work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.02)
     found = tune(ProbeRunner(work, device), device="cpu")
     assert (work.stepped, found.rows) == ([1, 4], 4)
-    assert found.seconds < tune_module.NOT_WORTH_SAVING
+    assert found.seconds < tune_module.MIN_SAVED_SECONDS
     assert found.seconds > 0.5 * time_of(work, 1), "that is a good part of it"
 
 
@@ -443,8 +443,8 @@ def test_a_known_size_that_the_data_no_longer_allows_gives_way_to_one_that_is_of
 def test_the_log_says_what_was_found(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     found = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
-    line = f"batch size for generation: {found.rows} rows (up to 180 fit) of at most 400 tokens and 100 new ones, "
-    assert caplog.messages == [f"{line}on cuda:0; 3 probes, {found.seconds:.1f} s"]
+    line = f"batch size for generation: {found.rows} rows of at most 400 tokens and 100 new tokens on cuda:0, "
+    assert caplog.messages == [f"{line}up to 180 fit; 3 probes in {found.seconds:.1f} s"]
 
 
 @pytest.mark.parametrize(("rows", "tokens"), list(itertools.product((2, 3, 5, 64), (3, 4000))))

@@ -7,31 +7,31 @@ from partita_trainers.batch_size.worst_batch import worst_batch
 
 
 def test_rows_are_as_long_as_said_and_the_last_tokens_are_learned() -> None:
-    batch = worst_batch(5, tokens=40, learned=9, token_ids=range(3, 23))
+    batch = worst_batch(5, tokens=40, loss_tokens=9, token_ids=range(3, 23))
     assert batch.input_ids_BT.shape == (5, 40)
     assert batch.loss_tokens == 5 * 9
-    learned = batch.labels_BT != -100
-    assert torch.equal(batch.labels_BT[learned], batch.input_ids_BT[learned])
-    assert learned[0].nonzero().flatten().tolist() == list(range(31, 40))
+    loss_tokens = batch.labels_BT != -100
+    assert torch.equal(batch.labels_BT[loss_tokens], batch.input_ids_BT[loss_tokens])
+    assert loss_tokens[0].nonzero().flatten().tolist() == list(range(31, 40))
     assert 3 <= int(batch.input_ids_BT.min()) <= int(batch.input_ids_BT.max()) < 23
     assert len(set(batch.keys)) == 5
 
 
 def test_one_of_several_rows_is_a_token_shorter_and_learns_as_much() -> None:
-    batch = worst_batch(5, tokens=40, learned=9, token_ids=range(3, 23))
+    batch = worst_batch(5, tokens=40, loss_tokens=9, token_ids=range(3, 23))
     assert batch.lengths_B.tolist() == [40, 40, 40, 40, 39]
     assert (batch.labels_BT[4] != -100).nonzero().flatten().tolist() == list(range(30, 39))
-    assert worst_batch(1, tokens=40, learned=9, token_ids=range(3, 23)).lengths_B.tolist() == [40]
+    assert worst_batch(1, tokens=40, loss_tokens=9, token_ids=range(3, 23)).lengths_B.tolist() == [40]
 
 
 @pytest.mark.parametrize(("tokens", "learned", "expected"), [(1, 1, 1), (6, 6, 5), (6, 0, 1), (2, 5, 1)])
-def test_there_is_always_something_to_learn(tokens: int, learned: int, expected: int) -> None:
-    assert worst_batch(1, tokens=tokens, learned=learned, token_ids=range(3, 23)).loss_tokens == expected
+def test_there_is_always_something_to_learn(tokens: int, loss_tokens: int, expected: int) -> None:
+    assert worst_batch(1, tokens=tokens, loss_tokens=loss_tokens, token_ids=range(3, 23)).loss_tokens == expected
 
 
 @pytest.mark.parametrize(("tokens", "learned", "expected"), [(1, 1, 1), (6, 6, 4), (6, 0, 1), (40, 9, 9)])
-def test_packed_lines_begin_with_a_row_of_one_token(tokens: int, learned: int, expected: int) -> None:
-    batch = worst_batch(3, tokens=tokens, learned=learned, token_ids=range(3, 23), packed=True)
+def test_packed_lines_begin_with_a_row_of_one_token(tokens: int, loss_tokens: int, expected: int) -> None:
+    batch = worst_batch(3, tokens=tokens, loss_tokens=loss_tokens, token_ids=range(3, 23), packed=True)
     width = max(3, tokens)
     assert batch.position_ids_BT is not None
     assert batch.position_ids_BT[:2].tolist() == [[0, *range(width - 1)]] * 2

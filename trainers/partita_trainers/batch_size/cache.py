@@ -48,9 +48,9 @@ class Cache:
             logger.info("the cached batch size in %s is not used: %s", self.file(key), error)
             return None
 
-    def save(self, key: Mapping[str, Any], found: BatchSize) -> None:
+    def save(self, key: Mapping[str, Any], size: BatchSize) -> None:
         """Save a result; the last of concurrent writers wins."""
-        text = json.dumps(sealed({"key": complete(key), "found": found.record()}), indent=1)
+        text = json.dumps(sealed({"key": complete(key), "found": size.record()}), indent=1)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor, beside = tempfile.mkstemp(dir=self.folder)

@@ -17,7 +17,7 @@ M_MMAP_THRESHOLD, M_TOP_PAD, M_TRIM_THRESHOLD = -3, -2, -1
 EXACT_THRESHOLD = 128 * 1024
 USUAL_THRESHOLD, USUAL_TRIM = 32 * 2**20, 64 * 2**20
 """The values that glibc's dynamic thresholds reach after large blocks were freed."""
-USUAL_PAD, KEPT_PAD, KEPT_TRIM = 128 * 1024, 64 * 2**20, 2**31 - 1
+USUAL_PAD, REUSE_PAD, REUSE_TRIM = 128 * 1024, 64 * 2**20, 2**31 - 1
 SPARE_BLOCKS, SPARE_BLOCK_BYTES = 16, 272 * 1024
 """Free blocks to leave in the heap before the limit on data is set.
 
@@ -73,10 +73,10 @@ def processor(field: str = "model name", *, proc: Path = Path("/proc")) -> str |
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), None)
 
 
-def cgroup_room(*, proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
+def cgroup_free_bytes(*, proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes left by the tightest cgroup of this process; None without a limit."""
-    rooms = [limit - used for limit, used in cgroup_limits(proc=proc, root=root)]
-    return max(0, min(rooms)) if rooms else None
+    free_bytes = [limit - used for limit, used in cgroup_limits(proc=proc, root=root)]
+    return max(0, min(free_bytes)) if free_bytes else None
 
 
 def cgroup_total(*, proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -134,18 +134,18 @@ def read_group(folder: Path, names: tuple[str, str, str]) -> tuple[int, int] | N
     return int(limit), max(0, used - dropped)
 
 
-def limit_room(*, proc: Path = Path("/proc/self")) -> int | None:
+def limit_free_bytes(*, proc: Path = Path("/proc/self")) -> int | None:
     """Return the bytes left by the limits on this process's address space and data; None without a limit."""
     # This module does not exist on every system; the rest of this file can be imported everywhere.
     import resource
 
-    rooms = []
+    free_bytes = []
     for kind, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
         soft, _ = resource.getrlimit(kind)
         held = status(field, proc=proc)
         if soft != resource.RLIM_INFINITY and held is not None:
-            rooms.append(max(0, soft - held))
-    return min(rooms, default=None)
+            free_bytes.append(max(0, soft - held))
+    return min(free_bytes, default=None)
 
 
 class Allocator:
@@ -197,8 +197,8 @@ def set_thresholds(library: ctypes.CDLL) -> None:
     """Set glibc's thresholds: exact if requested, else keeping memory if requested, else as usual."""
     exact, kept = bool(Allocator.exact), bool(Allocator.kept and not Allocator.exact)
     library.mallopt(M_MMAP_THRESHOLD, EXACT_THRESHOLD if exact else USUAL_THRESHOLD)
-    library.mallopt(M_TRIM_THRESHOLD, EXACT_THRESHOLD if exact else KEPT_TRIM if kept else USUAL_TRIM)
-    library.mallopt(M_TOP_PAD, KEPT_PAD if kept else USUAL_PAD)
+    library.mallopt(M_TRIM_THRESHOLD, EXACT_THRESHOLD if exact else REUSE_TRIM if kept else USUAL_TRIM)
+    library.mallopt(M_TOP_PAD, REUSE_PAD if kept else USUAL_PAD)
 
 
 def give_back() -> None:
@@ -221,8 +221,8 @@ def c_library() -> ctypes.CDLL | None:
 
 
 @contextmanager
-def data_limit(room: int) -> Iterator[None]:
-    """Limit the process to `room` more bytes of data inside the context; larger allocations fail.
+def data_limit(free_bytes: int) -> Iterator[None]:
+    """Limit the process to `free_bytes` more bytes of data inside the context; larger allocations fail.
 
     Some blocks are left free in the heap first, for code that does not check small allocations. Does nothing without
     VmData or under a tighter limit.
@@ -231,11 +231,11 @@ def data_limit(room: int) -> Iterator[None]:
 
     held = status("VmData")
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if held is None or (soft != resource.RLIM_INFINITY and soft <= held + room):
+    if held is None or (soft != resource.RLIM_INFINITY and soft <= held + free_bytes):
         yield
         return
     with spare_blocks():
-        limit = (status("VmData") or held) + room
+        limit = (status("VmData") or held) + free_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         try:
             yield

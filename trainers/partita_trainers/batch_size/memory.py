@@ -213,12 +213,12 @@ class HostMemory:
         """The processor and the total memory."""
         return f"{linux.processor() or platform.processor() or platform.machine()}, {self.total} bytes"
 
-    def rooms(self) -> dict[str, int]:
+    def free_bytes(self) -> dict[str, int]:
         """Return what each limit of the machine leaves for this process, by name."""
-        shared = {"available": linux.available_memory(), "of the control group": linux.cgroup_room()}
-        rooms = {name: room // self.processes for name, room in shared.items() if room is not None}
-        own = linux.limit_room() if sys.platform != "win32" else None
-        return rooms if own is None else rooms | {"of the process's limit": own}
+        shared = {"available": linux.available_memory(), "of the control group": linux.cgroup_free_bytes()}
+        per_process = {name: free // self.processes for name, free in shared.items() if free is not None}
+        own = linux.limit_free_bytes() if sys.platform != "win32" else None
+        return per_process if own is None else per_process | {"of the process's limit": own}
 
     def held(self) -> int:
         """Return the resident bytes of the process."""
@@ -226,15 +226,15 @@ class HostMemory:
 
     def budget(self) -> int:
         """Return 80 % of the tightest limit, or what the user-set limit leaves if that is less."""
-        room = int(SHARE_OF_HOST * min(self.rooms().values(), default=UNKNOWN_ROOM))
-        return room if self.allowed is None else max(0, min(room, self.allowed - self.held()))
+        free_bytes = int(SHARE_OF_HOST * min(self.free_bytes().values(), default=ASSUMED_FREE_BYTES))
+        return free_bytes if self.allowed is None else max(0, min(free_bytes, self.allowed - self.held()))
 
     def describe(self) -> str:
         """Return the calculation of the budget in one line."""
-        name, room = min(self.rooms().items(), key=lambda item: item[1], default=("assumed", UNKNOWN_ROOM))
-        if self.allowed is not None and self.allowed - self.held() <= SHARE_OF_HOST * room:
+        name, free = min(self.free_bytes().items(), key=lambda item: item[1], default=("assumed", ASSUMED_FREE_BYTES))
+        if self.allowed is not None and self.allowed - self.held() <= SHARE_OF_HOST * free:
             return f"memory_budget {gigabytes(self.allowed)} less {gigabytes(self.held())} that the process holds"
-        return f"{SHARE_OF_HOST} x {gigabytes(room)} {name}"
+        return f"{SHARE_OF_HOST} x {gigabytes(free)} {name}"
 
     @contextmanager
     def measure(self) -> Iterator[Peak]:
@@ -285,7 +285,7 @@ def physical_memory() -> int | None:
         return None
 
 
-UNKNOWN_ROOM = 4 * 10**9
+ASSUMED_FREE_BYTES = 4 * 10**9
 """Free memory to assume if the machine does not report any."""
 
 
@@ -305,7 +305,7 @@ class AcceleratorMemory:
         """The name of the device and its total memory."""
         return f"{self.library.get_device_name(self.device)}, {self.total} bytes"
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Return free device memory plus unused memory in this process's allocator."""
         free = int(self.library.mem_get_info(self.device)[0])
         unused = self.library.memory_reserved(self.device) - self.library.memory_allocated(self.device)
@@ -313,17 +313,17 @@ class AcceleratorMemory:
 
     def budget(self) -> int:
         """Return 98 % of the free memory minus 256 MB, or what the user-set limit leaves if that is less."""
-        room = int(SHARE_OF_DEVICE * self.room()) - DEVICE_MARGIN
+        free_bytes = int(SHARE_OF_DEVICE * self.free_bytes()) - DEVICE_MARGIN
         if self.allowed is not None:
-            room = min(room, self.allowed - int(self.library.memory_allocated(self.device)))
-        return max(0, room)
+            free_bytes = min(free_bytes, self.allowed - int(self.library.memory_allocated(self.device)))
+        return max(0, free_bytes)
 
     def describe(self) -> str:
         """Return the calculation of the budget in one line."""
-        room, held = self.room(), int(self.library.memory_allocated(self.device))
-        if self.allowed is not None and self.allowed - held <= SHARE_OF_DEVICE * room - DEVICE_MARGIN:
+        free_bytes, held = self.free_bytes(), int(self.library.memory_allocated(self.device))
+        if self.allowed is not None and self.allowed - held <= SHARE_OF_DEVICE * free_bytes - DEVICE_MARGIN:
             return f"memory_budget {gigabytes(self.allowed)} less {gigabytes(held)} that the process holds"
-        return f"{SHARE_OF_DEVICE} x {gigabytes(room)} free less {gigabytes(DEVICE_MARGIN)}"
+        return f"{SHARE_OF_DEVICE} x {gigabytes(free_bytes)} free less {gigabytes(DEVICE_MARGIN)}"
 
     @contextmanager
     def measure(self) -> Iterator[Peak]:
@@ -374,8 +374,8 @@ class AppleMemory:
     def budget(self) -> int:
         """Return 98 % of the recommended memory that is not held, minus 256 MB, or what a user-set limit leaves."""
         held = int(torch.mps.current_allocated_memory())
-        room = int(SHARE_OF_DEVICE * (self.total - held)) - DEVICE_MARGIN
-        return max(0, room if self.allowed is None else min(room, self.allowed - held))
+        free_bytes = int(SHARE_OF_DEVICE * (self.total - held)) - DEVICE_MARGIN
+        return max(0, free_bytes if self.allowed is None else min(free_bytes, self.allowed - held))
 
     def describe(self) -> str:
         """Return the calculation of the budget in one line."""

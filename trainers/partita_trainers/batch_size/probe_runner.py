@@ -14,7 +14,7 @@ from partita_trainers.batch_size.memory import DeviceMemory, attempt
 from partita_trainers.batch_size.probe import BatchSize, Probe, ProbeResult, Timing
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
 
-ASKED, FOUND = "a batch size to try", "what a batch size came to"
+BATCH_SIZE_REQUEST, PROBE_RESULT = "a batch size to try", "the result of a batch size"
 
 
 class ProbeRunner:
@@ -53,16 +53,16 @@ class ProbeRunner:
         seconds = self._everywhere("step", rows)
         return None if None in seconds else max(seconds)
 
-    def end(self, found: BatchSize | None) -> None:
+    def end(self, size: BatchSize | None) -> None:
         """Send the result to the other ranks; None if an error ended the search."""
         if not self.ended:
             self.ended = True
-            self.process_group.all_gather_object(("end", found), ASKED)
+            self.process_group.all_gather_object(("end", size), BATCH_SIZE_REQUEST)
 
     def follow(self) -> BatchSize | None:
         """Run what rank 0 requests until it ends. Return its result; None if an error ended the search."""
         while True:
-            name, argument = self.process_group.all_gather_object(("", None), ASKED)[0]
+            name, argument = self.process_group.all_gather_object(("", None), BATCH_SIZE_REQUEST)[0]
             if name == "end":
                 result: BatchSize | None = argument
                 return result
@@ -72,7 +72,7 @@ class ProbeRunner:
         """Run an operation on all ranks and return their results."""
         try:
             if self.process_group.world_size > 1:
-                self.process_group.all_gather_object((name, argument), ASKED)
+                self.process_group.all_gather_object((name, argument), BATCH_SIZE_REQUEST)
             return self._all_of(name, argument)
         except BaseException:
             self.ended = True  # the other ranks failed too, are gone, or are being interrupted
@@ -81,9 +81,9 @@ class ProbeRunner:
     def _all_of(self, name: str, argument: int | None) -> list[Any]:
         """Run an operation on this rank and gather the results of all. An error on one rank ends all of them."""
         result = None
-        with synchronized_errors(self.process_group, FOUND):
+        with synchronized_errors(self.process_group, PROBE_RESULT):
             result = self.OPERATIONS[name](self, argument)
-        return self.process_group.all_gather_object(result, FOUND)
+        return self.process_group.all_gather_object(result, PROBE_RESULT)
 
     # Operations of this rank
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from partita_trainers.batch_size.probe import ProbeResult
 
 FIRST_STEP = 4
-WORTH_TRYING = 0.015
+MIN_GROWTH = 0.015
 """The search ends if the gain is below this fraction of the largest size that fits."""
 NEARLY_SAFE = 1.025
 """How far the next size may exceed the proportional bound, as a factor."""
@@ -52,7 +52,7 @@ def next_rows(probes: Sequence[ProbeResult], *, cap: int, budget: int) -> int | 
     if aim > NEARLY_SAFE * safe:
         aim = max(safe, top.rows + (aim - top.rows) // PART_OF_THE_WAY)
     aim = min(limit, aim)
-    return aim if aim - top.rows >= max(1, WORTH_TRYING * top.rows) else None
+    return aim if aim - top.rows >= max(1, MIN_GROWTH * top.rows) else None
 
 
 def split_by_verdict(probes: Sequence[ProbeResult]) -> tuple[list[ProbeResult], ProbeResult | None]:

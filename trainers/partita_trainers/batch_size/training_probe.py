@@ -74,10 +74,10 @@ class TrainingProbe:
     def timed_step(self, rows: int, *, tokens: int) -> float:
         """Return the seconds of a step until the device has finished; gradients are cleared."""
         if self.take_step is None:
-            raise AssertionError("a trial runs inside its own context only")
+            raise AssertionError("a probe runs only inside its own context")
         work = self.work
         batch = worst_batch(
-            rows, tokens=tokens, learned=work.max_loss_tokens, token_ids=work.token_ids, packed=work.packed
+            rows, tokens=tokens, loss_tokens=work.max_loss_tokens, token_ids=work.token_ids, packed=work.packed
         )
         try:
             started = now(work.device)

@@ -28,21 +28,21 @@ from partita_trainers.batch_size.search import (
 
 logger = logging.getLogger(__name__)
 
-MOST_ROWS = 65_535
+MAX_ROWS = 65_535
 """Attention kernels fail for more rows: a grid dimension has 16 bits."""
 SHARE_OF_THE_WORK = 0.1
 """Maximum tuning time as a fraction of the time of the work."""
-NOT_WORTH_SAVING = 0.5
+MIN_SAVED_SECONDS = 0.5
 """Tuning time in seconds that is always allowed."""
 SHORT_SECONDS = 0.25
 """Runs shorter than this are timed once more, without measuring memory."""
 MANY_ROWS = 64
 """Timed sizes grow by a factor of 4 below this number of rows, and by 2 from there on."""
-FAR_ABOVE = 8
+MAX_GROWTH = 8
 """If this multiple of the chosen size fits, the exact maximum does not matter."""
 UNPROVEN = 0.97
 """Fraction of the predicted maximum that is reported if it was not probed."""
-WORTH_TELLING = 5.0
+SLOW_PROBE_SECONDS = 5.0
 """Probes that take longer than this, in seconds, are logged at level INFO."""
 MORE_MEMORY = 1.25
 """A cached size that was limited by memory is tuned again if the budget grew by this factor."""
@@ -52,7 +52,7 @@ Sizes = Callable[[int], Iterable[int]]
 
 
 def tune(
-    bench: ProbeRunner,
+    runner: ProbeRunner,
     *,
     device: str,
     max_rows: int | None = None,
@@ -61,7 +61,7 @@ def tune(
     """Return the batch size for the work of a probe runner: one that fits in memory and is fastest on the data.
 
     Args:
-        bench: Runs the probes.
+        runner: Runs the probes.
         device: Name of the device, for the result.
         max_rows: Limit set by the user.
         sizes: Sizes that may be chosen.
@@ -69,8 +69,8 @@ def tune(
     Raises:
         OutOfMemory: Not even one row fits.
     """
-    started, trial = time.perf_counter(), bench.work_probe
-    search = BatchSizeSearch(bench, cap=capped(trial, max_rows), sizes=sizes)
+    started, work_probe = time.perf_counter(), runner.work_probe
+    search = BatchSizeSearch(runner, cap=capped(work_probe, max_rows), sizes=sizes)
     search.probe_memory()
     best, fits = search.best(), search.max_fitting
     looked_at = sorted({*(rows for rows in sizes(fits) if rows <= 4 * best), best})
@@ -83,17 +83,17 @@ def tune(
         probes=tuple(replace(probe, rows_per_second=search.speed(probe.rows)) for probe in search.probes),
         throughputs=tuple((rows, search.speed(rows)) for rows in looked_at),
         out_of_memory=any(probe.verdict == "out of memory" for probe in search.probes),
-        prompt_tokens=trial.prompt_tokens,
-        new_tokens=trial.new_tokens,
+        prompt_tokens=work_probe.prompt_tokens,
+        new_tokens=work_probe.new_tokens,
         budget_bytes=search.budget,
         seconds=time.perf_counter() - started,
     )
-    logger.info("%s", summary_line(result, trial))
+    logger.info("%s", summary_line(result, work_probe))
     return result
 
 
 def verify(
-    bench: ProbeRunner,
+    runner: ProbeRunner,
     known: BatchSize,
     *,
     max_rows: int | None = None,
@@ -106,7 +106,7 @@ def verify(
     probe does not fit, or if it was limited by memory and more memory is available now.
 
     Args:
-        bench: Runs the probes.
+        runner: Runs the probes.
         known: Cached size.
         max_rows: Limit set by the user.
         sizes: Sizes that may be chosen.
@@ -114,11 +114,11 @@ def verify(
     Raises:
         OutOfMemory: Not even the warm-up fits.
     """
-    started, trial = time.perf_counter(), bench.work_probe
-    cap = capped(trial, max_rows)
+    started, work_probe = time.perf_counter(), runner.work_probe
+    cap = capped(work_probe, max_rows)
     rows = max(sizes(min(known.rows, cap)))
-    warm_up(bench)
-    budget = bench.budget()
+    warm_up(runner)
+    budget = runner.budget()
     if known.budget_bytes is None or known.max_fitting is None:
         return None
     if budget > MORE_MEMORY * known.budget_bytes and 2 * known.rows > max(sizes(known.max_fitting)):
@@ -127,7 +127,7 @@ def verify(
     tried = rows
     if not known.out_of_memory and is_comfortable(evidence, rows, budget=budget):
         tried = min(rows, max(earlier.rows for earlier in evidence))
-    probe = judged(bench.probe(tried), budget)
+    probe = judged(runner.probe(tried), budget)
     if probe.verdict != "fits":
         return None
     fits = known.max_fitting
@@ -142,32 +142,32 @@ def verify(
         best=rows,
         probes=(replace(probe, rows_per_second=dict(known.throughputs).get(tried)),),
         out_of_memory=False,
-        prompt_tokens=trial.prompt_tokens,
-        new_tokens=trial.new_tokens,
+        prompt_tokens=work_probe.prompt_tokens,
+        new_tokens=work_probe.new_tokens,
         budget_bytes=budget,
         seconds=time.perf_counter() - started,
     )
-    logger.info("%s", summary_line(result, trial))
+    logger.info("%s", summary_line(result, work_probe))
     return result
 
 
-def warm_up(bench: ProbeRunner) -> None:
+def warm_up(runner: ProbeRunner) -> None:
     """Allocate what stays on the device once work has begun, such as optimizer state. Raises OutOfMemory."""
-    if not bench.warm_up():
+    if not runner.warm_up():
         probe = ProbeResult(1, "out of memory", used_bytes=None, taken_bytes=None)
-        raise OutOfMemory(too_large(bench, probe, budget=bench.budget()))
+        raise OutOfMemory(too_large(runner, probe, budget=runner.budget()))
 
 
 def capped(probe: Probe, max_rows: int | None) -> int:
     """Return the most rows that are worth trying."""
-    return min(probe.max_rows, max_rows or MOST_ROWS, MOST_ROWS)
+    return min(probe.max_rows, max_rows or MAX_ROWS, MAX_ROWS)
 
 
 class BatchSizeSearch:
     """One search: the probes so far and the predictions from them."""
 
-    def __init__(self, bench: ProbeRunner, *, cap: int, sizes: Sizes) -> None:
-        self.bench, self.trial, self.cap, self.sizes = bench, bench.work_probe, cap, sizes
+    def __init__(self, runner: ProbeRunner, *, cap: int, sizes: Sizes) -> None:
+        self.runner, self.work_probe, self.cap, self.sizes = runner, runner.work_probe, cap, sizes
         self.probes: list[ProbeResult] = []
         self.prefills: dict[int, float] = {}
         """Prefill seconds at the maximum prompt length, by rows."""
@@ -180,8 +180,8 @@ class BatchSizeSearch:
         self.volumes: dict[int, Volume] = {}
         self.num_rows = self.volume(1).rows or self.volume(1).batches
         self.started = time.perf_counter()
-        warm_up(bench)
-        self.budget = bench.budget()
+        warm_up(runner)
+        self.budget = runner.budget()
 
     def probe_memory(self) -> None:
         """Probe sizes until the largest that fits is known, or until every useful size is known to fit.
@@ -189,11 +189,11 @@ class BatchSizeSearch:
         Raises OutOfMemory if a single row does not fit.
         """
         while (rows := self.next_rows()) is not None:
-            probe = judged(self.bench.probe(rows), self.budget)
+            probe = judged(self.runner.probe(rows), self.budget)
             if rows == 1 and probe.verdict != "fits":
-                raise OutOfMemory(too_large(self.bench, probe, budget=self.budget))
+                raise OutOfMemory(too_large(self.runner, probe, budget=self.budget))
             self.probes.append(self.timed(probe))
-            level = logging.INFO if probe.seconds > WORTH_TELLING else logging.DEBUG
+            level = logging.INFO if probe.seconds > SLOW_PROBE_SECONDS else logging.DEBUG
             taken = gigabytes(probe.taken_bytes) if probe.taken_bytes is not None else "refused"
             logger.log(level, "tried %s rows: %s, %s in %.1f s", f"{rows:,}", probe.verdict, taken, probe.seconds)
 
@@ -205,11 +205,11 @@ class BatchSizeSearch:
         if probe.prefill_seconds is None:
             return probe
         if self.probes and probe.prefill_seconds >= SHORT_SECONDS:
-            if not self.bench.memory.slows_work:
+            if not self.runner.memory.slows_work:
                 self.prefills[probe.rows] = probe.prefill_seconds
             return probe
         started = time.perf_counter()
-        timing = self.bench.time(probe.rows)
+        timing = self.runner.time(probe.rows)
         if timing is None:  # does not fit without exact allocations
             self.prefills[probe.rows] = probe.prefill_seconds
             return probe
@@ -235,12 +235,12 @@ class BatchSizeSearch:
             return rows  # memory is the limit, so every row counts
         if not is_comfortable(self.probes, wanted, budget=self.budget):
             return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
-        return None if self.max_fitting >= min(self.cap, FAR_ABOVE * wanted) else rows
+        return None if self.max_fitting >= min(self.cap, MAX_GROWTH * wanted) else rows
 
     def is_affordable(self, rows: int) -> bool:
         """Return whether a probe stays within the tuning time."""
         constant, each = self.prefill
-        predicted = constant + each * rows * self.trial.prompt_tokens
+        predicted = constant + each * rows * self.work_probe.prompt_tokens
         before = self.probes[-1]
         expected = max(predicted, before.seconds * rows / before.rows if before.rows > 1 else 0.0)
         best = self.best()
@@ -249,7 +249,7 @@ class BatchSizeSearch:
     def allows(self, seconds: float, *, rows: int) -> bool:
         """Return whether `seconds` more stay within the tuning time for work in batches of `rows`."""
         spent = time.perf_counter() - self.started
-        return spent + seconds <= max(NOT_WORTH_SAVING, SHARE_OF_THE_WORK * self.seconds_of_work(rows))
+        return spent + seconds <= max(MIN_SAVED_SECONDS, SHARE_OF_THE_WORK * self.seconds_of_work(rows))
 
     def pays(self, seconds: float, *, rows: int, larger: int) -> bool:
         """Return whether larger batches promise to save more than twice `seconds`."""
@@ -258,7 +258,7 @@ class BatchSizeSearch:
     @property
     def prefill(self) -> tuple[float, float]:
         """Seconds per batch, and seconds per token in it."""
-        return line([(rows * self.trial.prompt_tokens, seconds) for rows, seconds in self.prefills.items()])
+        return line([(rows * self.work_probe.prompt_tokens, seconds) for rows, seconds in self.prefills.items()])
 
     @property
     def max_fitting(self) -> int:
@@ -271,7 +271,7 @@ class BatchSizeSearch:
     def best(self) -> int:
         """Return the smallest size within 2 % of the fastest that fits."""
         largest = self.max_fitting
-        if self.trial.new_tokens:
+        if self.work_probe.new_tokens:
             largest = self.time_decoding(largest)
         return smallest_near_best([rows for rows in self.sizes(largest) if rows <= largest], self.speed)
 
@@ -301,7 +301,7 @@ class BatchSizeSearch:
         if rows in self.steps and not again:
             return
         started = time.perf_counter()
-        seconds = self.bench.step(rows)
+        seconds = self.runner.step(rows)
         self.step_cost = time.perf_counter() - started
         # A size whose decode step does not fit is infinitely slow; the memory search notices it too.
         measured = math.inf if seconds is None else seconds
@@ -312,7 +312,7 @@ class BatchSizeSearch:
     def volume(self, rows: int) -> Volume:
         """Return batches and tokens of the data at this size, computed once."""
         if rows not in self.volumes:
-            self.volumes[rows] = self.trial.volume(rows)
+            self.volumes[rows] = self.work_probe.volume(rows)
         return self.volumes[rows]
 
     def seconds_of_work(self, rows: int) -> float:
@@ -328,11 +328,11 @@ class BatchSizeSearch:
 
     def seconds_of_decoding(self, rows: int) -> float:
         """Return the time of all decode steps in batches of `rows`; the last batch may be smaller."""
-        if not self.trial.new_tokens:
+        if not self.work_probe.new_tokens:
             return 0.0
         steps = list(self.steps.items())
         full, rest = divmod(self.num_rows, rows)
-        return self.trial.new_tokens * (full * between(steps, rows) + (between(steps, rest) if rest else 0.0))
+        return self.work_probe.new_tokens * (full * between(steps, rows) + (between(steps, rest) if rest else 0.0))
 
 
 def judged(probe: ProbeResult, budget: int) -> ProbeResult:
@@ -342,35 +342,32 @@ def judged(probe: ProbeResult, budget: int) -> ProbeResult:
     return replace(probe, verdict="fits" if probe.taken_bytes <= budget else "too large")
 
 
-def summary_line(found: BatchSize, probe: Probe) -> str:
+def summary_line(result: BatchSize, probe: Probe) -> str:
     """Return a line for the log."""
-    new = f" and {counted(probe.new_tokens, 'new one')}" if probe.new_tokens else ""
-    how = (
-        f"{counted(len(found.probes), 'probe')}, {found.seconds:.1f} s"
-        if found.origin == "tuned"
-        else "known, tried again"
-    )
+    new = f" and {counted(probe.new_tokens, 'new token')}" if probe.new_tokens else ""
+    probes = f"{counted(len(result.probes), 'probe')} in {result.seconds:.1f} s"
     return (
-        f"batch size for {probe.purpose}: {counted(found.rows, 'row')} (up to {found.max_fitting:,} fit) of at most "
-        f"{counted(probe.prompt_tokens, 'token')}{new}, on {found.device}; {how}"
+        f"batch size for {probe.purpose}: {counted(result.rows, 'row')} of at most "
+        f"{counted(probe.prompt_tokens, 'token')}{new} on {result.device}, up to {result.max_fitting:,} fit; "
+        f"{probes if result.origin == 'tuned' else 'cached size, checked again'}"
     )
 
 
-def too_large(bench: ProbeRunner, probe: ProbeResult, *, budget: int) -> str:
+def too_large(runner: ProbeRunner, probe: ProbeResult, *, budget: int) -> str:
     """Return the error message for work that does not fit on this device, with what would help."""
-    trial = bench.work_probe
-    new = f" and {counted(trial.new_tokens, 'new token')}" if trial.new_tokens else ""
+    work_probe = runner.work_probe
+    new = f" and {counted(work_probe.new_tokens, 'new token')}" if work_probe.new_tokens else ""
     needs = "more than the device has" if probe.taken_bytes is None else gigabytes(probe.taken_bytes)
     short = f", {gigabytes(probe.taken_bytes - budget)} too much" if probe.taken_bytes is not None else ""
     shorter = "preprocessing.global_max_sequence_length"
-    if trial.new_tokens:
+    if work_probe.new_tokens:
         shorter += " or generation.max_new_tokens"
-    less = ", trainer.gradient_checkpointing: true" if trial.purpose == "training" else ""
-    sum_of_it = bench.memory.describe()
+    less = ", trainer.gradient_checkpointing: true" if work_probe.purpose == "training" else ""
+    sum_of_it = runner.memory.describe()
     more = "a larger trainer.memory_budget, " if sum_of_it.startswith("memory_budget") else ""
     return (
-        f"not even one row fits for {trial.purpose}: one of {counted(trial.prompt_tokens, 'token')}{new} takes "
-        f"{needs}{short}; "
+        f"not even one row fits for {work_probe.purpose}: one of {counted(work_probe.prompt_tokens, 'token')}{new} "
+        f"takes {needs}{short}; "
         f"{gigabytes(budget)} may be taken ({sum_of_it}). Write {more}a smaller {shorter}{less}, "
         "quantization: {bits: 4}, or a smaller base_model"
     )

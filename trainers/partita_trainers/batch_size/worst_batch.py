@@ -9,7 +9,7 @@ from partita_trainers.base import Batch
 SEED = 0
 
 
-def worst_batch(rows: int, *, tokens: int, learned: int, token_ids: Sequence[int], packed: bool = False) -> Batch:
+def worst_batch(rows: int, *, tokens: int, loss_tokens: int, token_ids: Sequence[int], packed: bool = False) -> Batch:
     """Build a batch of random rows.
 
     The last of several rows is one token shorter, because real batches contain rows of different lengths. There are at
@@ -18,7 +18,7 @@ def worst_batch(rows: int, *, tokens: int, learned: int, token_ids: Sequence[int
     Args:
         rows: Number of rows; of lines with `packed`.
         tokens: Tokens of each row.
-        learned: Loss tokens at the end of each row.
+        loss_tokens: Loss tokens at the end of each row.
         token_ids: Ids to draw from.
         packed: Put two rows into each line, the first of one token, so that the model has to keep rows apart. Lines
             have at
@@ -26,19 +26,19 @@ def worst_batch(rows: int, *, tokens: int, learned: int, token_ids: Sequence[int
     """
     free = 2 if packed else 1
     tokens = max(free + 1, tokens)
-    learned = min(max(1, learned), tokens - free)
+    loss_tokens = min(max(1, loss_tokens), tokens - free)
     allowed = torch.tensor(token_ids)
     chosen = torch.randint(len(allowed), (rows, tokens), generator=torch.Generator().manual_seed(SEED))
     ids_BT = allowed[chosen]
     labels_BT = ids_BT.clone()
-    labels_BT[:, : tokens - learned] = -100
+    labels_BT[:, : tokens - loss_tokens] = -100
     lengths_B = torch.full((rows,), tokens)
     if rows > 1:
         lengths_B[-1] = tokens - 1
         labels_BT[-1, -1] = -100
-        if learned < tokens - free:
-            labels_BT[-1, tokens - learned - 1] = ids_BT[-1, tokens - learned - 1]
-    keys = tuple(f"trial:{row}" for row in range(rows * free))
+        if loss_tokens < tokens - free:
+            labels_BT[-1, tokens - loss_tokens - 1] = ids_BT[-1, tokens - loss_tokens - 1]
+    keys = tuple(f"probe:{row}" for row in range(rows * free))
     return Batch(ids_BT, labels_BT, lengths_B, keys, two_rows_a_line(rows, tokens) if packed else None)
 
 

@@ -26,7 +26,7 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
 from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.build import PipelineParts, prediction_parts, training_texts
-from partita.pipeline.tune import asked_prompts, most_learned
+from partita.pipeline.tune import max_loss_tokens_of, prompt_lengths
 from partita.runs.manifest import ChosenRun, read_manifest
 from partita.simulation.opening import section_of
 from partita.simulation.report import SimulationReport
@@ -199,8 +199,10 @@ class RayEvaluator:
     def loss(self, encoded: TokenizedDataset) -> dict[str, float]:
         """Compute the same `loss` as `partita.pipeline.evaluate.mean_loss`: same batches, same order of summation."""
         pool = self.pool
-        learned = most_learned([encoded])
-        offers: list[BatchSize] = pool.ask("evaluation_size", encoded.lengths, learned, batch_size=self.batch_size)
+        max_loss_tokens = max_loss_tokens_of([encoded])
+        offers: list[BatchSize] = pool.ask(
+            "evaluation_size", encoded.lengths, max_loss_tokens, batch_size=self.batch_size
+        )
         size = min(offers, key=lambda offer: offer.rows)
         batches = EvaluationBatches(encoded, batch_size=size.rows, pad_token_id=pool.tokenizer.pad_token_id)
         counts: list[int] = []
@@ -216,7 +218,7 @@ class RayEvaluator:
     @contextmanager
     def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
         """Yield the rows that each worker generates at a time."""
-        lengths, shared = asked_prompts(self.parts, [rows])
+        lengths, shared = prompt_lengths(self.parts, [rows])
         yield self.budget(lengths, shared_tokens=shared)
 
     def budget(self, lengths: "npt.NDArray[np.integer]", *, shared_tokens: int) -> BatchBudget:

@@ -13,13 +13,13 @@ from partita_schema.errors import ResumeError
 logger = logging.getLogger(__name__)
 
 CURSOR_VERSION = 2
-MOST_CHARACTERS = 96
+MAX_CHARACTERS = 96
 """Maximum length of a part; a longer one ends in a hash of the whole."""
-FEWEST_CHARACTERS = 16
+MIN_CHARACTERS = 16
 """Length to which parts are shortened if there are many; nothing but a hash remains."""
-FEWEST_OF_NAMES = 32
+MIN_NAME_CHARACTERS = 32
 """Minimum length to which the names of parts are shortened."""
-MOST_OF_PARTS = 1500
+MAX_PARTS_CHARACTERS = 1500
 """Maximum number of characters of all parts and names as JSON; this leaves room for the positions of streams."""
 Resume = Literal["strict", "restart_epoch", "fresh"]
 """What to do if the plan has changed; the values of `data.resume`."""
@@ -124,18 +124,18 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
 def short_parts(parts: Mapping[str, str]) -> dict[str, str]:
     """Return the parts shortened for saving in every position; a shortened text ends in a hash of the whole.
 
-    Each has up to MOST_CHARACTERS, and fewer if all parts together would exceed MOST_OF_PARTS. If they still do, the
+    Each has up to MAX_CHARACTERS, and fewer if all together would exceed MAX_PARTS_CHARACTERS. If they still do, the
     last ones are merged into one, "and others".
     """
-    for most in range(MOST_CHARACTERS, FEWEST_CHARACTERS - 1, -4):
-        result = {short(name, max(most, FEWEST_OF_NAMES)): short(text, most) for name, text in parts.items()}
-        if len(json.dumps(result)) <= MOST_OF_PARTS:
+    for most in range(MAX_CHARACTERS, MIN_CHARACTERS - 1, -4):
+        result = {short(name, max(most, MIN_NAME_CHARACTERS)): short(text, most) for name, text in parts.items()}
+        if len(json.dumps(result)) <= MAX_PARTS_CHARACTERS:
             return result
     first_parts = dict[str, str]()
     remaining = sorted(zip(result.items(), parts.items(), strict=True), key=lambda part: part[0][0] != "tokenizer")
     for place, ((name, text), _) in enumerate(remaining):
         others = digest(*(part for _, whole in remaining[place:] for part in whole))
-        if len(json.dumps({**first_parts, name: text, "and others": others})) > MOST_OF_PARTS:
+        if len(json.dumps({**first_parts, name: text, "and others": others})) > MAX_PARTS_CHARACTERS:
             return {**first_parts, "and others": others}
         first_parts[name] = text
     return first_parts

@@ -70,7 +70,7 @@ class IndexedPlanner:
         Raises:
             DataError: If a row is longer than the policy can plan.
         """
-        refuse_longer(lengths, policy.most_tokens, name=name)
+        refuse_longer(lengths, policy.max_row_tokens, name=name)
         self.policy = policy
         self.batches_per_step = batches_per_step
         self._lengths = lengths

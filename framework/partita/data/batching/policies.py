@@ -51,7 +51,7 @@ class Policy(Protocol):
         """Whether an epoch starts with the window and the batch that hold the longest row."""
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_row_tokens(self) -> int | None:
         """Tokens of the longest row that can be planned; None for no limit."""
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
@@ -70,7 +70,7 @@ class Fixed:
     drop_last: bool = False
 
     longest_first = False
-    most_tokens = None
+    max_row_tokens = None
 
     @property
     def window(self) -> int:
@@ -102,7 +102,7 @@ class Bucket:
     longest_first: bool = False
 
     shuffle_rows = True
-    most_tokens = None
+    max_row_tokens = None
 
     @property
     def first_window(self) -> int:
@@ -140,7 +140,7 @@ class TokenBudget:
         return self.window
 
     @property
-    def most_tokens(self) -> int:
+    def max_row_tokens(self) -> int:
         return self.max_tokens
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
@@ -172,7 +172,7 @@ class Pack:
         return self.window
 
     @property
-    def most_tokens(self) -> int:
+    def max_row_tokens(self) -> int:
         return self.max_tokens
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
@@ -263,17 +263,18 @@ def whole_batches(window: int, batch_size: int) -> int:
     return -(-window // batch_size) * batch_size
 
 
-def refuse_longer(lengths: np.ndarray, most_tokens: int | None, *, name: Callable[[int], str] | None = None) -> None:
+def refuse_longer(lengths: np.ndarray, max_row_tokens: int | None, *, name: Callable[[int], str] | None = None) -> None:
     """Raise DataError if a row is longer than a batch or line may be; `name` returns a row's key by index."""
-    if most_tokens is None or int(lengths.max(initial=0)) <= most_tokens:
+    if max_row_tokens is None or int(lengths.max(initial=0)) <= max_row_tokens:
         return
     place = int(lengths.argmax())
     row = f"row {name(place)}" if name is not None else "a row"
-    count = int((lengths > most_tokens).sum())
+    count = int((lengths > max_row_tokens).sum())
     others = f" ({count:,} rows are longer)" if count > 1 else ""
     raise DataError(
-        f"{row} has {int(lengths[place]):,} tokens, more than the {most_tokens:,} of data.batching.max_tokens{others}; "
-        f"write at least {int(lengths[place])} there, or preprocessing.global_max_sequence_length: {most_tokens}"
+        f"{row} has {int(lengths[place]):,} tokens, more than the {max_row_tokens:,} of data.batching.max_tokens"
+        f"{others}; write at least {int(lengths[place])} there, or preprocessing.global_max_sequence_length: "
+        f"{max_row_tokens}"
     )
 
 
@@ -325,21 +326,21 @@ def budget_cuts(lengths: np.ndarray, *, budget: int, rows: int | None, multiple_
 def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the line of each row, [n], and the number of tokens in each line, [lines]."""
     line_n = np.empty(len(lengths), dtype=np.int64)
-    rooms: list[int] = []
+    open_lines: list[int] = []
     """Room and index of each line that is not full, as one integer, ascending."""
     width, free = len(lengths) + 1, list[int]()
     for place in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[place])
-        position = bisect_left(rooms, length * width)
-        if position < len(rooms):
-            line = rooms.pop(position) % width
+        position = bisect_left(open_lines, length * width)
+        if position < len(open_lines):
+            line = open_lines.pop(position) % width
         else:
             line = len(free)
             free.append(capacity)
         free[line] -= length
         line_n[place] = line
         if free[line]:
-            insort(rooms, free[line] * width + line)
+            insort(open_lines, free[line] * width + line)
     return line_n, capacity - np.array(free, dtype=np.int64)
 
 

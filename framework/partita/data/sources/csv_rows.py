@@ -19,7 +19,7 @@ from partita.data.sources.records import MAX_RAW, MAX_VALUES, too_long
 BOM = b"\xef\xbb\xbf"
 LINE_BREAKS = re.compile(rb"[\r\n]*")
 QUOTED = re.compile(r'"[^"]*"')
-NEVER_CLOSED = "a quote opens here that is never closed"
+UNCLOSED_QUOTE = "a quote opens here that is never closed"
 STILL_OPEN = "a quote is still open at the end of the text"
 
 
@@ -116,11 +116,11 @@ class CsvRows:
         while not failure:
             end = self._buffer.line_end(place, limit=self._max_row_bytes)
             if end is None or end == place:
-                failure = NEVER_CLOSED
+                failure = UNCLOSED_QUOTE
             elif end - start > self._max_row_bytes:
                 # A later row may still reach the end of this quote within the limit.
                 self._open_until, self._failure = place, ""
-                return start, NEVER_CLOSED
+                return start, UNCLOSED_QUOTE
             elif not self._buffer.has_quote(place, end):
                 place = self._buffer.line_of_quote(end)
             else:

@@ -25,7 +25,7 @@ from partita_schema.errors import DataError
 Stop = Literal["first", "all", "all_once"]
 WHOLE = 1_000_000
 """Weights without a simple ratio are rounded to parts of this."""
-MOST_ROWS = 1 << 31
+MAX_ROWS = 1 << 31
 """Maximum number of rows in an epoch; more is taken for a mistake."""
 
 
@@ -147,7 +147,7 @@ def repeated(sizes: Sequence[int], weights: Sequence[float], stop: Stop) -> np.n
     whole, end = sum(shares), min if stop == "first" else max
     # The last row of a source is within a row of its share, that is less than whole/share rows later or earlier.
     about = end((size + 1) * whole // share + 1 for size, share in zip(sizes, shares, strict=True))
-    if about > MOST_ROWS:
+    if about > MAX_ROWS:
         raise DataError(
             f"an epoch of this mix would have {about:,} rows, since the sources end so far from each other; "
             "write stop: first or all_once, or a larger weight for the source that ends last"

@@ -32,7 +32,7 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str]) -> Rows:
     for path in paths:
         for dialogue in dialogues_of(Path(path)):
             rows = rows_of(dialogue, select=source.select, target=source.target)
-            outcomes[what_came(dialogue)] += 1
+            outcomes[outcome(dialogue)] += 1
             all_rows += rows
     name = Path(paths[0]).name
     if not all_rows:
@@ -63,7 +63,7 @@ def dialogues_of(path: Path) -> Iterator[Episode]:
             ) from error
 
 
-def what_came(episode: Episode) -> str:
+def outcome(episode: Episode) -> str:
     """Return the outcome of a dialogue in a few words."""
     if episode.status == "failed":
         return "failed"

@@ -24,13 +24,13 @@ def read_lines(piece: FileSlice, shard: int, start: Position | None) -> Iterator
     block_bytes = piece.file_sizes.block_bytes
     offset, number, index = place_of(piece, start)
     with opened(piece.path, piece.label) as stream:
-        begun_block = b""
+        first_block = b""
         if by_byte and start is None:
-            offset, begun_block = first_line(stream, offset, block_bytes=block_bytes)
+            offset, first_block = first_line(stream, offset, block_bytes=block_bytes)
         else:
             at_offset(stream, offset)
         lines = split_lines(
-            stream, max_row_bytes=limit, offset=offset, end=piece.end, block=begun_block, block_bytes=block_bytes
+            stream, max_row_bytes=limit, offset=offset, end=piece.end, block=first_block, block_bytes=block_bytes
         )
         for line, ended, count in lines:
             row_start, offset = offset, ended

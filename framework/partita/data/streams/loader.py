@@ -162,7 +162,7 @@ class StreamLoader:
 
     def _steps(self) -> Generator[GlobalBatch]:
         epoch, step, place = self._cursor.epoch, self._cursor.step, self._cursor.place
-        encode = ChunkEncoder(self._encoder, most_tokens=self._plan.policy.most_tokens)
+        encode = ChunkEncoder(self._encoder, max_row_tokens=self._plan.policy.max_row_tokens)
         with EncodingWorkers(encode, self._options) as workers:
             while True:
                 with closing(self._epoch(epoch, step, place, workers)) as steps:

@@ -133,7 +133,7 @@ class ShardGroup:
             plan: The streams and the policy.
             number: Index of the group.
             epoch: The epoch.
-            workers: Tokenize the rows, and leave out examples longer than the policy's `most_tokens`.
+            workers: Tokenize the rows, and leave out examples longer than the policy's `max_row_tokens`.
             seen: Called with each window when its first batch is taken.
             numbered: Whether one row may give several examples, whose keys then end in their number.
             place: The `place` of an earlier group; None for the start of the epoch.

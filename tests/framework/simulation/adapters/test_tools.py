@@ -183,7 +183,7 @@ def test_dialogues_with_tools_are_had_like_all_others() -> None:
         TurnEncoder(encoder, "messages", lm.tokenizer.decode),
         options=GenerationOptions({}),
         budget=BatchBudget(4),
-        room=4000,
+        context_tokens=4000,
         max_new_tokens=100,
         seed=1,
     )
