@@ -59,21 +59,21 @@ def serve(server: socket.socket) -> Request | None:
 
 
 def reap(number: int, frame: FrameType | None) -> None:
-    """Those that have told the end of a program are waited for, so that their time counts as this process's."""
+    """Processes that have reported the end of a program are waited for, so that their time counts as this process's."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def start(connection: socket.socket) -> Request:
-    """What is to be run, in its process; the one that has started it waits for its end, tells it and is gone."""
+    """What is to be run, in its process; the one that has started it waits for its end, reports it and exits."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
-    with connection, connection.makefile("rw") as told:
-        request: Request = json.loads(told.readline())
+    with connection, connection.makefile("rw") as channel:
+        request: Request = json.loads(channel.readline())
         pid = os.fork()
         if pid:
-            print(pid, file=told, flush=True)
-            print(os.waitpid(pid, 0)[1], file=told, flush=True)
+            print(pid, file=channel, flush=True)
+            print(os.waitpid(pid, 0)[1], file=channel, flush=True)
             os._exit(0)
     for place, stream in enumerate(streams):
         os.dup2(stream, place)

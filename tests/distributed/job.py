@@ -93,7 +93,7 @@ def tune(settings: Settings, name: str) -> dict[str, Any]:
 def simulate(settings: Settings, output: str) -> dict[str, Any]:
     """Have dialogues, with their transcripts in a folder.
 
-    What each rank is told of them goes to a file, and how often it has met the others, by what about.
+    The report of each rank goes to a file, and how often it has met the others, by what about.
     """
     meetings: Counter[str] = Counter()
     gather = DistributedGroup.all_gather_object
@@ -104,8 +104,8 @@ def simulate(settings: Settings, output: str) -> dict[str, Any]:
 
     DistributedGroup.all_gather_object = counted  # type: ignore[method-assign,assignment]
     report = Model(Path("run.yaml"), quiet=True).simulate(output)
-    told = {"report": report.record(), "meetings": meetings}
-    Path(f"told-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(told), encoding="utf8")
+    result = {"report": report.record(), "meetings": meetings}
+    Path(f"rank-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(result), encoding="utf8")
     return report.record()
 
 

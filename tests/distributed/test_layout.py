@@ -8,7 +8,7 @@ from partita.backends.layout import layout_of
 from partita_schema.config import Config
 
 
-def told(backend: dict[str, Any], *, batching: str = "bucket", **trainer: Any) -> list[str]:
+def plan_lines(backend: dict[str, Any], *, batching: str = "bucket", **trainer: Any) -> list[str]:
     config = Config.model_validate(
         {
             "base_model": "unused",
@@ -27,7 +27,7 @@ def told(backend: dict[str, Any], *, batching: str = "bucket", **trainer: Any) -
 def test_machines_processes_and_a_step_are_reported() -> None:
     cluster = {"processes": 8, "nodes": 2, "address": "node-0:29500"}
 
-    assert told(cluster, batch_size=4, effective_batch_size=128) == [
+    assert plan_lines(cluster, batch_size=4, effective_batch_size=128) == [
         "2 machines, 8 processes on each, 16 in all",
         "a step: 128 rows = 16 processes x 2 batches x 4 rows",
     ]
@@ -48,25 +48,25 @@ def test_machines_processes_and_a_step_are_reported() -> None:
     ],
 )
 def test_a_step_is_what_the_processes_share(trainer: dict[str, Any], line: str) -> None:
-    assert told({"processes": 2}, **trainer) == ["1 machine, 2 processes on each", line]
+    assert plan_lines({"processes": 2}, **trainer) == ["1 machine, 2 processes on each", line]
 
 
 def test_what_only_the_machine_knows_is_left_open() -> None:
-    assert told({}, batch_size=4, effective_batch_size=32) == [
+    assert plan_lines({}, batch_size=4, effective_batch_size=32) == [
         "1 machine, one process for each GPU on each",
         "a step: 32 rows = the processes x 4 rows",
     ]
-    assert told({"processes": 2}, batching="token_budget") == ["1 machine, 2 processes on each"]
+    assert plan_lines({"processes": 2}, batching="token_budget") == ["1 machine, 2 processes on each"]
 
 
 def test_workers_of_ray_share_a_step_wherever_they_are() -> None:
     ray = {"type": "ray", "workers": 4}
 
-    assert told(ray, batch_size=4, effective_batch_size=64) == [
+    assert plan_lines(ray, batch_size=4, effective_batch_size=64) == [
         "4 workers, on machines that Ray finds",
         "a step: 64 rows = 4 processes x 4 batches x 4 rows",
     ]
-    assert told({"type": "ray"}, batch_size=4, effective_batch_size=32) == [
+    assert plan_lines({"type": "ray"}, batch_size=4, effective_batch_size=32) == [
         "one worker for each GPU of the Ray cluster, else one",
         "a step: 32 rows = the processes x 4 rows",
     ]
@@ -86,7 +86,7 @@ def test_a_file_of_one_process_has_no_layout() -> None:
 
 
 def test_shared_weights_are_reported() -> None:
-    lines = told({"processes": 4, "nodes": 2, "address": "node-0:29500", "sharding": "full"}, batch_size=2)
+    lines = plan_lines({"processes": 4, "nodes": 2, "address": "node-0:29500", "sharding": "full"}, batch_size=2)
     assert lines[-1] == "weights, gradients and optimizer state: each process holds 1/8 of them"
-    lines = told({"sharding": "full"}, batch_size=2)
+    lines = plan_lines({"sharding": "full"}, batch_size=2)
     assert lines[-1] == "weights, gradients and optimizer state: each process holds its part of them"

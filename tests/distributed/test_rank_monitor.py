@@ -24,7 +24,7 @@ from partita.backends.ray.rank_monitor import END_SECONDS, follow
 from partita_schema.errors import DataError, LostRankError, PartitaError, TrainingError
 
 BOTH: tuple[Posted, ...] = (("a", RankStarted(0, 2, "node-0", 11)), ("b", RankStarted(1, 2, "node-1", 12)))
-ANEW: tuple[Posted, ...] = (("c", RankStarted(0, 2, "node-0", 21)), ("d", RankStarted(1, 2, "node-0", 22)))
+RESTARTED: tuple[Posted, ...] = (("c", RankStarted(0, 2, "node-0", 21)), ("d", RankStarted(1, 2, "node-0", 22)))
 DEATH: tuple[Posted, ...] = (("a", RankFinished(LostRankError("gone"))), ("", RankDied([0, 1], ["a", "b"])))
 
 
@@ -116,7 +116,7 @@ def test_a_death_is_reported_in_a_line_and_what_old_ranks_say_is_nothing(caplog:
     late: list[Posted] = [("b", LogMessage("partita", 40, "too late")), ("b", RankFinished(DataError("too late")))]
     end: list[Posted] = [("c", RankFinished(None, "made")), ("d", RankFinished(None)), ("", JobFinished())]
 
-    assert followed(Script(BOTH, [("a", ProgressOpened(1, 9, "training", 0))], DEATH, late, ANEW, end)) == "made"
+    assert followed(Script(BOTH, [("a", ProgressOpened(1, 9, "training", 0))], DEATH, late, RESTARTED, end)) == "made"
     assert caplog.messages == [
         "rank 1 (process 12 on node-1) is gone; all start again at the newest checkpoint (1 of 3 times)"
     ]
@@ -130,7 +130,7 @@ def test_one_death_too_many_ends_the_training(caplog: pytest.LogCaptureFixture) 
     ]
 
     with pytest.raises(TrainingError) as error:
-        followed(Script(BOTH, DEATH, ANEW, again), max_failures=1)
+        followed(Script(BOTH, DEATH, RESTARTED, again), max_failures=1)
 
     assert str(error.value) == (
         "rank 1 (process 22 on node-0) is gone, and backend.max_failures: 1 allows no further start; saved "

@@ -58,7 +58,7 @@ def straight(processes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 @pytest.fixture
 def folder(straight: tuple[Path, Any], tmp_path: Path) -> Path:
     """The same files, and no dialogues."""
-    shutil.copytree(straight[0], tmp_path / "job", ignore=shutil.ignore_patterns("out", "results.json", "told-*.json"))
+    shutil.copytree(straight[0], tmp_path / "job", ignore=shutil.ignore_patterns("out", "results.json", "rank-*.json"))
     return tmp_path / "job"
 
 
@@ -77,10 +77,10 @@ def test_dialogues_are_those_of_one_process(
 
     assert same(folder, straight)
     assert found == straight[1]
-    told = [json.loads((folder / f"told-{rank}.json").read_text("utf8")) for rank in range(ranks)]
-    assert all(rank["report"] == found for rank in told)
-    assert all(rank["meetings"] == told[0]["meetings"] for rank in told)
-    assert max(told[0]["meetings"].values()) == 2, "once a history, and not by dialogues or turns"
+    results = [json.loads((folder / f"rank-{rank}.json").read_text("utf8")) for rank in range(ranks)]
+    assert all(rank["report"] == found for rank in results)
+    assert all(rank["meetings"] == results[0]["meetings"] for rank in results)
+    assert max(results[0]["meetings"].values()) == 2, "once a history, and not by dialogues or turns"
 
 
 @pytest.mark.long

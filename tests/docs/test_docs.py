@@ -1,4 +1,4 @@
-"""What the pages say is so: files load, mistakes are told as shown, commands and links exist, answers read as written.
+"""What the pages say is so: files load, errors read as shown, commands and links exist, answers read as written.
 
 An HTML comment before a block says what the block is, where it is not a whole file:
 
@@ -68,8 +68,8 @@ BLOCKS = list(find_blocks())
 
 def chosen(language: str, comment: str = "") -> Any:
     """A test for each block of a language whose comment begins so; without one, for those without a comment."""
-    told = [block for block in BLOCKS if block.language == language]
-    blocks = [block for block in told if (block.comment.startswith(comment) if comment else not block.comment)]
+    same_language = [block for block in BLOCKS if block.language == language]
+    blocks = [block for block in same_language if (block.comment.startswith(comment) if comment else not block.comment)]
     return pytest.mark.parametrize("block", blocks, ids=str)
 
 
@@ -175,20 +175,20 @@ def find_answers() -> Iterator[Any]:
     for page in PAGES:
         for found in ANSWERS.finditer(page.read_text(encoding="utf8")):
             for row in found["table"].splitlines()[2:]:
-                answer, told = (cell.strip() for cell in row.strip("|").split("|"))
-                yield pytest.param(yaml.safe_load(found["outputs"]), answer.strip("`"), told, id=answer)
+                answer, shown = (cell.strip() for cell in row.strip("|").split("|"))
+                yield pytest.param(yaml.safe_load(found["outputs"]), answer.strip("`"), shown, id=answer)
 
 
-@pytest.mark.parametrize(("outputs", "answer", "told"), list(find_answers()))
-def test_answers_in_the_pages_are_read_as_the_page_says(outputs: Any, answer: str, told: str) -> None:
+@pytest.mark.parametrize(("outputs", "answer", "expected"), list(find_answers()))
+def test_answers_in_the_pages_are_read_as_the_page_says(outputs: Any, answer: str, expected: str) -> None:
     features = outputs if isinstance(outputs, list) else [outputs]
     config = load_config(SMALL | {"output_features": features}).config
     decoded = Decoder(config, labels={}).decode(answer)
-    if told.startswith("none: "):
-        assert decoded.errors == {features[0]["name"]: told.removeprefix("none: ")}
+    if expected.startswith("none: "):
+        assert decoded.errors == {features[0]["name"]: expected.removeprefix("none: ")}
         assert decoded.values == {features[0]["name"]: None}
     else:
-        value = json.loads(told.strip("`"))
+        value = json.loads(expected.strip("`"))
         assert decoded.values == (value if isinstance(outputs, list) else {features[0]["name"]: value})
 
 

@@ -152,7 +152,7 @@ def write_embedders(folder: Path) -> None:
 @cache
 def write_transcripts(folder: Path) -> None:
     """Write the dialogues of two simulations."""
-    for name, seed in (("told", 1), ("more-told", 2)):
+    for name, seed in (("earlier", 1), ("more-earlier", 2)):
         config = {
             "base_model": str(folder / "base"),
             "seed": seed,

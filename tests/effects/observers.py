@@ -95,15 +95,19 @@ def simulating(config: Config, place: Path) -> Observation:
     """Have the dialogues of a simulation."""
     with messages() as said:
         report = Model(config, quiet=True).simulate(place / "had")
-    told = {path.name: lines(path) for path in sorted((place / "had").glob("*.jsonl"))}
-    for name in [name for name in told if name.startswith(".")]:  # journals
-        dialogues = [line for line in told[name] if "decided_by" not in line]  # that is the configuration itself
-        told[name] = sorted(dialogues, key=lambda dialogue: str(dialogue["dialogue"]))  # they stand there as they ended
-    noted = place / "told.txt"
+    transcripts = {path.name: lines(path) for path in sorted((place / "had").glob("*.jsonl"))}
+    for name in [name for name in transcripts if name.startswith(".")]:  # journals
+        dialogues = [line for line in transcripts[name] if "decided_by" not in line]  # that is the configuration itself
+        transcripts[name] = sorted(
+            dialogues, key=lambda dialogue: str(dialogue["dialogue"])
+        )  # they stand there as they ended
+    noted = place / "noted.txt"
     found = {
-        "files": [*told, *([noted.name] if noted.exists() else [])],
+        "files": [*transcripts, *([noted.name] if noted.exists() else [])],
         "noted": noted.read_text("utf8").splitlines() if noted.exists() else [],
-        "transcripts": {name: [without_times(dialogue) for dialogue in dialogues] for name, dialogues in told.items()},
+        "transcripts": {
+            name: [without_times(dialogue) for dialogue in dialogues] for name, dialogues in transcripts.items()
+        },
         "report": report.flat(),
         "log": said,
     }

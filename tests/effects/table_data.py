@@ -9,7 +9,7 @@ CSV: Config = {"type": "csv", "path": "rows.csv"}
 JSONL: Config = {"type": "jsonl", "path": "rows.jsonl"}
 HUB: Config = {"type": "hub", "name": "hub", "subset": "one"}
 CUSTOM: Config = {"type": "custom", "target": "programs_of_effects:Numbered"}
-MAX_UNEVENNESS: Config = {"type": "simulation", "path": "told/predicted.jsonl", "select": "corrected"}
+EARLIER_TRANSCRIPTS: Config = {"type": "simulation", "path": "earlier/predicted.jsonl", "select": "corrected"}
 STREAM: Config = {
     "data": {"split": None, "batching": {"type": "fixed"}},
     "trainer": {"skip_all_evaluation": True},
@@ -99,10 +99,10 @@ def transcripts(place: str) -> dict[str, Flip]:
 
     path = f"{place}[simulation]"
     return {
-        f"{path}.type": Flip({"type": "jsonl", "path": "more-talks.jsonl"}, given=given(MAX_UNEVENNESS)),
-        f"{path}.path": Flip("more-told/predicted.jsonl", given=given(MAX_UNEVENNESS)),
-        f"{path}.select": Flip("all", given=given(MAX_UNEVENNESS)),
-        f"{path}.target": Flip("every_agent_turn", given=given(MAX_UNEVENNESS)),
+        f"{path}.type": Flip({"type": "jsonl", "path": "more-talks.jsonl"}, given=given(EARLIER_TRANSCRIPTS)),
+        f"{path}.path": Flip("more-earlier/predicted.jsonl", given=given(EARLIER_TRANSCRIPTS)),
+        f"{path}.select": Flip("all", given=given(EARLIER_TRANSCRIPTS)),
+        f"{path}.target": Flip("every_agent_turn", given=given(EARLIER_TRANSCRIPTS)),
     }
 
 

@@ -127,7 +127,7 @@ SIMULATION = [
                 part="refusal",
             ),
             "simulation.rollout": Flip("talkers_of_effects:Watched", part="noted"),
-            "simulation.transcripts": Flip("talkers_of_effects:Told", part="noted"),
+            "simulation.transcripts": Flip("talkers_of_effects:NotedTranscripts", part="noted"),
         },
         long=True,
     ),

@@ -113,7 +113,7 @@ class Watched(Rollout):
         yield from super().run(iter(begun))
 
 
-class Told(Transcripts):
+class NotedTranscripts(Transcripts):
     """Writes the key of each dialogue to another file too."""
 
     def add(self, episode: Episode) -> None:
@@ -123,5 +123,5 @@ class Told(Transcripts):
 
 def note(keys: Iterable[str]) -> None:
     """Write the keys of dialogues to a file."""
-    with Path("told.txt").open("a", encoding="utf8") as file:
+    with Path("noted.txt").open("a", encoding="utf8") as file:
         file.writelines(f"{key}\n" for key in keys)

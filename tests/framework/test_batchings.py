@@ -75,9 +75,9 @@ def test_auto_says_what_it_chose_and_why(colours: Any, tmp_path: Path, caplog: p
     with caplog.at_level("INFO", logger="partita"):
         Model(config(colours, {"type": "auto"}, batch_size=16, max_steps=1), quiet=True).train(run=tmp_path)
 
-    told = [message for message in caplog.messages if message.startswith("batching bucket: rows have ")]
-    assert len(told) == 1
-    assert "random order would be" in told[0]
+    lines = [message for message in caplog.messages if message.startswith("batching bucket: rows have ")]
+    assert len(lines) == 1
+    assert "random order would be" in lines[0]
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ TEMPLATE = (
 
 
 def make_dialogues(count: int) -> list[dict[str, Any]]:
-    """The assistant repeats each colour that it is told, and the last one when it is asked for it again."""
+    """The assistant repeats each colour it is given, and the last one when it is asked for it again."""
     rng = random.Random(1)
     rows = []
     for _ in range(count):

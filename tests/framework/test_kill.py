@@ -126,11 +126,11 @@ def test_sigterm_saves_the_step_exits_with_130_and_goes_on_exactly(forks: Forks,
         assert time.monotonic() < deadline
         time.sleep(0.002)
     process.send_signal(signal.SIGTERM)
-    told = process.communicate(timeout=60)[1]
+    stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 130
-    assert "stopping after this step; once more to stop at once" in told
-    assert told.endswith("interrupted; progress is saved, rerun the same command to resume\n")
-    assert "Traceback" not in told
+    assert "stopping after this step; once more to stop at once" in stderr
+    assert stderr.endswith("interrupted; progress is saved, rerun the same command to resume\n")
+    assert "Traceback" not in stderr
     step = len(log_of(stopped))
     manifest = json.loads((stopped / "manifest.json").read_text(encoding="utf8"))
     assert manifest["status"] == "interrupted"

@@ -288,5 +288,5 @@ def test_waiting_for_rows_is_reported(tmp_path: Path, colours: Any, caplog: pyte
     note_batches(directory, slow, workers=0, streamed=False)
     note_batches(directory, slow | {"waited_seconds": 9.0}, workers=0, streamed=True)
 
-    told = "50 % of the time was spent waiting for rows: write data.loader.workers: {}, or more"
-    assert caplog.messages == [told.format(2), told.format(8)]
+    message = "50 % of the time was spent waiting for rows: write data.loader.workers: {}, or more"
+    assert caplog.messages == [message.format(2), message.format(8)]

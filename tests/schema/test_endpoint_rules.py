@@ -26,7 +26,7 @@ SGLANG = (
 )
 
 
-def told(**sections: Any) -> str:
+def problem_text(**sections: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         load_config(FILE | sections)
     assert len(caught.value.problems) == 1
@@ -57,10 +57,10 @@ def test_a_server_needs_its_address_alone() -> None:
 
 @pytest.mark.parametrize(("kind", "text"), [("vllm", VLLM), ("sglang", SGLANG)])
 def test_engines_that_are_servers_say_so(kind: str, text: str) -> None:
-    assert told(backend={"type": kind}) == f"backend.type: {text}"
-    assert told(backend=kind) == f"backend: {text}"
+    assert problem_text(backend={"type": kind}) == f"backend.type: {text}"
+    assert problem_text(backend=kind) == f"backend: {text}"
     # A file of Ludwig's says no version; its backends are others.
-    assert told(backend={"type": kind}, model_type="llm") == f"backend.type: {text}"
+    assert problem_text(backend={"type": kind}, model_type="llm") == f"backend.type: {text}"
 
 
 def test_a_file_without_a_version_keeps_its_server() -> None:
@@ -115,11 +115,11 @@ def test_a_file_without_a_version_keeps_its_server() -> None:
     ],
 )
 def test_the_address_and_the_body_are_checked(keys: dict[str, Any], text: str) -> None:
-    assert told(**backend(**keys)) == text
+    assert problem_text(**backend(**keys)) == text
 
 
 def test_a_key_in_the_file_is_refused_without_showing_it() -> None:
-    text = told(**backend(api_key_env="sk-very-secret"))
+    text = problem_text(**backend(api_key_env="sk-very-secret"))
     assert text == (
         "backend.api_key_env: write the name of an environment variable, such as OPENAI_API_KEY; the key itself must "
         "not be in the file"
@@ -221,7 +221,7 @@ def test_a_key_in_the_file_is_refused_without_showing_it() -> None:
     ],
 )
 def test_what_only_a_model_here_can_be_given_is_refused(sections: dict[str, Any], text: str) -> None:
-    assert told(**sections) == text
+    assert problem_text(**sections) == text
 
 
 VALUES: dict[str, Any] = {
@@ -253,7 +253,7 @@ ALL_SENT = {
 @pytest.mark.parametrize("key", NOT_ON_SERVERS)
 def test_options_that_cannot_be_sent_are_refused(key: str) -> None:
     generation = {key: VALUES.get(key, 0.5)} | ({} if key in VALUES else {"do_sample": True})
-    assert told(generation=generation) == (
+    assert problem_text(generation=generation) == (
         f"generation.{key}: the protocol of servers has no {key}; remove it, or write in backend.extra_body what your "
         "server calls it"
     )
@@ -266,7 +266,7 @@ def test_every_option_of_generation_is_sent_or_refused() -> None:
 
 
 def test_a_server_applies_the_defaults_of_its_own_checkpoint() -> None:
-    assert told(generation={"defaults": "none"}) == (
+    assert problem_text(generation={"defaults": "none"}) == (
         "generation.defaults: the server applies the defaults of its checkpoint; remove it, and start vLLM with "
         "--generation-config vllm"
     )

@@ -1,4 +1,4 @@
-"""What a bag of words and training without locks cannot keep is told with its place and what to write instead."""
+"""What a bag of words and training without locks cannot support is reported with its key and what to write instead."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ FILE: dict[str, Any] = {
 }
 
 
-def told(**sections: Any) -> str:
+def problem_text(**sections: Any) -> str:
     return last_line_of(FILE | sections)
 
 
@@ -190,4 +190,4 @@ def test_what_a_bag_of_words_has_can_be_said(sections: dict[str, Any]) -> None:
     ids=lambda value: str(value)[:60],
 )
 def test_what_cannot_be_kept_is_refused(sections: dict[str, Any], text: str) -> None:
-    assert told(**sections) == text
+    assert problem_text(**sections) == text

@@ -79,11 +79,11 @@ def test_renamed_keys_and_values_arrive() -> None:
     assert (file.config.generation.do_sample, file.config.generation.temperature) == (None, 0.0)
     assert file.config.adapter is not None
     assert file.config.adapter.postprocessor.merge_adapter_into_base_model is True
-    told = warnings_of(file)
-    assert not any("batch_size" in line for line in told)
-    assert "39: trainer.optimizer.type: paged_adam is not offered; paged_adamw is used" in told
+    message = warnings_of(file)
+    assert not any("batch_size" in line for line in message)
+    assert "39: trainer.optimizer.type: paged_adam is not offered; paged_adamw is used" in message
     assert any(
-        line.endswith("input_features[0].encoder: has no effect here: it belongs to tabular models") for line in told
+        line.endswith("input_features[0].encoder: has no effect here: it belongs to tabular models") for line in message
     )
 
 
@@ -106,11 +106,11 @@ def test_what_belongs_to_clusters_and_to_other_bits_is_a_warning() -> None:
     assert file.config.backend.type == "local"
     assert finetune(file.config).learning_rate_scheduler.decay == "none"
     assert finetune(file.config).optimizer.type == "adamw"
-    told = " | ".join(warnings_of(file))
-    assert "3: quantization.bnb_4bit_compute_dtype: has no effect here: it is for 4 bits" in told
+    message = " | ".join(warnings_of(file))
+    assert "3: quantization.bnb_4bit_compute_dtype: has no effect here: it is for 4 bits" in message
     instead = "for several processes write backend: {type: torchrun, processes: N}"
-    assert f"backend.type: ray has no effect here: {instead}" in told
-    assert "hyperopt: has no effect here: parameters are not searched for" in told
+    assert f"backend.type: ray has no effect here: {instead}" in message
+    assert "hyperopt: has no effect here: parameters are not searched for" in message
 
 
 def test_prompt_tuning_and_its_metric_are_translated() -> None:
@@ -121,8 +121,8 @@ def test_prompt_tuning_and_its_metric_are_translated() -> None:
     assert finetune(file.config).validation_metric == "label.bleu"
     assert finetune(file.config).learning_rate == "auto"
     assert finetune(file.config).step_rows == 32
-    told = "trainer.gradient_accumulation_steps: has no effect here: it is what effective_batch_size needs"
-    assert f"15: {told}" in warnings_of(file)
+    message = "trainer.gradient_accumulation_steps: has no effect here: it is what effective_batch_size needs"
+    assert f"15: {message}" in warnings_of(file)
 
 
 @pytest.mark.parametrize("kind", ["none", "finetune"])

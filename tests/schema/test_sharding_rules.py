@@ -1,4 +1,4 @@
-"""What cannot stand beside shared weights is told with its place and what to write instead."""
+"""What cannot stand beside shared weights is reported with its key and what to write instead."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ AUTO = (
 )
 
 
-def told(**sections: Any) -> str:
+def problem_text(**sections: Any) -> str:
     return last_line_of(FILE | sections)
 
 
@@ -38,7 +38,7 @@ def test_a_budget_of_tokens_is_a_size() -> None:
     batching = {"batching": {"type": "token_budget", "max_tokens": 512}}
 
     load_config(FILE | {"trainer": {"type": "finetune"}, "data": batching})
-    assert told(trainer={"type": "finetune"}, data={"batching": {"type": "token_budget"}}) == AUTO
+    assert problem_text(trainer={"type": "finetune"}, data={"batching": {"type": "token_budget"}}) == AUTO
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_a_budget_of_tokens_is_a_size() -> None:
     ],
 )
 def test_what_needs_the_whole_model_is_refused(sections: dict[str, Any], text: str) -> None:
-    assert told(**sections) == text
+    assert problem_text(**sections) == text

@@ -1,4 +1,4 @@
-"""What a simulation cannot be asked is told with its place and what to write instead."""
+"""What a simulation cannot be asked is reported with its key and what to write instead."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ FILE: dict[str, Any] = {
 }
 
 
-def told(**sections: Any) -> str:
+def problem_text(**sections: Any) -> str:
     return last_line_of(FILE | sections)
 
 
@@ -52,7 +52,7 @@ def test_a_single_history_may_be_a_word() -> None:
     ],
 )
 def test_wrong_simulations_are_reported(changes: dict[str, Any], text: str) -> None:
-    assert told(simulation=FILE["simulation"] | changes) == text
+    assert problem_text(simulation=FILE["simulation"] | changes) == text
 
 
 def test_an_id_of_gymnasiums_is_no_class() -> None:
@@ -60,13 +60,13 @@ def test_an_id_of_gymnasiums_is_no_class() -> None:
         world = {"type": "environment", "environment": written, "interface": "gymnasium"}
         load_config(FILE | {"simulation": FILE["simulation"] | {"world": world}})
     world = {"type": "environment", "environment": "games:Letters-v0"}
-    assert told(simulation=FILE["simulation"] | {"world": world}).startswith(
+    assert problem_text(simulation=FILE["simulation"] | {"world": world}).startswith(
         "simulation.world.environment: got 'games:Letters-v0'; write module:Class"
     )
 
 
 def test_dialogues_need_a_dialogue() -> None:
-    assert told(input_features=[{"name": "text", "type": "text"}]) == (
+    assert problem_text(input_features=[{"name": "text", "type": "text"}]) == (
         "simulation: no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it"
     )
 
@@ -123,13 +123,13 @@ def test_rounds_have_defaults() -> None:
 def test_wrong_rounds_are_reported(changes: dict[str, Any], text: str) -> None:
     self_training = {"tasks": {"count": 5}, **changes}
 
-    assert told(**ROUNDS | {"simulation": FILE["simulation"] | {"self_training": self_training}}) == text
+    assert problem_text(**ROUNDS | {"simulation": FILE["simulation"] | {"self_training": self_training}}) == text
 
 
 def test_rounds_of_replay_take_dialogues() -> None:
     simulation = {"world": {"type": "replay"}, "self_training": {"tasks": {"count": 5}}}
 
-    assert told(**ROUNDS | {"simulation": simulation}) == (
+    assert problem_text(**ROUNDS | {"simulation": simulation}) == (
         "simulation.self_training.tasks.count: replay takes dialogues of a data set; write source, or nothing for "
         "those of "
         "data.source"
@@ -137,16 +137,16 @@ def test_rounds_of_replay_take_dialogues() -> None:
 
 
 def test_rounds_need_a_trainer_and_rows() -> None:
-    assert told(**ROUNDS | {"trainer": {"type": "none"}}) == (
+    assert problem_text(**ROUNDS | {"trainer": {"type": "none"}}) == (
         "simulation.self_training: trainer: {type: none} trains no rounds; write type: finetune, or remove "
         "self_training"
     )
     stream = {"source": {"type": "jsonl", "path": "rows.jsonl", "streaming": True}}
-    assert told(**ROUNDS | {"data": stream, "trainer": {"type": "finetune", "max_steps": 5}}) == (
+    assert problem_text(**ROUNDS | {"data": stream, "trainer": {"type": "finetune", "max_steps": 5}}) == (
         "simulation.self_training: rounds are mixed with rows by index; remove streaming, or train on data first and "
         "write rounds in a separate file, with base_model: runs/NAME/model"
     )
-    assert told(**ROUNDS | {"data": {}, "base_model": {"type": "scratch", "size": "tiny"}}) == (
+    assert problem_text(**ROUNDS | {"data": {}, "base_model": {"type": "scratch", "size": "tiny"}}) == (
         "data: a new model cannot speak yet; write data.source, rows to learn from"
     )
 
@@ -281,8 +281,8 @@ def test_a_agent_may_be_a_word() -> None:
             "world.target: got 'play.py'; write module:Class, such as my_package.parts:MyClass, or a name",
         ),
         (
-            {"world": CUSTOM, "transcripts": "told.py"},
-            "transcripts: got 'told.py'; write module:Class, such as my_package.parts:MyClass, or a name",
+            {"world": CUSTOM, "transcripts": "mine.py"},
+            "transcripts: got 'mine.py'; write module:Class, such as my_package.parts:MyClass, or a name",
         ),
         (
             {"world": CUSTOM, "rollout": "a:"},
@@ -296,4 +296,4 @@ def test_a_agent_may_be_a_word() -> None:
     ],
 )
 def test_wrong_agents_are_reported(changes: dict[str, Any], text: str) -> None:
-    assert told(simulation=FILE["simulation"] | {"world": TALK} | changes) == f"simulation.{text}"
+    assert problem_text(simulation=FILE["simulation"] | {"world": TALK} | changes) == f"simulation.{text}"

@@ -57,11 +57,11 @@ def trainer(**keys: Any) -> FinetuneTrainer:
 
 
 def test_a_limit_on_auto_needs_auto() -> None:
-    told = "remove it, or write auto for batch_size or eval_batch_size"
+    message = "remove it, or write auto for batch_size or eval_batch_size"
     numbers: list[dict[str, Any]] = [{"batch_size": 8}, {"batch_size": 8, "eval_batch_size": 4}]
     for keys in numbers:
         assert problems(**keys, max_batch_size=64) == [
-            f"trainer.max_batch_size: max_batch_size has no effect with batch_size: 8; {told}"
+            f"trainer.max_batch_size: max_batch_size has no effect with batch_size: 8; {message}"
         ]
     for keys in [{}, {"batch_size": "auto"}, {"eval_batch_size": "auto"}, {"batch_size": 8, "eval_batch_size": "auto"}]:
         assert problems(**keys, max_batch_size=64) == []

@@ -99,8 +99,8 @@ def test_a_quoted_value_stays_a_text() -> None:
 
 
 def test_a_variable_that_is_not_set_is_an_error_at_its_line() -> None:
-    told = problem_of(TEXT.replace("${MODEL}", "${NOWHERE}"))
-    assert told == (
+    message = problem_of(TEXT.replace("${MODEL}", "${NOWHERE}"))
+    assert message == (
         "1:13: base_model: the environment variable NOWHERE is not set; run `export NOWHERE=...` first, or write "
         "${NOWHERE:-default}, or $${NOWHERE} for the text itself"
     )
@@ -109,8 +109,10 @@ def test_a_variable_that_is_not_set_is_an_error_at_its_line() -> None:
 
 @pytest.mark.parametrize("written", ["${}", "${1}", "${A-b}", "a ${", "${ MODEL }"])
 def test_what_opens_no_variable_is_an_error(written: str) -> None:
-    told = problem_of(f"{TEXT}prompt:\n  task: '{written}'\n")
-    assert told == "9:9: prompt.task: ${ opens no variable; write ${NAME} or ${NAME:-default}, or $${ for the text ${"
+    message = problem_of(f"{TEXT}prompt:\n  task: '{written}'\n")
+    assert (
+        message == "9:9: prompt.task: ${ opens no variable; write ${NAME} or ${NAME:-default}, or $${ for the text ${"
+    )
 
 
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "HF_TOKEN", "db_password", "SECRET"])
@@ -118,9 +120,11 @@ def test_a_variable_named_like_a_secret_is_refused_and_its_value_not_shown(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "sk-123")
-    told = problem_of(TEXT.replace("${MODEL}", f"${{{name}}}"))
-    assert told.startswith(f"1:13: base_model: {name} looks like a secret, and values of the configuration are written")
-    assert "sk-123" not in told
+    message = problem_of(TEXT.replace("${MODEL}", f"${{{name}}}"))
+    assert message.startswith(
+        f"1:13: base_model: {name} looks like a secret, and values of the configuration are written"
+    )
+    assert "sk-123" not in message
 
 
 def test_overrides_are_expanded_and_dictionaries_are_not() -> None:

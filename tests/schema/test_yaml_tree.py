@@ -1,4 +1,4 @@
-"""YAML becomes a tree with places; traps of YAML are told in words."""
+"""YAML becomes a tree with places; traps of YAML are reported in words."""
 
 import pytest
 

@@ -127,7 +127,7 @@ class Shown:
 
 
 class Recorder:
-    """A run that keeps what it is told."""
+    """A run that records its calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.checkpoints = folder, folder / "checkpoints"

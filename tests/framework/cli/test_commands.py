@@ -165,9 +165,9 @@ def test_the_same_run_again_prints_the_same_result_as_json_and_trains_nothing(
     assert (result["run"], result["steps"]) == ("first", 8)
     assert f"{result['metrics']['test']['loss']:.4f}" in trained.stdout
     assert (folder / "first" / "log.jsonl").read_bytes() == log
-    code, _, told = here("train", "run.yaml", "--run", "first")
+    code, _, error_text = here("train", "run.yaml", "--run", "first")
     assert code == 2
-    assert told == (
+    assert error_text == (
         "error: first holds a run of another file:\n  seed: 5 -> 42\ngive this run another folder with --run\n"
     )
 
@@ -184,8 +184,8 @@ def test_a_run_predicts_and_predicts_on(trained: Done, folder: Path, partita: Fo
     assert list(table["text"]) == list(pd.read_csv(folder / "rows.csv")["text"])
     again = partita(*words, "--quiet", "--json")
     assert (again.returncode, again.stderr) == (0, "")
-    told = json.loads(again.stdout)
-    assert (told["rows"], told["resumed"], told["batches"], told["path"]) == (12, 12, 0, "out.parquet")
+    result = json.loads(again.stdout)
+    assert (result["rows"], result["resumed"], result["batches"], result["path"]) == (12, 12, 0, "out.parquet")
 
 
 def test_evaluate_prints_a_table_or_json(trained: Done, partita: Forked, here: Here) -> None:
@@ -193,8 +193,8 @@ def test_evaluate_prints_a_table_or_json(trained: Done, partita: Forked, here: H
     assert (shown.returncode, shown.stderr) == (0, "")
     assert re.search(r"metric .* colour .* number .* model ", shown.stdout)
     assert re.search(r"│ n +│ +12 │ +12 │ +│", shown.stdout)
-    code, told, _ = here("evaluate", "first", "--dataset", "rows.csv", "--json", "--batch-size", "5")
-    scores = json.loads(told)
+    code, output, _ = here("evaluate", "first", "--dataset", "rows.csv", "--json", "--batch-size", "5")
+    scores = json.loads(output)
     assert code == 0
     assert scores["colour"]["n"] == 12
     assert f"{scores['model']['loss']:.4f}" in shown.stdout
@@ -207,10 +207,10 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Fo
     assert json.loads(done.stdout)["generated_tokens"] <= 36
     found = read_json_lines(folder / "zero.jsonl")
     assert max(row["tokens"] for row in found) <= 3
-    code, _, told = here(*words)
+    code, _, error_text = here(*words)
     assert code == 2
-    assert "holds answers of another job: generation changed" in told
-    assert "or start again with --fresh" in told
+    assert "holds answers of another job: generation changed" in error_text
+    assert "or start again with --fresh" in error_text
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ def test_a_data_set_of_the_hub_that_cannot_be_reached_is_reported(partita: Forke
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_must_not_be_written_is_reported(folder: Path, here: Here) -> None:
     (folder / "closed").mkdir(mode=0o555)
-    code, _, told = here("train", "run.yaml", "--run", "closed/run")
+    code, _, stderr = here("train", "run.yaml", "--run", "closed/run")
     assert code == 1
-    assert told == (
+    assert stderr == (
         "error: the run in closed/run cannot be written: Permission denied; fix that and rerun the same command\n"
     )
 
@@ -324,10 +324,10 @@ def test_what_the_system_refuses_is_reported_without_a_traceback(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").touch()
     words = ("--dataset", folder / "rows.csv", "--output", "out.csv", "--quiet")
-    code, _, told = here("predict", folder / "zero.yaml", *words)
+    code, _, stderr = here("predict", folder / "zero.yaml", *words)
     assert code == 1
-    assert told.startswith("error: runs/zero/journal/out-")
-    assert told.endswith(
+    assert stderr.startswith("error: runs/zero/journal/out-")
+    assert stderr.endswith(
         ".jsonl cannot be written: Not a directory; there is a file where a folder is needed; write to another place\n"
     )
 

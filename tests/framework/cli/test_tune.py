@@ -81,8 +81,8 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 def test_sizes_are_printed_and_flags_reach_the_model(model: Tuned, call: Call) -> None:
-    code, shown, told = call("run.yaml", "--dataset", "rows.csv", "--fresh", "--set", "seed=5", "-q")
-    assert (code, told) == (0, "")
+    code, shown, stderr = call("run.yaml", "--dataset", "rows.csv", "--fresh", "--set", "seed=5", "-q")
+    assert (code, stderr) == (0, "")
     assert shown.startswith("generation: 8 rows (fits 8, best 8), tuned in 1.50 s on cpu; prompts of at most\n")
     assert shown.endswith("\n\nevaluation: 4 rows, as the file says\n")
     assert model.opened == [("run.yaml", ["seed=5"], True)]
@@ -96,8 +96,8 @@ def test_without_flags_the_data_of_the_file_and_earlier_results_count(model: Tun
 
 
 def test_json_holds_the_records_and_nothing_else(model: Tuned, call: Call, tmp_path: Path) -> None:
-    code, shown, told = call("run.yaml", "--json", "--plot", "plot.svg")
-    assert (code, told) == (0, "")
+    code, shown, stderr = call("run.yaml", "--json", "--plot", "plot.svg")
+    assert (code, stderr) == (0, "")
     assert (tmp_path / "plot.svg").exists()
     records = json.loads(shown)
     assert records.keys() == {"generation", "evaluation"}
@@ -140,9 +140,9 @@ def test_a_picture_of_sizes_of_the_file_is_refused_after_they_were_printed(
     model: Tuned, call: Call, tmp_path: Path
 ) -> None:
     del model.sizes["generation"]
-    code, shown, told = call("run.yaml", "--plot", "a.png")
+    code, shown, stderr = call("run.yaml", "--plot", "a.png")
     assert (code, shown) == (2, "evaluation: 4 rows, as the file says\n")
-    assert told == (
+    assert stderr == (
         "error: a.png: no size was measured, so there is nothing to draw (evaluation is 4 rows); "
         "write batch_size: auto\n"
     )

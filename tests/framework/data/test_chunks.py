@@ -61,8 +61,8 @@ def test_json_of_a_row_is_read_once_and_what_is_none_says_so(monkeypatch: pytest
     assert good == {0: {"a": "b"}, 1: {"a": "\u00e9"}, 3: {"a": 1}}
     assert len(read) == 2
     monkeypatch.undo()
-    _, told = parsed([b"[1]", b'{"a": "\\ud800"}', b"{", b"\xff{}", b"[" * 100_000])
-    assert bad | {number + 4: reasons for number, reasons in told.items()} == {
+    _, message = parsed([b"[1]", b'{"a": "\\ud800"}', b"{", b"\xff{}", b"[" * 100_000])
+    assert bad | {number + 4: reasons for number, reasons in message.items()} == {
         2: ("gone",),
         4: ("a row is a JSON object, this is a list",),
         5: ("not Unicode: half of a surrogate pair",),

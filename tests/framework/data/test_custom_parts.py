@@ -173,19 +173,19 @@ def test_another_text_of_the_module_is_another_plan(tmp_path: Path, make_config:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("Fewer", "gave 0 texts for 2 rows; give a FormattedText for each"),
         ("Texts", "gave a str for a row; give a FormattedText for each"),
     ],
 )
 def test_a_shaper_that_gives_something_else_is_reported(
-    tmp_path: Path, make_config: Make, parts: str, name: str, told: str
+    tmp_path: Path, make_config: Make, parts: str, name: str, expected: str
 ) -> None:
     made = encoder(make_config(data={"formatter": f"{parts}:{name}"}), tmp_path)
     with pytest.raises(DataError) as error:
         made.formatter.format_all(ROWS[:2], ["a", "b"], supervised=True)
-    assert str(error.value) == f"data.formatter: {parts}:{name} {told}"
+    assert str(error.value) == f"data.formatter: {parts}:{name} {expected}"
 
 
 def test_a_collate_of_ones_own_makes_the_batches(tmp_path: Path, make_config: Make, parts: str) -> None:
@@ -198,7 +198,7 @@ def test_a_collate_of_ones_own_makes_the_batches(tmp_path: Path, make_config: Ma
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("Nothing", "gave a NoneType; give a partita_trainers.base.Batch"),
         ("OtherRows", "gave 1 row for 2, or others; give the same keys"),
@@ -206,17 +206,17 @@ def test_a_collate_of_ones_own_makes_the_batches(tmp_path: Path, make_config: Ma
     ],
 )
 def test_a_collate_that_gives_something_else_is_reported(
-    tmp_path: Path, make_config: Make, parts: str, name: str, told: str
+    tmp_path: Path, make_config: Make, parts: str, name: str, expected: str
 ) -> None:
     encoded = build(make_config(), tmp_path)
     make = build_collate(f"{parts}:{name}", folder=tmp_path, pad_token_id=0)
     with pytest.raises(DataError) as error:
         make(encoded, alone(torch.arange(2).numpy()))
-    assert str(error.value) == f"data.collate: {parts}:{name} {told}"
+    assert str(error.value) == f"data.collate: {parts}:{name} {expected}"
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("OwnLines", "gave ids of shape (2, 5) for 1 line; put each row into the line that planned.lines says"),
         (
@@ -232,13 +232,13 @@ def test_a_collate_that_gives_something_else_is_reported(
     ],
 )
 def test_a_collate_that_does_not_pack_as_planned_is_reported(
-    tmp_path: Path, make_config: Make, parts: str, name: str, told: str
+    tmp_path: Path, make_config: Make, parts: str, name: str, expected: str
 ) -> None:
     encoded = build(make_config(), tmp_path)
     packed = PlannedBatch(np.arange(2), np.zeros(2, dtype=np.int64))
     with pytest.raises(DataError) as error:
         build_collate(f"{parts}:{name}", folder=tmp_path, pad_token_id=0)(encoded, packed)
-    assert str(error.value) == f"data.collate: {parts}:{name} {told}"
+    assert str(error.value) == f"data.collate: {parts}:{name} {expected}"
     for planned in (packed, alone(np.arange(2)), NOTHING):
         build_collate(f"{parts}:Same", folder=tmp_path, pad_token_id=0)(encoded, planned)
 

@@ -37,7 +37,7 @@ def test_rows_and_batches_are_reported_in_two_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "expected"),
     [
         ({"type": "fixed"}, "fixed: 4 rows a batch, shuffled"),
         ({"type": "fixed", "shuffle": False}, "fixed: 4 rows a batch, in their order"),
@@ -50,8 +50,8 @@ def test_rows_and_batches_are_reported_in_two_lines() -> None:
         ({"type": "pack"}, "pack: 4 lines of 300 tokens a batch, windows of 2,048 rows"),
     ],
 )
-def test_every_batching_is_reported_with_its_sizes(written: dict[str, Any], told: str) -> None:
-    assert describe(written, max_tokens=300).batching == told
+def test_every_batching_is_reported_with_its_sizes(written: dict[str, Any], expected: str) -> None:
+    assert describe(written, max_tokens=300).batching == expected
 
 
 def test_padding_is_that_of_the_batches_that_are_made() -> None:
@@ -107,12 +107,12 @@ def file(tmp_path: Path) -> Path:
 def test_explain_tells_what_is_done_with_the_data(file: Path) -> None:
     shown = CliRunner().invoke(app, ["explain", str(file), "--data"])
     assert shown.exit_code == 0, shown.output
-    plan, told = shown.stdout.split("\n# data:\n")
+    plan, data_part = shown.stdout.split("\n# data:\n")
     # question, answer and end: 1 to 20 tokens and two more
-    assert told.splitlines() == [
+    assert data_part.splitlines() == [
         "#   100 training rows, 1,250 tokens, longest 22; 7 steps an epoch, 14 in all",
         "#   bucket: 8 rows a batch, windows of 2,048 rows, 2 batches a step, "
-        + told.splitlines()[1].rpartition(", ")[2],
+        + data_part.splitlines()[1].rpartition(", ")[2],
     ]
     assert load_config(shown.stdout).config == load_config(plan).config == load_config(file).config
 

@@ -22,7 +22,7 @@ def expander(mode: Any, **changes: Any) -> Expander:
     return Expander(column="messages", form="auto", mode=mode, **changes)
 
 
-def told(rows: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str, list[str]]]:
+def as_text(rows: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str, list[str]]]:
     return [
         (key, " ".join(m["content"] for m in row["messages"]["messages"]), row["messages"]["labels"])
         for key, row in rows
@@ -30,9 +30,9 @@ def told(rows: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str, list[st
 
 
 def test_each_mode_makes_its_rows() -> None:
-    assert told(expander("packed_dialogue").expand(EPISODE, "e:1")) == [("e:1", "x1 y1 x2 a x3", ["y3"])]
-    assert told(expander("last_turn").expand(EPISODE, "e:1")) == [("e:1", "x1 y1 x2 a x3", ["y3"])]
-    assert told(expander("squash").expand(EPISODE, "e:1")) == [
+    assert as_text(expander("packed_dialogue").expand(EPISODE, "e:1")) == [("e:1", "x1 y1 x2 a x3", ["y3"])]
+    assert as_text(expander("last_turn").expand(EPISODE, "e:1")) == [("e:1", "x1 y1 x2 a x3", ["y3"])]
+    assert as_text(expander("squash").expand(EPISODE, "e:1")) == [
         ("e:1#1", "x1", ["y1"]),
         ("e:1#2", "x1 y1 x2", ["a"]),
         ("e:1#3", "x1 y1 x2 a x3", ["y3"]),
@@ -40,7 +40,7 @@ def test_each_mode_makes_its_rows() -> None:
 
 
 def test_every_right_answer_may_have_a_row_of_its_own() -> None:
-    assert told(expander("squash", labels="all").expand(EPISODE, "e:1"))[1:4] == [
+    assert as_text(expander("squash", labels="all").expand(EPISODE, "e:1"))[1:4] == [
         ("e:1#2", "x1 y1 x2", ["a"]),
         ("e:1#3", "x1 y1 x2", ["b"]),
         ("e:1#4", "x1 y1 x2", ["c"]),
@@ -51,8 +51,8 @@ def test_a_random_answer_is_the_same_in_every_run_and_in_what_was_said() -> None
     makers = [expander("squash", labels="random", seed=seed) for seed in range(30)]
     chosen = []
     for maker in makers:
-        rows = told(maker.expand(EPISODE, "e:1"))
-        assert rows == told(maker.expand(EPISODE, "e:1"))
+        rows = as_text(maker.expand(EPISODE, "e:1"))
+        assert rows == as_text(maker.expand(EPISODE, "e:1"))
         [answer] = rows[1][2]
         assert rows[2][1] == f"x1 y1 x2 {answer} x3"
         chosen.append(answer)
@@ -62,7 +62,7 @@ def test_a_random_answer_is_the_same_in_every_run_and_in_what_was_said() -> None
 def test_rows_for_scores_hold_all_right_answers_and_learn_no_earlier_one() -> None:
     rows = for_scores(expander("packed_dialogue")).expand(EPISODE, "e:1")
 
-    assert told(rows)[1] == ("e:1#2", "x1 y1 x2", ["a", "b", "c"])
+    assert as_text(rows)[1] == ("e:1#2", "x1 y1 x2", ["a", "b", "c"])
     assert not any(row["messages"]["learn_all"] for _, row in rows)
 
 

@@ -291,20 +291,20 @@ def test_a_position_cannot_be_loaded_once_steps_were_asked_for() -> None:
 def test_other_data_or_settings_are_refused_by_name() -> None:
     cursor = next(make().steps()).state_dict
 
-    def told(loader: Loader) -> list[str]:
+    def message(loader: Loader) -> list[str]:
         with pytest.raises(ResumeError) as error:
             loader.load_state_dict(cursor)
         return [line.split(":")[0].strip() for line in str(error.value).splitlines() if " -> " in line][1:]
 
-    assert told(make(seed=6)) == ["seed"]
-    assert told(make(batch_size=5)) == ["batch size"]
-    assert told(make(batches_per_step=1)) == ["batches a step"]
-    assert told(make(batching=BucketBatching(type="bucket", window=99))) == ["batching.window"]
-    assert told(make(batching=BucketBatching(type="bucket", window=16, noise=0.5))) == ["batching.noise"]
-    assert told(make(order=lambda epoch, chance: np.arange(53), more_parts={"mix": "a, b"})) == ["mix"]
-    assert told(make(encoded=encode(table(54)))) == ["files", "encoded rows"]
+    assert message(make(seed=6)) == ["seed"]
+    assert message(make(batch_size=5)) == ["batch size"]
+    assert message(make(batches_per_step=1)) == ["batches a step"]
+    assert message(make(batching=BucketBatching(type="bucket", window=99))) == ["batching.window"]
+    assert message(make(batching=BucketBatching(type="bucket", window=16, noise=0.5))) == ["batching.noise"]
+    assert message(make(order=lambda epoch, chance: np.arange(53), more_parts={"mix": "a, b"})) == ["mix"]
+    assert message(make(encoded=encode(table(54)))) == ["files", "encoded rows"]
     other = Config.model_validate(CONFIG.model_dump() | {"prompt": {"task": "x"}})
-    assert told(make(encoded=encode(table(53), config=other))) == ["prompt", "encoded rows"]
+    assert message(make(encoded=encode(table(53), config=other))) == ["prompt", "encoded rows"]
     make(process_group=ThreadGroup.of(3)[1]).load_state_dict(cursor)
 
 
@@ -476,15 +476,16 @@ def test_unknown_tokens_in_the_loss_are_warned_of_and_from_5_percent_on_refused(
     TokenizedDataset.build(open_rows(rows, folder=Path()), encoder, ledger=ledger)
     ledger.warn_of_unknown_tokens()
 
-    told = f"training: {share} are the tokenizer's unknown token"
-    assert caplog.messages == ([told] if share else [])
+    message = f"training: {share} are the tokenizer's unknown token"
+    assert caplog.messages == ([message] if share else [])
     if rare < 10:
         ledger.refuse_unknown_tokens("training")
         return
     with pytest.raises(DataError) as error:
         ledger.refuse_unknown_tokens("training")
     assert str(error.value) == (
-        f"{told}, which the model would learn to write; write a larger base_model.vocab_size or base_model.tokenizer: "
+        f"{message}, which the model would learn to write; write a larger base_model.vocab_size or "
+        "base_model.tokenizer: "
         "bpe for a new model, else choose a base model whose tokenizer knows this text (partita preview shows the rows "
         "as their tokens hold them)"
     )

@@ -197,7 +197,7 @@ def edit_the_quarantine(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "expected"),
     [
         (truncate, "ids has 40 bytes instead of"),
         (flip, "starts is not as it was written"),
@@ -216,7 +216,7 @@ def test_damaged_tokens_are_made_again(
     make_encoder: Callable[..., RowTokenizer],
     caplog: pytest.LogCaptureFixture,
     damage: Callable[[Path], None],
-    told: str,
+    expected: str,
 ) -> None:
     tokens, encoder = tmp_path / "tokens", make_encoder()
     wanted = TokenizedDataset.build(rows, encoder, ledger=ledger())
@@ -226,7 +226,7 @@ def test_damaged_tokens_are_made_again(
     with caplog.at_level(logging.WARNING):
         found, hit = cached(tokens, rows, encoder)
     assert not hit
-    assert f"the tokens in {folder} are made again: {told}" in caplog.text
+    assert f"the tokens in {folder} are made again: {expected}" in caplog.text
     assert_same(found, wanted)
     assert cached(tokens, rows, encoder)[1]
     assert {path.name for path in tokens.iterdir()} == {folder.name, f"{folder.name}.lock"}

@@ -178,8 +178,8 @@ def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    told = "is being written by another process; wait for it to end"
-    with opened(tmp_path / "j"), pytest.raises(ResumeError, match=told):
+    message = "is being written by another process; wait for it to end"
+    with opened(tmp_path / "j"), pytest.raises(ResumeError, match=message):
         opened(tmp_path / "j")
     opened(tmp_path / "j").close()
 
@@ -235,10 +235,10 @@ journal.close()
 
 def test_a_full_disk_is_reported_and_what_was_written_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    told = subprocess.run(
+    error_text = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(path)], capture_output=True, text=True, check=True
     ).stdout
-    failed, message = told.strip().split(" ", 1)
+    failed, message = error_text.strip().split(" ", 1)
     assert message == (
         f"{path} cannot be written: File too large; raise the limit on the size of files, or write to another place. "
         "The answers so far are saved; start the same command again afterwards"

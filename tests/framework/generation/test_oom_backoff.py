@@ -137,7 +137,7 @@ def test_the_first_half_is_the_larger_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "expected"),
     [
         (torch.OutOfMemoryError("out of memory"), "out of memory with 4 rows: continuing with 2"),
         (
@@ -146,7 +146,7 @@ def test_the_first_half_is_the_larger_one() -> None:
         ),
     ],
 )
-def test_a_cut_is_reported_once_with_its_numbers(caplog: Any, failure: Exception, told: str) -> None:
+def test_a_cut_is_reported_once_with_its_numbers(caplog: Any, failure: Exception, expected: str) -> None:
     def work(places: range) -> tuple[bool | None, Exception | None]:
         return (None, failure) if len(places) > 2 else (True, None)
 
@@ -154,4 +154,4 @@ def test_a_cut_is_reported_once_with_its_numbers(caplog: Any, failure: Exception
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             list(run_with_oom_backoff(4, work, budget=limit, tokens=len, describe=lambda places: f"{len(places)} rows"))
-    assert caplog.messages == [told]
+    assert caplog.messages == [expected]

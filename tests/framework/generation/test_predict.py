@@ -168,16 +168,16 @@ def test_a_changed_decoder_reads_the_same_answers_again(make_config: Any, make_r
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"fingerprint": {"model": "other", "data": "rows"}}, r"model changed \(scripted -> other\)"),
         ({"max_new_tokens": 8}, r"answers changed \(max_new_tokens 64 -> max_new_tokens 8\)"),
     ],
 )
-def test_a_job_that_changed_is_refused(make_rows: Any, predict: Any, change: Any, told: str) -> None:
+def test_a_job_that_changed_is_refused(make_rows: Any, predict: Any, change: Any, expected: str) -> None:
     lm = ScriptedModel(str.upper)
     predict(lm, make_rows(QUESTIONS))
-    with pytest.raises(ResumeError, match=told):
+    with pytest.raises(ResumeError, match=expected):
         predict(lm, make_rows(QUESTIONS), **change)
     assert predict(lm, make_rows(QUESTIONS), fresh=True, **change).stats.resumed == 0
 

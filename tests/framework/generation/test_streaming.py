@@ -50,12 +50,12 @@ def test_the_pieces_of_an_answer_put_together_are_the_answer() -> None:
 def test_pieces_of_several_prompts_come_with_their_places_in_turn() -> None:
     made = model()
     whole = made.generate(PROMPTS, max_new_tokens=20)
-    told: dict[int, str] = {}
+    texts: dict[int, str] = {}
     places = []
     for place, piece in made.generate(PROMPTS, max_new_tokens=20, stream=True):
-        told[place] = told.get(place, "") + piece
+        texts[place] = texts.get(place, "") + piece
         places.append(place)
-    assert [told.get(place, "") for place in range(3)] == whole
+    assert [texts.get(place, "") for place in range(3)] == whole
     assert any(before != after for before, after in pairwise(places))
     assert len(set(places[: len(places) // 2])) > 1
 
@@ -94,8 +94,8 @@ def test_a_stream_that_nobody_reads_to_its_end_leaves_the_model_as_it_was() -> N
 
 @given(st.text(alphabet="ab�", max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
 def test_what_is_reported_is_the_longest_beginning_that_no_further_text_can_change(text: str, stop: list[str]) -> None:
-    told = final_part(text, stop)
-    assert text.startswith(told)
+    reported = final_part(text, stop)
+    assert text.startswith(reported)
     whole = text.rstrip("�")
     held = [size for size in range(1, len(whole) + 1) if any(end.startswith(whole[-size:]) for end in stop)]
-    assert len(whole) - len(told) == max(held, default=0)
+    assert len(whole) - len(reported) == max(held, default=0)

@@ -96,8 +96,10 @@ except WriteError as error:
 def test_a_full_disk_is_reported_and_leaves_no_half_file(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"t.{ending}"
     script = FULL_DISK.replace('"x" * 50', "__import__('random').randbytes(40).hex()")
-    told = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True).stdout
-    assert told == (
+    output = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert output == (
         f"{path} cannot be written: File too large; raise the limit on the size of files, or write to another place. "
         "The answers are kept; start the same command again afterwards\n"
     )
@@ -141,8 +143,8 @@ def test_whole_numbers_beyond_64_bits_are_text_in_columns() -> None:
     ],
 )
 def test_each_reason_why_a_file_cannot_be_written_has_its_own_advice(number: int, advice: str) -> None:
-    told = why_not_written(OSError(number, os.strerror(number)), Path("o.csv"))
-    assert told == f"o.csv cannot be written: {advice}"
+    message = why_not_written(OSError(number, os.strerror(number)), Path("o.csv"))
+    assert message == f"o.csv cannot be written: {advice}"
 
 
 def test_an_output_that_cannot_be_written_is_found_before_the_job(tmp_path: Path) -> None:
@@ -181,16 +183,16 @@ def test_a_link_of_another_user_in_a_folder_of_everybody_is_not_followed(tmp_pat
     (tmp_path / "t.jsonl").symlink_to("secret")
     os.chown(tmp_path / "t.jsonl", 12345, 12345, follow_symlinks=False)
     tmp_path.chmod(0o1777)
-    told = (
+    message = (
         f"{tmp_path / 't.jsonl'} cannot be written: A symbolic link of another user in a folder that everybody may "
         "write; symbolic links are not followed there; remove the link, or name its target"
     )
     with pytest.raises(DataError) as caught:
         check_output(tmp_path / "t.jsonl")
-    assert str(caught.value) == told
+    assert str(caught.value) == message
     with pytest.raises(WriteError) as failed:
         write_table(tmp_path / "t.jsonl", [{"a": 1}], columns={"a": "json"})
-    assert str(failed.value).startswith(told)
+    assert str(failed.value).startswith(message)
     assert (tmp_path / "secret").read_text(encoding="utf-8") == "untouched"
     tmp_path.chmod(0o755)
     write_table(tmp_path / "t.jsonl", [{"a": 1}], columns={"a": "json"})

@@ -183,8 +183,8 @@ def test_what_only_long_rows_show_is_known_beforehand(
         monkeypatch.setattr(lm.base.config, name, value, raising=False)
     assert lm.batch_way(GREEDY, tokens=limit or 1000) == PADDED
     if limit is not None:
-        told = f"beyond {limit} tokens {reason}, and there are rows of {limit + 1}"
-        assert lm.batch_way(GREEDY, tokens=limit + 1) == ("equal lengths", told)
+        message = f"beyond {limit} tokens {reason}, and there are rows of {limit + 1}"
+        assert lm.batch_way(GREEDY, tokens=limit + 1) == ("equal lengths", message)
 
 
 def test_a_device_that_is_full_says_nothing_about_the_model(small) -> None:

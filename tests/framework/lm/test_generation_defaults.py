@@ -179,7 +179,7 @@ def test_every_setting_of_the_library_is_applied_or_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "expected"),
     [
         ({"repetition_penalty": "x"}, r'repetition_penalty: "x" \(Input should be a valid number'),
         ({"suppress_tokens": [-4]}, r"suppress_tokens: \[-4\] \(Input should be greater than or equal to 0\)"),
@@ -187,9 +187,9 @@ def test_every_setting_of_the_library_is_applied_or_known() -> None:
         ({"forced_eos_token_id": {}}, r"forced_eos_token_id: \{\} \("),
     ],
 )
-def test_a_value_that_cannot_be_used_is_reported_with_its_place(settings: dict[str, Any], told: str) -> None:
+def test_a_value_that_cannot_be_used_is_reported_with_its_place(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(
-        ModelError, match=rf"^the checkpoint's generation_config\.json says {told}.*correct that file, or"
+        ModelError, match=rf"^the checkpoint's generation_config\.json says {expected}.*correct that file, or"
     ):
         effective_generation(Generation(), settings)
     assert effective_generation(Generation(defaults="none"), settings).value("do_sample") is False

@@ -146,9 +146,9 @@ def test_a_hub_model_that_cannot_be_reached_is_reported_in_words(small, monkeypa
     ],
 )
 def test_what_the_hub_says_becomes_advice(raised: str, text: str) -> None:
-    told = explain(OSError(raised), source="a/b", part="weights", key="base_model")
-    assert told.startswith("base_model: a/b: cannot load its weights: ")
-    assert text in told
+    message = explain(OSError(raised), source="a/b", part="weights", key="base_model")
+    assert message.startswith("base_model: a/b: cannot load its weights: ")
+    assert text in message
 
 
 @pytest.mark.parametrize(

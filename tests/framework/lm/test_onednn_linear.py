@@ -354,7 +354,7 @@ print(json.dumps({"ok": stats.ok, "refused": stats.out_of_memory, "more": held("
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited and told by Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited and reported by Linux")
 @pytest.mark.long
 def test_kernels_of_many_sizes_do_not_fill_the_memory_that_was_allowed(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -35,8 +35,8 @@ def test_answers_are_cut_at_the_limit_and_at_stop_texts() -> None:
 
 
 def test_a_scripted_error_is_raised_and_an_unscripted_prompt_too() -> None:
-    lm = ScriptedModel({"bad": ValueError("as told")})
-    with pytest.raises(ValueError, match="as told"):
+    lm = ScriptedModel({"bad": ValueError("as scripted")})
+    with pytest.raises(ValueError, match="as scripted"):
         ask(lm, "bad")
     with pytest.raises(LookupError, match="no answer is scripted for the prompt 'other'"):
         ask(lm, "other")

@@ -151,7 +151,7 @@ def test_no_text_raises_with_several_outputs(decoder_of: Any, text: str) -> None
 
 @given(values, st.text(alphabet="abc .:\n"))
 def test_every_json_value_is_found_in_its_text(decoder_of: Any, value: Any, before: str) -> None:
-    # A bare number or word with text around it cannot be told from the text.
+    # A bare number or word with text around it cannot be distinguished from the text.
     before = before if isinstance(value, dict | list) else ""
     decoded = decoder_of(JSON).decode(before + json.dumps(value))
     assert decoded.values["order"] == value

@@ -273,15 +273,15 @@ def test_a_row_that_does_not_fit_ends_the_command_with_its_arithmetic(
     before = sorted(tmp_path.rglob("*"))
     for words in (("predict", "zero.yaml", "--dataset", "asked.jsonl", "--output", "out.csv"), ("tune", "zero.yaml")):
         assert command(*words) == 1
-        told = capsys.readouterr().err
+        stderr = capsys.readouterr().err
         row = f"one of 8 tokens and {device.new_tokens} new tokens"
-        assert f"error: not even one row fits for generation: {row} takes 0.1 MB" in told
-        assert "0.0 MB too much; 0.0 MB may be taken (" in told
+        assert f"error: not even one row fits for generation: {row} takes 0.1 MB" in stderr
+        assert "0.0 MB too much; 0.0 MB may be taken (" in stderr
         assert (
             "Write a smaller preprocessing.global_max_sequence_length or generation.max_new_tokens, "
             "quantization: {bits: 4}, or a smaller base_model"
-        ) in told
-        assert "Traceback" not in told
+        ) in stderr
+        assert "Traceback" not in stderr
     assert sorted(tmp_path.rglob("*")) == before, "no answers, no journal, no kept size"
 
 

@@ -145,10 +145,10 @@ class Backwards(Rollout):
         yield from super().run(iter(list(dialogues)[::-1]))
 
 
-class Told(Transcripts):
+class NotedTranscripts(Transcripts):
     """Tells each dialogue elsewhere too."""
 
     def add(self, episode: Episode) -> None:
         super().add(episode)
-        with Path(os.environ["TOLD"]).open("a", encoding="utf8") as file:
+        with Path(os.environ["NOTED"]).open("a", encoding="utf8") as file:
             file.write(json.dumps([episode.key, episode.status]) + "\n")

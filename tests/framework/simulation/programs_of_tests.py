@@ -134,7 +134,7 @@ class Mute:
     def reset(self) -> None: ...
 
 
-class Untold(Mute):
+class Undescribed(Mute):
     """Has a tool that nobody explains."""
 
     def act(self, word: str) -> str:

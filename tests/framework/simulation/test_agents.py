@@ -135,8 +135,8 @@ def test_a_model_plays_with_itself(folder: Path, tmp_path: Path) -> None:
     for number, line in enumerate(lines):
         first = [(message["agent"], message["role"], message["content"]) for message in line["messages"][:2]]
         assert first == [("system", "system", f"what {number}"), ("partner", "user", f"say {number}")]
-        told = "box" in line["messages"][-1]["content"]
-        assert line["status"] == ("done" if told else "truncated")
+        mentions_box = "box" in line["messages"][-1]["content"]
+        assert line["status"] == ("done" if mentions_box else "truncated")
     ended_by = {line["messages"][-1]["agent"] for line in lines if line["status"] == "done"}
     assert ended_by == {"agent", "partner"}
 

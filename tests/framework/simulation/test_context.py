@@ -83,9 +83,9 @@ def test_dialogues_go_on_without_their_oldest_turns(
         assert text.startswith(f"{first}\n")
     whole = sum(len(line["messages"]) for line in goes)
     assert len(prompts) == whole
-    told = [record.getMessage() for record in caplog.records if "left out the oldest turns" in record.getMessage()]
-    assert len(told) == 1
-    assert 20 < int(told[0].split()[0]) < whole
+    lines = [record.getMessage() for record in caplog.records if "left out the oldest turns" in record.getMessage()]
+    assert len(lines) == 1
+    assert 20 < int(lines[0].split()[0]) < whole
     assert "earlier turns in one piece" not in caplog.text
 
 

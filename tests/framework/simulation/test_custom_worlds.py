@@ -93,7 +93,7 @@ def test_everybody_hears_what_is_said_to_all(
     words = [message["content"] for message in line["messages"]]
     assert prompts["agent"] == "\n".join([*words[:9], ""])
     assert line["messages"][0]["role"] == "system"
-    assert prompts["judge"] == "\n".join(["red 1", *words[1:10], ""]), "but for what the agent alone is told"
+    assert prompts["judge"] == "\n".join(["red 1", *words[1:10], ""]), "except what only the agent sees"
 
 
 def test_a_world_ends_a_dialogue_as_it_says_and_knows_right_answers(folder: Path, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_parts_that_cannot_be_used_are_reported(
 def test_rollouts_and_transcripts_of_the_users_take_the_place_of_ours(
     folder: Path, panels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TOLD", str(tmp_path / "told.jsonl"))
+    monkeypatch.setenv("NOTED", str(tmp_path / "noted.jsonl"))
     begun: list[str] = []
     begin = Rollout.begin
 
@@ -252,12 +252,12 @@ def test_rollouts_and_transcripts_of_the_users_take_the_place_of_ours(
         begun.extend(live.episode.key for live in self.active.values() if live not in before)
 
     monkeypatch.setattr(Rollout, "begin", watched)
-    keepers = {"rollout": "plays_of_tests:Backwards", "transcripts": "plays_of_tests:Told"}
+    keepers = {"rollout": "plays_of_tests:Backwards", "transcripts": "plays_of_tests:NotedTranscripts"}
     simulated(folder, tmp_path / "out", **PANEL, **keepers)
 
     assert begun == [f"task-{number}" for number in reversed(range(40))]
-    told = read_json_lines(tmp_path / "told.jsonl")
-    assert sorted(told) == sorted([f"task-{number}", "done"] for number in range(40))
+    noted = read_json_lines(tmp_path / "noted.jsonl")
+    assert sorted(noted) == sorted([f"task-{number}", "done"] for number in range(40))
     assert (tmp_path / "out" / "predicted.jsonl").read_bytes() == (panels / "predicted.jsonl").read_bytes()
 
 
@@ -288,11 +288,13 @@ def test_a_package_brings_names_for_all_of_them(
 ) -> None:
     install(
         tmp_path,
-        "[partita.worlds]\npanel = plays_of_tests:Panel\n[partita.agents]\ncrowd = agents_of_tests:Crowd\n"
-        "[partita.rollouts]\nbackwards = plays_of_tests:Backwards\n[partita.transcripts]\ntold = plays_of_tests:Told\n",
+        "[partita.worlds]\npanel = plays_of_tests:Panel\n[partita.agents]\ncrowd = agents_of_tests:Crowd\n"(
+            "[partita.rollouts]\nbackwards = plays_of_tests:Backwards\n[partita.transcripts]\nnoted = "
+            "plays_of_tests:NotedTranscripts\n"
+        ),
     )
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    monkeypatch.setenv("TOLD", str(tmp_path / "told.jsonl"))
+    monkeypatch.setenv("NOTED", str(tmp_path / "noted.jsonl"))
     others = PANEL["agents"]["others"] | {"guest": {"type": "scripted", "program": "crowd"}}
     simulated(
         folder,
@@ -300,8 +302,8 @@ def test_a_package_brings_names_for_all_of_them(
         world={"type": "custom", "target": "panel"},
         agents={"others": others},
         rollout="backwards",
-        transcripts="told",
+        transcripts="noted",
     )
 
-    assert len((tmp_path / "told.jsonl").read_text("utf8").splitlines()) == 40
+    assert len((tmp_path / "noted.jsonl").read_text("utf8").splitlines()) == 40
     assert (tmp_path / "out" / "predicted.jsonl").read_bytes() == (panels / "predicted.jsonl").read_bytes()

@@ -51,8 +51,13 @@ def test_an_environment_answers_from_a_process_of_its_own(tmp_path: Path) -> Non
         said, info = one.reset(seed=1, task={"number": 1})
         assert other.reset(seed=1, task={"number": 1}) == (said, info)
         assert said[0]["content"].startswith(f"say {info['gold']} ")
-        _, reward, terminated, truncated, told = one.step(info["gold"])
-        assert (reward, terminated, truncated, told["metrics"]) == (1.0, False, False, {"length": len(info["gold"])})
+        _, reward, terminated, truncated, step_info = one.step(info["gold"])
+        assert (reward, terminated, truncated, step_info["metrics"]) == (
+            1.0,
+            False,
+            False,
+            {"length": len(info["gold"])},
+        )
         processes = noted(tmp_path)
         assert len(processes) == 2
         assert all(map(lives, processes))

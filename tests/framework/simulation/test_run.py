@@ -424,15 +424,15 @@ def test_the_command_prints_a_table_or_json(folder: Path, tmp_path: Path, forks:
     (folder / "run.yaml").write_text(json.dumps(settings(folder, tasks={"count": 10})), encoding="utf8")
     words = ("partita", "simulate", "run.yaml", "--output", tmp_path)
     table = forks.run(COMMAND, *words, folder=folder)
-    told = forks.run(COMMAND, *words, "--json", "--quiet", folder=folder)
+    process = forks.run(COMMAND, *words, "--json", "--quiet", folder=folder)
 
     assert table.returncode == 0, table.stderr
     assert "dialogues by history" in table.stdout
     assert "predicted" in table.stdout
     assert f"transcripts in {tmp_path}" in table.stdout
     assert "task-9" in (tmp_path / "index.html").read_text("utf8")
-    found = json.loads(told.stdout)
-    assert told.stderr == ""
+    found = json.loads(process.stdout)
+    assert process.stderr == ""
     assert found["histories"]["predicted"]["dialogues"] == 10
     assert found["folder"] == str(tmp_path)
 

@@ -190,7 +190,7 @@ def test_a_probe_is_over_rows_as_long_as_the_longest_after_one_short_row(make_wo
     assert shapes == [(1, 16), (5, 40), (2, 40)]
 
 
-@pytest.mark.parametrize(("longest", "learned"), [(1, 1), (6, 6), (6, 0), (2, 5)])
+@pytest.mark.parametrize(("longest", "loss_tokens"), [(1, 1), (6, 6), (6, 0), (2, 5)])
 def test_rows_at_the_edges_have_something_to_learn(make_work: Any, longest: int, loss_tokens: int) -> None:
     with probe_of(make_work(), longest_row=longest, max_loss_tokens=loss_tokens) as probe:
         assert probe.run(3).prefill_seconds > 0

@@ -458,7 +458,7 @@ def test_data_smaller_than_what_fits_is_the_limit(device: Device, rows: int, tok
 
 
 def on_ranks(works: list[Work]) -> tuple[BatchSize, list[BatchSize | None]]:
-    """What rank 0 finds, and what the others are told; each rank is a thread with a device of its own."""
+    """What rank 0 finds, and what the others get; each rank is a thread with its own device."""
     benches = [
         ProbeRunner(work, work.device, process_group=process_group)
         for work, process_group in zip(works, ThreadGroup.of(len(works), timeout_seconds=20), strict=True)
@@ -482,11 +482,11 @@ def test_the_rank_with_the_least_memory_decides_for_all(device: Device) -> None:
         Work(replace(device, budget_bytes=budget), seconds_a_token=0.000001) for budget in (9 * GB, 4 * GB, 8 * GB)
     ]
 
-    found, told = on_ranks(works)
+    found, others = on_ranks(works)
 
     assert found.budget_bytes == 4 * GB
     assert found.max_fitting == 4 * GB // device.bytes_a_row == 80
-    assert told == [found, found]
+    assert others == [found, found]
     assert works[0].ran == works[1].ran == works[2].ran
     assert works[0].stepped == works[1].stepped == works[2].stepped
 
@@ -495,12 +495,12 @@ def test_the_rank_with_the_least_memory_decides_for_all(device: Device) -> None:
 def test_memory_that_ends_on_one_rank_ends_for_all(device: Device) -> None:
     works = [Work(replace(device, free=free), seconds_a_token=0.000001) for free in (10 * GB, 2 * GB)]
 
-    found, told = on_ranks(works)
+    found, others = on_ranks(works)
 
     assert found.max_fitting is not None
     assert found.max_fitting <= 2 * GB // device.bytes_a_row
     assert found.out_of_memory
-    assert told == [found]
+    assert others == [found]
 
 
 def test_what_a_rank_raises_ends_the_search_on_all(device: Device) -> None:

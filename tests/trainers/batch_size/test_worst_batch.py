@@ -24,12 +24,12 @@ def test_one_of_several_rows_is_a_token_shorter_and_learns_as_much() -> None:
     assert worst_batch(1, tokens=40, loss_tokens=9, token_ids=range(3, 23)).lengths_B.tolist() == [40]
 
 
-@pytest.mark.parametrize(("tokens", "learned", "expected"), [(1, 1, 1), (6, 6, 5), (6, 0, 1), (2, 5, 1)])
+@pytest.mark.parametrize(("tokens", "loss_tokens", "expected"), [(1, 1, 1), (6, 6, 5), (6, 0, 1), (2, 5, 1)])
 def test_there_is_always_something_to_learn(tokens: int, loss_tokens: int, expected: int) -> None:
     assert worst_batch(1, tokens=tokens, loss_tokens=loss_tokens, token_ids=range(3, 23)).loss_tokens == expected
 
 
-@pytest.mark.parametrize(("tokens", "learned", "expected"), [(1, 1, 1), (6, 6, 4), (6, 0, 1), (40, 9, 9)])
+@pytest.mark.parametrize(("tokens", "loss_tokens", "expected"), [(1, 1, 1), (6, 6, 4), (6, 0, 1), (40, 9, 9)])
 def test_packed_lines_begin_with_a_row_of_one_token(tokens: int, loss_tokens: int, expected: int) -> None:
     batch = worst_batch(3, tokens=tokens, loss_tokens=loss_tokens, token_ids=range(3, 23), packed=True)
     width = max(3, tokens)

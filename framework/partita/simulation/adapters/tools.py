@@ -53,7 +53,8 @@ class Tools:
                 descriptions[name] = get_json_schema(tool)
             except (DocstringParsingException, TypeHintParsingException) as error:
                 reason = (
-                    f"{kind.__name__}.{name} cannot be told to a model: {error}; give it types and a docstring with "
+                    f"{kind.__name__}.{name} cannot be described to a model: {error}; give it types and a docstring "
+                    "with "
                 )
                 raise UnfitError(f"{reason}Args:, or a name that begins with _ where it is not a tool") from error
         if not descriptions:

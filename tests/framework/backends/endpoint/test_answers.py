@@ -117,8 +117,8 @@ def test_labels_are_read_and_need_as_many_tokens_as_they_have_bytes(server: Loca
 
 
 def test_a_cut_answer_says_so_and_log_probabilities_have_a_column(server: LocalServer, make_file: MakeFile) -> None:
-    told = {"content": [{"logprob": -0.5}, {"logprob": -1.0}]}
-    server.reply = lambda body: answer(body, "so long", finish_reason="length", logprobs=told)
+    logprobs_json = {"content": [{"logprob": -0.5}, {"logprob": -1.0}]}
+    server.reply = lambda body: answer(body, "so long", finish_reason="length", logprobs=logprobs_json)
     row = model(make_file(generation={"logprobs": True, "max_new_tokens": 2})).predict(QUESTIONS[:1])[0]
     assert (row["finish_reason"], row["tokens"], row["logprob"]) == ("length", 2, -1.5)
     assert server.bodies[0]["max_tokens"] == 2

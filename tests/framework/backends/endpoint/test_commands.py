@@ -77,8 +77,8 @@ def test_a_server_that_is_not_known_ends_with_one_line(
 ) -> None:
     server.reply = lambda body: error(401, "no key")
     assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: the server wants a key (401): no key; write backend.api_key_env")
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("error: the server wants a key (401): no key; write backend.api_key_env")
     assert not Path("out.jsonl").exists()
 
 
@@ -87,8 +87,8 @@ def test_an_output_that_cannot_be_written_is_found_before_anything_is_asked(
 ) -> None:
     Path("out.csv").mkdir()
     assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.csv", "--quiet") == 2
-    told = "error: out.csv cannot be written: Is a directory; name a file in that directory\n"
-    assert capsys.readouterr().err == told
+    message = "error: out.csv cannot be written: Is a directory; name a file in that directory\n"
+    assert capsys.readouterr().err == message
     assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.xls", "--quiet") == 2
     assert "out.xls has the ending '.xls'; predictions are written as" in capsys.readouterr().err
     assert server.bodies == []

@@ -112,8 +112,8 @@ def test_a_wait_may_be_a_number_or_a_date() -> None:
 
 def test_a_row_that_is_to_wait_for_an_hour_is_an_error(server: LocalServer, make_file: MakeFile) -> None:
     server.reply = lambda body: error(429, "come back later", Retry_After="3600")
-    told = "the server is busy (429): come back later; it asks to wait 3,600 s"
-    assert predict(make_file(), 2) == [("error", None, told)] * 2
+    message = "the server is busy (429): come back later; it asks to wait 3,600 s"
+    assert predict(make_file(), 2) == [("error", None, message)] * 2
     assert len(server.bodies) == 2
 
 
@@ -130,7 +130,7 @@ def test_a_row_that_the_server_refuses_is_its_own_error(server: LocalServer, mak
     ]
     assert len(server.bodies) == 3
     server.reply = lambda body: answer(body, "at last")
-    assert [told for _, told, _ in predict(make_file(), 3, retry_errors=True)] == ["fine", "at last", "fine"]
+    assert [text for _, text, _ in predict(make_file(), 3, retry_errors=True)] == ["fine", "at last", "fine"]
     assert [record["attempt"] for record in journal() if record["row"] == 1] == [1, 2]
 
 
@@ -213,7 +213,7 @@ def test_a_server_that_drips_is_given_up_in_time(make_file: MakeFile, server: Lo
 
 
 @pytest.mark.parametrize(
-    ("response", "told"),
+    ("response", "expected"),
     [
         (Response(200, "<html>welcome</html>"), "the server's response is not JSON: <html>welcome</html>"),
         (Response(200, {"ok": True}), 'the server\'s response holds no answer: {"ok": true}'),
@@ -221,9 +221,11 @@ def test_a_server_that_drips_is_given_up_in_time(make_file: MakeFile, server: Lo
         (Response(500, ""), "the server failed (500): no message"),
     ],
 )
-def test_what_is_no_answer_is_reported(server: LocalServer, make_file: MakeFile, response: Response, told: str) -> None:
+def test_what_is_no_answer_is_reported(
+    server: LocalServer, make_file: MakeFile, response: Response, expected: str
+) -> None:
     server.reply = lambda body: response
-    assert predict(make_file({"retries": 0}), 1) == [("error", None, told)]
+    assert predict(make_file({"retries": 0}), 1) == [("error", None, expected)]
 
 
 def test_a_server_that_is_not_there_ends_the_job_and_no_row_is_lost(server: LocalServer, make_file: MakeFile) -> None:

@@ -92,13 +92,13 @@ class Harness:
         try:
             found = model.predict(ROWS, output, fresh=True)
         except (ModelError, ServerError) as error:
-            told, outcome = str(error), "ended"
+            message, outcome = str(error), "ended"
             self.respond(None)
             found = self.model(number).predict(ROWS, output)
             assert found.stats.ok == 3
         else:
             outcome = str(found[1]["status"])
-            told = str(found[1]["error"])
+            message = str(found[1]["error"])
             assert [found[row]["status"] for row in (0, 2)] == ["ok", "ok"]
         self.most_cpu = max(self.most_cpu, time.process_time() - cpu)
         self.most_bytes = max(self.most_bytes, (status("VmHWM") or 0) - held)
@@ -106,14 +106,14 @@ class Harness:
         assert self.most_bytes < MOST_BYTES
         stats = found.stats
         assert len(found) == stats.rows == stats.ok + stats.errors + stats.skipped == 3
-        assert outcome != "error" or told
-        assert not CONTROLS.search(told)
-        self.check_secrecy(told)
+        assert outcome != "error" or message
+        assert not CONTROLS.search(message)
+        self.check_secrecy(message)
         return outcome
 
-    def check_secrecy(self, told: str) -> None:
+    def check_secrecy(self, error_text: str) -> None:
         """Neither a message, nor a file, nor the log holds the key."""
-        assert not leaked(told)
+        assert not leaked(error_text)
         assert not leaked(self.caplog.text)
         for path in Path().rglob("*"):
             if path.is_file():

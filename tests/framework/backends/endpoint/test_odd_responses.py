@@ -49,7 +49,7 @@ def test_the_charset_of_a_response_does_not_matter(raw_server: RawServer, make_f
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         (b"[" * 100_000, "the server's response is nested too deeply"),
         (b'{"choices":' + b"[" * 900 + b"]" * 900 + b"}", "the server's response holds no answer: {"),
@@ -62,10 +62,12 @@ def test_the_charset_of_a_response_does_not_matter(raw_server: RawServer, make_f
         (GOOD.decode().encode("utf-16"), "the server's response is not JSON: "),
     ],
 )
-def test_odd_json_is_an_error_of_its_row(raw_server: RawServer, make_file: MakeFile, body: bytes, told: str) -> None:
+def test_odd_json_is_an_error_of_its_row(
+    raw_server: RawServer, make_file: MakeFile, body: bytes, expected: str
+) -> None:
     status, answer, error = predict(raw_server, make_file, [whole(body)])
     assert (status, answer) == ("error", None)
-    assert error.startswith(told)
+    assert error.startswith(expected)
     assert len(error) <= 500
 
 
@@ -76,10 +78,10 @@ def test_a_count_of_401_digits_is_no_count(raw_server: RawServer, make_file: Mak
 
 
 def test_a_response_is_read_up_to_a_size(raw_server: RawServer, make_file: MakeFile) -> None:
-    told = "the server's response is larger than 0.01 MB; write a larger backend.max_response_mb"
+    message = "the server's response is larger than 0.01 MB; write a larger backend.max_response_mb"
     large = json_of(pad="x" * 11_000)
     limit = {"max_response_mb": 0.01}
-    assert predict(raw_server, make_file, [whole(large)], **limit) == ("error", None, told)
+    assert predict(raw_server, make_file, [whole(large)], **limit) == ("error", None, message)
     endless = b"HTTP/1.1 200 OK\r\n\r\n"
 
     def drip() -> Iterator[bytes]:
@@ -87,7 +89,7 @@ def test_a_response_is_read_up_to_a_size(raw_server: RawServer, make_file: MakeF
         while True:
             yield b" " * 1000
 
-    assert predict(raw_server, make_file, drip, **limit) == ("error", None, told)
+    assert predict(raw_server, make_file, drip, **limit) == ("error", None, message)
     assert predict(raw_server, make_file, [whole(large)]) == ("ok", "fine", None)
 
 
@@ -109,7 +111,7 @@ def test_compressed_responses_are_read(
 
 
 @pytest.mark.parametrize(
-    ("encoding", "packed", "told"),
+    ("encoding", "packed", "expected"),
     [
         (b"br", GOOD, "the server's response has the content encoding 'br', and gzip, deflate were requested"),
         (b"gzip, gzip", GOOD, "the server's response has the content encoding 'gzip, gzip', and gzip, deflate"),
@@ -118,11 +120,11 @@ def test_compressed_responses_are_read(
     ],
 )
 def test_responses_that_cannot_be_decompressed_say_so(
-    raw_server: RawServer, make_file: MakeFile, encoding: bytes, packed: bytes, told: str
+    raw_server: RawServer, make_file: MakeFile, encoding: bytes, packed: bytes, expected: str
 ) -> None:
     response = whole(packed, headers=[b"Content-Encoding: " + encoding])
     status, _, error = predict(raw_server, make_file, [response])
-    assert (status, error[: len(told)]) == ("error", told)
+    assert (status, error[: len(expected)]) == ("error", expected)
 
 
 def test_a_small_response_that_unpacks_to_much_is_not_unpacked(raw_server: RawServer, make_file: MakeFile) -> None:
@@ -141,8 +143,8 @@ def test_a_small_response_that_unpacks_to_much_is_not_unpacked(raw_server: RawSe
 def test_a_response_of_many_pieces_is_given_up(raw_server: RawServer, make_file: MakeFile) -> None:
     chunks = b"1\r\n \r\n" * (MAX_CHUNKS + 1000)
     response = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", chunks, b"0\r\n\r\n"]
-    told = "the server's response comes in more than 50,000 chunks"
-    assert predict(raw_server, make_file, response) == ("error", None, told)
+    message = "the server's response comes in more than 50,000 chunks"
+    assert predict(raw_server, make_file, response) == ("error", None, message)
 
 
 def test_a_prompt_that_cannot_be_sent_is_an_error_of_its_row(raw_server: RawServer, make_file: MakeFile) -> None:

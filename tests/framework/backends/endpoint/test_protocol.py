@@ -197,7 +197,7 @@ def test_no_json_at_all_breaks_the_reader(response: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         ({"error": {"message": "too long", "code": "context"}}, ("too long", "context")),
         ({"error": {"message": "too long", "type": "bad"}}, ("too long", "bad")),
@@ -208,8 +208,8 @@ def test_no_json_at_all_breaks_the_reader(response: Any) -> None:
         ([], ("[]", "")),
     ],
 )
-def test_errors_are_reported_in_all_forms_that_servers_have(body: Any, told: tuple[str, str]) -> None:
-    assert error_message(json.dumps(body)) == told
+def test_errors_are_reported_in_all_forms_that_servers_have(body: Any, expected: tuple[str, str]) -> None:
+    assert error_message(json.dumps(body)) == expected
 
 
 def test_an_error_without_json_is_its_text() -> None:
@@ -239,7 +239,7 @@ def test_an_answer_that_so_few_tokens_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         (b"[" * 100_000, "the server's response is nested too deeply"),
         (b'{"a": "\xff"}', 'the server\'s response is not JSON: {"a": "\ufffd"}'),
@@ -247,7 +247,7 @@ def test_an_answer_that_so_few_tokens_cannot_be_is_refused() -> None:
         (b"", "the server's response is not JSON: "),
     ],
 )
-def test_what_is_no_json_is_reported(body: bytes, told: str) -> None:
+def test_what_is_no_json_is_reported(body: bytes, expected: str) -> None:
     with pytest.raises(AnswerError) as caught:
         read_reply(body, mode="chat", logprobs=False)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)

@@ -69,35 +69,35 @@ def left_of(text: str, form: str) -> int:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_message_shows_the_key_in_no_form(form: str) -> None:
     written = FORMS[form](KEY)
-    told = REDACTION.message(f"wrong key {written} for you")
-    assert told.startswith("wrong key ")
-    assert told.endswith(" for you")
-    assert "***" in told
-    assert left_of(told, KEY) < 10
-    assert left_of(told, " ".join(written.split())) <= 10
+    redacted = REDACTION.message(f"wrong key {written} for you")
+    assert redacted.startswith("wrong key ")
+    assert redacted.endswith(" for you")
+    assert "***" in redacted
+    assert left_of(redacted, KEY) < 10
+    assert left_of(redacted, " ".join(written.split())) <= 10
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if "half" not in form])
 def test_an_answer_shows_the_key_in_no_form(form: str) -> None:
     written = FORMS[form](KEY)
-    told = REDACTION.answer(f"It is\n {written} , I think")
-    assert told.startswith("It is\n ")
-    assert told.endswith(" , I think")
-    assert left_of(told, written) < len(written) // 2
+    redacted = REDACTION.answer(f"It is\n {written} , I think")
+    assert redacted.startswith("It is\n ")
+    assert redacted.endswith(" , I think")
+    assert left_of(redacted, written) < len(written) // 2
 
 
 @pytest.mark.parametrize("place", range(LONGEST_MESSAGE - 40, LONGEST_MESSAGE + 5, 3))
 def test_a_key_at_the_end_of_a_shortened_message_is_not_cut_in_two(place: int) -> None:
-    told = REDACTION.message("#" * place + KEY + "#" * 600)
-    assert len(told) <= LONGEST_MESSAGE
-    assert left_of(told, KEY) == 0
+    redacted = REDACTION.message("#" * place + KEY + "#" * 600)
+    assert len(redacted) <= LONGEST_MESSAGE
+    assert left_of(redacted, KEY) == 0
 
 
 @given(st.text(), st.text())
 def test_what_stands_around_the_key_stays(before: str, after: str) -> None:
     assert REDACTION.answer(before) == before
-    told = REDACTION.answer(f"{before}|{KEY}|{after}")
-    assert told == f"{before}|***|{after}"
+    redacted = REDACTION.answer(f"{before}|{KEY}|{after}")
+    assert redacted == f"{before}|***|{after}"
 
 
 def test_an_answer_that_is_like_the_key_stays() -> None:
@@ -113,8 +113,8 @@ def test_a_placeholder_is_no_secret_in_answers() -> None:
 
 
 def test_a_message_is_one_line_that_is_safe_to_print() -> None:
-    told = Redaction(None).message("a\x1b[31mred\x1b[0m\n\tb\x1b]0;title\x07c\x9b1md\u202ee\x00\x08f\ud800")
-    assert told == "ared bc1mdef\ufffd"
+    redacted = Redaction(None).message("a\x1b[31mred\x1b[0m\n\tb\x1b]0;title\x07c\x9b1md\u202ee\x00\x08f\ud800")
+    assert redacted == "ared bc1mdef\ufffd"
     assert Redaction(None).message("x" * 1000) == "x" * 497 + "..."
 
 

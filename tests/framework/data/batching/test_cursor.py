@@ -135,8 +135,8 @@ def test_another_plan_goes_on_where_the_setting_says_with_a_warning(
         found = continued(SAVED, CHANGED, resume=resume)
 
     assert found == Cursor(CHANGED, epoch)
-    [told] = caplog.messages
-    assert told == (
+    [message] = caplog.messages
+    assert message == (
         "the data or its plan have changed (old -> new):\n  seed: 42 -> 43\n"
         f"As data.resume: {resume} says, the run continues at the beginning of epoch {epoch}"
     )
@@ -151,8 +151,8 @@ def test_a_position_that_cannot_be_read_is_left_behind_by_fresh_alone(caplog: py
             continued(damaged, PARTS, resume=resume)
 
     assert continued(damaged, PARTS, resume="fresh") == Cursor(PARTS)
-    [told] = caplog.messages
-    assert told == (
+    [message] = caplog.messages
+    assert message == (
         "the data position is damaged; continue from an older checkpoint. As data.resume: fresh says, the data "
         "starts from the beginning"
     )

@@ -144,9 +144,9 @@ def test_a_missing_package_is_reported_with_what_to_install() -> None:
         "from partita.data.formatting.retrieval import load_embedder\n"
         "try:\n    load_embedder('x')\nexcept Exception as error:\n    print(type(error).__name__, error)"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
 
-    assert told == (
+    assert output == (
         "ModelError prompt.retrieval of type semantic needs sentence-transformers; "
         "run: pip install 'partita[retrieval]'\n"
     )

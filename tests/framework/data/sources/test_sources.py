@@ -313,16 +313,16 @@ def test_a_missing_file_is_reported_with_near_names(tmp_path: Path) -> None:
 
 
 def test_an_unknown_ending_is_reported_with_the_known_ones(tmp_path: Path) -> None:
-    told = failure("data.xlsx", tmp_path)
+    message = failure("data.xlsx", tmp_path)
 
-    assert told.startswith(
+    assert message.startswith(
         "data.xlsx: the file extension is not one of a known format; known are arrow, csv, json, jsonl, "
     )
-    assert told.endswith("For another ending write {type: csv, path: ...} with the format as type")
+    assert message.endswith("For another ending write {type: csv, path: ...} with the format as type")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "expected"),
     [
         ("a.jsonl", b"", "a.jsonl has no rows"),
         ("a.json", b" \n", "a.json has no rows"),
@@ -371,14 +371,14 @@ def test_an_unknown_ending_is_reported_with_the_known_ones(tmp_path: Path) -> No
         ("a.parquet", b"PAR1", "a.parquet cannot be read: "),
     ],
 )
-def test_a_file_that_cannot_be_used_is_reported(name: str, content: bytes, told: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_reported(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
 
-    assert told in failure(name, tmp_path)
+    assert expected in failure(name, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("dataset", "told"),
+    ("dataset", "expected"),
     [
         ([], "dataset has no rows"),
         ([{"a": 1}, [2]], "row 2 is a list, not a dict of column to value"),
@@ -390,8 +390,8 @@ def test_a_file_that_cannot_be_used_is_reported(name: str, content: bytes, told:
         ({"type": "csv", "pth": "x"}, "the source {'type': 'csv', 'pth': 'x'} is wrong: csv.path: Field required"),
     ],
 )
-def test_something_else_in_memory_is_refused(dataset: Any, told: str, tmp_path: Path) -> None:
-    assert told in failure(dataset, tmp_path)
+def test_something_else_in_memory_is_refused(dataset: Any, expected: str, tmp_path: Path) -> None:
+    assert expected in failure(dataset, tmp_path)
 
 
 def test_an_unreachable_hub_set_is_reported(tmp_path: Path) -> None:
@@ -400,9 +400,11 @@ def test_an_unreachable_hub_set_is_reported(tmp_path: Path) -> None:
         "try:\n    open_rows('someone/nothing', folder=Path())\nexcept Exception as error:\n    print(repr(error))"
     )
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    message = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
 
-    assert told.stdout.startswith('DataError("someone/nothing cannot be read: ')
+    assert message.stdout.startswith('DataError("someone/nothing cannot be read: ')
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -240,9 +240,9 @@ def test_compressed_files_of_uneven_sizes_are_dealt_by_size_with_a_warning(
 
     assert list(stream.shards) == [f"{number}.jsonl.gz" for number in range(4)]
     assert sorted(rows_of_groups(stream, 3)) == [40, 80, 4000]
-    [told] = caplog.messages
+    [message] = caplog.messages
     uneven = f"{unevenness(stream.sizes, 3):.1f}"
-    assert told == (
+    assert message == (
         f"*.jsonl.gz: the longest of 3 shard groups has {uneven} times the bytes of the mean, so steps at the end of "
         "an epoch hold fewer rows; write more files of similar size, or uncompressed JSON lines or Parquet, which can "
         "be split"
@@ -307,13 +307,15 @@ def test_any_bytes_are_read_exactly_once_from_any_position(
     (folder / f"a.{kind}").write_bytes(data + end * closed)
     sizes = FileSizes(small_bytes=small, block_bytes=block)
     whole, cut = (stream_of(folder, f"a.{kind}", kind, number, sizes) for number in (1, shards))
-    assert [told(row) for row in read(whole)] == by_reader(folder / f"a.{kind}", kind)
-    assert sorted(repr(told(row)[1:]) for row in read(cut)) == sorted(repr(told(row)[1:]) for row in read(whole))
+    assert [number_and_text(row) for row in read(whole)] == by_reader(folder / f"a.{kind}", kind)
+    assert sorted(repr(number_and_text(row)[1:]) for row in read(cut)) == sorted(
+        repr(number_and_text(row)[1:]) for row in read(whole)
+    )
     check_resume(whole)
     check_resume(cut)
 
 
-def told(row: StreamRow) -> tuple[int, Any]:
+def number_and_text(row: StreamRow) -> tuple[int, Any]:
     """Number and content, once a worker has parsed the row."""
     if isinstance(row.row, bytes) and not row.reason:
         record = json_record(row.row, row.number)
@@ -472,15 +474,15 @@ def test_files_of_a_server_that_cannot_seek_are_cut_too(
 def test_the_web_without_its_library_is_reported_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = r'a.jsonl cannot be opened: .*"aiohttp" to be installed; to read from the web, pip install aiohttp$'
+    message = r'a.jsonl cannot be opened: .*"aiohttp" to be installed; to read from the web, pip install aiohttp$'
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
     for protocol in ("http", "https"):
         monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
 
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         stream_of(tmp_path, "https://example.org/a.jsonl", "jsonl")
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         FileStream("jsonl", ["https://example.org/a.jsonl"], name="a", least_shards=1)
 
 

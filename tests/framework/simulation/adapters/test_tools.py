@@ -1,4 +1,4 @@
-"""A class with `reset` and tools is an environment, and what the model calls wrongly is told to the model."""
+"""A class with `reset` and tools is an environment, and wrong calls are answered with an error message."""
 
 import json
 from functools import partial
@@ -23,7 +23,7 @@ from partita.simulation.worlds import Closing, EnvironmentWorld
 from partita_schema.load import load_config
 from partita_schema.simulation import Limits
 
-from ..programs_of_tests import Counter, Mute, Shop, Stall, Untold
+from ..programs_of_tests import Counter, Mute, Shop, Stall, Undescribed
 
 
 def made(kind: type) -> Environment:
@@ -49,13 +49,13 @@ def heard(environment: Environment, action: str) -> list[str]:
 def test_public_methods_are_tools_and_the_model_is_reported_of_them() -> None:
     environment = made(Shop)
     system, user = opened(environment.reset(seed=1, task={})).messages
-    told = [json.loads(line) for line in system["content"].splitlines()[1:-1]]
+    tools = [json.loads(line) for line in system["content"].splitlines()[1:-1]]
 
     assert system["role"] == "system"
-    assert [tool["function"]["name"] for tool in told] == ["burn", "look", "sell"]
-    assert told[2]["function"]["description"] == "Sell an item."
-    assert told[2]["function"]["parameters"]["required"] == ["item", "price"]
-    assert told[2]["function"]["parameters"]["properties"]["price"] == {
+    assert [tool["function"]["name"] for tool in tools] == ["burn", "look", "sell"]
+    assert tools[2]["function"]["description"] == "Sell an item."
+    assert tools[2]["function"]["parameters"]["required"] == ["item", "price"]
+    assert tools[2]["function"]["parameters"]["properties"]["price"] == {
         "type": "integer",
         "description": "What it costs.",
     }
@@ -149,7 +149,7 @@ def test_the_prompt_of_a_task_stands_before_what_reset_says() -> None:
             Mute,
             "simulation.world.environment: Mute has no tools; its public methods but reset, close, reward, get_reward",
         ),
-        (Untold, "simulation.world.environment: Untold.act cannot be told to a model: "),
+        (Undescribed, "simulation.world.environment: Undescribed.act cannot be described to a model: "),
         (str, "simulation.world.environment: str has no method reset, which begins a dialogue"),
     ],
 )
@@ -160,11 +160,11 @@ def test_a_class_that_has_no_tools_is_refused(kind: type, text: str) -> None:
 
 
 def clerk(prompt: str) -> str:
-    """Answers as a model does that has learned to sell: looks, sells at the price that it was told, and says bye."""
-    told = [line.removeprefix("tool: ") for line in prompt.splitlines() if line.startswith("tool: ")]
-    if not told:
+    """Answers as a model does that has learned to sell: looks, sells at the price in the reply, and says bye."""
+    tool_replies = [line.removeprefix("tool: ") for line in prompt.splitlines() if line.startswith("tool: ")]
+    if not tool_replies:
         return called("look")
-    return called("sell", price=told[0]) if len(told) == 1 else "bye"
+    return called("sell", price=tool_replies[0]) if len(tool_replies) == 1 else "bye"
 
 
 def test_dialogues_with_tools_are_had_like_all_others() -> None:
