@@ -1,4 +1,4 @@
-"""partita: train language models and predict with them from one YAML file.
+"""partita: train, run and evaluate language models from one YAML file.
 
 from partita import Model
 

@@ -193,7 +193,7 @@ def refused_agents(section: "Simulation") -> Iterator[tuple[str, str]]:
     if not agents.agent.is_own:
         yield (
             "agents.agent",
-            "the agent is the model of the file; name the other model in another agent, or as base_model",
+            "the agent is the model of the file; name the other model in a different agent, or as base_model",
         )
     if not isinstance(world, CustomWorldConfig) and agents.others:
         yield "agents.others", "are agents of a custom world; write world: {type: custom, target: module:Class}"
@@ -251,7 +251,7 @@ def refused_talks(section: "Simulation", world: UserSimWorldConfig | SelfPlayWor
     ):
         yield (
             f"agents.{name}" if agent is not None else "agents",
-            f"the model of {name} has nothing to begin from; write prompt in agents.{name}, or first in world",
+            f"the model of {name} has no text to start from; write prompt in agents.{name}, or first in world",
         )
     if "gold" in section.history:
         yield "history", f"there are no reference answers in {world.type}; write predicted"

@@ -46,7 +46,7 @@ def refused_by_constrain(config: "Config", at: str) -> Iterator[Refusal]:
             yield at_output, f"{reason}; write constrain: true for each {output.type} output, or for none"
     for key in NOT_IN_SLOTS:
         if config.generation.asks_for(key):
-            yield f"generation.{key}", f"constrained answers cannot be made with {key}; remove it, or constrain"
+            yield f"generation.{key}", f"constrained answers are impossible with {key}; remove it, or constrain"
     if config.generation.stop:
         yield "generation.stop", "a stop text would cut the JSON of constrained answers; remove it"
     for place, output in enumerate(config.output_features):
@@ -68,7 +68,10 @@ def refused_by_scoring(config: "Config", output: OutputFeature, at: str) -> Iter
         yield "data.formatter", "a custom formatter writes answers that scoring does not know; remove it, or scoring"
     for part, key in READ_ANSWERS:
         if is_set(getattr(output, part), key):
-            yield f"{at}.{part}.{key}", f"{key} reads generated answers, and scoring generates none; remove one of both"
+            yield (
+                f"{at}.{part}.{key}",
+                f"{key} reads generated answers, and scoring generates none; remove one of the two",
+            )
     for key in type(config.generation).model_fields:
         if key not in NOT_GENERATING and config.generation.asks_for(key):
-            yield f"generation.{key}", f"scoring generates nothing, so {key} has no effect; remove one of both"
+            yield f"generation.{key}", f"scoring generates nothing, so {key} has no effect; remove one of the two"

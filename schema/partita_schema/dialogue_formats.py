@@ -250,7 +250,7 @@ def dialogue_of(messages: Any) -> Dialogue:
         if message["role"] == "assistant" and not asked:
             message["learned"] = False
     if not asked:
-        raise FormatError("nothing is asked: there is no message of the role user")
+        raise FormatError("there is no question: no message has the role user")
     return {"messages": said, "labels": []}
 
 

@@ -42,7 +42,7 @@ def refused_by_endpoint(config: "Config") -> Iterator[Refusal]:
 def refused_models(config: "Config") -> Iterator[Refusal]:
     """Yield options of a model in this process."""
     if config.trainer.type != "none":
-        yield "trainer.type", "a server is only asked, nothing is trained there; write type: none, or remove backend"
+        yield "trainer.type", "a server is only queried, never trained; write type: none, or remove backend"
     if isinstance(config.base_model, NewModel):
         yield "base_model", "a server has its model already; write the name that the server knows it by"
     for key in ("adapter", "quantization"):

@@ -1,7 +1,7 @@
 """Commented configurations to start from, one for each kind of task."""
 
 TASKS = {
-    "classify": "a text gets one of a few labels",
+    "classify": "each text gets one of a few labels",
     "tag": "a text gets those of a few labels that apply",
     "extract": "fields are taken out of a text, as JSON",
     "answer": "a question gets an answer",

@@ -123,7 +123,7 @@ def test_ranks_that_stand_in_different_places_are_reported() -> None:
             process_group.all_gather_object(1, "the loss" if process_group.rank else "the rows")
         return str(error.value)
 
-    assert on_ranks(2, work) == ["ranks do not stand in the same place: ['the loss', 'the rows']"] * 2
+    assert on_ranks(2, work) == ["ranks are not at the same collective: ['the loss', 'the rows']"] * 2
 
 
 def test_tensors_are_summed_together_up_to_a_size() -> None:

@@ -118,7 +118,7 @@ def test_a_death_is_reported_in_a_line_and_what_old_ranks_say_is_nothing(caplog:
 
     assert followed(Script(BOTH, [("a", ProgressOpened(1, 9, "training", 0))], DEATH, late, RESTARTED, end)) == "made"
     assert caplog.messages == [
-        "rank 1 (process 12 on node-1) is gone; all start again at the newest checkpoint (1 of 3 times)"
+        "rank 1 (process 12 on node-1) is gone; all are restarted from the newest checkpoint (1 of 3 times)"
     ]
 
 

@@ -193,7 +193,7 @@ def test_a_worker_that_is_killed_loses_no_row(pool: Model, folder: Path, caplog:
     assert found.stats.ok == 300, f"seed {seed}"
     assert Path("killed.jsonl").read_bytes() == Path("alone.jsonl").read_bytes(), f"seed {seed}"
     assert sorted(recorded("killed")) == list(range(300)), f"seed {seed}"
-    assert "is gone; another one takes its place" in caplog.text
+    assert "is gone; a new one replaces it" in caplog.text
 
 
 @pytest.mark.long

@@ -78,7 +78,7 @@ def test_dialogues_on_ray_that_lost_a_worker_are_those_of_one_process(
     report = Model("run.yaml").simulate(out)
     killed.join()
 
-    assert "is gone; all start again and go on with what is left (1 of 3 times)" in caplog.text
+    assert "is gone; all are restarted and continue with the remaining rows (1 of 3 times)" in caplog.text
     assert json.loads(json.dumps(report.record())) == straight[1]
     for name in ("gold.jsonl", "predicted.jsonl"):
         assert (out / name).read_bytes() == (straight[0] / "out" / name).read_bytes()
@@ -113,6 +113,6 @@ def test_rounds_on_ray_that_lost_a_worker_are_those_of_one_process(
     result = Model("run.yaml").train(run="run")
     killed.join()
 
-    assert "is gone; all start again at the newest checkpoint (1 of 3 times)" in caplog.text
+    assert "is gone; all are restarted from the newest checkpoint (1 of 3 times)" in caplog.text
     assert result.steps == 8 + 6 + 6
     assert left(other) == left(rounds)

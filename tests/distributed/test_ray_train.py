@@ -97,7 +97,9 @@ def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_proc
 
     assert (found.run, found.steps) == (Path("run"), 12)
     assert found.resumed_from is not None
-    gone = f"(process {pids[0]} on {os.uname().nodename}) is gone; all start again at the newest checkpoint (1 of 3 "
+    gone = (
+        f"(process {pids[0]} on {os.uname().nodename}) is gone; all are restarted from the newest checkpoint (1 of 3 "
+    )
     assert gone in caplog.text
     for key, exact in (("step", True), ("batch_hash", True), ("rows", True), ("loss", False)):
         one, other = ([line[key] for line in processes.log(place)] for place in (folder, straight[0]))

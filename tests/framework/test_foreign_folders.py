@@ -188,9 +188,9 @@ def test_a_copy_for_another_process_is_trusted_no_more(theirs: Callable[[dict[st
 @pytest.mark.parametrize(
     ("card", "said"),
     [
-        ({"config": None}, "is not a manifest of partita's: config: "),
-        ({"folder": 5}, "is not a manifest of partita's: folder: "),
-        ({"labels": {"colour": 5}}, "is not a manifest of partita's: labels: "),
+        ({"config": None}, "is not a partita manifest: config: "),
+        ({"folder": 5}, "is not a partita manifest: folder: "),
+        ({"labels": {"colour": 5}}, "is not a partita manifest: labels: "),
         ({"config": {"base_model": 5}}, ": base_model: "),
         ({"checksum": "0"}, "is not as it was written (its checksum differs); restore it, start a new run"),
     ],

@@ -118,7 +118,7 @@ def test_what_is_not_answered_in_slots_is_refused_before_any_row(
     with pytest.raises(ModelError) as caught:
         Model(config, quiet=True).train(run=tmp_path / "run")
     assert str(caught.value) == (
-        "decoder.scoring needs answers that are made in slots, and here they are not: the virtual tokens of "
+        "decoder.scoring needs continuous batching, which is not available here: the virtual tokens of "
         "prefix_tuning; remove decoder.scoring"
     )
 

@@ -39,7 +39,7 @@ def test_what_is_not_answered_in_slots_cannot_be_constrained(options: dict[str, 
     key = next(iter(options))
     found = problems(JSON, generation=options)
     assert len(found) == 1
-    assert f"generation.{key}: constrained answers cannot be made with {key}; remove it, or constrain" in found[0]
+    assert f"generation.{key}: constrained answers are impossible with {key}; remove it, or constrain" in found[0]
 
 
 def test_a_stop_text_would_cut_constrained_json() -> None:
@@ -143,7 +143,7 @@ def test_options_of_generation_have_no_effect_on_scoring(options: dict[str, Any]
     key = next(iter(options))
     found = problems(LABEL, generation=options)
     assert len(found) == 1
-    assert f"generation.{key}: scoring generates nothing, so {key} has no effect; remove one of both" in found[0]
+    assert f"generation.{key}: scoring generates nothing, so {key} has no effect; remove one of the two" in found[0]
 
 
 def test_a_formatter_of_ones_own_writes_answers_that_scoring_does_not_know() -> None:

@@ -148,7 +148,7 @@ def message(**keys: Any) -> dict[str, Any]:
         ),
         (
             {"messages": [{"role": "assistant", "content": "x"}]},
-            "nothing is asked: there is no message of the role user",
+            "there is no question: no message has the role user",
         ),
         ({"a": 1, "b": 2}, "there is no dialogue: neither a list of messages in column messages nor the columns of a"),
         ({"conversations": [{"from": "user", "value": 1}, {"from": "x", "value": "y"}]}, "message 2: the from is 'x'"),

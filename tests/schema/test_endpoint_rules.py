@@ -131,7 +131,7 @@ def test_a_key_in_the_file_is_refused_without_showing_it() -> None:
     [
         (
             {"trainer": {"type": "finetune"}},
-            "trainer.type: a server is only asked, nothing is trained there; write type: none, or remove backend",
+            "trainer.type: a server is only queried, never trained; write type: none, or remove backend",
         ),
         (
             {"base_model": {"type": "scratch"}},

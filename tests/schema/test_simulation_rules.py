@@ -205,7 +205,10 @@ def test_a_agent_may_be_a_word() -> None:
         ),
         (
             {"agents": {"agent": {"type": "model", "run": "runs/a"}, "user": USER}},
-            "agents.agent: the agent is the model of the file; name the other model in another agent, or as base_model",
+            (
+                "agents.agent: the agent is the model of the file; name the other model in a different agent, or as "
+                "base_model"
+            ),
         ),
         (
             {"world": WORLD, "agents": {"agent": {"type": "model", "prompt": "hi"}}},
@@ -235,11 +238,11 @@ def test_a_agent_may_be_a_word() -> None:
         ({"agents": {"user": "gold"}}, "tasks: agents.user: gold needs dialogues; write tasks: {source: FILE}"),
         (
             {"agents": {"user": "model"}},
-            "agents.user: the model of user has nothing to begin from; write prompt in agents.user, or first in world",
+            "agents.user: the model of user has no text to start from; write prompt in agents.user, or first in world",
         ),
         (
             {"world": {"type": "self_play"}},
-            "agents: the model of partner has nothing to begin from; write prompt in agents.partner, or first in world",
+            "agents: the model of partner has no text to start from; write prompt in agents.partner, or first in world",
         ),
         (
             {"agents": {"user": USER}, "history": ["gold", "predicted"]},

@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_newest_intact_one(
     said = {"flip": "is not as it was written (its checksum differs)", "zero": "is not as it was written (its"}
     said |= {"truncate": f"has {half:,} bytes and was written with {len(data):,}", "remove": "is missing"}
     assert f"step-000009/optimizer-0.safetensors {said[damage]}" in caplog.text
-    assert "; it is kept as damaged-step-000009, and the run falls back to step 3" in caplog.text
+    assert "; it was renamed to damaged-step-000009, and the run resumes from step 3" in caplog.text
 
 
 def test_without_an_intact_checkpoint_the_damaged_file_is_named(tmp_path: Path) -> None:

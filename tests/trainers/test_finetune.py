@@ -127,7 +127,7 @@ def test_a_loss_that_is_not_a_number_stops_with_step_and_rows_and_leaves_the_wei
         run(work)
     assert calls[5].keys[0] in str(error.value)
     assert re.search(
-        r"\. The loss was [\d.]+ a step before and had not risen, so a single step was too large: lower "
+        r"\. The loss was [\d.]+ one step earlier and had not risen, so a single step was too large: lower "
         r"trainer\.learning_rate, now [\d.]+, or lower trainer\.gradient_clipping\.$",
         str(error.value),
     )
@@ -382,7 +382,7 @@ def test_steps_evaluations_and_checkpoints_are_planned_from_the_file(
 
 
 class Endless:
-    """Batches of which nobody knows how many there are."""
+    """Batches of unknown outcome how many there are."""
 
     steps_per_epoch = num_rows = None
 

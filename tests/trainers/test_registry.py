@@ -53,7 +53,7 @@ def test_a_class_of_the_users_is_made_from_its_section() -> None:
         ),
         (
             "argparse:Action",
-            "trainer.target: Action is made with the trainer section as its only argument, and missing a required",
+            "trainer.target: Action is created with the trainer section as its only argument, and missing a required",
         ),
     ],
 )

@@ -64,10 +64,10 @@ def newest_intact(folder: Path) -> int | None:
             continue
         for damaged, reason in zip(reversed(steps), damages, strict=False):
             aside = set_aside(folder / checkpoint_name(damaged))
-            logger.warning("%s; it is kept as %s, and the run falls back to step %d", reason, aside.name, step)
+            logger.warning("%s; it was renamed to %s, and the run resumes from step %d", reason, aside.name, step)
         return step
     if damages:
-        raise ResumeError(f"{damages[0]}, and there is no intact checkpoint beside it; restore it or start a new run")
+        raise ResumeError(f"{damages[0]}, and there is no other intact checkpoint; restore it or start a new run")
     return None
 
 

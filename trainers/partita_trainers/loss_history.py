@@ -77,6 +77,6 @@ class LossHistory:
             )
         precision = ", or write model_parameters: {dtype: float32} and trainer.mixed_precision: no"
         return (
-            f"The loss was {self.latest:.3g} a step before and had not risen, so a single step was too large: "
+            f"The loss was {self.latest:.3g} one step earlier and had not risen, so a single step was too large: "
             f"{lower}, or lower trainer.gradient_clipping{precision if in_16_bits else ''}"
         )

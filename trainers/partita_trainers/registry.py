@@ -66,7 +66,7 @@ def check_signature(kind: type, section: CustomTrainer) -> None:
     try:
         inspect.signature(kind).bind(section)
     except TypeError as error:
-        message = f"{kind.__name__} is made with the trainer section as its only argument, and {error}"
+        message = f"{kind.__name__} is created with the trainer section as its only argument, and {error}"
         raise ConfigError([Problem("trainer.target", f"{message}; write def __init__(self, section)")]) from None
 
 

@@ -81,7 +81,7 @@ class RunContext:
             )
         place = manifest_path(folder)
         if "config" not in manifest:
-            raise PartitaError(f"{place} has no config, so it is not known what the model is asked; restore it")
+            raise PartitaError(f"{place} has no config, so its prompt and outputs are unknown; restore it")
         try:
             context = cls(load_config(manifest["config"], overrides=overrides), quiet=quiet)
         except ConfigError as error:

@@ -36,7 +36,7 @@ LET_IT_END = 5.0
 
 app = typer.Typer(
     name="partita",
-    help="From one YAML file to a trained and predicting language model.",
+    help="Train, run and evaluate language models from one YAML file.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -63,7 +63,7 @@ def main(
         typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """From one YAML file to a trained and predicting language model."""
+    """Train, run and evaluate language models from one YAML file."""
 
 
 def run() -> None:

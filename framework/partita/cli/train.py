@@ -43,7 +43,7 @@ def train(
         return
     if result.dialogues:
         rounds = {f"round {number}": dict(metrics) for number, metrics in enumerate(result.dialogues, start=1)}
-        print_metrics(rounds, as_json=False, title="dialogues by round, each with the weights of before it")
+        print_metrics(rounds, as_json=False, title="dialogues by round, each with the weights before it")
     print_metrics(result.metrics, as_json=False, title="metrics")
     continued = "" if result.resumed_from is None else f", continued from step {result.resumed_from}"
     early = ", stopped early" if result.stopped_early else ""

@@ -104,7 +104,7 @@ class Episode:
         """
         if self.shows_gold and self.gold is None:
             raise ValueError(
-                "history: gold needs the right answer of each turn: info['gold'], or dialogue.gold of a world"
+                "history: gold needs the right answer of each turn: info['gold'], or episode.gold in a custom world"
             )
         self.replies.append(EpisodeTurn(len(self.messages), text, tokens, self.gold))
         self.gold = None  # it belongs to this answer; the next one needs its own

@@ -226,7 +226,7 @@ class Ledger:
         counts = self.split(split)
         if counts.loss_tokens >= least and counts.unknown_tokens > UNKNOWN_REFUSED * counts.loss_tokens:
             raise DataError(
-                f"{split}: {unknown_share(counts)}, which the model would learn to write; write a larger "
+                f"{split}: {unknown_share(counts)}, which the model would learn to generate; write a larger "
                 "base_model.vocab_size or base_model.tokenizer: bpe for a new model, else choose a base model whose "
                 "tokenizer knows this text (partita preview shows the rows as their tokens hold them)"
             )

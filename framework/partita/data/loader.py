@@ -158,7 +158,7 @@ class Loader:
             ResumeError: If steps have been requested already, or if data or plan differ and `resume` is strict.
         """
         if self._started:
-            raise ResumeError("a data position must be loaded before the first step is asked for")
+            raise ResumeError("a data position must be loaded before the first step is requested")
         loaded = continued(cursor, self._cursor.parts, resume=self._resume)
         window, taken = place_in_window(loaded.place)
         self._planner.check(loaded.epoch, window, taken, loaded.step)

@@ -140,7 +140,7 @@ class TokenCache:
         except FileNotFoundError:
             pass
         except DamagedTokens as error:
-            logger.warning("the tokens in %s are made again: %s", folder, error)
+            logger.warning("the tokens in %s are computed again: %s", folder, error)
         with writing_tokens(self.folder), self._locked(folder) as alive:
             with self._beating(alive):
                 with suppress(FileNotFoundError, DamagedTokens):
@@ -205,12 +205,13 @@ class TokenCache:
             silent = time.time() - path.stat().st_mtime
             if silent > self._silence:
                 raise WriteError(
-                    f"another process holds {path} and has made no tokens for {silent:,.0f} seconds; end it, or write "
+                    f"another process holds {path} and has written no tokens for {silent:,.0f} seconds; end it, or "
+                    "write "
                     "data.encode: online"
                 )
             if time.monotonic() - last_message > (FIRST_NOTE_SECONDS if last_message == began else NOTE_SECONDS):
                 last_message = time.monotonic()
-                logger.info("another process makes the same tokens; waiting for %.0f seconds", last_message - began)
+                logger.info("another process computes the same tokens; waiting for %.0f seconds", last_message - began)
             time.sleep(LOOK_EVERY)
 
 
@@ -244,6 +245,6 @@ def writing_tokens(folder: Path) -> Iterator[None]:
         if error.errno not in WRITE_ERRORS:
             raise
         raise WriteError(
-            f"tokens cannot be kept in {folder}: {error.strerror}; free space there, name another folder in the "
+            f"tokens cannot be stored in {folder}: {error.strerror}; free space there, name another folder in the "
             "environment variable PARTITA_CACHE, or write data.encode: online"
         ) from error

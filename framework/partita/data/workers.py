@@ -128,7 +128,7 @@ class EncodingWorkers(Generic[Input, Output]):
                     continue
                 self.close(kill=True)
                 raise DataError(
-                    f"a data worker gave nothing for {self._timeout:g} s; write a larger data.loader.timeout "
+                    f"a data worker returned nothing for {self._timeout:g} s; write a larger data.loader.timeout "
                     "where rows take that long, else fewer data.loader.workers, or 0 to see what it does"
                 ) from error
 

@@ -48,7 +48,7 @@ class DistributedGroup:
             dist.all_gather_object(gathered, (about, mine), group=self.control)
         others = {name for name, _ in gathered}
         if others != {about}:
-            raise AssertionError(f"ranks do not stand in the same place: {', '.join(sorted(others))}")
+            raise AssertionError(f"ranks are not at the same collective: {', '.join(sorted(others))}")
         return [item for _, item in gathered]
 
     def run_on_rank_zero(self, call: Callable[[], T], about: str) -> T:
@@ -64,7 +64,7 @@ class DistributedGroup:
         if error is not None:
             raise error
         if results[0][1]:
-            raise OtherRankError(f"rank 0 failed at {about}; its own message says why")
+            raise OtherRankError(f"rank 0 failed at {about}; see its own message")
         return results[0][0]  # type: ignore[return-value]  # rank 0's is a T
 
     def raise_if_any_failed(self, error: Exception | None, about: str) -> None:
@@ -76,7 +76,7 @@ class DistributedGroup:
         if error is not None and failed[0] == self.rank:
             raise error
         if failed:
-            raise OtherRankError(f"rank {failed[0]} failed at {about}; its own message says why")
+            raise OtherRankError(f"rank {failed[0]} failed at {about}; see its own message")
 
     def shared_counter(self, about: str) -> Callable[[int], int]:
         """Return a counter in the job's store. Ranks create their counters in the same order."""

@@ -35,7 +35,7 @@ class ThreadGroup:
         gathered = list(self._places)
         self._met.wait()
         if any(name != about for name, _ in gathered):
-            raise AssertionError(f"ranks do not stand in the same place: {sorted({name for name, _ in gathered})}")
+            raise AssertionError(f"ranks are not at the same collective: {sorted({name for name, _ in gathered})}")
         return [item for _, item in gathered]
 
     def run_on_rank_zero(self, call: Callable[[], T], about: str) -> T:

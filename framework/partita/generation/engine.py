@@ -58,7 +58,7 @@ def refuse_without_slots(options: GenerationOptions, reason: str) -> None:
     """Raise ModelError if the options constrain answers in a way that needs continuous batching."""
     key = "decoder.scoring" if options.labels else "decoder.constrain" if options.grammar is not None else None
     if key is not None:
-        raise ModelError(f"{key} needs answers that are made in slots, and here they are not: {reason}; remove {key}")
+        raise ModelError(f"{key} needs continuous batching, which is not available here: {reason}; remove {key}")
 
 
 def way_for(

@@ -239,7 +239,7 @@ class Journal:
         header = _read_header(self.path)
         if header is None:
             if self.path.stat().st_size:
-                logger.warning("%s: its first line is torn, so that no answers of it are kept", self.path)
+                logger.warning("%s: its first line is torn, so none of its answers are reused", self.path)
             return False
         changes = _changes(header, own)
         if changes:
@@ -266,7 +266,9 @@ class Journal:
             _lock(file.fileno(), self.path)
             temporary.replace(self.path)
             os.dup2(file.fileno(), self._descriptor, inheritable=False)  # same open file description, so the lock stays
-        logger.warning("%s: its first line is damaged; %s records of this job are kept", self.path, f"{num_records:,}")
+        logger.warning(
+            "%s: its first line is damaged; %s records of this job are reused", self.path, f"{num_records:,}"
+        )
 
     def _index(self, keys: "npt.NDArray[np.uint8] | None") -> None:
         """Index the offset of every record, and truncate a torn last line if the journal is writable."""

@@ -239,7 +239,7 @@ class Scheduler:
             if not self.tolerant or not self.prefix:
                 raise
             # Every row begins with the prefix, and each gets its own error.
-            logger.info("what all prompts begin with cannot be read: %s", described(error))
+            logger.info("the shared prefix of the prompts cannot be computed: %s", described(error))
             self.prefix = []
             return None
         self.num_slots, self.tokens = count, tokens
@@ -261,7 +261,7 @@ class Scheduler:
         if len(group) == 1:
             self.note(RowResult(group[0].row, None, reason))
             return True
-        logger.info("%s prompts failed together and are read one by one: %s", len(group), reason)
+        logger.info("%s prompts failed together and are computed one by one: %s", len(group), reason)
         for place, request in enumerate(group):
             if not self.prefill(slots, [request]):
                 self.queue += [other.row for other in reversed(group[place + 1 :])]

@@ -74,7 +74,7 @@ def write_table(path: Path, rows: Iterable[Row], *, columns: Mapping[str, Column
                 WRITERS[path.suffix.lower()](file, rows, columns)
     except OSError as error:
         raise WriteError(
-            f"{why_not_written(error, path)}. The answers are kept; start the same command again afterwards"
+            f"{why_not_written(error, path)}. The answers are saved; rerun the same command afterwards"
         ) from error
 
 

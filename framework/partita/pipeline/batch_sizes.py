@@ -248,7 +248,7 @@ class BatchSizeTuner:
         size = self.search(bench, key, max_rows=limit, sizes=sizes) if self.process_group.rank == 0 else bench.follow()
         self.memory.clear()
         if size is None:
-            raise OtherRankError("rank 0 failed to find a batch size; its own message says why")
+            raise OtherRankError("rank 0 failed to find a batch size; see its own message")
         self.known[probe.purpose] = KnownBatchSize(size, rows=probe.max_rows, key=key)
         self.budgets.pop(probe.purpose, None)
         return size

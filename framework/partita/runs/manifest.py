@@ -48,7 +48,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = ManifestRecord().load(written)
     except ValidationError as error:
         raise PartitaError(
-            f"{path} is not a manifest of partita's: {reasons_of(error)}; restore it or start a new run"
+            f"{path} is not a partita manifest: {reasons_of(error)}; restore it or start a new run"
         ) from None
     return manifest
 

@@ -130,7 +130,7 @@ def check_played(episode: Episode, *, first: int) -> None:
     """
     messages = episode.messages[first:]
     if not all(isinstance(message, Mapping) and isinstance(message.get("agent"), str) for message in messages):
-        raise ContractError("run added messages without an agent; say them with dialogue.observe(text, agent=...)")
+        raise ContractError("run added messages without an agent; add them with episode.observe(text, agent=...)")
     messages_of(messages, "run")
     if not isinstance(episode.gold, str | None):
         raise ContractError(f"run gave gold of {shown(episode.gold)}; give a text")

@@ -36,7 +36,7 @@ class Task:
 def section_of(config: Config) -> Simulation:
     """Return the `simulation` section. Raises ConfigError if the file has none."""
     if config.simulation is None:
-        message = "the file says nothing of dialogues; write simulation: {world: ..., tasks: ...}"
+        message = "the file does not describe a simulation; write simulation: {world: ..., tasks: ...}"
         raise ConfigError([Problem("simulation", message)])
     return config.simulation
 

@@ -105,4 +105,4 @@ def factory(kind: Callable[..., Any], options: Mapping[str, Any], *, key: str) -
 def creation_error(kind: Callable[..., Any], options: Mapping[str, Any], reason: str, *, key: str) -> ConfigError:
     """Return the error for a class that cannot be created with `options`."""
     name = getattr(kind, "__name__", str(kind))
-    return ConfigError([Problem(key, f"{name} cannot be made with {dict(options)}: {reason}")])
+    return ConfigError([Problem(key, f"{name} cannot be created with {dict(options)}: {reason}")])

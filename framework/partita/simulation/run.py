@@ -33,6 +33,7 @@ from partita.simulation.shared_rollout import rollout
 from partita.simulation.transcripts import Transcripts, open_transcripts
 from partita.simulation.worlds import World
 from partita_schema.agents import ModelAgentConfig
+from partita_schema.counted import counted
 from partita_schema.simulation import ReplayWorldConfig as ReplaySection
 from partita_schema.simulation import Simulation
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
@@ -149,7 +150,7 @@ def simulate(
                 # Rank 0 alone has the episodes of all ranks; the outcomes are sent to the others.
                 outcomes[history] = process_group.run_on_rank_zero(
                     partial(finish_transcripts, transcripts, dialogues, repeats=section.repeats),
-                    "what the dialogues came to",
+                    "the outcomes of the dialogues",
                 )
                 finished[history] = (
                     [transcripts.done[dialogue.key] for dialogue in dialogues] if process_group.rank == 0 else []
@@ -216,7 +217,7 @@ def log_outcomes(history: str, outcomes: RolloutOutcomes, finished: Sequence[Epi
     """Log how many episodes were truncated or failed, and the reason of the last failure."""
     for status, count in sorted(outcomes.statuses.items()):
         if status != "done":
-            logger.info("%s history: %s of %s dialogues %s", history, count, outcomes.dialogues, status)
+            logger.info("%s history: %s of %s %s", history, count, counted(outcomes.dialogues, "dialogue"), status)
     failed = next((episode for episode in reversed(finished) if episode.status == "failed"), None)
     if failed is not None:
         logger.info("%s history: %s failed: %s", history, failed.key, failed.reason)

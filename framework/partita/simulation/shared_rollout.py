@@ -19,6 +19,7 @@ from partita.generation.work_queue import WorkQueue, drain
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
 from partita.simulation.turns import log_prompt_counts
+from partita_schema.counted import counted
 from partita_schema.errors import SimulationError
 from partita_schema.simulation import Limits
 from partita_trainers.base import Progress
@@ -101,7 +102,7 @@ class WorkerSummary:
     """Number of episodes that ended on the rank."""
     failed: int
     """Number of them that failed."""
-    asked: bool
+    interrupted: bool
     """Whether the rank was interrupted."""
     too_many: bool
     """Whether the rank found that more than `limits.fail_fraction` of all episodes failed."""
@@ -137,11 +138,11 @@ def rollout(
         KeyboardInterrupt: A rank was interrupted before all episodes ended. Finished episodes are saved.
     """
     saved = process_group.run_on_rank_zero(
-        lambda: {key: done.status for key, done in transcripts.done.items()}, "what was had before"
+        lambda: {key: done.status for key, done in transcripts.done.items()}, "the dialogues finished before"
     )
     remaining = [episode for episode in dialogues if episode.key not in saved]
     if saved and remaining:
-        logger.info("%s of %s dialogues were finished before", f"{len(saved):,}", f"{len(dialogues):,}")
+        logger.info("%s of %s already finished", f"{len(saved):,}", counted(len(dialogues), "dialogue"))
     num_failed = sum(status == "failed" for status in saved.values())
     standing = RolloutProgress(process_group, ended=len(saved), failed=num_failed)
     claims = WorkQueue(len(remaining), process_group=process_group)
@@ -172,11 +173,11 @@ def rollout(
     if any(rank.too_many for rank in summaries):
         failed = standing.before[1] + sum(rank.failed for rank in summaries)
         reason = next(rank.reason for rank in summaries if rank.reason is not None)
-        count = f"{failed} of {ended} dialogues failed, more than limits.fail_fraction: {limits.fail_fraction:g} allows"
+        count = f"{failed} of {counted(ended, 'dialogue')} failed, more than limits.fail_fraction: {limits.fail_fraction:g} allows"
         message = f"{count}; the last one: {reason}. Finished dialogues are saved in {transcripts.path.parent}"
         process_group.raise_if_any_failed(SimulationError(message), "the share of failures")
-    if ended < len(dialogues) and any(rank.asked for rank in summaries):
-        logger.info("%s of %s dialogues are kept", f"{ended:,}", f"{len(dialogues):,}")
+    if ended < len(dialogues) and any(rank.interrupted for rank in summaries):
+        logger.info("%s of %s saved", f"{ended:,}", counted(len(dialogues), "dialogue"))
         raise KeyboardInterrupt
 
 

@@ -29,6 +29,8 @@ from partita.simulation.turns import TurnEncoder, TurnPrompt
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
 
+from partita_schema.counted import counted
+
 logger = logging.getLogger(__name__)
 
 
@@ -369,7 +371,7 @@ class ProgramSpeaker:
         if call.replies is not None and call.is_over:
             return [TurnResult(turn.lane, reply) for turn, reply in zip(call.turns, call.replies, strict=True)]
         if late:
-            logger.warning("agent %s has not answered %s dialogues in time", self.agent, len(call.turns))
+            logger.warning("agent %s has not answered %s in time", self.agent, counted(len(call.turns), "dialogue"))
             self.program = self.make()
         if len(call.turns) > 1:
             self.retries += call.turns

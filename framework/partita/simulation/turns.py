@@ -19,6 +19,7 @@ from typing import Any
 from partita.data.episode import AGENT, Episode
 from partita.data.formatting.row_tokenizer import PromptExample, RowTokenizer
 from partita.simulation.worlds import filled
+from partita_schema.counted import counted
 
 logger = logging.getLogger(__name__)
 
@@ -164,12 +165,15 @@ def log_prompt_counts(encoders: Sequence[TurnEncoder]) -> None:
     rewritten, shortened = sum(turns.rewritten for turns in encoders), sum(turns.shortened for turns in encoders)
     if rewritten:
         logger.info(
-            "%s prompts were encoded as a whole: the template writes earlier turns in one piece, or a token spans two",
-            f"{rewritten:,}",
+            (
+                "%s tokenized again from the start, because the template renders all turns in one piece or a token "
+                "spans two"
+            ),
+            counted(rewritten, "prompt"),
         )
     if shortened:
         dropped = sum(turns.dropped for turns in encoders)
         logger.info(
-            "%s prompts left out the oldest turns, for which there was no room; %s were encoded as a whole",
-            *(f"{count:,}" for count in (shortened, dropped)),
+            "left out the oldest turns of %s for lack of room; %s tokenized again from the start",
+            *(counted(count, "prompt") for count in (shortened, dropped)),
         )

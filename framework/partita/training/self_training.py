@@ -195,7 +195,7 @@ class SelfTraining:
         except FileNotFoundError:
             return None
         except DamagedError as error:
-            logger.warning("round %d: a file of its dialogues %s; damaged dialogues are run again", number, error)
+            logger.warning("round %d: a transcript file %s; damaged dialogues are run again", number, error)
             return None
         return results
 
@@ -205,9 +205,8 @@ class SelfTraining:
         if self.plan.guard is None or share is None or earlier is None or share >= earlier - self.plan.guard:
             return False
         logger.warning(
-            "round %d has made it worse: %.3f of its dialogues succeed, %.3f did before, and self_training.guard "
-            "allows "
-            "%.3f less; the weights of before are kept",
+            "round %d lowered the success rate to %.3f from %.3f, by more than self_training.guard: %.3f; the weights "
+            "before it are used",
             *(len(ended), share, earlier, self.plan.guard),
         )
         return True

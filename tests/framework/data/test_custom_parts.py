@@ -218,7 +218,7 @@ def test_a_collate_that_gives_something_else_is_reported(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("OwnLines", "gave ids of shape (2, 5) for 1 line; put each row into the line that planned.lines says"),
+        ("OwnLines", "gave ids of shape (2, 5) for 1 line; put each row into its line in planned.lines"),
         (
             "NoPositions",
             "gave no position_ids_BT for 2 rows in 1 line; give the place of each token in its row, 0 at the first",

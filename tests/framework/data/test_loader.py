@@ -284,7 +284,7 @@ def test_a_position_cannot_be_loaded_once_steps_were_asked_for() -> None:
     loader = make()
     step = next(loader.steps())
 
-    with pytest.raises(ResumeError, match=r"^a data position must be loaded before the first step is asked for$"):
+    with pytest.raises(ResumeError, match=r"^a data position must be loaded before the first step is requested$"):
         loader.load_state_dict(step.state_dict)
 
 
@@ -484,7 +484,7 @@ def test_unknown_tokens_in_the_loss_are_warned_of_and_from_5_percent_on_refused(
     with pytest.raises(DataError) as error:
         ledger.refuse_unknown_tokens("training")
     assert str(error.value) == (
-        f"{message}, which the model would learn to write; write a larger base_model.vocab_size or "
+        f"{message}, which the model would learn to generate; write a larger base_model.vocab_size or "
         "base_model.tokenizer: "
         "bpe for a new model, else choose a base model whose tokenizer knows this text (partita preview shows the rows "
         "as their tokens hold them)"

@@ -226,7 +226,7 @@ def test_damaged_tokens_are_made_again(
     with caplog.at_level(logging.WARNING):
         found, hit = cached(tokens, rows, encoder)
     assert not hit
-    assert f"the tokens in {folder} are made again: {expected}" in caplog.text
+    assert f"the tokens in {folder} are computed again: {expected}" in caplog.text
     assert_same(found, wanted)
     assert cached(tokens, rows, encoder)[1]
     assert {path.name for path in tokens.iterdir()} == {folder.name, f"{folder.name}.lock"}
@@ -297,7 +297,7 @@ def test_a_process_that_hangs_over_the_tokens_is_reported(
     thread.join(30)
     (lock,) = (tmp_path / "tokens").glob("*.lock")
     assert str(error.value) == (
-        f"another process holds {lock} and has made no tokens for 0 seconds; end it, or write data.encode: online"
+        f"another process holds {lock} and has written no tokens for 0 seconds; end it, or write data.encode: online"
     )
 
 
@@ -395,7 +395,7 @@ except Exception as error:
 """
     ended = run_program(tmp_path, full)
     assert ended.stdout == (
-        "WriteError tokens cannot be kept in tokens: File too large; free space there, name another folder in the "
+        "WriteError tokens cannot be stored in tokens: File too large; free space there, name another folder in the "
         "environment variable PARTITA_CACHE, or write data.encode: online\n"
     ), ended.stderr
     assert [path.suffix for path in (tmp_path / "tokens").iterdir()] == [".lock"]

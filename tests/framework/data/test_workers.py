@@ -155,7 +155,7 @@ def test_a_hung_worker_is_an_error_after_the_timeout() -> None:
         list(pool.map(range(50), ahead=2))
 
     assert str(caught.value) == (
-        "a data worker gave nothing for 1 s; write a larger data.loader.timeout where rows take that long, "
+        "a data worker returned nothing for 1 s; write a larger data.loader.timeout where rows take that long, "
         "else fewer data.loader.workers, or 0 to see what it does"
     )
     assert multiprocessing.active_children() == []

@@ -129,7 +129,7 @@ def test_a_damaged_first_line_keeps_the_records_of_this_job(tmp_path: Path, capl
         journal.append([record(1)])
         with pytest.raises(ResumeError, match="is being written by another process"):
             opened(path)
-    assert f"{path}: its first line is damaged; 2 records of this job are kept" in caplog.text
+    assert f"{path}: its first line is damaged; 2 records of this job are reused" in caplog.text
     with opened(path) as journal:
         assert journal.done().tolist() == [True, True, False, True, False]
 

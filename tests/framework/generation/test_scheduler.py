@@ -396,7 +396,7 @@ def test_rows_whose_common_beginning_cannot_be_read_are_all_reported_so(lm, capl
     prompts = made([3, 4, 5], prefix=[*PREFIX, 10**6])
     caplog.set_level(logging.INFO, logger="partita.generation.scheduler")
     assert answers(lm, prompts) == dict.fromkeys(range(3), "IndexError: index out of range in self")
-    reason = "what all prompts begin with cannot be read: IndexError: index out of range in self"
+    reason = "the shared prefix of the prompts cannot be computed: IndexError: index out of range in self"
     assert caplog.messages[0] == reason
 
 

@@ -101,7 +101,7 @@ def test_a_full_disk_is_reported_and_leaves_no_half_file(tmp_path: Path, ending:
     ).stdout
     assert output == (
         f"{path} cannot be written: File too large; raise the limit on the size of files, or write to another place. "
-        "The answers are kept; start the same command again afterwards\n"
+        "The answers are saved; rerun the same command afterwards\n"
     )
     assert list(tmp_path.iterdir()) == []
 

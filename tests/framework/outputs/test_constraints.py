@@ -75,6 +75,6 @@ def test_a_model_that_does_not_answer_in_slots_is_reported_to_the_user(
     with pytest.raises(ModelError) as caught:
         choose_engine(lm, np.array([3], dtype=np.int32), options=options, max_new_tokens=4)
     assert str(caught.value) == (
-        f"{key} needs answers that are made in slots, and here they are not: the answers are scripted; remove {key}"
+        f"{key} needs continuous batching, which is not available here: the answers are scripted; remove {key}"
     )
     assert choose_engine(lm, np.array([3], dtype=np.int32), options=options.free, max_new_tokens=4) == "static"

@@ -269,7 +269,7 @@ def test_what_is_asked_of_a_result_makes_no_other_run(tmp_path: Path) -> None:
         ),
         (
             '{"status": "finished"}',
-            'is not a manifest of partita\'s: format_version: ["Missing data for required field."]; status: ["Must',
+            'is not a partita manifest: format_version: ["Missing data for required field."]; status: ["Must',
         ),
     ],
 )

@@ -244,7 +244,7 @@ CHANGES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"agents": {"user": {"type": "scripted", "program": "agents_of_tests:Crowd", "options": {"size": 1}}}},
         ConfigError,
-        "simulation.agents.user.options: Crowd cannot be made with {'size': 1}: TypeError: ",
+        "simulation.agents.user.options: Crowd cannot be created with {'size': 1}: TypeError: ",
     ),
     ({"agents": {"user": USER | {"run": "nobody"}}}, ConfigError, "simulation.agents.user.run: "),
     ({"max_dialogue_tokens": 5}, ConfigError, "simulation.max_dialogue_tokens: 5 tokens leave no room for a prompt"),

@@ -162,7 +162,7 @@ def test_what_a_world_leaves_is_looked_at(folder: Path, tmp_path: Path, caplog: 
             "world: run gave the message {'role': 'user', 'content': 5, 'agent': 'user'}; "
             "give a role (system, user, assistant, tool) and a text as content"
         ),
-        "world: run added messages without an agent; say them with dialogue.observe(text, agent=...)",
+        "world: run added messages without an agent; add them with episode.observe(text, agent=...)",
         "world: run gave metrics of ",
         "world: run gave a reward of nan; give a number or None",
         "world: run ended with 'finished'; write done or truncated, or raise what failed",
@@ -201,7 +201,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"world": world("Panel", round=1)},
-        "simulation.world.options: Panel cannot be made with {'round': 1}: TypeError: ",
+        "simulation.world.options: Panel cannot be created with {'round': 1}: TypeError: ",
     ),
     (
         {"world": {"type": "custom", "target": "panel"}},
@@ -288,10 +288,9 @@ def test_a_package_brings_names_for_all_of_them(
 ) -> None:
     install(
         tmp_path,
-        "[partita.worlds]\npanel = plays_of_tests:Panel\n[partita.agents]\ncrowd = agents_of_tests:Crowd\n"(
-            "[partita.rollouts]\nbackwards = plays_of_tests:Backwards\n[partita.transcripts]\nnoted = "
-            "plays_of_tests:NotedTranscripts\n"
-        ),
+        "[partita.worlds]\npanel = plays_of_tests:Panel\n[partita.agents]\ncrowd = agents_of_tests:Crowd\n"
+        "[partita.rollouts]\nbackwards = plays_of_tests:Backwards\n"
+        "[partita.transcripts]\nnoted = plays_of_tests:NotedTranscripts\n",
     )
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setenv("NOTED", str(tmp_path / "noted.jsonl"))

@@ -374,7 +374,7 @@ def test_greedy_answers_are_those_of_predict(folder: Path, tmp_path: Path) -> No
         ({"world": {"type": "environment", "environment": "worlds_of_tests:Nobody"}}, "simulation.world.environment: "),
         (
             {"world": {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"size": 3}}},
-            "simulation.world.options: Echo cannot be made with {'size': 3}: TypeError: ",
+            "simulation.world.options: Echo cannot be created with {'size': 3}: TypeError: ",
         ),
         (
             {
@@ -385,11 +385,11 @@ def test_greedy_answers_are_those_of_predict(folder: Path, tmp_path: Path) -> No
                     "isolation": "process",
                 }
             },
-            "simulation.world.options: Echo cannot be made with {'size': 3}: TypeError: ",
+            "simulation.world.options: Echo cannot be created with {'size': 3}: TypeError: ",
         ),
         (
             {"checker": {"type": "regex", "options": {"pattern": "("}}},
-            "simulation.checker.options: Regex cannot be made with {'pattern': '('}: ",
+            "simulation.checker.options: Regex cannot be created with {'pattern': '('}: ",
         ),
         ({"checker": {"type": "exakt"}}, "simulation.checker.type: no checker is named exakt; did you mean exact?"),
         ({"max_dialogue_tokens": 5}, "simulation.max_dialogue_tokens: 5 tokens leave no room for a prompt beside an "),
@@ -405,7 +405,9 @@ def test_what_cannot_be_simulated_is_reported(folder: Path, tmp_path: Path, chan
 def test_a_file_without_the_section_says_what_to_write(folder: Path) -> None:
     changed = settings(folder)
     del changed["simulation"]
-    with pytest.raises(ConfigError, match=r"simulation: the file says nothing of dialogues; write simulation: \{world"):
+    with pytest.raises(
+        ConfigError, match=r"simulation: the file does not describe a simulation; write simulation: \{world"
+    ):
         Model(changed, quiet=True).simulate()
 
 

@@ -1,4 +1,4 @@
-"""What the rows of a round are, and when a round has made it worse; whole rounds are in tests/framework/simulation."""
+"""The rows of a round, and when a round lowers the success rate; whole rounds are in tests/framework/simulation."""
 
 from pathlib import Path
 from typing import Any

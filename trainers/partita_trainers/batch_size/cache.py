@@ -58,7 +58,7 @@ class Cache:
                 file.write(text)
             Path(beside).replace(self.file(key))
         except OSError as error:
-            logger.info("the batch size is not kept for the next run: %s", error)
+            logger.info("the batch size is not cached for the next run: %s", error)
             with suppress(OSError, UnboundLocalError):
                 Path(beside).unlink()
 

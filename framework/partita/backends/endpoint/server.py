@@ -249,7 +249,7 @@ class ErrorClassifier:
             self.last_refusal = failure.reason
         if self.failures >= self.max_failures:
             return ServerError(
-                f"{self.failures:,} rows have failed one after the other, the last one so: {failure.reason}. "
+                f"{self.failures:,} rows have failed one after the other, the last one because: {failure.reason}. "
                 f"{RESUME_HINT}, with --retry-errors also those that failed"
             )
         return None

@@ -151,7 +151,7 @@ class RayBackend(Backend):
                 batch_size=batch_size,
             )
             report: SimulationReport = run_on_ranks(
-                work, context.config, quiet=context.quiet, storage=mark, again="and go on with what is left"
+                work, context.config, quiet=context.quiet, storage=mark, again="and continue with the remaining rows"
             )
         return replace(report, folder=str(folder))
 

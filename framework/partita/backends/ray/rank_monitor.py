@@ -88,7 +88,7 @@ def follow(
     max_failures: int,
     timeout_seconds: float,
     quiet: bool,
-    again: str = "at the newest checkpoint",
+    again: str = "from the newest checkpoint",
     end_seconds: float = END_SECONDS,
 ) -> Any:
     """Wait for the ranks and return the result of rank 0.
@@ -217,7 +217,7 @@ class RankMonitor:
         self.deaths += 1
         if self.deaths <= self.max_failures:
             details = (self.last_death, self.again, self.deaths, self.max_failures)
-            logger.warning("%s; all start again %s (%d of %d times)", *details)
+            logger.warning("%s; all are restarted %s (%d of %d times)", *details)
 
     def check_end(self) -> None:
         """Raise TrainingError if the job ended before its ranks finished."""

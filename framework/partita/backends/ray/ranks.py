@@ -28,7 +28,7 @@ def check_is_alone() -> None:
 
 
 def run_on_ranks(
-    work: Callable[[], Any], config: Config, *, quiet: bool, storage: Path, again: str = "at the newest checkpoint"
+    work: Callable[[], Any], config: Config, *, quiet: bool, storage: Path, again: str = "from the newest checkpoint"
 ) -> Any:
     """Run `work` on every Ray rank and return rank 0's result. If a rank is lost, all ranks are restarted.
 

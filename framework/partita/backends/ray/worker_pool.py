@@ -197,7 +197,7 @@ class WorkerPool:
                 "check that the machine has enough memory, and rerun the same command to resume"
             )
         dealt = f", and its work is assigned again: {counted(rows, 'row')}" if rows else ""
-        logger.warning("%s is gone; another one takes its place%s", described(worker), dealt)
+        logger.warning("%s is gone; a new one replaces it%s", described(worker), dealt)
 
     def stop(self, worker: WorkerState) -> None:
         """Stop a worker."""

@@ -156,8 +156,8 @@ def check_batch(batch: Any, *, wanted: tuple[str, ...], lines: np.ndarray, targe
     if len(shapes[0]) != 2 or shapes[0][0] != len(rows_B):
         count = counted(len(rows_B), "line")
         raise DataError(
-            f"data.collate: {target} gave ids of shape {shapes[0]} for {count}; put each row into the line that "
-            "planned.lines says"
+            f"data.collate: {target} gave ids of shape {shapes[0]} for {count}; put each row into its line, "
+            "planned.lines"
         )
     lengths = batch.lengths_B.tolist()
     if len(lengths) != len(rows_B) or any(not 0 <= length <= shapes[0][1] for length in lengths):

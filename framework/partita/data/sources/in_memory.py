@@ -112,7 +112,7 @@ def make_source(source: CustomSource, *, folder: Path, key: str = "data.source.t
     try:
         return source_class(**source.options)
     except TypeError as error:
-        raise DataError(f"{source.target} cannot be made with options {dict(source.options)}: {error}") from error
+        raise DataError(f"{source.target} cannot be created with options {dict(source.options)}: {error}") from error
 
 
 def content_of(made: Any, source: CustomSource) -> str:

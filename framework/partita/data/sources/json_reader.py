@@ -111,7 +111,7 @@ def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -
             return
         start += more
         if len(start) > max_row_bytes and not more.strip(BLANKS):
-            raise DataError(f"{name} begins with more than {max_row_bytes:,} bytes of blanks")
+            raise DataError(f"{name} starts with more than {max_row_bytes:,} bytes of blanks")
     refuse_utf16(start, name)
     rest = chained(start.removeprefix(b"\xef\xbb\xbf"), stream)
     if start.strip(BLANKS).startswith(b"["):

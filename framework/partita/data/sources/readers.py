@@ -74,7 +74,7 @@ class ParlaiEpisode:
             )
             return
         if self._size > self._max_bytes:
-            self._break("an episode begins here that never ends; write episode_done:True in its last line", line)
+            self._break("this episode never ends; write episode_done:True in its last line", line)
             self._exchanges, self.done = [], True
             return
         self._exchanges.append(exchange_of(fields))

@@ -70,7 +70,7 @@ def full(error: OSError) -> WriteError:
     """Return the error for a full disk."""
     folder = tempfile.gettempdir()
     return WriteError(
-        f"the rows cannot be kept in {folder}: {error.strerror}; make room, or set TMPDIR to another folder"
+        f"the rows cannot be stored in {folder}: {error.strerror}; make room, or set TMPDIR to another folder"
     )
 
 

@@ -69,7 +69,7 @@ def outcome(episode: Episode) -> str:
         return "failed"
     if episode.succeeded is False and episode.replies and right_answer(episode, len(episode.replies) - 1) is None:
         return "wrong, with no right answer known"
-    return {True: "succeeded", False: "wrong", None: "of which nobody knows"}[episode.succeeded]
+    return {True: "succeeded", False: "wrong", None: "of unknown outcome"}[episode.succeeded]
 
 
 def rows_of(episode: Episode, *, select: Select, target: Target) -> list[Row]:

@@ -134,7 +134,7 @@ class StreamLoader:
             ResumeError: If steps have been requested already, or if data or plan differ and `resume` is strict.
         """
         if self._started:
-            raise ResumeError("a data position must be loaded before the first step is asked for")
+            raise ResumeError("a data position must be loaded before the first step is requested")
         loaded = continued(cursor, self._cursor.parts, resume=self._resume)
         place = loaded.place
         if place is not None and (not isinstance(place, dict) or len(place.get("groups", ())) != self._plan.num_groups):

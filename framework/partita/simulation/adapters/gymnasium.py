@@ -20,8 +20,8 @@ class GymnasiumEnvironment:
         """Raises UnfitError if it is not an environment of texts."""
         if hasattr(program, "num_envs"):
             raise UnfitError(
-                f"{type(program).__name__} is a vector environment, which begins its next session by itself as soon as "
-                "one ends; name the environment that it is made of: dialogues are had many at a time anyway"
+                f"{type(program).__name__} is a vector environment, which starts its next session by itself when "
+                "one ends; name the environment that it is made of: many dialogues run concurrently anyway"
             )
         for method in ("reset", "step"):
             if not callable(getattr(program, method, None)):

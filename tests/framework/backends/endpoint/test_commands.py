@@ -112,6 +112,6 @@ def test_a_server_that_fails_is_no_mistake_of_the_user(
     server.reply = lambda body: error(500, "broken")
     words = ("--set", "backend.retries=0", "--set", "backend.concurrency=2")
     assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", *words) == 1
-    assert "10 rows have failed one after the other, the last one so: the server failed (500): broken." in (
+    assert "10 rows have failed one after the other, the last one because: the server failed (500): broken." in (
         capsys.readouterr().err
     )

@@ -148,7 +148,8 @@ def test_many_rows_that_are_refused_for_their_own_sake_end_no_job(server: LocalS
 def test_a_request_that_every_row_is_refused_for_ends_the_job(server: LocalServer, make_file: MakeFile) -> None:
     server.reply = lambda body: error(400, "unknown field top_k")
     assert ends(make_file({"concurrency": 4}), 60) == (
-        "10 rows have failed one after the other, the last one so: the server refused the row (400): unknown field "
+        "10 rows have failed one after the other, the last one because: the server refused the row (400): unknown "
+        "field "
         f"top_k. {RESUME_HINT}, with --retry-errors also those that failed"
     )
     assert len(server.bodies) < 30
@@ -164,7 +165,7 @@ def test_a_server_that_always_fails_ends_the_job(server: LocalServer, make_file:
 
     server.reply = reply
     assert ends(make_file({"concurrency": 2, "retries": 1}), 90) == (
-        "10 rows have failed one after the other, the last one so: the server failed (500): broken (2 tries). "
+        "10 rows have failed one after the other, the last one because: the server failed (500): broken (2 tries). "
         f"{RESUME_HINT}, with --retry-errors also those that failed"
     )
     assert {record["row"] for record in journal() if record["status"] == "ok"} == set(range(20))

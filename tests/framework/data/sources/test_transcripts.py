@@ -78,7 +78,7 @@ def test_where_nothing_can_be_learned_it_is_said_what_there_is(tmp_path: Path) -
 
     assert str(raised.value) == (
         "predicted.jsonl: no dialogue can be trained on with select: corrected; there are 1 failed, "
-        "1 of which nobody knows, 2 succeeded, 1 wrong, with no right answer known"
+        "1 of unknown outcome, 2 succeeded, 1 wrong, with no right answer known"
     )
 
 

@@ -194,7 +194,7 @@ def test_what_a_class_does_wrong_is_said(folder: Path) -> None:
         stream_of(folder, "Nothing")
     with pytest.raises(DataError, match=r"Text.rows gave a str; return an iterable of dicts"):
         list(stream_of(folder, "Text").read(0, None))
-    with pytest.raises(DataError, match=r"Squares cannot be made with options .*'last': 1.*unexpected keyword"):
+    with pytest.raises(DataError, match=r"Squares cannot be created with options .*'last': 1.*unexpected keyword"):
         stream_of(folder, "Squares", last=1)
     with pytest.raises(DataError, match=r"Unsharded.shards is 0; write the number of shards, at least 1"):
         stream_of(folder, "Unsharded")

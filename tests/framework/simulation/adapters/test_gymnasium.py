@@ -77,8 +77,8 @@ def test_its_limit_truncates_and_the_task_is_its_options() -> None:
         (
             Guesses,
             (
-                "Guesses is a vector environment, which begins its next session by itself as soon as one ends; "
-                "name the environment that it is made of: dialogues are had many at a time anyway"
+                "Guesses is a vector environment, which starts its next session by itself when one ends; "
+                "name the environment that it is made of: many dialogues run concurrently anyway"
             ),
         ),
         (
@@ -178,7 +178,7 @@ def test_an_environment_of_gymnasiums_is_had_by_its_id_with_its_limit(folder: Pa
 @pytest.mark.parametrize(
     ("environment", "text"),
     [
-        ("games_of_tests:Numbers-v0", "options: games_of_tests:Numbers-v0 cannot be made with {}: action_space of "),
+        ("games_of_tests:Numbers-v0", "options: games_of_tests:Numbers-v0 cannot be created with {}: action_space of "),
         ("games_of_tests:Leters-v0", "environment: Gymnasium has no games_of_tests:Leters-v0: "),
         ("no_games_of_tests:Letters-v0", "environment: Gymnasium has no no_games_of_tests:Letters-v0: "),
     ],
