@@ -42,9 +42,9 @@ class ModelAgentConfig(ConfigModel):
 
     @model_validator(mode="after")
     def the_model_is_said_once(self) -> "ModelAgentConfig":
-        said = [key for key in ("run", "file", "base_model") if is_set(self, key)]
-        if len(said) > 1:
-            raise rule_error(f"{' and '.join(said)} each name a model; keep one", at=said[1])
+        keys = [key for key in ("run", "file", "base_model") if is_set(self, key)]
+        if len(keys) > 1:
+            raise rule_error(f"{' and '.join(keys)} each name a model; keep one", at=keys[1])
         return self
 
     @property

@@ -178,11 +178,11 @@ def read_alpaca(row: Mapping[str, Any], column: str, ignored: Collection[str]) -
     if is_text(row.get("system")):
         messages.append({"role": "system", "content": row["system"]})
     for number, pair in enumerate(plain_list(row.get("history")) or [], start=1):
-        said = plain_list(pair)
-        if said is None or len(said) != 2:
+        items = plain_list(pair)
+        if items is None or len(items) != 2:
             raise FormatError(f"history: entry {number} is not a pair of question and answer")
-        messages.append({"role": "user", "content": text_of(said[0], f"history: question {number}")})
-        messages.append(answer([said[1]], f"history: answer {number}"))
+        messages.append({"role": "user", "content": text_of(items[0], f"history: question {number}")})
+        messages.append(answer([items[1]], f"history: answer {number}"))
     question = text_of(row.get("instruction"), "column instruction")
     if is_text(row.get("input")):
         question += "\n\n" + row["input"]
@@ -243,15 +243,15 @@ def dialogue_of(messages: Any) -> Dialogue:
     Raises:
         FormatError: There is no message of a user or tool.
     """
-    said: list[Message] = list(messages)
-    asked = False
-    for message in said:
-        asked = asked or message["role"] in ("user", "tool")
-        if message["role"] == "assistant" and not asked:
+    result: list[Message] = list(messages)
+    has_question = False
+    for message in result:
+        has_question = has_question or message["role"] in ("user", "tool")
+        if message["role"] == "assistant" and not has_question:
             message["learned"] = False
-    if not asked:
+    if not has_question:
         raise FormatError("there is no question: no message has the role user")
-    return {"messages": said, "labels": []}
+    return {"messages": result, "labels": []}
 
 
 def items_of(row: Mapping[str, Any], column: str) -> list[Any]:

@@ -77,7 +77,7 @@ def test_a_slow_rank_claims_less_and_nobody_waits_for_it() -> None:
     assert slow < min(fast, other) / 2
 
 
-def test_one_rank_leads_and_the_others_have_what_it_found() -> None:
+def test_rank_0_searches_and_the_others_get_its_result() -> None:
     asked: list[int] = []
 
     def work(process_group: ThreadGroup) -> str:
@@ -100,7 +100,7 @@ def test_the_first_rank_is_done_before_the_others_begin() -> None:
     assert sorted(order) == [0, 1, 2]
 
 
-def test_no_rank_goes_on_where_one_has_failed() -> None:
+def test_no_rank_continues_where_one_has_failed() -> None:
     passed: list[int] = []
 
     def work(process_group: ThreadGroup) -> str:

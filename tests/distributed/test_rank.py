@@ -47,7 +47,7 @@ def messages_of(work: Callable[[], Any], *, stop: threading.Event | None = None,
     return messages
 
 
-def test_what_it_says_and_shows_is_reported_in_order() -> None:
+def test_logs_and_progress_are_reported_in_order() -> None:
     def work() -> str:
         logging.getLogger("partita.training.run").info("%d rows", 7)
         with show_progress(3, "training", completed=1) as progress:
@@ -68,7 +68,7 @@ def test_what_it_says_and_shows_is_reported_in_order() -> None:
     ]
 
 
-def test_what_is_quiet_is_not_reported() -> None:
+def test_a_quiet_rank_reports_no_logs() -> None:
     assert len(messages_of(lambda: logging.getLogger("partita.training.run").info("7 rows"), quiet=True)) == 2
 
 
@@ -100,7 +100,7 @@ def test_an_error_that_cannot_be_sent_is_reported_by_its_name() -> None:
     assert str(left.error) == "Local: of a class that only exists here"
 
 
-def test_who_takes_steps_is_stopped_behind_one() -> None:
+def test_a_rank_that_takes_steps_stops_after_one() -> None:
     stop = threading.Event()
 
     def work() -> int:

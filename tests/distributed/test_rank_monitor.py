@@ -77,9 +77,7 @@ def followed(
     )
 
 
-def test_what_rank_0_has_made_is_what_comes_of_it(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_result_is_that_of_rank_0(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     shown: list[Posted] = [
         ("a", ProgressOpened(1, 4, "training", 1)),
         ("a", ProgressMoved(1, 3, {"loss": 0.5})),
@@ -139,7 +137,7 @@ def test_one_death_too_many_ends_the_training(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.messages) == 1
 
 
-def test_what_ray_itself_ends_with_is_reported() -> None:
+def test_an_error_of_ray_itself_is_reported() -> None:
     with pytest.raises(TrainingError, match="Ray has ended the training: no room for workers"):
         followed(Script([("", JobFinished("no room for workers"))]))
 
@@ -155,7 +153,7 @@ def test_ranks_that_do_not_come_are_not_waited_for_without_an_end() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_is_asked_to_stop_asks_the_ranks_and_waits_for_their_end(number: signal.Signals) -> None:
+def test_an_interrupt_stops_the_ranks_and_waits_for_them(number: signal.Signals) -> None:
     class Asked(Script):
         def poll(self, timeout_seconds: float) -> Sequence[Posted]:
             if not self.parts and not self.done:

@@ -197,7 +197,7 @@ def test_a_worker_that_is_killed_loses_no_row(pool: Model, folder: Path, caplog:
 
 
 @pytest.mark.long
-def test_a_job_that_is_asked_to_stop_ends_the_rows_that_were_begun(pool: Model, folder: Path) -> None:
+def test_a_job_that_is_asked_to_stop_ends_the_started_rows(pool: Model, folder: Path) -> None:
     signals = when(lambda: answered("asked") >= 30, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     with pytest.raises(KeyboardInterrupt):
@@ -249,7 +249,7 @@ def test_workers_that_die_again_and_again_end_the_job(folder: Path, address: str
 
 
 @pytest.mark.long
-def test_a_command_that_is_killed_goes_on(pool: Model, folder: Path, address: str) -> None:
+def test_a_command_that_is_killed_continues(pool: Model, folder: Path, address: str) -> None:
     command = [sys.executable, "-m", "partita", "predict", "run.yaml", "--dataset", "rows.jsonl"]
     backend = ["--set", "backend.type=ray", "--set", "backend.workers=2", "--set", f"backend.address={address}"]
     job = subprocess.Popen(

@@ -84,7 +84,7 @@ def test_dialogues_are_those_of_one_process(
 
 
 @pytest.mark.long
-def test_a_job_of_which_ranks_were_killed_goes_on_with_any_number_of_them(
+def test_a_job_of_which_ranks_were_killed_continues_with_any_number_of_them(
     processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path
 ) -> None:
     seed = session_seed()
@@ -130,7 +130,7 @@ def test_too_many_failures_end_all_ranks_with_the_reason(processes: Any, folder:
     assert "Timeout" not in "".join(errors)
 
 
-def test_a_rank_that_is_asked_to_stop_stops_all_and_what_was_had_is_kept(
+def test_a_stop_request_on_one_rank_stops_all_and_finished_dialogues_are_kept(
     processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path
 ) -> None:
     world = {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"pause": 0.2}}

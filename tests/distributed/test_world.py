@@ -18,20 +18,20 @@ def test_a_process_that_nobody_counted_is_alone() -> None:
     )
 
 
-def test_torchrun_tells_the_place() -> None:
+def test_torchrun_shows_the_place() -> None:
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
     assert read_world(environment) == DistributedEnv(rank=5, world_size=8, local_rank=1, local_world_size=4)
 
 
-def test_a_place_without_local_numbers_has_a_machine_of_its_own() -> None:
+def test_a_place_without_local_numbers_has_its_own_machine() -> None:
     assert read_world({"RANK": "1", "WORLD_SIZE": "2"}) == DistributedEnv(
         rank=1, world_size=2, local_rank=0, local_world_size=1
     )
 
 
 @pytest.mark.parametrize("tasks", ["4(x2)", "4,4", "4", "2,4"])
-def test_slurm_tells_the_place(tasks: str) -> None:
+def test_slurm_shows_the_place(tasks: str) -> None:
     environment = {
         "SLURM_PROCID": "6",
         "SLURM_STEP_NUM_TASKS": "8",

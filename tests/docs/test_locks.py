@@ -49,6 +49,6 @@ def test_both_locks_agree() -> None:
     assert {name: development[name] for name in runtime} == runtime
 
 
-def test_torch_is_pinned_in_a_file_of_its_own() -> None:
+def test_torch_is_pinned_in_its_own_file() -> None:
     lines = (ROOT / "requirements-torch.txt").read_text(encoding="utf8").splitlines()
     assert [line for line in lines if not line.startswith("#")] == ["torch==2.13.0"]

@@ -56,7 +56,7 @@ def test_a_token_budget_of_the_file_is_what_a_run_takes(colours: Any, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["token_budget", "pack"])
 @pytest.mark.long
-def test_a_run_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
+def test_a_run_continues_as_it_began(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
     written = config(colours, {"type": kind, "window": 128}, effective_batch_size=64, steps_per_checkpoint=2)
     Model(written, quiet=True).train(run=tmp_path / "straight")
     run = tmp_path / "parts"

@@ -148,7 +148,7 @@ def use(model: Model, verb: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_of_theirs_runs_without_a_word(
+def test_no_foreign_code_runs_silently(
     name: str, theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -256,7 +256,7 @@ def test_the_file_on_the_command_line_is_the_users_word(forks: Forks, tmp_path: 
     assert (tmp_path / "ran").exists()
 
 
-def test_a_run_in_a_agent_of_the_users_file_is_not_the_users_word(
+def test_a_run_in_an_agent_of_the_users_file_is_not_the_users_word(
     theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -269,7 +269,7 @@ def test_a_run_in_a_agent_of_the_users_file_is_not_the_users_word(
     assert allowed.allows_saved_code
 
 
-def test_an_embedding_model_of_theirs_runs_no_code(
+def test_a_foreign_embedding_model_runs_no_code(
     theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

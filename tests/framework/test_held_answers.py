@@ -61,7 +61,7 @@ def test_every_answer_of_an_untrained_model_keeps_the_schema(
             Draft202012Validator(SCHEMA).validate(row["value"])
 
 
-def test_an_answer_that_its_limit_cuts_is_unreadable_and_says_so(
+def test_an_answer_cut_by_its_limit_is_unreadable_and_says_so(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -85,7 +85,7 @@ def test_several_outputs_of_an_untrained_model_are_all_there(
         Draft202012Validator(SCHEMA).validate(row["value"])
 
 
-def test_constrained_answers_go_on_where_a_job_was_killed(
+def test_constrained_answers_continue_where_a_job_was_killed(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -150,7 +150,7 @@ def test_scored_tables_are_written_with_types(scoring: Any, colours: Any, tmp_pa
     assert table["colour_probabilities"].isna().tolist() == table["colour_probability"].isna().tolist() == [False, True]
 
 
-def test_scored_labels_go_on_where_a_job_was_killed(scoring: Any, colours: Any, tmp_path: Path) -> None:
+def test_scored_labels_continue_where_a_job_was_killed(scoring: Any, colours: Any, tmp_path: Path) -> None:
     model, _ = scoring
     rows = colours.rows(20, seed=8)
     straight = model.predict(rows, tmp_path / "straight.jsonl")

@@ -185,7 +185,7 @@ def test_a_run_of_one_worker_that_is_stopped_and_killed_is_as_one_that_is_not(
     assert all((one[name] == other[name]).all() for name in one)
 
 
-def test_a_worker_that_is_killed_ends_the_run_which_then_goes_on(
+def test_a_worker_that_is_killed_ends_the_run_which_then_continues(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings(folder)
@@ -224,7 +224,7 @@ def test_an_error_of_a_worker_comes_out_with_its_place(folder: Path, tmp_path: P
     assert not children(os.getpid())
 
 
-def test_other_rows_are_refused_when_a_run_goes_on(folder: Path, tmp_path: Path) -> None:
+def test_other_rows_are_refused_when_a_run_continues(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text((folder / "rows.jsonl").read_text(encoding="utf8"), encoding="utf8")
     settings = make_settings(tmp_path, workers=1, epochs=1)
     Model(settings, quiet=True).train(run=tmp_path / "run")

@@ -105,7 +105,9 @@ def test_lora_with_dropout_and_workers_killed_three_times_equals_the_straight_ru
     assert len(log_of(straight)) == 48
 
 
-def test_sigterm_saves_the_step_exits_with_130_and_goes_on_exactly(forks: Forks, colours: Any, tmp_path: Path) -> None:
+def test_sigterm_saves_the_step_exits_with_130_and_continues_exactly(
+    forks: Forks, colours: Any, tmp_path: Path
+) -> None:
     settings = colours.config(
         adapter={"type": "lora", "r": 4, "dropout": 0.1},
         trainer={

@@ -43,7 +43,7 @@ def test_a_mix_is_trained_with_its_counts_and_losses(colours: Any, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_a_mix_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed: Any) -> None:
+def test_a_mix_continues_as_it_began(colours: Any, tmp_path: Path, train_killed: Any) -> None:
     written = config(colours, tmp_path, stop="all", steps_per_checkpoint=3)
     Model(written, quiet=True).train(run=tmp_path / "straight")
     train_killed(Model(written, quiet=True), tmp_path / "killed", after=5)

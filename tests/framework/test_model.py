@@ -242,7 +242,7 @@ def test_a_misspelt_metric_is_reported_before_anything_is_trained(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_finished_run_goes_on_when_the_file_asks_for_more(colours: Any, tmp_path: Path) -> None:
+def test_a_finished_run_continues_when_the_file_asks_for_more(colours: Any, tmp_path: Path) -> None:
     short = {"evaluate_generated": False, "learning_rate_scheduler": {"decay": "constant"}}
     Model(colours.config(trainer={**short, "max_steps": 8}), quiet=True).train(run=tmp_path / "run")
     longer = Model(colours.config(trainer={**short, "max_steps": 12}), quiet=True).train(run=tmp_path / "run")

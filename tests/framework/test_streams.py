@@ -84,7 +84,7 @@ def test_a_stream_is_trained_validated_and_recorded(
 
 @pytest.mark.parametrize("kind", ["bucket", "token_budget", "pack", "auto"])
 @pytest.mark.long
-def test_a_stream_goes_on_as_it_began(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
+def test_a_stream_continues_as_it_began(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
     source = write_shards(tmp_path, colours.rows(90), shards=4)
     data = {"batching": {"type": kind, **({} if kind == "auto" else {"window": 32})}}
     size = {"batch_size": "auto", "effective_batch_size": 16}
@@ -137,7 +137,7 @@ def test_a_dataset_in_place_of_a_stream(colours: Any, tmp_path: Path) -> None:
         Model(written, quiet=True).train(source, run=tmp_path / "streamed")
 
 
-def test_other_batches_go_on_in_the_same_run_where_the_file_says_how(
+def test_other_batches_continue_in_the_same_run_where_the_file_says_how(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_killed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)

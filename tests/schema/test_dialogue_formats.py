@@ -74,7 +74,7 @@ def test_content_may_be_text_parts_numbers_or_json() -> None:
     assert read({"messages": '[{"role": "user", "content": "in a CSV cell"}]'}) == [("user", "in a CSV cell")]
 
 
-def test_what_nothing_asked_for_and_what_has_weight_0_is_not_learned() -> None:
+def test_answers_without_a_question_or_with_weight_0_are_not_learned() -> None:
     said = [("system", 1), ("assistant", 1), ("user", 1), ("assistant", 0), ("tool", 1), ("assistant", 1)]
     row = {"messages": [{"role": r, "content": f"{r}{n}", "weight": w} for n, (r, w) in enumerate(said)]}
     assert answers(row) == ["assistant5"]

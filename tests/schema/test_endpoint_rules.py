@@ -220,7 +220,7 @@ def test_a_key_in_the_file_is_refused_without_showing_it() -> None:
         ({"generation": {"slots": False}}, "generation.slots: the server makes its own batches; remove it"),
     ],
 )
-def test_what_only_a_model_here_can_be_given_is_refused(sections: dict[str, Any], text: str) -> None:
+def test_settings_for_local_models_are_refused(sections: dict[str, Any], text: str) -> None:
     assert problem_text(**sections) == text
 
 

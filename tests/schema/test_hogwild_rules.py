@@ -50,7 +50,7 @@ def test_a_bag_of_words_needs_two_words() -> None:
     ],
     ids=str,
 )
-def test_what_a_bag_of_words_has_can_be_said(sections: dict[str, Any]) -> None:
+def test_every_setting_of_a_bag_of_words_can_be_written(sections: dict[str, Any]) -> None:
     load_config(FILE | sections)
 
 
@@ -189,5 +189,5 @@ def test_what_a_bag_of_words_has_can_be_said(sections: dict[str, Any]) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_cannot_be_kept_is_refused(sections: dict[str, Any], text: str) -> None:
+def test_unsupported_settings_are_refused(sections: dict[str, Any], text: str) -> None:
     assert problem_text(**sections) == text

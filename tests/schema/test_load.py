@@ -108,7 +108,7 @@ def test_utf16_with_a_mark_and_utf8_with_a_mark_are_read(tmp_path: Path) -> None
         (b"hello\n", "1:1: holds a single text; write keys and values at the top, such as base_model: ..."),
     ],
 )
-def test_what_is_no_configuration_is_said(raw: bytes, message: str, tmp_path: Path) -> None:
+def test_a_file_without_a_configuration_is_reported(raw: bytes, message: str, tmp_path: Path) -> None:
     assert message_of_bytes(raw, tmp_path) == message
 
 

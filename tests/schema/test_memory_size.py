@@ -79,7 +79,7 @@ def test_a_share(written: object, share: float) -> None:
         ("auto", f"got 'auto'; remove the key for what is free, or {WRITE}"),
     ],
 )
-def test_what_is_no_amount_is_reported(written: object, message: str) -> None:
+def test_an_invalid_amount_is_reported(written: object, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse_memory(written)
 

@@ -74,7 +74,7 @@ def test_numbers_and_dates_are_written_plainly_as_text(value: object, text: str)
 
 
 @pytest.mark.parametrize("value", [True, ["a"], {"a": 1}, np.bool_(True), b"x"])
-def test_what_is_no_text_is_said(value: object) -> None:
+def test_a_value_that_is_not_text_is_reported(value: object) -> None:
     assert reason_of("text", value) == f"column o: {value!r} is not text"
 
 
@@ -137,7 +137,7 @@ def test_numbers_are_finite_and_whole_ones_are_integers(value: object, number: f
         (11, "11 is above the decoder's maximum 10"),
     ],
 )
-def test_what_is_no_number_is_said(value: object, reason: str) -> None:
+def test_a_value_that_is_not_a_number_is_reported(value: object, reason: str) -> None:
     assert reason_of("number", value) == f"column o: {reason}"
 
 
@@ -170,7 +170,7 @@ def test_json_comes_as_value_or_as_text() -> None:
         ({"n": {1}}, "{1} is not a JSON value"),
     ],
 )
-def test_what_is_no_json_or_breaks_the_schema_is_said(value: object, reason: str) -> None:
+def test_invalid_json_or_a_broken_schema_is_reported(value: object, reason: str) -> None:
     assert reason_of("json", value) == f"column o: {reason}"
 
 

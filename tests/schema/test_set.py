@@ -64,7 +64,7 @@ def test_cells_may_have_another_separator_numbers_and_no_label() -> None:
         (None, "column tags is missing or empty"),
     ],
 )
-def test_what_is_no_set_of_the_labels_is_reported(value: object, reason: str) -> None:
+def test_an_answer_that_is_no_set_of_the_labels_is_reported(value: object, reason: str) -> None:
     assert labels_of(value, labels=["a", "b"]) == reason
 
 

@@ -99,14 +99,14 @@ def test_a_rule_between_keys_is_reported_beside_a_typo_elsewhere() -> None:
     assert [problem.path for problem in problems] == ["quantization", "sede"]
 
 
-def test_no_problem_follows_from_the_mending_of_another() -> None:
+def test_repairing_one_problem_causes_no_other() -> None:
     problems = problems_of(MINIMAL + "quantization: {bits: 4}\ntrainer: {type: finetune}\nadapter: 5\n")
     assert [problem.path for problem in problems] == ["adapter"]
     problems = problems_of(MINIMAL + "generation: {do_sample: maybe, temperature: 0.5}\n")
     assert [problem.path for problem in problems] == ["generation.do_sample"]
 
 
-def test_mistakes_behind_a_mistyped_type_are_reported_too() -> None:
+def test_mistakes_after_a_mistyped_type_are_reported_too() -> None:
     problems = problems_of(MINIMAL + "trainer: {type: finetun, batch_size: 0}\n")
     assert [problem.path for problem in problems] == ["trainer.type", "trainer.batch_size"]
 

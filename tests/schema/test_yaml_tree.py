@@ -112,7 +112,7 @@ def test_anchors_and_merges_work() -> None:
         ),
     ],
 )
-def test_what_is_no_yaml_is_reported_in_words(text: str, message: str) -> None:
+def test_invalid_yaml_is_reported_in_words(text: str, message: str) -> None:
     assert message_of(text) == f"f.yaml:{message}"
 
 

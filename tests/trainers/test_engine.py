@@ -56,7 +56,7 @@ def test_no_gradient_value_is_larger_than_its_limit(make_work: Any, tmp_path: Pa
     assert float(clipped.abs().max()) == pytest.approx(0.01, rel=1e-4)
 
 
-def test_the_norm_of_all_gradients_is_limited_and_the_log_tells_what_it_was(make_work: Any, tmp_path: Path) -> None:
+def test_the_norm_of_all_gradients_is_limited_and_the_log_shows_what_it_was(make_work: Any, tmp_path: Path) -> None:
     def work_in(name: str, limit: float | None) -> Any:
         clipping = {"clipglobalnorm": limit}
         return make_work(run=make_work.recorder(tmp_path / name), gradient_clipping=clipping, **STEP)

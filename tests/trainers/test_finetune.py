@@ -196,7 +196,7 @@ def test_training_stops_when_patience_ends_and_the_best_weights_come_back(make_w
         assert torch.equal(mine, best)
 
 
-def test_a_run_that_stopped_early_does_not_go_on_when_it_is_started_again(make_work: Any) -> None:
+def test_a_run_that_stopped_early_does_not_continue_when_it_is_started_again(make_work: Any) -> None:
     calls = []
 
     def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
@@ -218,7 +218,7 @@ def test_a_metric_that_nobody_measures_is_reported_with_those_that_there_are(mak
         run(work)
 
 
-def test_raised_patience_lets_a_run_that_stopped_early_go_on(make_work: Any) -> None:
+def test_raised_patience_lets_a_run_that_stopped_early_continue(make_work: Any) -> None:
     worse = iter(range(100))
 
     def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
@@ -297,7 +297,7 @@ def test_a_longer_run_continues(make_work: Any) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.02, "auto"])
-def test_steps_are_closed_behind_the_last_one(make_work: Any, rate: Any) -> None:
+def test_steps_are_closed_after_the_last_one(make_work: Any, rate: Any) -> None:
     work, asked = make_work(epochs=1, learning_rate=rate), list[Any]()
     plain = work.batches.steps
 

@@ -8,7 +8,7 @@ import pytest
 from .conftest import Killed, run
 
 
-def test_a_run_that_was_killed_behind_its_last_step_is_only_finished(make_work: Any, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_after_its_last_step_is_only_finished(make_work: Any, tmp_path: Path) -> None:
     straight = run(make_work(run=make_work.recorder(tmp_path / "straight"), epochs=1))
     killed = make_work(run=make_work.recorder(tmp_path / "killed"), epochs=1)
 

@@ -153,7 +153,7 @@ def test_dropout_is_another_one_in_every_step_for_every_row_and_with_every_seed(
     assert not {*random_states(other)} & {*states}
 
 
-def test_the_log_tells_the_share_of_padding_in_a_step(make_work: Any) -> None:
+def test_the_log_shows_the_share_of_padding_in_a_step(make_work: Any) -> None:
     work = make_work(epochs=1)
     steps = make_work.batches().steps()
     run(work)
@@ -190,7 +190,7 @@ def test_memory_that_ends_during_the_backward_pass_leaves_no_half_of_a_gradient(
 
 
 @pytest.mark.long
-def test_a_run_that_halved_and_was_killed_goes_on_bit_for_bit(make_work: Any, tmp_path: Path) -> None:
+def test_a_run_that_halved_and_was_killed_continues_bit_for_bit(make_work: Any, tmp_path: Path) -> None:
     options = {"epochs": 3, "steps_per_checkpoint": 4}
 
     def scarce_at_step_six(work: Any) -> None:

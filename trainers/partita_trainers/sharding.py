@@ -159,11 +159,11 @@ def sharded_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) ->
         like = parameters[number]
         return shard_like(tensor, like) if tensor.shape == like.shape else tensor
 
-    held = {
+    own_state = {
         number: map_tensors(values, lambda tensor, number=number: part(tensor, number))  # type: ignore[misc]
         for number, values in state["state"].items()
     }
-    return {**state, "state": held}
+    return {**state, "state": own_state}
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

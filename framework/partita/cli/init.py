@@ -33,9 +33,11 @@ def init(
     data = ask(data, "Rows: a csv, jsonl or parquet file", default="train.jsonl")
     rows = read_first_rows(data)
     proposal = rows.propose(task) if rows else None
-    asked = ask(task, "What should the model do", default=proposal.task if proposal else "answer", choices=tuple(TASKS))
-    if rows and (proposal is None or asked != proposal.task):
-        proposal = rows.propose(asked)
+    chosen_task = ask(
+        task, "What should the model do", default=proposal.task if proposal else "answer", choices=tuple(TASKS)
+    )
+    if rows and (proposal is None or chosen_task != proposal.task):
+        proposal = rows.propose(chosen_task)
     model = ask(model, "Model: Hub id, folder, or scratch", default="meta-llama/Llama-3.2-1B-Instruct")
     if train is None:
         train = model == "scratch" or ask(None, "Train it", default="yes", choices=("yes", "no")) == "yes"
@@ -44,7 +46,7 @@ def init(
     known = Path(data).exists()
     source = os.path.relpath(data, folder) if known else data
     features = proposal.features if proposal else None
-    text = template(asked, model=model, data=source, train=train, features=features)
+    text = template(chosen_task, model=model, data=source, train=train, features=features)
     file.write_text(text, encoding="utf-8")
     if proposal is not None:
         print(f"{data}: {proposal.summary}")
@@ -52,7 +54,9 @@ def init(
             print(f"warning: {data}: {proposal.warning}", file=sys.stderr)
     elif rows:
         names = shortened(", ".join(rows.names), 300)
-        print(f"{data}: its columns ({names}) do not fit the task {asked}; replace the example features in {file}")
+        print(
+            f"{data}: its columns ({names}) do not fit the task {chosen_task}; replace the example features in {file}"
+        )
     print(f"wrote {file}; next: partita validate {file}")
 
 
@@ -65,10 +69,10 @@ def read_first_rows(data: str) -> "FirstRows | None":
     return proposal.read_first_rows(data)
 
 
-def ask(given: str | None, question: str, *, default: str, choices: tuple[str, ...] = ()) -> str:
+def ask(value: str | None, question: str, *, default: str, choices: tuple[str, ...] = ()) -> str:
     """Return the flag, else the answer to a prompt on the terminal, else the default."""
-    if given is not None:
-        return given
+    if value is not None:
+        return value
     if not sys.stdin.isatty():
         return default
     from rich.prompt import Prompt

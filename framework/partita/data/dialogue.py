@@ -72,22 +72,22 @@ def history(
     return [*messages[:opening], *shown]
 
 
-def turn_start(said: Sequence[Message], turns: int) -> int:
+def turn_start(messages: Sequence[Message], turns: int) -> int:
     """Return the start of the last `turns` exchanges; an exchange starts after an answer."""
     starts = [
         place
-        for place, message in enumerate(said)
-        if message["role"] != "assistant" and (place == 0 or said[place - 1]["role"] == "assistant")
+        for place, message in enumerate(messages)
+        if message["role"] != "assistant" and (place == 0 or messages[place - 1]["role"] == "assistant")
     ]
     return starts[-turns] if len(starts) >= turns else 0
 
 
-def token_start(said: Sequence[Message], limit: int, count: Callable[[str], int]) -> int:
+def token_start(messages: Sequence[Message], limit: int, count: Callable[[str], int]) -> int:
     """Return the start of the longest suffix of at most `limit` tokens; at least the last message is kept."""
-    total, start = 0, len(said)
-    for place in range(len(said) - 1, -1, -1):
-        total += count(said[place]["content"])
-        if total > limit and start < len(said):
+    total, start = 0, len(messages)
+    for place in range(len(messages) - 1, -1, -1):
+        total += count(messages[place]["content"])
+        if total > limit and start < len(messages):
             break
         start = place
         if total > limit:

@@ -18,7 +18,7 @@ def load_part(target: str, *, key: str, folder: Path | None) -> type:
         return load_class(target, key=key)
 
 
-def source_digest(found: Any) -> str:
+def source_digest(target: Any) -> str:
     """Return a hash of the source file of a class or function."""
-    place = inspect.getsourcefile(found)
-    return digest(Path(place).read_bytes() if place is not None else f"{found.__module__}:{found.__qualname__}")
+    place = inspect.getsourcefile(target)
+    return digest(Path(place).read_bytes() if place is not None else f"{target.__module__}:{target.__qualname__}")

@@ -146,30 +146,21 @@ def encoded_chunks(
         yield from zip(begins, workers.map(raw, ahead=options.prefetch), strict=True)
 
 
-def save_checked(ledger: Ledger, rows: Rows, *, split: str, used: bool) -> None:
-    """Check and save the ledger after the last row. Raise DataError if there are too many bad rows, or none is used."""
-    ledger.check()
-    ledger.save()
-    if not used:
-        total = len(rows) + len(rows.bad)
-        raise DataError(f"no {split} row can be used, of {total:,}:\n{ledger.main_reasons()}")
-
-
-def note_chunk(rows: Rows, start: int, found: EncodedChunk, ledger: Ledger, *, split: str) -> None:
+def note_chunk(rows: Rows, start: int, encoded: EncodedChunk, ledger: Ledger, *, split: str) -> None:
     """Record the rows of a chunk in the ledger.
 
     Args:
         rows: All rows.
         start: Index of the chunk's first row.
-        found: The tokenized chunk.
+        encoded: The tokenized chunk.
         ledger: The ledger.
         split: Name of the split in the ledger.
     """
-    for row in found.bad:
+    for row in encoded.bad:
         file, number = rows.keys.place(start + row.place)
         key = rows.key(start + row.place)
         ledger.leave_out(key, row.reasons, split=split, file=file, number=number, row=row.raw)
-    ledger.use(found.used, split=split)
+    ledger.use(encoded.used, split=split)
 
 
 class FlatBuilder:

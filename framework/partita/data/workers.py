@@ -39,7 +39,7 @@ class WorkerFailure:
 
     error: bytes | None
     """The exception, pickled; None if pickling would change it."""
-    said: str
+    text: str
     """Its type and text."""
     trace: str
     """Its traceback."""
@@ -51,7 +51,7 @@ class WorkerFailure:
                 error: Exception = pickle.loads(self.error)
                 error.__cause__ = InWorker(f"\n{self.trace}")
                 return error
-        return RuntimeError(f"a data worker raised {self.said}\n{self.trace}")
+        return RuntimeError(f"a data worker raised {self.text}\n{self.trace}")
 
 
 class InWorker(Exception):  # noqa: N818 -- it says where
@@ -84,7 +84,7 @@ class EncodingWorkers(Generic[Input, Output]):
         """
         if not self.number:
             return lambda: self._work(chunk)
-        assert self._executor is not None, "submit behind close"
+        assert self._executor is not None, "submit after close"
         try:
             future = self._executor.submit(run_work, packed(chunk))
         except BrokenProcessPool as error:
@@ -134,8 +134,8 @@ class EncodingWorkers(Generic[Input, Output]):
 
     def _died(self, error: Exception) -> DataError:
         self.close(kill=True)
-        said = " ".join(str(error).split()).rstrip(". ")
-        return DataError(f"a data worker died ({said}); write fewer data.loader.workers, or 0")
+        text = " ".join(str(error).split()).rstrip(". ")
+        return DataError(f"a data worker died ({text}); write fewer data.loader.workers, or 0")
 
     def close(self, *, kill: bool = False) -> None:
         """Stop the processes; with `kill`, at once. Do nothing if already closed or in a forked process."""
@@ -199,8 +199,8 @@ def run_work(chunk: bytes) -> bytes | WorkerFailure:
     try:
         return pickle.dumps(_work(pickle.loads(chunk)), pickle.HIGHEST_PROTOCOL)
     except BaseException as error:  # the parent process must learn of any exception
-        said = "".join(traceback.format_exception_only(error)).strip()
-        return WorkerFailure(sent(error), said, "".join(traceback.format_exception(error)).rstrip())
+        text = "".join(traceback.format_exception_only(error)).strip()
+        return WorkerFailure(sent(error), text, "".join(traceback.format_exception(error)).rstrip())
 
 
 def sent(error: BaseException) -> bytes | None:

@@ -193,8 +193,8 @@ class StaticBatch:
 
     def attempt_part(self, places: range) -> tuple[list[RowResult] | None, Exception | None]:
         """Return the results of a part's requested rows, or the failure if it does not fit."""
-        asked = [place for place in places if self.wanted[place]]
-        if not asked:
+        wanted_places = [place for place in places if self.wanted[place]]
+        if not wanted_places:
             return None, None
         try:
             answers, failure = attempt(lambda: self.answers(places))
@@ -204,10 +204,10 @@ class StaticBatch:
         else:
             if answers is None:
                 return None, failure
-            return [RowResult(int(self.rows[place]), answers[place - places.start]) for place in asked], None
+            return [RowResult(int(self.rows[place]), answers[place - places.start]) for place in wanted_places], None
         # Outside the block above: a bound exception keeps the tensors of the failed pass alive.
         logger.info("a batch of %s rows failed and is tried row by row: %s", len(places), reason)
-        return [self.answer_alone(place) for place in asked], None
+        return [self.answer_alone(place) for place in wanted_places], None
 
     def answer_alone(self, place: int) -> RowResult:
         """Generate one row alone, and return its answer or error."""

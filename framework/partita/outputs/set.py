@@ -68,8 +68,8 @@ class ArrayReader(SetReader):
 
     def read(self, text: str) -> list[str]:
         """Return the labels of the first array that holds only labels. Raise ReadError."""
-        found: list[str] = find_json(text, check=self.read_member)
-        return found
+        labels: list[str] = find_json(text, check=self.read_member)
+        return labels
 
     def read_member(self, member: Any) -> list[str]:
         """Return the labels of an array. Raise ReadError."""

@@ -144,13 +144,13 @@ class BatchSizeTuner:
             batch_size: Size set by the caller, which overrides the config.
             max_new_tokens: Maximum number of new tokens; None for that of the pipeline.
         """
-        asked = lengths[(lengths > 0) & (lengths < (self.lm.context_length or np.iinfo(np.int64).max))]
-        fixed = self.user_set("generation", batch_size) or self.single_row(len(asked))
+        requested = lengths[(lengths > 0) & (lengths < (self.lm.context_length or np.iinfo(np.int64).max))]
+        fixed = self.user_set("generation", batch_size) or self.single_row(len(requested))
         if fixed is not None:
             return fixed
         wanted = max_new_tokens or self.pipeline.max_new_tokens
         probe = GenerationProbe(
-            self.lm, self.pipeline.generation, lengths=asked, wanted_tokens=wanted, shared_tokens=shared_tokens
+            self.lm, self.pipeline.generation, lengths=requested, wanted_tokens=wanted, shared_tokens=shared_tokens
         )
         options = self.pipeline.generation
         kind = [options.arguments, len(options.stop), options.logprobs, probe.engine, bucket(shared_tokens)]
@@ -244,8 +244,10 @@ class BatchSizeTuner:
         limits = [limit for limit in (max_rows, self.config.trainer.max_batch_size) if limit is not None]
         limit = min(limits, default=None)
         key = self.key(probe, options=options, max_rows=limit)
-        bench = ProbeRunner(probe, self.memory, process_group=self.process_group)
-        size = self.search(bench, key, max_rows=limit, sizes=sizes) if self.process_group.rank == 0 else bench.follow()
+        runner = ProbeRunner(probe, self.memory, process_group=self.process_group)
+        size = (
+            self.search(runner, key, max_rows=limit, sizes=sizes) if self.process_group.rank == 0 else runner.follow()
+        )
         self.memory.clear()
         if size is None:
             raise OtherRankError("rank 0 failed to find a batch size; see its own message")
@@ -253,11 +255,11 @@ class BatchSizeTuner:
         self.budgets.pop(probe.purpose, None)
         return size
 
-    def search(self, bench: ProbeRunner, key: Mapping[str, Any], *, max_rows: int | None, sizes: Sizes) -> BatchSize:
+    def search(self, runner: ProbeRunner, key: Mapping[str, Any], *, max_rows: int | None, sizes: Sizes) -> BatchSize:
         """Return the verified size of an earlier run, else a new one; broadcast it to the other ranks.
 
         Args:
-            bench: Runs the probe.
+            runner: Runs the probe.
             key: Key of the size in the cache.
             max_rows: Upper limit of the size.
             sizes: Returns the candidate sizes.
@@ -265,13 +267,13 @@ class BatchSizeTuner:
         size = None
         try:
             earlier = None if self.fresh else self.cache.load(key)
-            size = verify(bench, earlier, max_rows=max_rows, sizes=sizes) if earlier is not None else None
+            size = verify(runner, earlier, max_rows=max_rows, sizes=sizes) if earlier is not None else None
             if size is None:
-                size = tune(bench, device=self.device, max_rows=max_rows, sizes=sizes)
+                size = tune(runner, device=self.device, max_rows=max_rows, sizes=sizes)
                 self.cache.save(key, size)
             return size
         finally:
-            bench.end(size)
+            runner.end(size)
 
     def recorded(self, probe: Probe, options: Sequence[Any]) -> BatchSize | None:
         """Return a known size for work of the same kind that is not harder and not far larger."""

@@ -99,7 +99,7 @@ def build_pipeline(
     """
 
     new_texts = partial(training_texts, config, training)
-    tokenizer = load_tokenizer(config, folder=folder, texts=new_texts, saved=saved, kept=tokenizer_folder)
+    tokenizer = load_tokenizer(config, folder=folder, texts=new_texts, saved=saved, cache_folder=tokenizer_folder)
     retriever = build_retriever(config, training=training, folder=folder)
 
     def encoder(context_length: int | None) -> RowTokenizer:

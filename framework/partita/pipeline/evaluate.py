@@ -278,16 +278,16 @@ def score(
         process_group: The ranks that share the rows.
     """
     chosen = evenly(len(rows), max_rows)
-    asked = rows if len(chosen) == len(rows) else rows.select(chosen)
+    requested = rows if len(chosen) == len(rows) else rows.select(chosen)
     schema = row_schema(parts.config, supervised=True)
     answers = generate_for_rows(
-        parts, asked, budget=budget, progress=progress, description="evaluating", process_group=process_group
+        parts, requested, budget=budget, progress=progress, description="evaluating", process_group=process_group
     )
     scorer = Scorer(parts.config)
     if process_group.world_size > 1:
         records_of_ranks = process_group.all_gather_object([answer.record for answer in answers], "the answers")
         answers = (answer_of(record, parts.decoder) for records in records_of_ranks for record in records)
     for answer in answers:
-        truth, answered = schema.load(asked.get([answer.row])[0]), answer.record.status == "ok"
+        truth, answered = schema.load(requested.get([answer.row])[0]), answer.record.status == "ok"
         scorer.add(truth, answer.decoded, answered=answered)
     return scorer.scores()

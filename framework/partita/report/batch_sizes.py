@@ -90,7 +90,7 @@ def probe_table(purpose: str, size: BatchSize) -> ProbeTable:
 def memory_points(size: BatchSize) -> list[tuple[ProbeResult, int]]:
     """Return probes with measured memory, and the bytes taken from the device; the smallest first."""
     taken = [(probe, probe.used_bytes if probe.taken_bytes is None else probe.taken_bytes) for probe in size.probes]
-    return sorted(((probe, held) for probe, held in taken if held is not None), key=lambda point: point[0].rows)
+    return sorted(((probe, used) for probe, used in taken if used is not None), key=lambda point: point[0].rows)
 
 
 def refused_rows(size: BatchSize) -> list[int]:
@@ -115,7 +115,7 @@ def max_rows(size: BatchSize) -> int:
 
 def budget_in_sight(size: BatchSize) -> int | None:
     """Return the budget; None without one, or if showing it would squeeze the rest of a chart."""
-    highest = max((held for _, held in memory_points(size)), default=0)
+    highest = max((used for _, used in memory_points(size)), default=0)
     if size.budget_bytes is None or (highest < IN_SIGHT * size.budget_bytes and not refused_rows(size)):
         return None
     return size.budget_bytes
@@ -126,14 +126,14 @@ def measured(sizes: Mapping[str, BatchSize]) -> dict[str, BatchSize]:
     return {name: size for name, size in sizes.items() if memory_points(size) or speed_points(size)}
 
 
-def memory(held: float | None) -> str:
+def memory(used: float | None) -> str:
     """Format bytes with three digits; empty for None."""
-    if held is None:
+    if used is None:
         return ""
     for unit, power in (("kB", 10**3), ("MB", 10**6), ("GB", 10**9)):
-        if held < 999.5 * power:
-            return f"{digits(held / power)} {unit}"
-    return f"{digits(held / 10**12)} TB"
+        if used < 999.5 * power:
+            return f"{digits(used / power)} {unit}"
+    return f"{digits(used / 10**12)} TB"
 
 
 def digits(number: float | None) -> str:

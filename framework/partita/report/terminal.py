@@ -244,7 +244,7 @@ def memory_chart(size: BatchSize) -> Chart:
     hidden = size.budget_bytes is not None and budget is None
     return Chart(
         title="memory taken" + (f", of {memory(size.budget_bytes)}" if hidden else ""),
-        bars=[(probe.rows, held) for probe, held in memory_points(size) if probe.verdict == "fits"],
+        bars=[(probe.rows, used) for probe, used in memory_points(size) if probe.verdict == "fits"],
         max_rows=max_rows(size),
         show=memory,
         marks=marks(size),

@@ -160,7 +160,7 @@ def draw_memory(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
     points, budget = memory_points(size), budget_in_sight(size)
     hidden = f" of {memory(size.budget_bytes)}" if size.budget_bytes is not None and budget is None else ""
     axes.set_title(f"{purpose}: memory taken{hidden}")
-    highest = max([held for _, held in points] + [budget or 0]) or 1
+    highest = max([used for _, used in points] + [budget or 0]) or 1
     if len(points) > 1:
         rows, predicted = predicted_line(points, max_rows=max_rows(size), limit=1.05 * highest)
         axes.plot(rows, predicted, color=BLUE, linewidth=1.2, alpha=0.6, label="predicted", zorder=1)
@@ -187,22 +187,22 @@ def scatter(axes: "Axes", points: list[tuple[ProbeResult, int]], *, marker: str,
         label: Label in the legend.
     """
     if points:
-        rows, held = [probe.rows for probe, _ in points], [held for _, held in points]
-        axes.plot(rows, held, marker, color=color, markersize=6, label=label, zorder=3)
+        rows, used = [probe.rows for probe, _ in points], [used for _, used in points]
+        axes.plot(rows, used, marker, color=color, markersize=6, label=label, zorder=3)
 
 
 def predicted_line(
     points: list[tuple[ProbeResult, int]], *, max_rows: int, limit: float
 ) -> tuple[list[float], list[float]]:
     """Return rows and bytes on straight lines through the points, extrapolated to `max_rows` or to `limit`."""
-    known = [(probe.rows, float(held)) for probe, held in points]
+    known = [(probe.rows, float(used)) for probe, used in points]
     first, last = known[0][0], known[-1][0]
     ends = max(last, max_rows)
     # Dense enough that a straight line looks smooth on a logarithmic axis.
     rows = sorted({first, *(round(first * (ends / first) ** (step / 200)) for step in range(201)), last})
     line = [(float(number), between(known, number)) for number in rows]
-    shown = [(number, held) for number, held in line if number <= last or held <= limit]
-    return [number for number, _ in shown], [held for _, held in shown]
+    shown = [(number, used) for number, used in line if number <= last or used <= limit]
+    return [number for number, _ in shown], [used for _, used in shown]
 
 
 def draw_speed(axes: "Axes", size: BatchSize, *, purpose: str) -> None:

@@ -112,7 +112,7 @@ def answered(result: Any) -> EnvironmentReply:
     return reply
 
 
-def judged(result: Any) -> Verdict:
+def checked_verdict(result: Any) -> Verdict:
     """Validate the result of `check`. Raises ContractError."""
     if not isinstance(result, Verdict):
         raise ContractError(f"check gave {shown(result)}; give a partita.simulation.Verdict")

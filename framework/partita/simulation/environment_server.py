@@ -60,7 +60,7 @@ class EnvironmentServer:
 
     def __enter__(self) -> "EnvironmentServer":
         self.control, theirs = socket.socketpair()
-        asked = {
+        request = {
             "control": theirs.fileno(),
             "world": self.world.model_dump(mode="json"),
             "tools": self.tools,
@@ -70,7 +70,7 @@ class EnvironmentServer:
         with theirs:
             # A new session keeps the terminal's Ctrl-C from the server: this process decides when dialogues end.
             self.server = subprocess.Popen(
-                [sys.executable, "-P", "-c", SERVER, json.dumps(asked)],
+                [sys.executable, "-P", "-c", SERVER, json.dumps(request)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -149,7 +149,7 @@ class RemoteEnvironment:
         finally:
             self.hosts.forget(self.line)
 
-    def call(self, method: str, given: Mapping[str, Any], *, seconds: float | None = None) -> Any:
+    def call(self, method: str, arguments: Mapping[str, Any], *, seconds: float | None = None) -> Any:
         """Call a method in the environment process and return its result.
 
         Raises:
@@ -160,7 +160,7 @@ class RemoteEnvironment:
         end = time.monotonic() + allowed
         try:
             with suppress(BrokenPipeError, ConnectionResetError):  # its last message can still be read below
-                send(self.line, (method, dict(given)), end=end)
+                send(self.line, (method, dict(arguments)), end=end)
             kind, value = receive(self.line, end=end)
         except TimeoutError:
             self.hosts.forget(self.line)

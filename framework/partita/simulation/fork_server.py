@@ -6,7 +6,7 @@ the client's end is open. When that end closes, including when the client crashe
 children. When a process ends earlier, its line carries the exit code.
 
 A message is a pickle, preceded by its length. A request is the name of a method and its arguments. A response is one of
-- `said` with the result, which has been checked against the contract,
+- `result` with the result, which has been checked against the contract,
 - `raised` with an error message,
 - `ended` with the exit code of the process, negative for a signal.
 """
@@ -84,11 +84,11 @@ def left(end: float | None) -> float | None:
 
 def main() -> None:
     """Serve the world given as JSON on the command line until the control socket is closed."""
-    asked = json.loads(sys.argv[1])
-    world = EnvironmentWorldConfig.model_validate(asked["world"])
-    kind, _ = load_environment(world, folder=Path(asked["folder"]) if asked["folder"] is not None else None)
-    make = adapted(kind, interface=world.interface, tools=asked["tools"])
-    with socket.socket(fileno=asked["control"]) as control:
+    request = json.loads(sys.argv[1])
+    world = EnvironmentWorldConfig.model_validate(request["world"])
+    kind, _ = load_environment(world, folder=Path(request["folder"]) if request["folder"] is not None else None)
+    make = adapted(kind, interface=world.interface, tools=request["tools"])
+    with socket.socket(fileno=request["control"]) as control:
         line = ForkServer(control).serve()
     if line is not None:
         host(make, line)
@@ -116,8 +116,8 @@ class ForkServer:
         while True:
             for descriptor, _ in self.poll.poll():
                 if descriptor == self.control.fileno():
-                    asked, lines, _, _ = socket.recv_fds(self.control, 1, 1)
-                    if not asked:
+                    request, lines, _, _ = socket.recv_fds(self.control, 1, 1)
+                    if not request:
                         self.end()
                         return None
                     line = socket.socket(fileno=lines[0])
@@ -191,13 +191,13 @@ def host(make: Callable[..., Environment], line: socket.socket) -> None:
     environment: Any = None
     with suppress(EOFError, OSError):
         while True:
-            method, given = receive(line)
+            method, arguments = receive(line)
             try:
                 if method == "make":
-                    environment, said = make(**given), None
+                    environment, result = make(**arguments), None
                 else:
-                    said = CALLS[method](environment, given)
-                answer = ("said", said)
+                    result = CALLS[method](environment, arguments)
+                answer = ("said", result)
             except (Exception, SystemExit) as error:
                 answer = ("raised", described(error))
             send(line, answer)
@@ -212,19 +212,19 @@ def flush_and_exit() -> None:
     os._exit(0)
 
 
-def reset(environment: Any, given: Mapping[str, Any]) -> Any:
+def reset(environment: Any, arguments: Mapping[str, Any]) -> Any:
     """Call `reset` and return the result after checking it against the contract."""
-    said = opened(environment.reset(seed=given["seed"], task=given["task"]))
-    return list(said.messages), sendable(said.info)
+    result = opened(environment.reset(seed=arguments["seed"], task=arguments["task"]))
+    return list(result.messages), sendable(result.info)
 
 
-def step(environment: Any, given: Mapping[str, Any]) -> Any:
+def step(environment: Any, arguments: Mapping[str, Any]) -> Any:
     """Call `step` and return the result after checking it against the contract."""
-    said = answered(environment.step(given["action"]))
-    return list(said.messages), said.reward, said.terminated, said.truncated, sendable(said.info)
+    result = answered(environment.step(arguments["action"]))
+    return list(result.messages), result.reward, result.terminated, result.truncated, sendable(result.info)
 
 
-def close(environment: Any, given: Mapping[str, Any]) -> None:
+def close(environment: Any, arguments: Mapping[str, Any]) -> None:
     """Close the environment."""
     environment.close()
 

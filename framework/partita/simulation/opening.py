@@ -96,10 +96,10 @@ def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]])
         raise DataError("tasks: there are no rows")
 
 
-def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[World, dict[str, str]]:
+def build_world(section: Simulation, *, folder: Path, resources: ExitStack) -> tuple[World, dict[str, str]]:
     """Build the world. Returns it with hashes of the user's programs in it.
 
-    Resources of the world are registered with `held`, which releases them when it is closed.
+    Resources of the world are registered with `resources`, which releases them when it is closed.
     Raises ConfigError if a program cannot be loaded or created.
     """
     parts: dict[str, str] = {}
@@ -108,9 +108,9 @@ def build_world(section: Simulation, *, folder: Path, held: ExitStack) -> tuple[
         world = ReplayWorld(max_turns=section.max_turns)
     elif isinstance(section.world, EnvironmentWorldConfig):
         kind, code = load_environment(section.world, folder=folder)
-        make = environments(kind, section, folder=folder, held=held)
+        make = environments(kind, section, folder=folder, resources=resources)
         closing = Closing()
-        held.callback(closing.end, section.limits.step_seconds)
+        resources.callback(closing.end, section.limits.step_seconds)
         world = EnvironmentWorld(make, max_turns=section.max_turns, closing=closing)
         parts["environment"] = source_digest(code)
     elif isinstance(section.world, CustomWorldConfig):
@@ -137,7 +137,7 @@ def build_custom(world: CustomWorldConfig, section: Simulation, *, folder: Path)
 
 
 def environments(
-    kind: Callable[..., Any], section: Simulation, *, folder: Path, held: ExitStack
+    kind: Callable[..., Any], section: Simulation, *, folder: Path, resources: ExitStack
 ) -> Callable[[], Environment]:
     """Return a function that creates environments, in this process or each in a separate one.
 
@@ -145,7 +145,7 @@ def environments(
         kind: Class of the environments, or a function that creates one.
         section: The `simulation` section; its world is an environment.
         folder: Folder of the configuration file.
-        held: Stops the fork server when it is closed.
+        resources: Stops the fork server when it is closed.
 
     Raises:
         ConfigError: An environment cannot be created with the given options.
@@ -156,7 +156,7 @@ def environments(
     tools = tools_of(kind, interface=world.interface)
     if world.isolation == "thread":
         return factory(adapted(kind, interface=world.interface, tools=tools), world.options, key=key)
-    hosts = held.enter_context(
+    hosts = resources.enter_context(
         EnvironmentServer(world, tools=tools, folder=folder, step_seconds=section.limits.step_seconds)
     )
     try:
@@ -196,6 +196,6 @@ def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, 
     sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
     # These do not change the content of a dialogue.
     undecided: Any = {"limits": True, "history": True, "tasks": True, "world": {"isolation"}, "transcripts": True}
-    said = section.model_dump(mode="json", exclude=undecided)
-    sections |= {"simulation": [said, seed], "data.dialogue": config.data.dialogue.model_dump(mode="json")}
+    settings = section.model_dump(mode="json", exclude=undecided)
+    sections |= {"simulation": [settings, seed], "data.dialogue": config.data.dialogue.model_dump(mode="json")}
     return {name: digest(repr(value)) for name, value in sections.items()}

@@ -127,9 +127,9 @@ def simulate(
     models = {**models, **own}
     outcomes: dict[str, RolloutOutcomes] = {}
     finished: dict[str, list[Episode]] = {}
-    with ExitStack() as held:
+    with ExitStack() as resources:
         with synchronized_errors(process_group, "opening the tasks and the world"):
-            setup = build_setup(pipeline, models, seed=seed, rows=rows, held=held)
+            setup = build_setup(pipeline, models, seed=seed, rows=rows, resources=resources)
         sizes = find_sizes(models, section, dialogues=len(setup.tasks) * section.repeats, batch_size=batch_size)
         for history in section.history:
             dialogues = setup.dialogues(shows_gold=history == "gold")
@@ -160,7 +160,7 @@ def simulate(
 
 
 def build_setup(
-    pipeline: Pipeline, models: Mapping[str, AgentModel], *, seed: int, rows: Rows | None, held: ExitStack
+    pipeline: Pipeline, models: Mapping[str, AgentModel], *, seed: int, rows: Rows | None, resources: ExitStack
 ) -> RolloutSetup:
     """Open the tasks, the world and the agents of a configuration.
 
@@ -169,7 +169,7 @@ def build_setup(
         models: Models by agent.
         seed: Seed of environments, sampling and programs.
         rows: Rows that replace the dataset of the tasks.
-        held: Stack that closes opened resources, such as processes of environments.
+        resources: Stack that closes opened resources, such as processes of environments.
 
     Raises:
         ConfigError: A program was not found, or cannot be created with its options.
@@ -178,7 +178,7 @@ def build_setup(
     section = section_of(pipeline.config)
     tasks, tasks_hash = open_tasks(pipeline.config, section, folder=pipeline.folder, rows=rows)
     check_columns(section, [(task.key, task.values) for task in tasks])
-    world, parts = build_world(section, folder=pipeline.folder, held=held)
+    world, parts = build_world(section, folder=pipeline.folder, resources=resources)
     programs, program_hashes = build_programs(section, folder=pipeline.folder)
     rollout, transcripts, rollout_hashes = find_keepers(section, folder=pipeline.folder)
     main = models[AGENT]

@@ -173,8 +173,9 @@ def rollout(
     if any(rank.too_many for rank in summaries):
         failed = standing.before[1] + sum(rank.failed for rank in summaries)
         reason = next(rank.reason for rank in summaries if rank.reason is not None)
-        count = f"{failed} of {counted(ended, 'dialogue')} failed, more than limits.fail_fraction: {limits.fail_fraction:g} allows"
-        message = f"{count}; the last one: {reason}. Finished dialogues are saved in {transcripts.path.parent}"
+        allowed = f"more than limits.fail_fraction: {limits.fail_fraction:g} allows"
+        message = f"{failed} of {counted(ended, 'dialogue')} failed, {allowed}; the last one: {reason}. "
+        message += f"Finished dialogues are saved in {transcripts.path.parent}"
         process_group.raise_if_any_failed(SimulationError(message), "the share of failures")
     if ended < len(dialogues) and any(rank.interrupted for rank in summaries):
         logger.info("%s of %s saved", f"{ended:,}", counted(len(dialogues), "dialogue"))

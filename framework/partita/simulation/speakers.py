@@ -131,7 +131,7 @@ class ModelSpeaker:
         self.new_tokens = np.zeros(lanes, dtype=np.int64)
         self.waiting: list[WaitingTurn] = []
         """Requests whose prompt is not encoded yet."""
-        self.asked: dict[int, tuple[Episode, PromptExample]] = {}
+        self.requested: dict[int, tuple[Episode, PromptExample]] = {}
         """Episode and prompt of each lane that the model is to answer, by lane."""
         self.shown: dict[int, TurnPrompt] = {}
         """Previous prompt and answer of each active lane."""
@@ -218,12 +218,12 @@ class ModelSpeaker:
 
     def turn_recorded(self, lane: int) -> None:
         """Remember the prompt and the answer, from which the next prompt of the lane continues."""
-        episode, prompt = self.asked.pop(lane)
+        episode, prompt = self.requested.pop(lane)
         self.shown[lane] = self.spec.turns.after(prompt, self.shown[lane], episode)
 
     def forget(self, lane: int) -> None:
         """Drop the prompts and the KV cache of a lane whose episode has ended."""
-        self.asked.pop(lane, None)
+        self.requested.pop(lane, None)
         self.shown.pop(lane, None)
         self.waiting = [waiting for waiting in self.waiting if waiting.lane != lane]
         if self.scheduler is not None:
@@ -258,19 +258,19 @@ class ModelSpeaker:
         if prompt.error is not None or length >= context_tokens:
             self.ended.append(TurnResult(waiting.lane, end=("truncated", "tokens")))
             return False
-        self.asked[waiting.lane] = waiting.episode, prompt
+        self.requested[waiting.lane] = waiting.episode, prompt
         self.lengths[waiting.lane] = length
         self.new_tokens[waiting.lane] = min(self.spec.max_new_tokens, context_tokens - length)
         return True
 
     def prompts(self, rows: Sequence[int]) -> list[list[int]]:
         """Return the prompt tokens of lanes."""
-        return [list(self.asked[row][1].input_ids) for row in rows]
+        return [list(self.requested[row][1].input_ids) for row in rows]
 
     def key(self, row: int) -> bytes:
         """Return the sampling key of a lane: its episode, turn and, other than for the main agent, agent."""
         # The lane itself is no part of the key: the same episode may run in any lane.
-        episode, _ = self.asked[row]
+        episode, _ = self.requested[row]
         agent = "" if self.agent == AGENT else f"\0{self.agent}"
         return f"{episode.key}\0{episode.turns_of(self.agent)}{agent}".encode()
 

@@ -20,8 +20,8 @@ from partita.simulation.contract import (
     Verdict,
     answered,
     check_played,
+    checked_verdict,
     described,
-    judged,
     messages_of,
     opened,
     shown,
@@ -248,7 +248,7 @@ class CheckedWorld:
     def verdict(self, episode: Episode) -> Verdict:
         """Return the checker's verdict. Raises CheckerError."""
         try:
-            return judged(self.checker.check(episode))
+            return checked_verdict(self.checker.check(episode))
         except Exception as error:
             raise CheckerError from error
 

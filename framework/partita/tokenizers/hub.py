@@ -243,8 +243,8 @@ def quiet_libraries() -> None:
 
 def drop_advice(record: logging.LogRecord) -> bool:
     """Return whether to keep a log record, as a logging filter."""
-    said = record.getMessage()
-    return not any(part in said for part in NOT_NEEDED)
+    message = record.getMessage()
+    return not any(part in message for part in NOT_NEEDED)
 
 
 FULL_HASH_BYTES = 2 * 2**30

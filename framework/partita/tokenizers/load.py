@@ -32,7 +32,7 @@ def load_tokenizer(
     folder: Path,
     texts: Callable[[], Iterable[str]],
     saved: Path | None = None,
-    kept: Path | None = None,
+    cache_folder: Path | None = None,
 ) -> "PreTrainedTokenizerFast":
     """Load the tokenizer of `saved` or of the base model, or train one for a new model.
 
@@ -41,7 +41,7 @@ def load_tokenizer(
         folder: Folder that a relative `base_model` refers to.
         texts: Returns the training texts.
         saved: Folder of a saved model.
-        kept: Folder in which a trained tokenizer is saved, and from which it is loaded afterwards, since weights work
+        cache_folder: Folder in which a trained tokenizer is saved, and later loaded from, since weights work
             with one tokenizer only.
 
     Raises:
@@ -51,14 +51,14 @@ def load_tokenizer(
         return read_tokenizer(str(saved))
     base = config.base_model
     if isinstance(base, NewModel):
-        if kept is None:
+        if cache_folder is None:
             return train_tokenizer(base, texts())
-        if not kept.exists():
-            beside = kept.with_name(f".{kept.name}.writing")
+        if not cache_folder.exists():
+            beside = cache_folder.with_name(f".{cache_folder.name}.writing")
             train_tokenizer(base, texts()).save_pretrained(beside)
             write_sums(beside)
-            beside.replace(kept)
-        return read_tokenizer(str(kept))
+            beside.replace(cache_folder)
+        return read_tokenizer(str(cache_folder))
     revision = config.model_parameters.revision
     return read_tokenizer(find_base(base, folder=folder), revision=revision, trust_remote_code=config.trust_remote_code)
 

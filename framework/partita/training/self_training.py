@@ -76,8 +76,8 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
         message = "rounds are mixed with the rows of data.source; write them there, not beside the file"
         raise ConfigError([Problem("simulation.self_training", message)])
     section = dialogues_of_rounds(config, plan)
-    with ExitStack() as held:
-        build_world(section, folder=folder, held=held)
+    with ExitStack() as resources:
+        build_world(section, folder=folder, resources=resources)
     build_programs(section, folder=folder)
     find_keepers(section, folder=folder)
     if section.tasks != Tasks():

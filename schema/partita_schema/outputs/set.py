@@ -148,9 +148,9 @@ def cell_labels(value: Any, *, separator: str) -> Iterable[str]:
             yield label
 
 
-def in_order(found: Iterable[str], labels: Sequence[str] | None) -> list[str]:
+def in_order(labels_seen: Iterable[str], labels: Sequence[str] | None) -> list[str]:
     """Return labels in the order of all labels; sorted if these are unknown."""
-    return sorted(found) if labels is None else [label for label in labels if label in found]
+    return sorted(labels_seen) if labels is None else [label for label in labels if label in labels_seen]
 
 
 def comma_mistake(label: str) -> str:

@@ -288,7 +288,7 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Fo
         ),
     ],
 )
-def test_what_is_wrong_is_reported_in_words_with_its_exit_code(
+def test_errors_are_reported_in_words_with_their_exit_code(
     words: str, code: int, message: str, folder: Path, here: Here
 ) -> None:
     for name in ("begun", "apart/begun", "apart/nothing"):
@@ -336,7 +336,7 @@ LIMIT_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_0
 """Files of at most 300 kB in this process: what a full disk does, to one process."""
 
 
-def test_a_run_that_finds_no_room_says_so_and_goes_on_when_there_is(folder: Path, partita: Forked) -> None:
+def test_a_run_that_finds_no_room_says_so_and_continues_when_there_is(folder: Path, partita: Forked) -> None:
     words = ("train", "run.yaml", "--run", "full", "--quiet")
     done = partita(*words, before=LIMIT_FILES)
     message = "error: the run in full cannot be written: File too large; fix that and rerun the same command\n"

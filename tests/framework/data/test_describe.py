@@ -60,7 +60,7 @@ def test_padding_is_that_of_the_batches_that_are_made() -> None:
     assert plan.padding == pytest.approx(1 - 5050 / cells)
 
 
-def test_why_a_batching_was_chosen_is_reported_behind_it() -> None:
+def test_why_a_batching_was_chosen_is_reported_after_it() -> None:
     assert describe({"type": "bucket"}, reason="batching bucket: since").lines()[2] == "batching bucket: since"
 
 
@@ -104,7 +104,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "run.yaml"
 
 
-def test_explain_tells_what_is_done_with_the_data(file: Path) -> None:
+def test_explain_shows_what_is_done_with_the_data(file: Path) -> None:
     shown = CliRunner().invoke(app, ["explain", str(file), "--data"])
     assert shown.exit_code == 0, shown.output
     plan, data_part = shown.stdout.split("\n# data:\n")

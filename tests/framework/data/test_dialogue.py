@@ -39,7 +39,7 @@ def test_each_mode_makes_its_rows() -> None:
     ]
 
 
-def test_every_right_answer_may_have_a_row_of_its_own() -> None:
+def test_every_right_answer_may_have_its_own_row() -> None:
     assert as_text(expander("squash", labels="all").expand(EPISODE, "e:1"))[1:4] == [
         ("e:1#2", "x1 y1 x2", ["a"]),
         ("e:1#3", "x1 y1 x2", ["b"]),

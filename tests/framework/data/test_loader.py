@@ -111,7 +111,7 @@ def test_a_batch_holds_its_rows_padded_on_the_right() -> None:
     assert batch.position_ids_BT is None
 
 
-def test_packed_rows_stand_behind_each_other_with_positions_of_their_own() -> None:
+def test_packed_rows_stand_after_each_other_with_their_own_positions() -> None:
     encoded = encode(
         [{"question": "ab", "answer": "c"}, {"question": "d", "answer": "x"}, {"question": "e", "answer": "fgh"}]
     )
@@ -309,7 +309,7 @@ def test_other_data_or_settings_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(("resume", "epoch"), [("restart_epoch", 1), ("fresh", 0)])
-def test_changed_data_go_on_at_the_beginning_of_an_epoch_where_that_is_asked(resume: str, epoch: int) -> None:
+def test_changed_data_continue_at_the_beginning_of_an_epoch_where_that_is_asked(resume: str, epoch: int) -> None:
     loader = make()
     steps = [plain(step) for step in itertools.islice(loader.steps(), 7)]
     grown = encode(table(60))
@@ -322,7 +322,7 @@ def test_changed_data_go_on_at_the_beginning_of_an_epoch_where_that_is_asked(res
     assert take(resumed, 3) == straight[begin : begin + 3]
 
 
-def test_a_position_behind_the_epoch_is_refused() -> None:
+def test_a_position_after_the_epoch_is_refused() -> None:
     from partita.data.batching.cursor import Cursor
 
     cursor = Cursor.from_json(next(make().steps()).state_dict)

@@ -161,7 +161,7 @@ def test_a_hung_worker_is_an_error_after_the_timeout() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_a_chunk_that_waits_behind_many_others_is_no_hung_worker() -> None:
+def test_a_chunk_that_waits_after_many_others_is_no_hung_worker() -> None:
     with EncodingWorkers(take_a_while, LoaderOptions(workers=1, timeout=1)) as pool:
         results = [pool.submit(number) for number in range(8)]
 

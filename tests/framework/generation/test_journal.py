@@ -69,7 +69,7 @@ def test_rows_with_errors_are_done_unless_they_are_to_be_tried_again(tmp_path: P
 
 @given(st.data())
 @examples(50)
-def test_a_journal_cut_anywhere_keeps_whole_records_and_goes_on(tmp_path_factory: Any, data: st.DataObject) -> None:
+def test_a_journal_cut_anywhere_keeps_whole_records_and_continues(tmp_path_factory: Any, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("cut") / "j"
     with opened(path) as journal:
         for row in range(5):

@@ -59,7 +59,7 @@ def test_a_line_that_was_torn_and_a_row_that_has_changed_are_not_taken_over(tmp_
         assert np.flatnonzero(journals.before).tolist() == [1]
 
 
-def test_what_is_left_of_another_job_is_removed(tmp_path: Path) -> None:
+def test_remains_of_another_job_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     place = left_behind(path, 1, [answer(1)], parts={"model": "m2", "answers": "a1"})
 

@@ -164,7 +164,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_slows_no_other(caplog: An
     assert caplog.messages[-1] == f"a row {outcomes(batches)[3]}; continuing with 8 rows at a time"
 
 
-def test_a_job_in_which_nothing_fits_tells_it_of_every_row() -> None:
+def test_a_job_in_which_nothing_fits_shows_it_of_every_row() -> None:
     found = outcomes(run(Limited(ceiling=0), [5] * 9))
     assert len(found) == 9
     assert all(str(error).startswith("does not fit in memory even alone: 5 prompt tokens") for error in found.values())
@@ -286,7 +286,7 @@ def test_a_row_too_large_is_an_error_in_the_journal_that_can_be_tried_again(make
 
 @examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.integers(min_value=0, max_value=16))
-def test_a_job_that_died_between_halves_goes_on_without_losing_or_repeating_rows(
+def test_a_job_that_died_between_halves_continues_without_losing_or_repeating_rows(
     make_rows: Any, predict: Any, tmp_path: Path, calls: int
 ) -> None:
     class Dying(Limited):

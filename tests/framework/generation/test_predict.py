@@ -43,7 +43,7 @@ def test_rows_come_back_in_input_order_with_their_columns(make_config: Any, make
     assert [row["kind"] for row in predictions] == [parity(row["question"]).split()[-1] for row in QUESTIONS]
 
 
-def test_what_it_came_to_is_counted(make_rows: Any, predict: Any) -> None:
+def test_outcomes_are_counted(make_rows: Any, predict: Any) -> None:
     stats = predict(ScriptedModel(str.upper), make_rows(QUESTIONS)).stats
     assert (stats.rows, stats.ok, stats.errors, stats.skipped, stats.resumed, stats.batches) == (10, 10, 0, 0, 0, 3)
     assert stats.prompt_tokens == stats.generated_tokens == sum(len(row["question"]) for row in QUESTIONS)
@@ -254,7 +254,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_was_begun_is_finished_and_the_job_goes_on_later(
+def test_started_rows_are_finished_and_the_job_continues_later(
     make_rows: Any, predict: Any, number: signal.Signals, caplog: Any
 ) -> None:
     before = signal.getsignal(number)
@@ -276,7 +276,7 @@ def test_a_second_signal_stops_at_once(make_rows: Any, predict: Any, number: sig
     assert predict(lm, rows).stats.resumed == 4
 
 
-def test_what_was_begun_has_little_time_to_end() -> None:
+def test_started_rows_have_little_time_to_end() -> None:
     with finish_started_rows("static", finish_seconds=-1) as stopping:
         assert not stopping()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -284,7 +284,7 @@ def test_what_was_begun_has_little_time_to_end() -> None:
             stopping()
 
 
-def test_a_job_whose_last_rows_were_begun_is_done(make_rows: Any, predict: Any, tmp_path: Path) -> None:
+def test_a_job_whose_last_rows_were_started_is_done(make_rows: Any, predict: Any, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     found = predict(ScriptedModel(Asked()), make_rows(QUESTIONS), batch_size=10, output=path)
     assert [row["answer"] for row in found] == [row["question"].upper() for row in QUESTIONS]

@@ -54,7 +54,7 @@ def test_slots_grow_in_number_as_rows_get_shorter_and_the_answers_stay_the_same(
     assert all(slots * tokens <= 2 * 60 for slots, tokens in opened)
 
 
-def test_where_memory_ran_out_it_is_the_room_that_was_left(lm: Any, monkeypatch: Any) -> None:
+def test_after_out_of_memory_the_budget_is_what_was_left(lm: Any, monkeypatch: Any) -> None:
     budget = BatchBudget(2, token_budget=2 * 60, current_limit=1, limit_tokens=60, out_of_memory=1, max_rows=2)
     opened, _ = answered(lm, monkeypatch, budget)
     assert opened == [(1, 60), (2, 27), (4, 13)]

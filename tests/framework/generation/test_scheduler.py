@@ -186,7 +186,7 @@ def test_equal_prompts_are_each_sampled(lm, admitted: list[list[SlotRequest]]) -
     assert len(set(found.values())) == 6
 
 
-def test_what_all_prompts_begin_with_is_read_once(lm) -> None:
+def test_a_shared_prefix_is_computed_once(lm) -> None:
     prompts, read = made([4, 4, 4, 4], prefix=PREFIX), []
     hook = lm.base.get_input_embeddings().register_forward_hook(lambda *given: read.append(tuple(given[1][0].shape)))
     batches = list(rows_of(lm, prompts, max_new_tokens=1, batch_size=4))
@@ -195,7 +195,7 @@ def test_what_all_prompts_begin_with_is_read_once(lm) -> None:
     assert sum(batch.prompt_tokens for batch in batches) == len(PREFIX) + 16
 
 
-def test_a_prompt_that_is_all_that_others_begin_with_keeps_a_token_of_its_own(lm) -> None:
+def test_a_prompt_that_is_all_that_others_begin_with_keeps_its_own_token(lm) -> None:
     prompts = Prompts([PREFIX, [*PREFIX, 60, 61], [*PREFIX, 70]], prefix=PREFIX)
     assert answers(lm, prompts) == one_by_one(lm, prompts)
 
@@ -217,7 +217,7 @@ def test_steps_and_slots_in_use_are_counted(lm) -> None:
     sampled=st.booleans(),
     prefix=st.booleans(),
 )
-def test_a_job_that_goes_on_gives_the_answers_of_one_that_never_stopped(
+def test_a_job_that_continues_gives_the_answers_of_one_that_never_stopped(
     lm, done: set[int], slots: int, room: int | None, sampled: bool, prefix: bool
 ) -> None:
     prompts = made([*LENGTHS[:12], *LENGTHS[:3]], prefix=PREFIX if prefix else ())
@@ -514,7 +514,7 @@ def test_an_interrupt_is_passed_on_and_what_came_before_is_complete(
 
 @examples(8)
 @given(st.integers(0, 40), st.booleans())
-def test_once_a_job_is_stopping_rows_that_were_begun_end_and_no_others_begin(lm, place: int, prefix: bool) -> None:
+def test_once_a_job_is_stopping_started_rows_end_and_no_others_start(lm, place: int, prefix: bool) -> None:
     prompts = made(LENGTHS, prefix=PREFIX if prefix else ())
     straight = answers(lm, prompts)
     asked, begun = Counter[str](), set[int]()
@@ -537,7 +537,7 @@ def test_once_a_job_is_stopping_rows_that_were_begun_end_and_no_others_begin(lm,
     assert lm.module.training
 
 
-def test_rows_that_were_begun_and_take_too_long_are_given_up(lm) -> None:
+def test_started_rows_that_take_too_long_are_given_up(lm) -> None:
     asked = Counter[str]()
 
     def stopping() -> bool:

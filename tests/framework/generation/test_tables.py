@@ -225,7 +225,7 @@ def test_links_that_lead_to_each_other_or_to_a_device_are_refused(tmp_path: Path
         assert str(caught.value) == f"{tmp_path / name} cannot be written: {reason}"
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_still_written_stays(tmp_path: Path) -> None:
+def test_files_of_killed_processes_are_removed_and_files_being_written_stay(tmp_path: Path) -> None:
     left = tmp_path / ".t.jsonl.0123456789abcdef.partial"
     left.write_text("half a line", encoding="utf-8")
     with new_file(tmp_path / "t.jsonl"):

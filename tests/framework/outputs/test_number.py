@@ -78,7 +78,7 @@ def test_the_last_number_is_read_when_asked_for() -> None:
     assert read("3 + 4 = 7", pick="last") == 7
 
 
-def test_a_minus_behind_a_digit_is_no_sign() -> None:
+def test_a_minus_after_a_digit_is_no_sign() -> None:
     assert read("10-4", pick="last") == 4
 
 

@@ -143,7 +143,7 @@ def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens(options: G
     assert lm.seen.pop()[0] == 1
 
 
-def test_what_all_prompts_begin_with_is_read_once_in_slots_and_seen_by_every_step() -> None:
+def test_a_shared_prefix_is_computed_once_in_slots_and_seen_by_every_step() -> None:
     lm, lengths = Asked(), np.array([12, 30, 18])
     probe = GenerationProbe(lm, OPTIONS, lengths=lengths, wanted_tokens=40, shared_tokens=10)  # type: ignore[arg-type]
     assert probe.volume(2) == Volume(batches=2, tokens=10 + 2 + 20 + 8)

@@ -94,7 +94,7 @@ def test_a_second_run_tries_the_sizes_of_the_first_once(device: Any, make: Any, 
 
 @pytest.mark.parametrize("fits", [3, 30])
 @pytest.mark.long
-def test_a_run_goes_on_with_the_sizes_that_it_began_with(
+def test_a_run_continues_with_the_sizes_that_it_began_with(
     device: Any, train: Any, run_in: Any, tmp_path: Path, fits: int
 ) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)

@@ -101,7 +101,7 @@ def test_no_batch_is_larger_than_what_its_size_was_tried_with(
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
-def test_large_data_is_foretold_from_a_part_of_it(rows: int) -> None:
+def test_large_data_is_predicted_from_a_part_of_it(rows: int) -> None:
     lengths = np.random.default_rng(0).integers(1, 200, 5000)
     for batching in (FixedBatching(type="fixed"), TokenBudgetBatching(type="token_budget"), PackBatching(type="pack")):
         shape = shape_of(lengths, batching)
@@ -131,7 +131,7 @@ def test_a_token_budget_of_the_file_needs_no_search() -> None:
     assert shape.with_tokens(tuned(3)).max_tokens == 100
 
 
-def test_a_begun_run_keeps_its_tokens_whatever_its_rows_are_now() -> None:
+def test_a_started_run_keeps_its_tokens_whatever_its_rows_are_now() -> None:
     begun = BatchSize.from_record(
         shape_of(np.array([5, 30]), TokenBudgetBatching(type="token_budget")).with_tokens(tuned(4)).record()
     )

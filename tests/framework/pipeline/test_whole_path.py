@@ -166,7 +166,7 @@ def texts(found: Any) -> list[str]:
 
 
 @pytest.mark.long
-def test_sampled_answers_in_slots_go_on_with_any_number_of_them(
+def test_sampled_answers_in_slots_continue_with_any_number_of_them(
     device: Any, zero_shot: Any, asked: Any, tmp_path: Path
 ) -> None:
     def model(most: int) -> Any:
@@ -199,7 +199,7 @@ def test_sampled_answers_in_slots_go_on_with_any_number_of_them(
 
 
 @pytest.mark.long
-def test_sampled_answers_in_batches_go_on_with_any_size_of_them(
+def test_sampled_answers_in_batches_continue_with_any_size_of_them(
     device: Any, zero_shot: Any, asked: Any, tmp_path: Path
 ) -> None:
     def model(most: int) -> Any:
@@ -239,7 +239,7 @@ def test_sampled_answers_in_batches_go_on_with_any_size_of_them(
         ({"trainer": {"memory_budget": 10**10}}, "tuned"),
     ],
 )
-def test_what_decides_a_size_has_it_found_again(
+def test_what_decides_a_size_triggers_a_new_search(
     device: Any, make: Any, asked: Any, change: dict[str, Any], origin: str
 ) -> None:
     settings = make(trainer=ZERO_SHOT)
@@ -249,7 +249,7 @@ def test_what_decides_a_size_has_it_found_again(
     assert Model(settings, quiet=True).tune(asked).by_purpose()["generation"].origin == origin
 
 
-def test_less_memory_than_a_kept_size_needs_has_it_found_again(device: Any, zero_shot: Any, asked: Any) -> None:
+def test_less_memory_than_a_kept_size_needs_triggers_a_new_search(device: Any, zero_shot: Any, asked: Any) -> None:
     for fits, origin in ((7, "tuned"), (7, "cached"), (4, "tuned"), (4, "cached"), (7, "tuned")):
         device.leave(fits * device.answer + device.answer // 2)
         found = zero_shot().tune(asked).by_purpose()["generation"]

@@ -15,7 +15,7 @@ from partita.report.batch_sizes import (
 from partita_trainers.batch_size.probe import BatchSize
 
 
-def test_a_heading_tells_the_size_its_origin_and_the_worst_case(
+def test_a_heading_shows_the_size_its_origin_and_the_worst_case(
     generation: BatchSize, training: BatchSize, evaluation: BatchSize, written: BatchSize
 ) -> None:
     assert heading("generation", generation) == (
@@ -34,7 +34,7 @@ def test_a_heading_tells_the_size_its_origin_and_the_worst_case(
     assert heading("training", BatchSize(1, "default", "cpu")) == "training: 1 row, the default"
 
 
-def test_a_heading_tells_that_memory_ran_out_later_but_not_what_the_table_shows(
+def test_a_heading_shows_that_memory_ran_out_later_but_not_what_the_table_shows(
     written: BatchSize, training: BatchSize
 ) -> None:
     later = replace(written, out_of_memory=True)
@@ -73,7 +73,7 @@ def test_a_budget_far_above_all_probes_is_out_of_sight(generation: BatchSize, ev
     assert budget_in_sight(replace(generation, budget_bytes=None)) is None
 
 
-def test_what_the_file_says_is_not_measured(generation: BatchSize, written: BatchSize) -> None:
+def test_sizes_in_the_file_are_not_measured(generation: BatchSize, written: BatchSize) -> None:
     assert measured({"generation": generation, "training": written}) == {"generation": generation}
 
 

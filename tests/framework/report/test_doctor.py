@@ -49,7 +49,7 @@ def test_a_hub_that_does_not_answer_is_waited_for_no_longer_than_said(
     assert ask_hub(seconds=5).startswith("127.0.0.1 cannot be reached: ")
 
 
-def test_what_is_missing_comes_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_come_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (
         Requirement("torch", "99.1", "", "2.13.0+cpu"),
         Requirement("peft", "0.21", "", None),

@@ -87,7 +87,7 @@ def test_the_worst_dialogues_stand_first_with_what_became_of_them() -> None:
     ]
 
 
-def test_what_was_said_is_text_and_never_a_tag() -> None:
+def test_messages_are_text_and_never_tags() -> None:
     bad = '</td><script src="http://x">alert(1)</script><img src=x onerror=1>'
     one = had(bad, answer=bad, gold=bad + "!", ok=False, target=bad, metrics={bad: 1.0})
     broken = had("b", status="failed", reason=f"environment: {bad}")

@@ -242,7 +242,7 @@ def test_the_first_line_names_the_directory_and_how_the_run_starts(
     ]
 
 
-def test_what_is_asked_of_a_result_makes_no_other_run(tmp_path: Path) -> None:
+def test_settings_about_the_result_do_not_change_the_run(tmp_path: Path) -> None:
     with opened(tmp_path / "run") as run:
         pass
     world = EnvironmentWorldConfig(type="environment", environment="guest:Guest")
@@ -280,7 +280,7 @@ def test_a_manifest_that_cannot_be_read_is_reported(text: str, message: str, tmp
     assert str(caught.value).startswith(f"{tmp_path / 'manifest.json'} {message}")
 
 
-def test_what_a_later_version_added_stays_in_the_manifest(tmp_path: Path) -> None:
+def test_keys_of_later_versions_stay_in_the_manifest(tmp_path: Path) -> None:
     with opened(tmp_path):
         pass
     path = tmp_path / "manifest.json"
@@ -321,7 +321,7 @@ def test_files_elsewhere_that_cannot_be_read_are_not_blamed_on_the_run(tmp_path:
         raise OSError(28, "No space left on device")
 
 
-def test_what_changed_since_the_run_began_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changes_since_the_run_began_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path, epochs=3):
         (tmp_path / "checkpoints").mkdir()
     with caplog.at_level("INFO"), opened(tmp_path, epochs=5):
@@ -339,7 +339,7 @@ def finished_run(folder: Path, *, checkpoint: bool) -> Path:
     return folder / "model"
 
 
-def test_a_finished_run_with_a_damaged_result_goes_on_from_its_checkpoint(
+def test_a_finished_run_with_a_damaged_result_continues_from_its_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = finished_run(tmp_path, checkpoint=True)

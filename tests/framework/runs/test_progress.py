@@ -32,7 +32,7 @@ def test_a_line_comes_every_ten_seconds_with_the_time_left(monkeypatch: pytest.M
     ]
 
 
-def test_what_stopped_half_way_is_reported_too() -> None:
+def test_a_display_that_stopped_halfway_is_reported_too() -> None:
     stream = io.StringIO()
     display = show_progress(10, "training", stream=stream)
     display.__enter__().advance(3)

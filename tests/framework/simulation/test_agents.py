@@ -225,7 +225,7 @@ def test_other_models_are_named_as_files_or_base_models_too(folder: Path, tmp_pa
     assert said[0] == said[1] == said[2]
 
 
-def test_another_model_in_a_agent_does_not_go_on_where_this_one_was(folder: Path, talks: Path) -> None:
+def test_another_model_in_an_agent_does_not_continue_where_this_one_was(folder: Path, talks: Path) -> None:
     with pytest.raises(Exception, match="holds dialogues of another agent user, simulation; write --fresh"):
         simulated(folder, talks, agents={"user": USER | {"run": "base"}})
 

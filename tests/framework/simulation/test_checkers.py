@@ -76,6 +76,6 @@ def test_a_pattern_needs_no_right_answer() -> None:
         (Exact(), Episode("a", "a", {}, 1), "the model has said nothing"),
     ],
 )
-def test_what_nobody_knows_is_reported(checker: Any, asked: Episode, text: str) -> None:
+def test_unknown_names_are_reported(checker: Any, asked: Episode, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         checker.check(asked)

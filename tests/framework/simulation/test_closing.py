@@ -8,7 +8,7 @@ import pytest
 from partita.simulation.worlds import Closing
 
 
-def test_what_begins_to_close_at_the_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_closes_at_the_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A world that was forgotten is closed from any thread, also while the end waits for others."""
     closing, closed = Closing(), threading.Event()
     start = threading.Thread.start
@@ -38,7 +38,7 @@ def test_a_world_that_is_forgotten_while_another_is_closed_ends_nothing() -> Non
     assert closed.is_set()
 
 
-def test_what_does_not_close_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_environment_that_does_not_close_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     closing, gone = Closing(), threading.Event()
     closing.begin(gone.wait)  # type: ignore[arg-type]
     closing.end(0.1)

@@ -57,7 +57,7 @@ LONG: dict[str, Any] = {
 DROPS = {"policy": "drop_oldest_turns"}
 
 
-def test_dialogues_go_on_without_their_oldest_turns(
+def test_dialogues_continue_without_their_oldest_turns(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts: list[tuple[str, str, str, int]] = []
@@ -91,7 +91,7 @@ def test_dialogues_go_on_without_their_oldest_turns(
 
 @pytest.mark.parametrize("batch_size", [1, 64])
 @pytest.mark.long
-def test_what_is_left_out_hangs_on_nothing_else(folder: Path, tmp_path: Path, batch_size: int) -> None:
+def test_which_turns_are_left_out_depends_on_nothing_else(folder: Path, tmp_path: Path, batch_size: int) -> None:
     simulated(folder, tmp_path / "8", context=DROPS, **LONG)
     simulated(folder, tmp_path / "other", context=DROPS, batch_size=batch_size, **LONG)
 

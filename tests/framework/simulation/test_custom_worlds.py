@@ -152,7 +152,7 @@ def test_what_a_world_does_at_its_end_makes_no_success_of_a_failure(folder: Path
     assert ends == [("done", None, 1.0)] * 3 + [("failed", "agent guest: OSError: nobody is in", None)]
 
 
-def test_what_a_world_leaves_is_looked_at(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_set_by_a_world_are_checked(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     simulated(folder, tmp_path, world=world("Garbage"), agents={}, tasks={"count": 9}, limits={"fail_fraction": 1.0})
 
@@ -182,7 +182,7 @@ def test_what_a_world_leaves_is_looked_at(folder: Path, tmp_path: Path, caplog: 
     )
 
 
-def test_another_world_does_not_go_on_where_this_one_was(folder: Path, tmp_path: Path) -> None:
+def test_another_world_does_not_continue_where_this_one_was(folder: Path, tmp_path: Path) -> None:
     simulated(folder, tmp_path / "out", world=world("Endless"), agents={}, tasks={"count": 2})
     place = folder / "plays_of_tests.py"
     text = place.read_text("utf8")

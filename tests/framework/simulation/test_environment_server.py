@@ -45,7 +45,7 @@ def noted(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir()]
 
 
-def test_an_environment_answers_from_a_process_of_its_own(tmp_path: Path) -> None:
+def test_an_environment_answers_from_its_own_process(tmp_path: Path) -> None:
     with hosts(pids=str(tmp_path)) as made:
         one, other = made.make(), made.make()
         said, info = one.reset(seed=1, task={"number": 1})
@@ -95,7 +95,7 @@ def test_one_that_hangs_is_killed_and_so_is_what_is_left_at_the_end(tmp_path: Pa
         (103, "SystemExit: 4"),
     ],
 )
-def test_what_befalls_an_environment_is_reported(tmp_path: Path, number: int, reason: str) -> None:
+def test_failures_of_an_environment_are_reported(tmp_path: Path, number: int, reason: str) -> None:
     with hosts(pids=str(tmp_path), misbehaves=True) as made:
         environment = made.make()
         environment.reset(seed=1, task={"number": number})

@@ -225,7 +225,7 @@ Model("run.yaml", quiet=True).simulate(sys.argv[1])
 
 
 @pytest.mark.long
-def test_a_simulation_that_was_killed_goes_on(
+def test_a_simulation_that_was_killed_continues(
     folder: Path, straight: tuple[Path, Any], tmp_path: Path, forks: Forks
 ) -> None:
     (folder / "run.yaml").write_text(json.dumps(settings(folder)), encoding="utf8")
@@ -248,7 +248,7 @@ def test_a_simulation_that_was_killed_goes_on(
     assert len(keys) == len(set(keys)) == 60, "none is had twice"
 
 
-def test_another_file_does_not_go_on_where_this_one_was(folder: Path, straight: tuple[Path, Any]) -> None:
+def test_another_file_does_not_continue_where_this_one_was(folder: Path, straight: tuple[Path, Any]) -> None:
     (folder / "other.yaml").write_text(json.dumps(settings(folder) | {"seed": 7}), encoding="utf8")
 
     with pytest.raises(
@@ -333,7 +333,7 @@ def test_dialogues_that_are_too_long_are_truncated(folder: Path, tmp_path: Path)
     assert all(any("tokens" in message for message in line["messages"]) for line in lines)
 
 
-def test_what_the_model_said_keeps_its_tokens(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_the_model_keep_their_tokens(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from partita.simulation.turns import TurnEncoder
 
     prompts: dict[str, list[list[int]]] = {}
@@ -396,7 +396,7 @@ def test_greedy_answers_are_those_of_predict(folder: Path, tmp_path: Path) -> No
         ({"world": {"type": "replay"}, "tasks": {}}, "simulation.tasks: replay needs dialogues; write tasks: {source"),
     ],
 )
-def test_what_cannot_be_simulated_is_reported(folder: Path, tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+def test_impossible_simulations_are_reported(folder: Path, tmp_path: Path, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as error:
         simulated(folder, tmp_path, **changes)
     assert str(error.value).startswith(text), str(error.value)

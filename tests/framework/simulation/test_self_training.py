@@ -165,7 +165,7 @@ def test_rounds_end_where_there_is_nothing_to_learn(folder: Path, caplog: pytest
 
 
 @pytest.mark.long
-def test_more_rounds_go_on_behind_those_that_were_trained(folder: Path) -> None:
+def test_more_rounds_continue_after_those_that_were_trained(folder: Path) -> None:
     train("run", rounds=1)
     first = weights(folder / "run")
     train("run", rounds=2)
@@ -194,7 +194,7 @@ def test_more_rounds_go_on_behind_those_that_were_trained(folder: Path) -> None:
         ),
     ],
 )
-def test_what_rounds_would_not_find_is_reported_before_anything_is_trained(
+def test_missing_inputs_of_rounds_are_reported_before_anything_is_trained(
     folder: Path, changes: dict[str, Any], text: str
 ) -> None:
     file = settings()
@@ -251,7 +251,7 @@ def test_rows_given_beside_the_file_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_killed_at_any_moment_it_comes_to_the_same(folder: Path, forks: Forks) -> None:
+def test_killed_at_any_moment_a_job_gives_the_same_result(folder: Path, forks: Forks) -> None:
     seed = session_seed()
     chance = random.Random(seed)
     train("straight")

@@ -99,7 +99,7 @@ def test_what_a_rank_is_writing_is_not_taken_from_it(tmp_path: Path) -> None:
     assert other.growing.exists()
 
 
-def test_what_is_forgotten_was_not_had(tmp_path: Path) -> None:
+def test_forgotten_dialogues_count_as_not_run(tmp_path: Path) -> None:
     keep(tmp_path, 0, rank=0)
     keep(tmp_path, 1, rank=1)
     forget(tmp_path, "gold")

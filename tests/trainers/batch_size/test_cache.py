@@ -30,7 +30,7 @@ KNOWN = BatchSize(
 KEY = {"model": {"base_model": "x", "adapter": None}, "options": [{"do_sample": False}, 2]}
 
 
-def test_what_was_found_comes_back_the_same(tmp_path: Path) -> None:
+def test_a_saved_size_is_loaded_unchanged(tmp_path: Path) -> None:
     Cache(tmp_path / "new" / "folder").save(KEY, KNOWN)
     assert Cache(tmp_path / "new" / "folder").load(KEY) == KNOWN
 

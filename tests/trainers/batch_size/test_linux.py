@@ -154,7 +154,7 @@ print("right")
     assert run(code) == "right"
 
 
-def test_without_glibc_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_glibc_its_functions_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linux, "c_library", lambda: None)
     with linux.kept_allocations(), linux.exact_allocations():
         assert (linux.Allocator.kept, linux.Allocator.exact) == (0, 0)
@@ -182,7 +182,7 @@ print("right")
 
 
 @pytest.mark.long
-def test_what_a_peak_is_measured_to_be_is_what_was_held_at_once() -> None:
+def test_the_measured_peak_is_the_memory_held_at_once() -> None:
     code = """
 import torch
 from partita_trainers.batch_size.memory import device_memory

@@ -167,7 +167,7 @@ def test_a_call_that_fits_gives_its_result() -> None:
     assert attempt(lambda: 7) == (7, None)
 
 
-def test_what_a_call_held_that_did_not_fit_is_free_when_it_is_reported() -> None:
+def test_memory_of_a_failed_call_is_free_when_it_is_reported() -> None:
     held: list[weakref.ref[torch.Tensor]] = []
 
     def forward() -> None:
@@ -185,7 +185,7 @@ def test_what_a_call_held_that_did_not_fit_is_free_when_it_is_reported() -> None
     assert held[0]() is None, "the failed pass's tensor is still there"
 
 
-def test_what_was_in_a_cycle_is_free_too() -> None:
+def test_memory_in_reference_cycles_is_freed_too() -> None:
     held: list[weakref.ref[torch.Tensor]] = []
 
     def forward() -> None:

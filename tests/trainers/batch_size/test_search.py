@@ -89,9 +89,7 @@ def test_a_size_that_the_device_refuses_is_never_passed() -> None:
     cap=st.integers(1, 100_000),
     room=st.floats(1.0, 1.3),
 )
-def test_what_is_found_fits_whatever_the_curve(
-    constants: list[float], slopes: list[float], cap: int, room: float
-) -> None:
+def test_the_result_fits_for_any_curve(constants: list[float], slopes: list[float], cap: int, room: float) -> None:
     budget = 10 * GB
 
     def taken(rows: int) -> int:
@@ -116,7 +114,7 @@ def test_on_one_straight_line_the_share_is_what_the_search_calls_worth_it(consta
     assert len(probes) <= 6
 
 
-def test_a_size_needs_no_proof_where_its_foretold_peak_leaves_half_of_the_budget() -> None:
+def test_a_size_needs_no_proof_where_its_predicted_peak_leaves_half_of_the_budget() -> None:
     probes = [probe_of(1, 10, budget=1000), probe_of(4, 40, budget=1000)]
     assert is_comfortable(probes, int(100 * COMFORTABLE), budget=1000)
     assert not is_comfortable(probes, int(100 * COMFORTABLE) + 1, budget=1000)
@@ -149,7 +147,7 @@ def test_a_line_has_no_negative_constant_and_no_negative_slope() -> None:
     assert line([(1, 5.0), (4, 4.0)])[1] == 0.0
 
 
-def test_values_between_are_on_the_line_and_beyond_go_on_as_before() -> None:
+def test_values_between_are_on_the_line_and_beyond_continue_as_before() -> None:
     points = [(4, 2.0), (8, 4.0), (16, 5.0)]
     assert between(points, 6) == 3.0
     assert between(points, 8) == 4.0

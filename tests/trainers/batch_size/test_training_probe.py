@@ -137,7 +137,7 @@ def test_optimizer_state_stands_from_the_first_run_to_the_end_and_then_is_gone(
 
 
 @pytest.mark.long
-def test_a_run_that_finds_no_memory_leaves_nothing_and_the_next_one_goes_on(make_work: Any, tmp_path: Path) -> None:
+def test_a_run_that_finds_no_memory_leaves_nothing_and_the_next_one_continues(make_work: Any, tmp_path: Path) -> None:
     plain = make_work(run=make_work.recorder(tmp_path / "plain"), epochs=1)
     run(plain)
     work = make_work(run=make_work.recorder(tmp_path / "tried"), epochs=1)

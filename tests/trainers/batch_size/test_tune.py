@@ -112,7 +112,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return made
 
 
-def test_what_fits_and_what_is_best_are_both_found(device: Device) -> None:
+def test_the_largest_and_the_best_size_are_both_found(device: Device) -> None:
     work = Work(device, seconds_a_token=0.000001, step_a_row=0.02)
     found = tune(ProbeRunner(work, device), device="cuda:0")
     assert found.max_fitting == 180, "9 GB at 50 MB a row"
@@ -147,7 +147,7 @@ def test_a_step_that_something_else_held_up_does_not_end_the_search(device: Devi
     assert found.rows == tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0").rows > 32
 
 
-def test_what_is_left_for_the_last_batch_costs_what_so_few_rows_cost(device: Device) -> None:
+def test_the_last_batch_costs_as_much_as_its_number_of_rows(device: Device) -> None:
     work = Work(device, num_rows=180, seconds_a_token=0.000001, step_a_row=0.001)
     found = tune(ProbeRunner(work, device), device="cuda:0")
     speed = dict(found.throughputs)
@@ -155,7 +155,7 @@ def test_what_is_left_for_the_last_batch_costs_what_so_few_rows_cost(device: Dev
     assert speed[128] > 0.95 * speed[96], "128 and 52 rows are no more work than 96 and 84"
 
 
-def test_the_foretold_speed_is_that_of_the_formula(device: Device) -> None:
+def test_the_predicted_speed_is_that_of_the_formula(device: Device) -> None:
     work = Work(device, seconds_a_token=0.000001)
     found = tune(ProbeRunner(work, device), device="cuda:0")
     for rows, speed in found.throughputs:
@@ -164,7 +164,7 @@ def test_the_foretold_speed_is_that_of_the_formula(device: Device) -> None:
         assert probe.rows_per_second == pytest.approx(work.num_rows / time_of(work, probe.rows), rel=0.02)
 
 
-def test_where_a_probe_is_dear_and_memory_plenty_the_largest_size_is_foretold(device: Device) -> None:
+def test_where_a_probe_is_expensive_and_memory_plenty_the_largest_size_is_predicted(device: Device) -> None:
     device.bytes_a_row = 1_000_000
     work = Work(device, num_rows=600, seconds_a_token=0.01)
     found = tune(ProbeRunner(work, device), device="cpu")
@@ -503,7 +503,7 @@ def test_memory_that_ends_on_one_rank_ends_for_all(device: Device) -> None:
     assert others == [found]
 
 
-def test_what_a_rank_raises_ends_the_search_on_all(device: Device) -> None:
+def test_an_error_on_one_rank_ends_the_search_on_all(device: Device) -> None:
     works = [Work(replace(device)), Work(replace(device))]
 
     def broken(rows: int) -> Timing:

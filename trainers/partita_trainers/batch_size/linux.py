@@ -142,9 +142,9 @@ def limit_free_bytes(*, proc: Path = Path("/proc/self")) -> int | None:
     free_bytes = []
     for kind, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
         soft, _ = resource.getrlimit(kind)
-        held = status(field, proc=proc)
-        if soft != resource.RLIM_INFINITY and held is not None:
-            free_bytes.append(max(0, soft - held))
+        used = status(field, proc=proc)
+        if soft != resource.RLIM_INFINITY and used is not None:
+            free_bytes.append(max(0, soft - used))
     return min(free_bytes, default=None)
 
 
@@ -152,7 +152,7 @@ class Allocator:
     """Reference counts of glibc's settings, which are process-wide and cannot be read back."""
 
     exact = 0
-    kept = 0
+    reusing = 0
 
 
 @contextmanager
@@ -182,23 +182,23 @@ def kept_allocations() -> Iterator[None]:
     if library is None:
         yield
         return
-    Allocator.kept += 1
+    Allocator.reusing += 1
     set_thresholds(library)
     try:
         yield
     finally:
-        Allocator.kept -= 1
+        Allocator.reusing -= 1
         set_thresholds(library)
-        if not Allocator.kept:
+        if not Allocator.reusing:
             library.malloc_trim(0)
 
 
 def set_thresholds(library: ctypes.CDLL) -> None:
     """Set glibc's thresholds: exact if requested, else keeping memory if requested, else as usual."""
-    exact, kept = bool(Allocator.exact), bool(Allocator.kept and not Allocator.exact)
+    exact, reusing = bool(Allocator.exact), bool(Allocator.reusing and not Allocator.exact)
     library.mallopt(M_MMAP_THRESHOLD, EXACT_THRESHOLD if exact else USUAL_THRESHOLD)
-    library.mallopt(M_TRIM_THRESHOLD, EXACT_THRESHOLD if exact else REUSE_TRIM if kept else USUAL_TRIM)
-    library.mallopt(M_TOP_PAD, REUSE_PAD if kept else USUAL_PAD)
+    library.mallopt(M_TRIM_THRESHOLD, EXACT_THRESHOLD if exact else REUSE_TRIM if reusing else USUAL_TRIM)
+    library.mallopt(M_TOP_PAD, REUSE_PAD if reusing else USUAL_PAD)
 
 
 def give_back() -> None:
@@ -229,13 +229,13 @@ def data_limit(free_bytes: int) -> Iterator[None]:
     """
     import resource
 
-    held = status("VmData")
+    used = status("VmData")
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if held is None or (soft != resource.RLIM_INFINITY and soft <= held + free_bytes):
+    if used is None or (soft != resource.RLIM_INFINITY and soft <= used + free_bytes):
         yield
         return
     with spare_blocks():
-        limit = (status("VmData") or held) + free_bytes
+        limit = (status("VmData") or used) + free_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         try:
             yield

@@ -80,8 +80,8 @@ def slope(probes: Sequence[ProbeResult]) -> float:
     if len(fitting) == 1:
         return taken(top) / top.rows
     below = fitting[-2]
-    held = ((top.used_bytes or 0) - (below.used_bytes or 0)) / (top.rows - below.rows)
-    return held * (taken(top) / top.used_bytes if top.used_bytes else 1.0)
+    used = ((top.used_bytes or 0) - (below.used_bytes or 0)) / (top.rows - below.rows)
+    return used * (taken(top) / top.used_bytes if top.used_bytes else 1.0)
 
 
 def predicted_rows(probes: Sequence[ProbeResult], *, budget: int) -> int:

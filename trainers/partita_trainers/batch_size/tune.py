@@ -123,11 +123,11 @@ def verify(
         return None
     if budget > MORE_MEMORY * known.budget_bytes and 2 * known.rows > max(sizes(known.max_fitting)):
         return None
-    evidence = [judged(earlier, budget) for earlier in known.probes]
+    evidence = [with_verdict(earlier, budget) for earlier in known.probes]
     tried = rows
     if not known.out_of_memory and is_comfortable(evidence, rows, budget=budget):
         tried = min(rows, max(earlier.rows for earlier in evidence))
-    probe = judged(runner.probe(tried), budget)
+    probe = with_verdict(runner.probe(tried), budget)
     if probe.verdict != "fits":
         return None
     fits = known.max_fitting
@@ -189,7 +189,7 @@ class BatchSizeSearch:
         Raises OutOfMemory if a single row does not fit.
         """
         while (rows := self.next_rows()) is not None:
-            probe = judged(self.runner.probe(rows), self.budget)
+            probe = with_verdict(self.runner.probe(rows), self.budget)
             if rows == 1 and probe.verdict != "fits":
                 raise OutOfMemory(too_large(self.runner, probe, budget=self.budget))
             self.probes.append(self.timed(probe))
@@ -335,7 +335,7 @@ class BatchSizeSearch:
         return self.work_probe.new_tokens * (full * between(steps, rows) + (between(steps, rest) if rest else 0.0))
 
 
-def judged(probe: ProbeResult, budget: int) -> ProbeResult:
+def with_verdict(probe: ProbeResult, budget: int) -> ProbeResult:
     """Return the probe with the verdict for a budget."""
     if probe.taken_bytes is None:
         return probe

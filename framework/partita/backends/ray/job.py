@@ -33,7 +33,7 @@ class Assignments:
         """Items before this index have been assigned at least once."""
         self.returned: list[int] = []
         """A heap of items returned by lost workers."""
-        self.held: dict[Hashable, set[int]] = {}
+        self.assigned: dict[Hashable, set[int]] = {}
 
     @property
     def left(self) -> int:
@@ -43,11 +43,11 @@ class Assignments:
     @property
     def done(self) -> bool:
         """Whether every item is answered."""
-        return not self.left and not any(self.held.values())
+        return not self.left and not any(self.assigned.values())
 
     def holds(self, worker: Hashable) -> int:
         """Return the number of items that a worker holds."""
-        return len(self.held.get(worker, ()))
+        return len(self.assigned.get(worker, ()))
 
     def assign(self, worker: Hashable, wanted: int) -> list[int]:
         """Assign the next items of the plan to a worker, at most `wanted`."""
@@ -55,16 +55,16 @@ class Assignments:
         end = min(self.total, self.dealt + max(0, wanted - len(places)))
         places += range(self.dealt, end)
         self.dealt = end
-        self.held.setdefault(worker, set()).update(places)
+        self.assigned.setdefault(worker, set()).update(places)
         return places
 
     def answer(self, worker: Hashable, place: int) -> None:
         """Mark an item that a worker holds as answered."""
-        self.held[worker].remove(place)
+        self.assigned[worker].remove(place)
 
     def requeue(self, worker: Hashable) -> int:
         """Return a worker's items to the queue, and their number."""
-        places = self.held.pop(worker, set())
+        places = self.assigned.pop(worker, set())
         for place in places:
             heapq.heappush(self.returned, place)
         return len(places)

@@ -117,7 +117,7 @@ class BatchWorkPlan:
         """Return a whole batch, named by its position among all batches."""
         rows = self.batches[place].tolist()
         wanted = self.left[rows].tolist()
-        self.places |= {row: place for row, asked in zip(rows, wanted, strict=True) if asked}
+        self.places |= {row: place for row, is_wanted in zip(rows, wanted, strict=True) if is_wanted}
         return WorkItem(
             self.positions[place],
             tuple(rows),

@@ -102,8 +102,10 @@ def open_custom(source: CustomSource, *, folder: Path, name: str) -> Rows:
         raise DataError(f"{source.target} is read as a stream; write streaming: true, or give it a method rows()")
     check_iterable(instance, source.target)
     rows = instance.rows() if callable(getattr(instance, "rows", None)) else instance
-    held = isinstance(rows, Mapping | str | bytes) or hasattr(rows, "__getitem__") or not isinstance(rows, Iterable)
-    return open_in_memory(rows if held else list(rows), name=name)
+    can_be_reread = (
+        isinstance(rows, Mapping | str | bytes) or hasattr(rows, "__getitem__") or not isinstance(rows, Iterable)
+    )
+    return open_in_memory(rows if can_be_reread else list(rows), name=name)
 
 
 def make_source(source: CustomSource, *, folder: Path, key: str = "data.source.target") -> Any:
@@ -115,22 +117,22 @@ def make_source(source: CustomSource, *, folder: Path, key: str = "data.source.t
         raise DataError(f"{source.target} cannot be created with options {dict(source.options)}: {error}") from error
 
 
-def content_of(made: Any, source: CustomSource) -> str:
+def content_of(custom: Any, source: CustomSource) -> str:
     """Return a hash of what is known about the rows without reading them."""
     options = json.dumps(dict(source.options), sort_keys=True, default=repr)
-    return digest(source.target, options, source_digest(type(made)), str(getattr(made, "fingerprint", "")))
+    return digest(source.target, options, source_digest(type(custom)), str(getattr(custom, "fingerprint", "")))
 
 
-def check_iterable(made: Any, target: str) -> None:
+def check_iterable(custom: Any, target: str) -> None:
     """Raise DataError if a class has neither `rows()` nor `__iter__`."""
-    if not callable(getattr(made, "rows", None)) and not isinstance(made, Iterable):
+    if not callable(getattr(custom, "rows", None)) and not isinstance(custom, Iterable):
         raise DataError(f"{target} gives no rows; write a method rows() that returns an iterable of dicts")
 
 
-def iterable_of(made: Any, target: str) -> Iterable[Any]:
+def iterable_of(custom: Any, target: str) -> Iterable[Any]:
     """Return the rows of a class with `rows()` or `__iter__`. Raise DataError if they are not an iterable of rows."""
-    check_iterable(made, target)
-    rows = made.rows() if callable(getattr(made, "rows", None)) else made
+    check_iterable(custom, target)
+    rows = custom.rows() if callable(getattr(custom, "rows", None)) else custom
     if not isinstance(rows, Iterable) or isinstance(rows, str | bytes | Mapping):
         raise DataError(f"{target}.rows gave a {type(rows).__name__}; return an iterable of dicts")
     return rows

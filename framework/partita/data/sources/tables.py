@@ -213,8 +213,8 @@ def load(
             )
         except Exception as error:  # pyarrow, fsspec and the Hub client raise exceptions without a common base
             cause = error.__cause__ or error
-            said = " ".join(str(cause).split())[:500]
-            raise DataError(f"{label} cannot be read: {type(cause).__name__}: {said}") from error
+            reason = " ".join(str(cause).split())[:500]
+            raise DataError(f"{label} cannot be read: {type(cause).__name__}: {reason}") from error
     return table
 
 

@@ -65,7 +65,7 @@ class CustomStream:
 
     def _rows(self, shard: int, index: int, place: Any) -> Iterator[tuple[Any, Any]]:
         if not self._by_shard:
-            yield from ((row, 0) for row in behind(self._iterable(), index))
+            yield from ((row, 0) for row in skip_rows(self._iterable(), index))
             return
         for item in cast("ReadsShards", self._made).read(shard, place):
             if not isinstance(item, tuple) or len(item) != 2:
@@ -108,7 +108,7 @@ def shared(target: str, method: str) -> str:
     )
 
 
-def behind(rows: Iterable[Any], passed: int) -> Iterator[Any]:
+def skip_rows(rows: Iterable[Any], passed: int) -> Iterator[Any]:
     """Yield the rows after the first `passed`; the skipped rows of a sequence are not accessed."""
     if isinstance(rows, Sequence):
         yield from (rows[place] for place in range(passed, len(rows)))

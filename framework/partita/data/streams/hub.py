@@ -52,8 +52,8 @@ def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int, max_r
             raise
         except Exception as error:  # pyarrow, fsspec and the Hub client raise exceptions without a common base
             cause = error.__cause__ or error
-            said = " ".join(str(cause).split())[:500]
-            raise DataError(f"{source.name} cannot be read: {type(cause).__name__}: {said}") from error
+            reason = " ".join(str(cause).split())[:500]
+            raise DataError(f"{source.name} cannot be read: {type(cause).__name__}: {reason}") from error
 
 
 def data_files(builder: Any, split: str) -> list[str]:
@@ -96,5 +96,5 @@ class DatasetsStream:
         try:
             yield from table.iter(batch_size=BATCH)
         except Exception as error:  # pyarrow, fsspec and the Hub client raise exceptions without a common base
-            said = " ".join(str(error).split())[:500]
-            raise DataError(f"{self.name} cannot be read: {type(error).__name__}: {said}") from error
+            reason = " ".join(str(error).split())[:500]
+            raise DataError(f"{self.name} cannot be read: {type(error).__name__}: {reason}") from error

@@ -168,8 +168,8 @@ def parts_of(state: Any, sources: int) -> tuple[list[int] | None, list[int], lis
     return counts, ended, places
 
 
-def is_counts(found: Any) -> bool:
-    return isinstance(found, list) and all(type(number) is int and number >= 0 for number in found)
+def is_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
 
 
 class ShardsInTurn:

@@ -132,8 +132,8 @@ def readable(piece: FileSlice) -> Iterator[None]:
     try:
         yield
     except pyarrow.ArrowException as error:
-        said = " ".join(str(error).split())[:300]
-        raise DataError(f"{piece.label} cannot be read as {piece.kind}: {said}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"{piece.label} cannot be read as {piece.kind}: {reason}") from error
 
 
 def row_pieces(path: str, label: str, pieces: int) -> list[tuple[int, int]]:

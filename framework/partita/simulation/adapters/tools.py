@@ -98,14 +98,14 @@ class ToolEnvironment:
         The program's `reset` receives the columns of the task that it has as parameters.
         Raises ContractError if there is no first message.
         """
-        said = self.program.reset(**accepted(self.program.reset, {**task, "seed": seed}))
-        if said is not None and not isinstance(said, str):
-            raise ContractError(f"reset gave {shown(said)}; give a text or None")
+        reply = self.program.reset(**accepted(self.program.reset, {**task, "seed": seed}))
+        if reply is not None and not isinstance(reply, str):
+            raise ContractError(f"reset gave {shown(reply)}; give a text or None")
         messages = messages_of(task.get("prompt", ""), "the task's prompt")
-        if said and messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += f"\n{said}"
-        elif said:
-            messages.append({"role": "user", "content": said})
+        if reply and messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] += f"\n{reply}"
+        elif reply:
+            messages.append({"role": "user", "content": reply})
         if not messages:
             raise ContractError("reset said nothing, and the task has no prompt; one of them begins the dialogue")
         if messages[0]["role"] == "system":

@@ -198,7 +198,7 @@ def test_the_size_of_a_call_is_its_requests_at_the_same_time(server: LocalServer
         (lambda model: model.generate(["hello", ""]), "a prompt is empty; write at least a character"),
     ],
 )
-def test_what_a_server_cannot_do_is_said(
+def test_unsupported_server_features_are_reported(
     server: LocalServer, make_file: MakeFile, verb: Callable[[Model], Any], text: str
 ) -> None:
     with pytest.raises(PartitaError) as caught:

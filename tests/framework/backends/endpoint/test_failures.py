@@ -222,7 +222,7 @@ def test_a_server_that_drips_is_given_up_in_time(make_file: MakeFile, server: Lo
         (Response(500, ""), "the server failed (500): no message"),
     ],
 )
-def test_what_is_no_answer_is_reported(
+def test_a_response_without_an_answer_is_reported(
     server: LocalServer, make_file: MakeFile, response: Response, expected: str
 ) -> None:
     server.reply = lambda body: response
@@ -297,7 +297,7 @@ def test_a_wrong_key_ends_the_job_at_once_and_is_not_shown(
         ),
     ],
 )
-def test_what_befalls_every_row_ends_the_job(
+def test_a_failure_of_every_row_ends_the_job(
     server: LocalServer, make_file: MakeFile, response: Response, text: str
 ) -> None:
     server.reply = lambda body: response

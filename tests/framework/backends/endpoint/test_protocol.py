@@ -112,7 +112,7 @@ def test_an_extra_body_adds_and_takes_out() -> None:
     }
 
 
-def test_rows_have_seeds_of_their_own_that_any_server_takes() -> None:
+def test_rows_have_their_own_seeds_that_any_server_takes() -> None:
     seeds = {row_seed(seed, bytes([row])) for seed in range(10) for row in range(100)}
     assert len(seeds) == 1000
     assert all(0 <= seed < 2**31 for seed in seeds)
@@ -247,7 +247,7 @@ def test_an_answer_that_so_few_tokens_cannot_be_is_refused() -> None:
         (b"", "the server's response is not JSON: "),
     ],
 )
-def test_what_is_no_json_is_reported(body: bytes, expected: str) -> None:
+def test_invalid_json_is_reported(body: bytes, expected: str) -> None:
     with pytest.raises(AnswerError) as caught:
         read_reply(body, mode="chat", logprobs=False)
     assert str(caught.value).startswith(expected)

@@ -45,7 +45,7 @@ def test_every_place_is_answered_once_whoever_dies(total: int, moves: list[tuple
     answered: list[int] = []
 
     def answer(worker: int) -> None:
-        for place in sorted(assignments.held.get(worker, ())):
+        for place in sorted(assignments.assigned.get(worker, ())):
             assignments.answer(worker, place)
             answered.append(place)
 
@@ -56,10 +56,10 @@ def test_every_place_is_answered_once_whoever_dies(total: int, moves: list[tuple
             answer(worker)
         else:
             assignments.requeue(worker)
-        held = [place for places in assignments.held.values() for place in places]
-        assert len(held) == len(set(held))
+        assigned = [place for places in assignments.assigned.values() for place in places]
+        assert len(assigned) == len(set(assigned))
         assert assignments.done == (len(answered) == total)
-    for worker in list(assignments.held):
+    for worker in list(assignments.assigned):
         assignments.requeue(worker)
     while assignments.left:
         assignments.assign("last", 3)

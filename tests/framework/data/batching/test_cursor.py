@@ -128,7 +128,7 @@ def test_strict_refuses_another_plan_and_names_the_other_settings() -> None:
 
 
 @pytest.mark.parametrize(("resume", "epoch"), [("restart_epoch", 3), ("fresh", 0)])
-def test_another_plan_goes_on_where_the_setting_says_with_a_warning(
+def test_another_plan_continues_where_the_setting_says_with_a_warning(
     resume: Any, epoch: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

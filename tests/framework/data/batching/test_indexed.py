@@ -92,7 +92,7 @@ def make(lengths: np.ndarray, batching: Batching, *, seed: int = 0, **changes: A
     return IndexedPlanner(lengths, policy=policy, batches_per_step=2, seed=seed, **changes)
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_epochs_and_seeds_have_their_own_orders() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 400)
     for batching in (
         BucketBatching(type="bucket", window=64),

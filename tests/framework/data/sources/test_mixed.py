@@ -53,7 +53,7 @@ def sources_of(rows: Rows) -> Counter[str]:
     return Counter(key.partition("/")[0] for key in rows.keys)
 
 
-def test_sources_stand_behind_each_other_under_their_names(folder: Path) -> None:
+def test_sources_stand_after_each_other_under_their_names(folder: Path) -> None:
     parts = {name: open_rows(f"{name}/train.jsonl", folder=folder) for name in ("one", "two")}
     rows = joined(parts)
 

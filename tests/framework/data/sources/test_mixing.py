@@ -86,7 +86,7 @@ def test_all_ends_once_each_source_was_seen_whole(parts: list[tuple[int, float]]
         assert max(passes) - min(passes) <= 1
 
 
-def test_passes_and_epochs_have_orders_of_their_own() -> None:
+def test_passes_and_epochs_have_their_own_orders() -> None:
     mixed = MixedOrder([50, 500], [1, 1], "all")
     first, second = mixed.order(0, chance(0)), mixed.order(1, chance(1))
     passes = first[first < 50][:500].reshape(10, 50)

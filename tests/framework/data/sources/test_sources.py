@@ -207,7 +207,7 @@ def test_a_glob_takes_files_in_order_and_keys_tell_them_apart(tmp_path: Path) ->
     assert list(rows.keys) == ["x/a.jsonl:1", "y/a.jsonl:1"]
 
 
-def test_parquet_files_of_a_glob_have_rows_of_their_own(tmp_path: Path) -> None:
+def test_parquet_files_of_a_glob_have_their_own_rows(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / f"{name}.parquet", "parquet")
 
@@ -229,7 +229,7 @@ def test_a_folder_in_the_layout_of_the_hub_is_read(tmp_path: Path) -> None:
     assert all_of(open_rows("set", folder=tmp_path)) == ROWS
 
 
-def test_a_selection_keeps_keys_and_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:
+def test_a_selection_keeps_keys_and_has_its_own_fingerprint(tmp_path: Path) -> None:
     rows = open_rows(ROWS, folder=tmp_path)
 
     part = rows.select([4, 1, 2]).select([2, 0])

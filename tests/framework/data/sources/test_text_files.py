@@ -19,7 +19,7 @@ def test_rows_come_back_in_the_order_asked_for() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_a_full_disk_names_the_folder_and_the_remedy(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_names_the_folder_and_the_fix(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("w+b"))  # noqa: SIM115
     message = (
         f"^the rows cannot be stored in {tempfile.gettempdir()}: No space left on device; make room, or set TMPDIR"

@@ -45,7 +45,7 @@ def rows_of(folder: Path, *dialogues: Episode, **source: Any) -> list[tuple[list
 ALL = (RIGHT, WRONG, JUDGED, UNKNOWN, LOST, FAILED)
 
 
-def test_wrong_last_answers_are_corrected_behind_what_was_really_said(tmp_path: Path) -> None:
+def test_wrong_last_answers_are_corrected_after_what_was_really_said(tmp_path: Path) -> None:
     assert rows_of(tmp_path, *ALL) == [
         (["question 0", "a", "question 1"], ["b"]),
         (["question 0", "y", "question 1"], ["c"]),
@@ -61,7 +61,7 @@ def test_every_turn_whose_right_answer_is_known(tmp_path: Path) -> None:
     ]
 
 
-def test_what_succeeded_is_learned_as_it_was_said(tmp_path: Path) -> None:
+def test_successful_answers_are_learned_as_they_were_given(tmp_path: Path) -> None:
     found = rows_of(tmp_path, *ALL, select="succeeded", target="every_agent_turn")
 
     assert found == [(["question 0"], ["a"]), (["question 0", "a", "question 1"], ["b"])]
@@ -72,7 +72,7 @@ def test_both(tmp_path: Path) -> None:
     assert [labels for _, labels in rows_of(tmp_path, *ALL, select="all")] == [["b"], ["b"], ["c"]]
 
 
-def test_where_nothing_can_be_learned_it_is_said_what_there_is(tmp_path: Path) -> None:
+def test_without_training_rows_the_error_lists_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         rows_of(tmp_path, RIGHT, RIGHT, UNKNOWN, LOST, FAILED)
 

@@ -147,7 +147,7 @@ def test_rows_of_a_class_are_dealt_and_continue_anywhere(name: str, shards: int,
             assert list(stream.read(shard, json.loads(json.dumps(position)))) == part[place:]
 
 
-def test_what_is_no_row_is_a_bad_row(folder: Path) -> None:
+def test_an_invalid_row_is_a_bad_row(folder: Path) -> None:
     rows = [row for row, _ in stream_of(folder, "Odd").read(0, None)]
 
     assert [row.reason for row in rows] == ["", "a row is a dict of column to value, this is a str"]
@@ -189,7 +189,7 @@ def test_rows_that_are_one_iterator_for_all_shard_groups_are_refused_when_the_se
         next(iter(stream.read(1, None)))
 
 
-def test_what_a_class_does_wrong_is_said(folder: Path) -> None:
+def test_mistakes_of_a_class_are_reported(folder: Path) -> None:
     with pytest.raises(DataError, match=r"sources_\d+:Nothing gives no rows; write a method rows\(\) that returns"):
         stream_of(folder, "Nothing")
     with pytest.raises(DataError, match=r"Text.rows gave a str; return an iterable of dicts"):

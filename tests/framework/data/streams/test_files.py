@@ -355,7 +355,7 @@ def test_a_stream_of_csv_with_another_separator_is_refused(tmp_path: Path) -> No
         read(stream_of(tmp_path, "a.csv", "csv", 1))
 
 
-def test_bad_rows_of_csv_are_reported_and_reading_goes_on(tmp_path: Path) -> None:
+def test_bad_rows_of_csv_are_reported_and_reading_continues(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'a,b\n1,2\n3\n"4,5\n6,7\n\xff,1\n')
     stream = stream_of(tmp_path, "a.csv", "csv", 2)
 
@@ -376,7 +376,7 @@ def test_utf_16_is_refused(kind: str, shards: int, tmp_path: Path) -> None:
         read(stream_of(tmp_path, f"a.{kind}", kind, shards, CUT_ALL))
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * 1000)[:-20])
     (tmp_path / "no.parquet").write_bytes(b"text")

@@ -58,7 +58,7 @@ def test_a_folder_in_the_layout_of_the_hub_gives_its_rows_once(
     check_resume(stream, 150)
 
 
-def test_what_is_not_there_is_said(folder: Path) -> None:
+def test_a_missing_dataset_is_reported(folder: Path) -> None:
     with pytest.raises(DataError, match=r"parquet cannot be read: ValueError: Bad split: dev"):
         stream_of(folder, "parquet", split="dev")
     (folder / "none").mkdir()

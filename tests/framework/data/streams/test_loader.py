@@ -198,7 +198,7 @@ def count_takes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_workers_have_what_comes_behind_the_first_windows_before_the_first_step(
+def test_workers_have_what_comes_after_the_first_windows_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_shards(tmp_path / "data", [300, 300])
@@ -368,7 +368,7 @@ def test_every_rank_counts_the_rows_of_all_once(tmp_path: Path, batches: int, nu
     assert [(one.rows, one.used, one.left_out) for one in counts] == [(180, 176, 4)] * ranks
 
 
-def test_rows_of_one_dialogue_have_keys_of_their_own(tmp_path: Path) -> None:
+def test_rows_of_one_dialogue_have_their_own_keys(tmp_path: Path) -> None:
     messages = [{"role": role, "content": f"{role} {number}"} for number in range(3) for role in ("user", "assistant")]
     (tmp_path / "part-00.jsonl").write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
     dialogues = Config.model_validate(

@@ -91,7 +91,7 @@ def test_its_limit_truncates_and_the_task_is_its_options() -> None:
         (dict, "dict has no method reset, as Gymnasium's environments have"),
     ],
 )
-def test_what_cannot_be_talked_to_is_refused(kind: type, text: str) -> None:
+def test_an_unfit_environment_is_refused(kind: type, text: str) -> None:
     with pytest.raises(UnfitError) as error:
         GymnasiumEnvironment(kind())
     assert str(error.value) == text
@@ -109,7 +109,7 @@ def test_what_cannot_be_talked_to_is_refused(kind: type, text: str) -> None:
         (("no", 1.0, True, False, None), "info is None; give a dictionary"),
     ],
 )
-def test_what_is_no_step_is_reported(found: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_step_is_reported(found: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = GymnasiumEnvironment(Guess())
     environment.reset(seed=5, task={})
     monkeypatch.setattr(Guess, "step", lambda self, action: found)
@@ -161,7 +161,7 @@ def settings(folder: Path, environment: str, **world: Any) -> Path:
 
 
 @needs_gymnasium
-def test_an_environment_of_gymnasiums_is_had_by_its_id_with_its_limit(folder: Path) -> None:
+def test_a_gymnasium_environment_runs_by_its_id_with_its_limit(folder: Path) -> None:
     file = settings(folder, "games_of_tests:Letters-v0", options={"letters": "ab"})
     report = Model(file, quiet=True).simulate(folder / "said")
     lines = read_json_lines(folder / "said" / "predicted.jsonl")

@@ -167,7 +167,7 @@ def clerk(prompt: str) -> str:
     return called("sell", price=tool_replies[0]) if len(tool_replies) == 1 else "bye"
 
 
-def test_dialogues_with_tools_are_had_like_all_others() -> None:
+def test_dialogues_with_tools_run_like_all_others() -> None:
     config = load_config(
         {
             "base_model": "clerk",
