@@ -71,7 +71,7 @@ class WithoutProbe:
 def test_a_class_that_does_not_say_what_to_probe_needs_a_number() -> None:
     section = custom("partita_trainers.zero_shot:ZeroShot")
     message = (
-        "trainer.batch_size: auto needs a trainer that says what to probe: give WithoutTrial a method probe, "
+        "trainer.batch_size: auto needs a trainer that says what to probe: give WithoutProbe a method probe, "
         "or write a number"
     )
     with pytest.raises(ConfigError) as error:

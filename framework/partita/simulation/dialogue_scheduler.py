@@ -18,14 +18,14 @@ MAX_LENGTH_RATIO = 2
 class DialogueScheduler(Scheduler):
     """Scheduler whose rows are lanes, each of one episode at a time."""
 
-    room = 0
+    context_tokens = 0
     """Maximum number of tokens of a prompt and its answer together."""
     keeps = True
     """Whether the KV cache is kept between turns. Benchmarks set False to prefill each prompt completely."""
 
     def longest(self, rows: Sequence[int]) -> int:
-        """Return `room`: the slots must fit all later turns too."""
-        return self.room
+        """Return `context_tokens`: the slots must fit all later turns too."""
+        return self.context_tokens
 
     def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
         """Remove the next prompts to prefill together from the queue: those with the most new tokens of all.

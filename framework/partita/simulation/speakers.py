@@ -162,7 +162,7 @@ class ModelSpeaker:
         work = RowRequests(self.lengths, self.new_tokens, self.prompts, self.key)
         settings = GenerationSettings(spec.options, spec.budget, spec.seed, stopping=self.stopping)
         scheduler = DialogueScheduler(spec.lm, work, settings, rows=self)
-        scheduler.room = spec.context_tokens
+        scheduler.context_tokens = spec.context_tokens
         return scheduler
 
     def ask(self, waiting: WaitingTurn) -> None:

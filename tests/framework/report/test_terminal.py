@@ -95,7 +95,7 @@ def test_a_size_of_the_file_is_one_line_and_sizes_stand_apart(written: BatchSize
     lines = shown(generation=written, evaluation=evaluation)
     assert lines[0] == "generation: 8 rows, as the file says"
     assert lines[1] == ""
-    assert lines[2].startswith("evaluation: 64 rows (fits 64, best 64), found earlier")
+    assert lines[2].startswith("evaluation: 64 rows (fits 64, best 64), cached and checked again")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf8"])

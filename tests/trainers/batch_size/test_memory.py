@@ -288,7 +288,7 @@ def host(monkeypatch: pytest.MonkeyPatch, allowed: str | int | float | None, *, 
     monkeypatch.setattr(linux, "meminfo", lambda field: 100 * GB)
     made = device_memory(torch.device("cpu"), memory_budget=allowed)
     assert isinstance(made, HostMemory)
-    monkeypatch.setattr(made, "rooms", lambda: {"available": free, "of the control group": 2 * free})
+    monkeypatch.setattr(made, "free_bytes", lambda: {"available": free, "of the control group": 2 * free})
     monkeypatch.setattr(made, "held", lambda: held)
     return made
 
