@@ -123,7 +123,7 @@ class HogwildRun:
                 progress.advance(claimed - shown, epoch=claimed / shared.steps_per_epoch)
                 shown = claimed
 
-            workers.wait_for_all(look=look)
+            workers.answers(look=look)
             while self.step < total:
                 until = (self.step // shared.steps_per_epoch + 1) * shared.steps_per_epoch
                 started = time.perf_counter()

@@ -43,16 +43,16 @@ class HogwildWorkers:
     def run(self, until: int, *, look: Callable[[], None]) -> float:
         """Train the batches before `until`, an index in this epoch, and return the CPU seconds of all workers.
 
-        `look` and errors are as in `wait_for_all`.
+        `look` and errors are as in `answers`.
         """
         for number, link in enumerate(self.links):
             try:
                 link.send(until)
             except OSError:
                 raise self.worker_error(number) from None
-        return self.wait_for_all(look=look)
+        return self.answers(look=look)
 
-    def wait_for_all(self, *, look: Callable[[], None]) -> float:
+    def answers(self, *, look: Callable[[], None]) -> float:
         """Wait for one message from every worker and return their sum: 0 when ready, CPU seconds after an epoch.
 
         `look` is called periodically. Raises TrainingError if a worker fails or is gone.
