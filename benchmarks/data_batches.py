@@ -338,7 +338,7 @@ def one_cursor(steps: Any) -> Any:
     """Return the position of a job: every rank has it for indexed rows, and its own shards of a stream."""
     cursors = [step.state_dict for step in steps]
     place = cursors[0]["place"]
-    return merged(cursors) if isinstance(place, dict) and "lanes" in place else cursors[0]
+    return merged(cursors) if isinstance(place, dict) and "groups" in place else cursors[0]
 
 
 def of_rank(batches: Any, *, process_group: ThreadGroup, workers: int, ledger: Ledger) -> Any:

@@ -78,7 +78,7 @@ def lines_of(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_what_one_rank_raises_ends_the_job_and_is_what_is_said(processes: Any, tmp_path: Path) -> None:
+def test_an_error_of_one_rank_ends_the_job_and_is_reported(processes: Any, tmp_path: Path) -> None:
     settings = processes.settings()
     settings["data"]["collate"] = "balls:Failing"
     folder = processes.prepare(tmp_path / "job", settings)
@@ -93,7 +93,7 @@ def test_what_one_rank_raises_ends_the_job_and_is_what_is_said(processes: Any, t
     assert manifest["status"] == "failed"
 
 
-def test_a_mistake_in_the_data_is_said_once_and_with_its_exit_code(
+def test_a_mistake_in_the_data_is_reported_once_and_with_its_exit_code(
     forks: Forks, processes: Any, tmp_path: Path
 ) -> None:
     folder = processes.prepare(tmp_path / "job", processes.settings())

@@ -62,7 +62,7 @@ def test_claims_become_small_towards_the_end() -> None:
     assert sizes[-1] == 1
 
 
-def test_a_slow_rank_claims_less_and_nobody_waits_for_it() -> None:
+def test_a_slow_rank_claims_less_and_no_rank_waits_for_it() -> None:
     def claim(process_group: ThreadGroup) -> int:
         found = 0
         claims = WorkQueue(400, process_group=process_group)

@@ -167,7 +167,7 @@ def test_there_may_be_hardly_any_rows(pool: Model, folder: Path, rows: int) -> N
     assert [line["status"] for line in lines] == ["ok"] * rows + ["error"]
 
 
-def test_what_a_row_raises_inside_a_worker_is_its_error(pool: Model, folder: Path) -> None:
+def test_an_error_inside_a_worker_belongs_to_its_row(pool: Model, folder: Path) -> None:
     rows = [{"text": f"w{number} {POISON if number % 5 == 0 else 'w3'} w9"} for number in range(40)]
     write_json_lines(Path("poisoned.jsonl"), rows)
 
@@ -197,7 +197,7 @@ def test_a_worker_that_is_killed_loses_no_row(pool: Model, folder: Path, caplog:
 
 
 @pytest.mark.long
-def test_a_job_that_is_asked_to_stop_ends_the_started_rows(pool: Model, folder: Path) -> None:
+def test_an_interrupted_job_finishes_the_started_rows(pool: Model, folder: Path) -> None:
     signals = when(lambda: answered("asked") >= 30, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     with pytest.raises(KeyboardInterrupt):

@@ -113,7 +113,7 @@ def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_proc
     assert not list(Path("run").glob(".ray-*"))
 
 
-def test_what_one_rank_raises_comes_out_as_it_was_and_nothing_is_started_again(
+def test_an_error_of_one_rank_is_raised_unchanged_and_nothing_is_restarted(
     ray: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Path("balls.py").write_text(COLLATE, encoding="utf8")

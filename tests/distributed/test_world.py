@@ -11,14 +11,14 @@ from partita_schema.config import Config
 from partita_schema.errors import ConfigError, PartitaError
 
 
-def test_a_process_that_nobody_counted_is_alone() -> None:
+def test_a_process_without_a_world_size_is_single() -> None:
     assert read_world({}) == DistributedEnv(rank=0, world_size=1, local_rank=0, local_world_size=1)
     assert read_world({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == DistributedEnv(), (
         "sbatch itself starts one process"
     )
 
 
-def test_torchrun_shows_the_place() -> None:
+def test_torchrun_sets_the_world() -> None:
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
     assert read_world(environment) == DistributedEnv(rank=5, world_size=8, local_rank=1, local_world_size=4)
@@ -31,7 +31,7 @@ def test_a_place_without_local_numbers_has_its_own_machine() -> None:
 
 
 @pytest.mark.parametrize("tasks", ["4(x2)", "4,4", "4", "2,4"])
-def test_slurm_shows_the_place(tasks: str) -> None:
+def test_slurm_sets_the_world(tasks: str) -> None:
     environment = {
         "SLURM_PROCID": "6",
         "SLURM_STEP_NUM_TASKS": "8",

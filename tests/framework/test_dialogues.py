@@ -82,7 +82,7 @@ def test_a_tokenizer_that_does_not_know_the_answers_ends_a_run_before_its_first_
 
 
 @pytest.mark.long
-def test_a_chat_model_learns_all_answers_and_is_asked_as_it_learned(base: Path, tmp_path: Path) -> None:
+def test_a_chat_model_learns_all_answers_and_is_prompted_as_it_was_trained(base: Path, tmp_path: Path) -> None:
     rows = make_dialogues(400)
     config = make_config(base_model=str(base), data={})
     model = Model(config, quiet=True)

@@ -213,7 +213,7 @@ def test_a_manifest_without_a_file_is_reported(tmp_path: Path) -> None:
         Model.load(tmp_path)
 
 
-def test_a_model_answers_although_its_trainer_is_theirs(
+def test_a_model_answers_although_its_trainer_is_custom(
     theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -256,7 +256,7 @@ def test_the_file_on_the_command_line_is_the_users_word(forks: Forks, tmp_path: 
     assert (tmp_path / "ran").exists()
 
 
-def test_a_run_in_an_agent_of_the_users_file_is_not_the_users_word(
+def test_a_run_of_an_agent_is_not_trusted_like_the_users_file(
     theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

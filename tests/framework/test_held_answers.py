@@ -109,7 +109,7 @@ def test_free_texts_are_held_to_nothing(colours: Any, tmp_path: Path, monkeypatc
     assert not held[0].startswith("{")
 
 
-def test_what_is_not_answered_in_slots_is_refused_before_any_row(
+def test_answers_without_slots_are_refused_before_any_row(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -73,7 +73,7 @@ def test_a_model_says_what_it_is(trained: Any, colours: Any) -> None:
     assert repr(Model(colours.config(), quiet=True)) == "<Model run: finetune of scratch llama; 1 input, 2 outputs>"
 
 
-def test_what_was_answered_before_is_not_generated_again(trained: Any, colours: Any, tmp_path: Path) -> None:
+def test_saved_answers_are_not_generated_again(trained: Any, colours: Any, tmp_path: Path) -> None:
     model, result = trained
     rows = colours.rows(20, seed=6)
     first = model.predict(rows, output=tmp_path / "out.csv")
@@ -309,7 +309,7 @@ def test_a_finished_run_is_found_by_a_file_that_generates_differently(
         Model(colours.config(trainer={**short, "learning_rate": 0.5}), quiet=True).predict(colours.rows(1))
 
 
-def test_rows_that_are_left_out_are_said(colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_are_left_out_are_reported(colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [*colours.rows(60), {"text": None, "colour": "red", "number": 1}]
     split = {"type": "random", "probabilities": [1, 0, 0]}
     settings = colours.config(trainer={"max_steps": 2}, data={"max_bad_rows": 3, "split": split})

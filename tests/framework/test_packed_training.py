@@ -41,7 +41,7 @@ def test_packed_rows_teach_what_rows_alone_do_in_less_room(
         assert one["padding"] < 0.1 < other["padding"]
 
 
-def test_what_cannot_be_packed_is_refused_before_anything_is_read(colours: Any, tmp_path: Path) -> None:
+def test_unpackable_settings_are_refused_before_anything_is_read(colours: Any, tmp_path: Path) -> None:
     adapter = {"type": "prompt_tuning", "num_virtual_tokens": 4}
     config = config_of(colours, {"type": "pack"}, batch_size=4, adapter=adapter)
     with pytest.raises(ModelError, match="rows cannot be packed under the adapter prompt_tuning"):

@@ -119,7 +119,7 @@ def test_a_stream_has_no_number_of_epochs() -> None:
     ("key", "instead"),
     [("evaluations_per_epoch", "steps_per_evaluation"), ("checkpoints_per_epoch", "steps_per_checkpoint")],
 )
-def test_nothing_happens_so_many_times_an_epoch_of_a_stream(key: str, instead: str) -> None:
+def test_an_interval_per_epoch_is_refused_for_a_stream(key: str, instead: str) -> None:
     found = problems({"source": STREAM}, trainer=STEPS | {key: 4})
     assert found == [f"trainer.{key}: an epoch of a stream has no known length; remove {key}, and write {instead}"]
 
@@ -156,7 +156,7 @@ def test_examples_are_not_retrieved_from_a_stream() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("sample_ratio", 0.5), ("sample_size", 5), ("split", {"type": "random"})])
-def test_what_needs_the_number_of_rows_does_not_go_with_streams(key: str, value: Any) -> None:
+def test_settings_that_need_the_number_of_rows_are_refused_for_streams(key: str, value: Any) -> None:
     found = problems({"source": STREAM}, preprocessing={key: value})
     assert found == [f"preprocessing.{key}: {key} needs the number of rows, and a stream has none; remove it"]
 

@@ -248,7 +248,7 @@ USER, REPLY = {"role": "user", "content": "Q"}, {"role": "assistant", "content":
 @pytest.mark.parametrize("column", ["chosen", "completion"])
 @pytest.mark.parametrize("prompt", ["Q", [USER]])
 @pytest.mark.parametrize("rest", ["A", [REPLY], [USER, REPLY]])
-def test_a_prompt_is_asked_once_whether_the_answer_repeats_it(column: str, prompt: Any, rest: Any) -> None:
+def test_a_prompt_is_sent_once_whether_the_answer_repeats_it(column: str, prompt: Any, rest: Any) -> None:
     found = read_dialogue({"prompt": prompt, column: rest}, column="messages")
 
     assert [(message["role"], message["content"]) for message in found["messages"]] == [

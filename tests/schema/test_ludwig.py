@@ -101,7 +101,7 @@ def test_training_keys_on_a_trainer_that_does_not_train_are_warnings() -> None:
     ]
 
 
-def test_what_belongs_to_clusters_and_to_other_bits_is_a_warning() -> None:
+def test_keys_of_clusters_and_other_bits_are_warnings() -> None:
     file = loaded("int8_ia3")
     assert file.config.backend.type == "local"
     assert finetune(file.config).learning_rate_scheduler.decay == "none"

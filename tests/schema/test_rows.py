@@ -40,7 +40,7 @@ def test_values_come_out_by_feature_name_and_other_columns_are_ignored() -> None
     assert schema.load({"question": "a", "answer.text": "b", "other": object()}) == {"q": "a", "o": "b"}
 
 
-def test_without_supervision_outputs_are_not_asked_for() -> None:
+def test_without_supervision_outputs_are_not_required() -> None:
     assert schema_of(FEATURES["text"], supervised=False).load({"q": "a"}) == {"q": "a"}
 
 

@@ -66,7 +66,7 @@ def test_damage_is_named(text: bytes, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
-def test_what_a_person_wrote_needs_no_checksum() -> None:
+def test_hand_written_files_need_no_checksum() -> None:
     assert unsealed('{"a": 1}') == {"a": 1}
     assert unsealed_line(b'{"a": 1}\n', required=False) == {"a": 1}
     with pytest.raises(DamagedError, match="has no checksum"):

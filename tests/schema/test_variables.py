@@ -108,7 +108,7 @@ def test_a_variable_that_is_not_set_is_an_error_at_its_line() -> None:
 
 
 @pytest.mark.parametrize("written", ["${}", "${1}", "${A-b}", "a ${", "${ MODEL }"])
-def test_what_opens_no_variable_is_an_error(written: str) -> None:
+def test_a_dollar_brace_without_a_variable_is_an_error(written: str) -> None:
     message = problem_of(f"{TEXT}prompt:\n  task: '{written}'\n")
     assert (
         message == "9:9: prompt.task: ${ opens no variable; write ${NAME} or ${NAME:-default}, or $${ for the text ${"

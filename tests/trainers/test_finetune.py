@@ -210,7 +210,7 @@ def test_a_run_that_stopped_early_does_not_continue_when_it_is_started_again(mak
     assert again.run.log == []
 
 
-def test_a_metric_that_nobody_measures_is_reported_with_those_that_there_are(make_work: Any) -> None:
+def test_an_unknown_metric_is_reported_with_the_known_ones(make_work: Any) -> None:
     work = make_work(validation_metric="acuracy", evaluate=lambda *_: {"loss": 1.0, "a.accuracy": 0.5})
     with pytest.raises(
         ConfigError, match=r"trainer.validation_metric: no metric is named a.acuracy; did you mean a.accuracy\?"

@@ -318,7 +318,7 @@ def test_a_folder_that_must_not_be_written_is_reported(folder: Path, here: Here)
     )
 
 
-def test_what_the_system_refuses_is_reported_without_a_traceback(
+def test_errors_of_the_operating_system_are_reported_without_a_traceback(
     folder: Path, tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -280,7 +280,7 @@ def test_no_random_state_outside_is_touched() -> None:
     assert np.random.get_state()[1].tolist() == before[1]
 
 
-def test_a_position_cannot_be_loaded_once_steps_were_asked_for() -> None:
+def test_a_position_cannot_be_loaded_once_steps_were_requested() -> None:
     loader = make()
     step = next(loader.steps())
 
@@ -309,7 +309,7 @@ def test_other_data_or_settings_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(("resume", "epoch"), [("restart_epoch", 1), ("fresh", 0)])
-def test_changed_data_continue_at_the_beginning_of_an_epoch_where_that_is_asked(resume: str, epoch: int) -> None:
+def test_changed_data_continue_at_the_beginning_of_an_epoch_if_requested(resume: str, epoch: int) -> None:
     loader = make()
     steps = [plain(step) for step in itertools.islice(loader.steps(), 7)]
     grown = encode(table(60))

@@ -216,7 +216,7 @@ def test_wrong_columns_are_reported(make_config: Make) -> None:
     )
 
 
-def test_answers_are_asked_of_rows_only_where_they_are_learned(make_config: Make) -> None:
+def test_rows_need_answers_only_where_they_are_learned(make_config: Make) -> None:
     rows = open_rows([{"question": "x"}], folder=Path())
 
     check_columns(rows, make_config(), supervised=False)

@@ -116,7 +116,7 @@ def test_what_a_program_holds_is_left_to_memory_that_is_shared_while_workers_liv
     assert gc.get_freeze_count() == 0
 
 
-def test_without_workers_nothing_is_done_before_it_is_asked_for() -> None:
+def test_without_workers_nothing_is_done_before_it_is_requested() -> None:
     done: list[int] = []
 
     with EncodingWorkers(done.append, LoaderOptions()) as pool:
@@ -127,7 +127,7 @@ def test_without_workers_nothing_is_done_before_it_is_asked_for() -> None:
     assert done == [1]
 
 
-def test_only_as_much_is_read_ahead_as_was_asked_for() -> None:
+def test_only_as_much_is_read_ahead_as_requested() -> None:
     read: list[int] = []
 
     def reading() -> Iterator[int]:
@@ -168,7 +168,7 @@ def test_a_chunk_that_waits_after_many_others_is_no_hung_worker() -> None:
         assert results[-1]() == 7
 
 
-def test_a_worker_that_was_slow_while_nobody_waited_is_not_hung() -> None:
+def test_a_worker_that_was_slow_while_nothing_waited_is_not_hung() -> None:
     with EncodingWorkers(take_a_while, LoaderOptions(workers=1, timeout=0.5)) as pool:
         assert pool.submit(0)() == 0
         time.sleep(0.6)
@@ -192,7 +192,7 @@ def test_an_error_of_a_worker_says_where_it_was_raised() -> None:
     assert "in refuse\n" in str(caught.value.__cause__)
 
 
-def test_what_cannot_be_pickled_comes_out_with_type_text_and_traceback() -> None:
+def test_an_error_that_cannot_be_pickled_keeps_type_text_and_traceback() -> None:
     with EncodingWorkers(refuse_oddly, LoaderOptions(workers=1)) as pool:
         with pytest.raises(RuntimeError) as caught:
             pool.submit(3)()
@@ -231,7 +231,7 @@ def test_what_a_program_froze_stays_frozen() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_the_work_raises_comes_out(workers: int) -> None:
+def test_an_error_of_the_work_is_raised(workers: int) -> None:
     with (
         pytest.raises(DataError, match=r"^three cannot be used$"),
         EncodingWorkers(refuse, LoaderOptions(workers=workers)) as pool,

@@ -34,7 +34,7 @@ def left_behind(path: Path, rank: int, records: list[PredictionRecord], *, parts
     return place
 
 
-def test_what_killed_ranks_had_answered_is_taken_over_by_any_number_of_processes(tmp_path: Path) -> None:
+def test_answers_of_killed_ranks_are_merged_by_any_number_of_processes(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with Journal.open(path, fingerprint=PARTS, keys=keys()) as journal:
         journal.append([answer(0)])

@@ -51,7 +51,7 @@ def test_a_limit_of_long_rows_lets_more_short_ones_through_but_never_more_than_a
 
 
 @given(SIZES, LIMITS, st.integers(min_value=1, max_value=60), st.frozensets(st.integers(0, 39)))
-def test_every_row_that_is_asked_for_is_done_once_in_order_or_does_not_fit_alone(
+def test_every_requested_row_is_done_once_in_order_or_does_not_fit_alone(
     sizes: list[int], start: int, room: int, unasked: frozenset[int]
 ) -> None:
     device, limit = Device(sizes, room=room, unasked=unasked), BatchBudget(start)
@@ -124,7 +124,7 @@ def test_a_limit_that_nothing_broke_holds_for_any_length(rows: int, tokens: int)
     assert BatchBudget(rows).limit_at(tokens) == rows
 
 
-def test_a_part_that_nobody_asks_for_proves_nothing_about_the_others() -> None:
+def test_an_unused_shard_says_nothing_about_the_others() -> None:
     # The first row never fits and is known as an error already: nothing else is too large.
     device, limit = Device([99] + [0] * 7, room=9, unasked=frozenset({0})), BatchBudget(8)
     assert [part.result for part in device.run(limit)] == [[1], [2, 3], [4, 5, 6, 7]]

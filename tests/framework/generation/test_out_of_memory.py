@@ -164,7 +164,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_slows_no_other(caplog: An
     assert caplog.messages[-1] == f"a row {outcomes(batches)[3]}; continuing with 8 rows at a time"
 
 
-def test_a_job_in_which_nothing_fits_shows_it_of_every_row() -> None:
+def test_a_job_in_which_nothing_fits_reports_every_row() -> None:
     found = outcomes(run(Limited(ceiling=0), [5] * 9))
     assert len(found) == 9
     assert all(str(error).startswith("does not fit in memory even alone: 5 prompt tokens") for error in found.values())

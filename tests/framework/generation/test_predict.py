@@ -122,7 +122,7 @@ def test_errors_and_unusable_rows_stand_among_the_others(make_rows: Any, predict
     assert "without an answer: 3 of 5 rows (2 errors, 1 skipped); the column error holds the reasons" in caplog.messages
 
 
-def test_only_errors_are_tried_again_when_asked_for(make_rows: Any, predict: Any, tmp_path: Path) -> None:
+def test_only_errors_are_retried_if_requested(make_rows: Any, predict: Any, tmp_path: Path) -> None:
     broken = ["bad"]
 
     def answer(prompt: str) -> str:

@@ -352,7 +352,7 @@ def test_a_row_whose_steps_do_not_fit_alone_is_an_error_too(lm) -> None:
     assert limit.current_limit == 4
 
 
-def test_where_nothing_fits_every_row_is_reported(lm, memory_ceiling: Any) -> None:
+def test_if_nothing_fits_every_row_is_reported(lm, memory_ceiling: Any) -> None:
     with memory_ceiling(lm.base, 1):
         found = answers(lm, made([5] * 5 + [6], prefix=PREFIX), batch_size=3)
     assert found == dict.fromkeys(range(5), too_large(15, NEW)) | {5: too_large(16, NEW)}
@@ -591,7 +591,7 @@ def test_requests_are_answered_in_their_order_each_up_to_its_limit(lm) -> None:
     assert ask(lm, []) == []
 
 
-def test_what_a_request_raises_is_raised(lm) -> None:
+def test_an_error_of_a_request_is_raised(lm) -> None:
     requests = requests_of([3, 9], [5, 5])
     with pytest.raises(IndexError, match="index out of range"):
         ask(lm, [*requests, GenerationRequest([5, 10**6], 5)])

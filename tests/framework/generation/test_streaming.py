@@ -77,7 +77,7 @@ def test_where_rows_are_not_answered_in_slots_an_answer_is_one_piece() -> None:
     ]
 
 
-def test_what_is_wrong_with_a_prompt_is_reported_before_the_first_piece_is_asked_for() -> None:
+def test_an_invalid_prompt_is_reported_before_the_first_piece_is_requested() -> None:
     with pytest.raises(DataError, match="a prompt is empty"):
         model().generate([""], stream=True)
 
@@ -93,7 +93,7 @@ def test_a_stream_that_nobody_reads_to_its_end_leaves_the_model_as_it_was() -> N
 
 
 @given(st.text(alphabet="ab�", max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
-def test_what_is_reported_is_the_longest_beginning_that_no_further_text_can_change(text: str, stop: list[str]) -> None:
+def test_the_longest_prefix_that_no_further_text_can_change_is_streamed(text: str, stop: list[str]) -> None:
     reported = final_part(text, stop)
     assert text.startswith(reported)
     whole = text.rstrip("�")

@@ -76,7 +76,7 @@ def test_json_without_a_schema_may_be_any_value(decoder_of: Any) -> None:
         ("9" * 5000, "no JSON value"),
     ],
 )
-def test_what_is_wrong_with_json_is_reported(decoder_of: Any, text: str, reason: str) -> None:
+def test_mistakes_in_json_are_reported(decoder_of: Any, text: str, reason: str) -> None:
     decoded = decoder_of(WITH_SCHEMA).decode(text)
     assert decoded.values == {"order": None}
     assert reason in decoded.errors["order"]

@@ -74,7 +74,7 @@ def test_a_whole_number_is_an_int_and_another_is_not() -> None:
     assert isinstance(read("1e2"), float)
 
 
-def test_the_last_number_is_read_when_asked_for() -> None:
+def test_the_last_number_is_read_if_requested() -> None:
     assert read("3 + 4 = 7", pick="last") == 7
 
 

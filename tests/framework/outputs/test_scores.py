@@ -150,7 +150,7 @@ def test_a_json_field_that_is_null_is_not_one_that_is_left_out(score: Any) -> No
     assert found["exact_match"] == pytest.approx(1 / 3)
 
 
-def test_a_json_field_that_nobody_asked_for_is_wrong_as_a_whole_but_no_field(score: Any) -> None:
+def test_an_unexpected_json_field_makes_the_answer_wrong_but_no_field(score: Any) -> None:
     found = score(({"order": {"count": 2}}, '{"count": 2, "city": null}'), outputs=[JSON]).outputs["order"]
     assert (found["exact_match"], found["field_accuracy"]) == (0, 1)
     assert "field.city" not in found

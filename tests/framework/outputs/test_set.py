@@ -70,7 +70,7 @@ def test_labels_are_read_from_the_first_array_that_holds_only_labels(text: str, 
         ('"sport"', "the answer is not a JSON array of labels: '\"sport\"'"),
     ],
 )
-def test_what_is_wrong_with_an_array_of_labels_is_reported(text: str, reason: str) -> None:
+def test_mistakes_in_an_array_of_labels_are_reported(text: str, reason: str) -> None:
     assert decoded(text) == reason
 
 

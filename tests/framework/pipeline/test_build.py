@@ -21,9 +21,7 @@ def words_of(model: Model) -> set[str]:
     return {tokenizer.decode([number]).strip() for number in tokenizer.get_vocab().values()}
 
 
-def test_a_new_model_needs_no_answers_to_be_asked(
-    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_model_needs_no_answers_to_predict(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     questions = [{"text": row["text"]} for row in colours.rows(30)]
     (tmp_path / "questions.csv").write_text("text\n" + "".join(f'"{row["text"]}"\n' for row in questions))

@@ -27,7 +27,7 @@ def statuses(found: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
-def test_what_is_tuned_is_used_to_predict_and_to_evaluate(device: Any, zero_shot: Any, asked: Any, slots: bool) -> None:
+def test_tuned_sizes_are_used_to_predict_and_to_evaluate(device: Any, zero_shot: Any, asked: Any, slots: bool) -> None:
     answer = device.answer if slots else device.batch_answer
     room = 7 * answer + answer // 2
     device.leave(room)
@@ -116,7 +116,7 @@ def test_one_row_is_not_probed_and_nothing_is_nothing(device: Any, zero_shot: An
     assert not any(one.measured for one in device.passes)
 
 
-def test_rows_that_are_not_asked_count_for_nothing(device: Any, zero_shot: Any, asked: Any) -> None:
+def test_rows_that_are_not_requested_count_for_nothing(device: Any, zero_shot: Any, asked: Any) -> None:
     device.leave(7 * device.answer + device.answer // 2)
     rows = [*asked, {"text": ""}, {"text": "ball " * 100}]
     model = zero_shot()
@@ -239,7 +239,7 @@ def test_sampled_answers_in_batches_continue_with_any_size_of_them(
         ({"trainer": {"memory_budget": 10**10}}, "tuned"),
     ],
 )
-def test_what_decides_a_size_triggers_a_new_search(
+def test_a_change_of_what_decides_a_size_triggers_a_new_search(
     device: Any, make: Any, asked: Any, change: dict[str, Any], origin: str
 ) -> None:
     settings = make(trainer=ZERO_SHOT)

@@ -194,7 +194,7 @@ def test_a_program_that_fails_in_one_dialogue_leaves_the_others_as_they_are(fold
     assert report.histories["predicted"].statuses == {"done": 37, "failed: agent user": 2, "failed: timeout": 1}
 
 
-def test_lines_and_turns_of_a_data_set_are_said_in_order(folder: Path, tmp_path: Path) -> None:
+def test_lines_and_turns_of_a_dataset_are_spoken_in_order(folder: Path, tmp_path: Path) -> None:
     tasks = {"source": "rows.jsonl"}
     world = {"type": "user_sim", "done": "#"}
     lines = ["what {goal}", "once more"]

@@ -74,7 +74,7 @@ def test_dialogues_of_three_are_the_same_whatever_stands_beside_them(
     assert (tmp_path / "predicted.jsonl").read_bytes() == (panels / "predicted.jsonl").read_bytes()
 
 
-def test_everybody_hears_what_is_said_to_all(
+def test_a_message_to_all_reaches_every_agent(
     folder: Path, panels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts: dict[str, str] = {}
@@ -140,7 +140,7 @@ def test_a_world_that_fails_at_its_end_fails_its_dialogue(folder: Path, tmp_path
         assert (line["status"], line["reason"]) == ("failed", "world: OSError: the door is stuck")
 
 
-def test_what_a_world_does_at_its_end_makes_no_success_of_a_failure(folder: Path, tmp_path: Path) -> None:
+def test_the_end_of_a_world_does_not_turn_a_failure_into_a_success(folder: Path, tmp_path: Path) -> None:
     guest = {"type": "scripted", "program": "agents_of_tests:Crowd", "options": {"misbehaves": True}}
     crowd = {"others": {"guest": guest}}
     simulated(folder, tmp_path / "failed", world=world("Vain"), agents=crowd, tasks={"count": 4}, max_turns=5)

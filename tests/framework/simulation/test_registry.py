@@ -34,7 +34,7 @@ def test_a_package_brings_names_for_its_classes(package: str) -> None:
     assert (checker.__module__, checker.__name__) == (package, "Rooms")
 
 
-def test_a_name_of_ours_means_the_same_whatever_is_installed(package: str) -> None:
+def test_a_built_in_name_means_the_same_whatever_is_installed(package: str) -> None:
     assert CHECKERS.load("exact", key="simulation.checker.type", folder=None) is Exact
 
 

@@ -182,7 +182,7 @@ def test_environments_in_processes_that_die_or_hang_leave_the_others_as_they_are
     assert not any(map(lives, processes))
 
 
-def test_where_environments_run_is_no_part_of_what_decides_dialogues(
+def test_dialogues_do_not_depend_on_where_environments_run(
     folder: Path, straight: tuple[Path, Any], tmp_path: Path
 ) -> None:
     shutil.copytree(straight[0], tmp_path / "begun")
@@ -195,7 +195,7 @@ def test_where_environments_run_is_no_part_of_what_decides_dialogues(
     assert (tmp_path / "begun" / "predicted.jsonl").read_bytes() == (straight[0] / "predicted.jsonl").read_bytes()
 
 
-def test_an_environment_that_hangs_when_it_closes_holds_nobody_up(
+def test_an_environment_that_hangs_when_it_closes_blocks_nothing(
     folder: Path, straight: tuple[Path, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = {"type": "environment", "environment": "worlds_of_tests:Clinging"}
@@ -295,7 +295,7 @@ def test_a_checker_sends_dialogues_back(folder: Path, tmp_path: Path) -> None:
     assert outcomes.means["success"].mean == sum(line["ok"] for line in lines) / 60
 
 
-def test_checkers_of_ours_are_there_by_name(folder: Path, tmp_path: Path) -> None:
+def test_built_in_checkers_are_found_by_name(folder: Path, tmp_path: Path) -> None:
     checker = {"type": "exact", "rounds": 1, "options": {"feedback": "no"}}
     report = simulated(folder, tmp_path, checker=checker, world={"type": "replay"}, tasks={"source": "rows.jsonl"})
     rows = read_json_lines(folder / "rows.jsonl")

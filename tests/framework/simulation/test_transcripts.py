@@ -27,7 +27,7 @@ def keep(folder: Path, *numbers: int, rank: int, decided_by: dict[str, str] = DE
     return transcripts.growing
 
 
-def test_what_ranks_have_left_is_taken_over_once(tmp_path: Path) -> None:
+def test_files_of_killed_ranks_are_merged_once(tmp_path: Path) -> None:
     keep(tmp_path, 0, 1, rank=0)
     torn = keep(tmp_path, 1, 5, 6, rank=3)
     torn.write_bytes(torn.read_bytes()[:-10])
@@ -48,7 +48,7 @@ def test_closed_transcripts_are_on_the_disk(tmp_path: Path, forced: Any) -> None
     assert forced(path) == path.stat().st_size > 0
 
 
-def test_finished_transcripts_are_in_the_order_that_is_asked_for_and_on_the_disk(tmp_path: Path, forced: Any) -> None:
+def test_finished_transcripts_are_in_the_requested_order_and_on_disk(tmp_path: Path, forced: Any) -> None:
     keep(tmp_path, 2, 0, 1, rank=0)
     with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
         found = transcripts.finish(["task-0", "task-1", "task-2"])

@@ -120,7 +120,7 @@ print("right")
     assert run(code) == "right"
 
 
-def test_nothing_is_kept_where_exact_work_is_asked_for_inside_or_outside() -> None:
+def test_no_memory_is_reused_during_exact_work_inside_or_outside() -> None:
     code = f"""
 {BLOCKS}{KEPT}
 size = 24 * 2**20

@@ -95,7 +95,7 @@ def test_a_dialogue_without_a_chat_is_one_text(server: LocalServer, make_file: M
     assert server.bodies[0]["prompt"] == "Q: one\nA: ONE\nQ: two\nA: "
 
 
-def test_equal_greedy_prompts_are_asked_once_and_sampled_ones_each(server: LocalServer, make_file: MakeFile) -> None:
+def test_equal_greedy_prompts_are_sent_once_and_sampled_ones_each(server: LocalServer, make_file: MakeFile) -> None:
     rows = [{"question": f"question {n % 3}"} for n in range(9)]
     assert [row["answer"] for row in model(make_file()).predict(rows)] == [f"QUESTION {n % 3}" for n in range(9)]
     assert sorted(server.asked) == ["question 0", "question 1", "question 2"]
@@ -207,7 +207,7 @@ def test_unsupported_server_features_are_reported(
     assert server.bodies == []
 
 
-def test_an_unusable_row_is_not_asked(server: LocalServer, make_file: MakeFile) -> None:
+def test_an_unusable_row_is_not_generated(server: LocalServer, make_file: MakeFile) -> None:
     rows = [{"question": "good"}, {"question": ""}, {"question": "half \ud800"}]
     found = [(row["status"], row["error"]) for row in model(make_file()).predict(rows)]
     assert found == [
@@ -218,7 +218,7 @@ def test_an_unusable_row_is_not_asked(server: LocalServer, make_file: MakeFile) 
     assert server.asked == ["good"]
 
 
-def test_prompts_are_asked_in_the_order_of_the_data(server: LocalServer, make_file: MakeFile) -> None:
+def test_prompts_are_sent_in_the_order_of_the_data(server: LocalServer, make_file: MakeFile) -> None:
     rows = [{"question": "x" * (n * 7 % 10 + 1) + str(n)} for n in range(20)]
     model(make_file({"concurrency": 1})).predict(rows)
     assert [prompt_of(body) for body in server.bodies] == [row["question"] for row in rows]

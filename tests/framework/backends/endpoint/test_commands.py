@@ -82,7 +82,7 @@ def test_a_server_that_is_not_known_ends_with_one_line(
     assert not Path("out.jsonl").exists()
 
 
-def test_an_output_that_cannot_be_written_is_found_before_anything_is_asked(
+def test_an_output_that_cannot_be_written_is_reported_before_any_request(
     file: str, server: LocalServer, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("out.csv").mkdir()

@@ -61,7 +61,9 @@ def failing_first(server: LocalServer, *responses: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 529])
-def test_a_busy_or_failing_server_is_asked_again(server: LocalServer, make_file: MakeFile, status: int) -> None:
+def test_requests_to_a_busy_or_failing_server_are_retried(
+    server: LocalServer, make_file: MakeFile, status: int
+) -> None:
     failing_first(server, error(status, "not now"), error(status, "not now"))
     assert predict(make_file(), 3) == [("ok", f"QUESTION {n}", None) for n in range(3)]
     assert len(server.bodies) == 9

@@ -94,7 +94,7 @@ def test_a_key_at_the_end_of_a_shortened_message_is_not_cut_in_two(place: int) -
 
 
 @given(st.text(), st.text())
-def test_what_stands_around_the_key_stays(before: str, after: str) -> None:
+def test_text_around_the_key_stays(before: str, after: str) -> None:
     assert REDACTION.answer(before) == before
     redacted = REDACTION.answer(f"{before}|{KEY}|{after}")
     assert redacted == f"{before}|***|{after}"

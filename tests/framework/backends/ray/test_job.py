@@ -16,7 +16,7 @@ def test_places_are_dealt_in_the_order_of_the_plan() -> None:
     assert (assignments.holds("one"), assignments.holds("other"), assignments.left) == (2, 3, 0)
 
 
-def test_what_a_worker_has_left_comes_first() -> None:
+def test_items_of_a_lost_worker_come_first() -> None:
     assignments = Assignments(6)
     assignments.assign("one", 3)
     assignments.answer("one", 1)

@@ -162,7 +162,7 @@ def test_buckets_hold_rows_of_like_length() -> None:
     kind=st.sampled_from(["bucket", "token_budget"]),
     epoch=st.integers(0, 2),
 )
-def test_an_epoch_begins_with_the_longest_row_where_that_is_asked(
+def test_an_epoch_begins_with_the_longest_row_if_requested(
     lengths: np.ndarray, window: int, kind: str, epoch: int
 ) -> None:
     types: Any = {"bucket": BucketBatching, "token_budget": TokenBudgetBatching}
@@ -223,7 +223,7 @@ def test_an_epoch_of_which_everything_is_left_out_is_an_error(batching: Batching
             ask()
 
 
-def test_rows_that_fill_no_batch_are_left_out_where_that_is_asked() -> None:
+def test_rows_that_fill_no_batch_are_dropped_if_requested() -> None:
     batching = BucketBatching(type="bucket", window=16, drop_last=True)
 
     steps = list(make(np.arange(1, 45), batching).steps(0))

@@ -142,9 +142,7 @@ def test_rows_of_a_bucket_are_no_further_apart_than_the_spread(
 
 
 @given(lengths=some_lengths(), size=st.integers(1, 9), batching=FIXED | BUCKET)
-def test_batches_that_are_not_full_are_left_out_where_that_is_asked(
-    lengths: np.ndarray, size: int, batching: Any
-) -> None:
+def test_incomplete_batches_are_dropped_if_requested(lengths: np.ndarray, size: int, batching: Any) -> None:
     kept = cut(build_policy(batching, batch_size=size), lengths)
     dropped = cut(build_policy(batching.model_copy(update={"drop_last": True}), batch_size=size), lengths)
 

@@ -106,7 +106,7 @@ def test_ten_times_the_rows_are_ordered_with_as_many_calls() -> None:
     assert many < 1.2 * few < 2_000
 
 
-def test_what_cannot_be_mixed_is_refused() -> None:
+def test_unmixable_sources_are_refused() -> None:
     with pytest.raises(DataError, match=r"source 2 of data.mix has no rows to train on; remove it"):
         MixedOrder([5, 0], [1, 1], "all")
     with pytest.raises(DataError, match=r"an epoch of this mix would have .* rows, since the sources end so far from"):

@@ -67,7 +67,7 @@ def test_every_format_gives_the_same_rows(kind: str, tmp_path: Path) -> None:
     ],
     ids=["list", "tuple", "dict", "frame", "dataset"],
 )
-def test_what_lies_in_memory_gives_the_same_rows_and_fingerprint(dataset: Any, tmp_path: Path) -> None:
+def test_data_in_memory_gives_the_same_rows_and_fingerprint(dataset: Any, tmp_path: Path) -> None:
     rows = open_rows(dataset, folder=tmp_path)
 
     assert all_of(rows) == ROWS

@@ -8,7 +8,7 @@ from partita.data.sources.text_files import RowStoreWriter
 from partita_schema.errors import WriteError
 
 
-def test_rows_come_back_in_the_order_asked_for() -> None:
+def test_rows_come_back_in_the_requested_order() -> None:
     with RowStoreWriter() as writer:
         for number in range(5):
             writer.add(b'{"n": %d}' % number, file=0, number=number + 1)

@@ -220,7 +220,7 @@ def test_files_of_any_sizes_that_can_be_cut_make_even_shard_groups(
     assert max(rows) <= 1.25 * sum(rows) / num_groups + 12
 
 
-def test_how_files_are_cut_is_decided_by_them_and_the_shard_groups(tmp_path: Path) -> None:
+def test_how_files_are_split_depends_on_them_and_the_shard_groups(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path, "jsonl", str(number))
     one, again = (stream_of(tmp_path, "*.jsonl", "jsonl", 4, CUT_ALL) for _ in range(2))
@@ -262,7 +262,7 @@ def test_a_row_group_is_shared_by_shard_groups(tmp_path: Path) -> None:
     check_resume(stream)
 
 
-def test_large_files_are_cut_finer_than_asked_for(tmp_path: Path) -> None:
+def test_large_files_are_split_finer_than_requested(tmp_path: Path) -> None:
     write(tmp_path, "jsonl")
     stream = stream_of(tmp_path, "rows.jsonl", "jsonl", 2, FileSizes(small_bytes=0, fine_bytes=100))
 
@@ -396,7 +396,7 @@ def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
                 read(stream_of(tmp_path, f"no.{kind}", kind, shards))
 
 
-def test_a_file_that_is_gone_when_it_is_read_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_when_it_is_read_is_reported(tmp_path: Path) -> None:
     stream = stream_of(tmp_path, write(tmp_path, "jsonl"), "jsonl")
     (tmp_path / "rows.jsonl").unlink()
 
