@@ -124,7 +124,7 @@ def test_a_limit_that_nothing_broke_holds_for_any_length(rows: int, tokens: int)
     assert BatchBudget(rows).limit_at(tokens) == rows
 
 
-def test_an_unused_shard_says_nothing_about_the_others() -> None:
+def test_an_unrequested_row_says_nothing_about_the_others() -> None:
     # The first row never fits and is known as an error already: nothing else is too large.
     device, limit = Device([99] + [0] * 7, room=9, unasked=frozenset({0})), BatchBudget(8)
     assert [part.result for part in device.run(limit)] == [[1], [2, 3], [4, 5, 6, 7]]

@@ -81,7 +81,7 @@ def test_a_message_to_all_reaches_every_agent(
     said = ModelSpeaker.turn_recorded
 
     def watched(self: ModelSpeaker, lane: int) -> None:
-        dialogue, prompt = self.asked[lane]
+        dialogue, prompt = self.requested[lane]
         if dialogue.key == "task-1":
             prompts[self.agent] = prompt.text
         said(self, lane)
@@ -152,7 +152,7 @@ def test_the_end_of_a_world_does_not_turn_a_failure_into_a_success(folder: Path,
     assert ends == [("done", None, 1.0)] * 3 + [("failed", "agent guest: OSError: nobody is in", None)]
 
 
-def test_fields_set_by_a_world_are_checked(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_everything_a_world_yields_is_checked(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     simulated(folder, tmp_path, world=world("Garbage"), agents={}, tasks={"count": 9}, limits={"fail_fraction": 1.0})
 

@@ -370,7 +370,7 @@ def accelerator(
     return AcceleratorMemory(torch.device("cuda", 0), allowed), library
 
 
-def test_the_budget_of_a_gpu_is_free_memory_and_cached_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_of_a_gpu_is_free_and_cached_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = accelerator(monkeypatch)
     assert made.budget() == int(0.98 * 40 * GB) - 256 * 10**6
     assert made.describe() == "0.98 x 40.00 GB free less 256.0 MB"
