@@ -38,7 +38,7 @@ class RandomSplit(ConfigModel):
             )
         if self.probabilities[0] == 0:
             raise rule_error(
-                "the share of training is 0; write one above 0, or nothing could be learned", at="probabilities"
+                "the share of training is 0; write a larger one, or nothing is trained", at="probabilities"
             )
         return self
 

@@ -344,7 +344,9 @@ def test_evaluation_after_training_on_given_rows_uses_the_rows_held_out_then(col
         colours.config(trainer={"max_steps": 2, "evaluate_generated": False}, data={"source": None}), quiet=True
     )
     assert again.train(colours.rows(80), run=tmp_path / "run").batch_sizes == result.batch_sizes
-    with pytest.raises(ResumeError, match="is finished, and it learned from other rows; give this run another folder"):
+    with pytest.raises(
+        ResumeError, match="is finished, and it was trained on other rows; give this run another folder"
+    ):
         again.train(colours.rows(81), run=tmp_path / "run")
 
 

@@ -133,7 +133,7 @@ def test_a_dataset_in_place_of_a_stream(colours: Any, tmp_path: Path) -> None:
     assert data["streamed"]["training"]["rows"] is None
     assert list(data["streamed"]) == ["training"]
     assert (data["indexed"]["training"]["rows"], data["indexed"]["validation"]["rows"]) == (90, 5)
-    with pytest.raises(ResumeError, match="is finished, and it learned from other rows"):
+    with pytest.raises(ResumeError, match="is finished, and it was trained on other rows"):
         Model(written, quiet=True).train(source, run=tmp_path / "streamed")
 
 

@@ -197,7 +197,7 @@ def host(make: Callable[..., Environment], line: socket.socket) -> None:
                     environment, result = make(**arguments), None
                 else:
                     result = CALLS[method](environment, arguments)
-                answer = ("said", result)
+                answer = ("result", result)
             except (Exception, SystemExit) as error:
                 answer = ("raised", described(error))
             send(line, answer)

@@ -165,10 +165,8 @@ def log_prompt_counts(encoders: Sequence[TurnEncoder]) -> None:
     rewritten, shortened = sum(turns.rewritten for turns in encoders), sum(turns.shortened for turns in encoders)
     if rewritten:
         logger.info(
-            (
-                "%s tokenized again from the start, because the template renders all turns in one piece or a token "
-                "spans two"
-            ),
+            "%s tokenized again from the start, because the template renders all turns in one piece or a token "
+            "spans two",
             counted(rewritten, "prompt"),
         )
     if shortened:

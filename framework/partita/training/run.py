@@ -194,7 +194,7 @@ def check_same_rows(directory: RunDirectory, data: RunData) -> None:
     trained_on = directory.manifest.get("data", {}).get("training", {}).get("fingerprint")
     if data.training is not None and trained_on not in (None, data.training.fingerprint):
         raise ResumeError(
-            f"the run in {directory.folder} is finished, and it learned from other rows; "
+            f"the run in {directory.folder} is finished, and it was trained on other rows; "
             "give this run another folder with --run"
         )
 
