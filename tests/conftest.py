@@ -70,10 +70,10 @@ def same_log() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """What starts programs that need torch and transformers, without the seconds that importing them takes."""
-    found = Forks(tmp_path_factory.mktemp("forks"))
-    found.run("", folder=found.folder)  # waits for the imports, whose CPU seconds are not those of the first test
-    yield found
-    found.end()
+    result = Forks(tmp_path_factory.mktemp("forks"))
+    result.run("", folder=result.folder)  # waits for the imports, whose CPU seconds are not those of the first test
+    yield result
+    result.end()
 
 
 Forced = Callable[[Path], int | list[str] | None]
@@ -82,12 +82,12 @@ Forced = Callable[[Path], int | list[str] | None]
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> Forced:
     """forced(path): the bytes of a file, or the names in a folder, when it was last forced onto the disk; else None."""
-    fsync, found = os.fsync, dict[int, int | list[str]]()
+    fsync, result = os.fsync, dict[int, int | list[str]]()
 
     def note(descriptor: int) -> None:
         fsync(descriptor)
         status = os.fstat(descriptor)
-        found[status.st_ino] = sorted(os.listdir(descriptor)) if stat.S_ISDIR(status.st_mode) else status.st_size
+        result[status.st_ino] = sorted(os.listdir(descriptor)) if stat.S_ISDIR(status.st_mode) else status.st_size
 
     monkeypatch.setattr(os, "fsync", note)
-    return lambda path: found.get(path.stat().st_ino)
+    return lambda path: result.get(path.stat().st_ino)

@@ -112,8 +112,8 @@ class Costs:
         files: dict[str, float] = defaultdict(float)
         for name, parts in self.found.items():
             files[place(name)] += sum(parts.values())
-        found = read_record() | {name: round(seconds, 1) for name, seconds in files.items()}
-        RECORD.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        result = read_record() | {name: round(seconds, 1) for name, seconds in files.items()}
+        RECORD.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
 
 
 def imported_libraries() -> set[str]:
@@ -123,8 +123,8 @@ def imported_libraries() -> set[str]:
 
 def read_record() -> dict[str, float]:
     """Return the CPU seconds of test files that were last recorded."""
-    found: dict[str, float] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    return found
+    result: dict[str, float] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return result
 
 
 def place(nodeid: str) -> str:

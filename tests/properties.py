@@ -32,8 +32,8 @@ def examples(number: int, **more: Any) -> settings:
 
 def ends(values: Iterable[Any]) -> list[Any]:
     """Return values of a parameter of which those between the first and the last are tried in the long tests."""
-    found = list(values)
-    return [found[0], *map(in_long_tests, found[1:-1]), *found[1:][-1:]]
+    results = list(values)
+    return [results[0], *map(in_long_tests, results[1:-1]), *results[1:][-1:]]
 
 
 def first(values: Iterable[Any]) -> list[Any]:

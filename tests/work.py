@@ -19,7 +19,7 @@ def counted_calls(work: Callable[[], T]) -> tuple[T, int]:
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        found = work()
+        result = work()
     finally:
         sys.setprofile(before)
-    return found, count
+    return result, count

@@ -118,8 +118,8 @@ class Jobs:
         job = self.launch(ranks, folder, *steps)
         errors = [rank.communicate()[1] for rank in job]
         assert not any(rank.returncode for rank in job), "\n".join(errors)
-        found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf8"))
-        return found
+        result: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf8"))
+        return result
 
     def kill(
         self, ranks: int, folder: Path, *steps: str, rank: int, pattern: str, lines: int, delay: float

@@ -27,12 +27,12 @@ def work(folder: Path, steps: list[str]) -> None:
     """All steps, one after the other."""
     os.chdir(folder)
     settings = yaml.safe_load(Path("run.yaml").read_text(encoding="utf8"))
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
     for step in steps:
         name, _, argument = step.partition(":")
-        found[step] = STEPS[name](settings, argument)
+        actual[step] = STEPS[name](settings, argument)
     if os.environ.get("RANK", "0") == "0":
-        Path("results.json").write_text(json.dumps(found), encoding="utf8")
+        Path("results.json").write_text(json.dumps(actual), encoding="utf8")
 
 
 def train(settings: Settings, max_steps: str) -> dict[str, Any]:

@@ -141,14 +141,14 @@ def test_training_of_which_ranks_were_killed_ends_as_one_that_was_not(
         status = processes.kill(ranks, folder, "train:12", **kill)
         assert status[kill["rank"]] == -signal.SIGKILL, f"seed {seed}: {status}"
         assert all(status), f"seed {seed}: no rank ends well where one was killed"
-    found = processes.start(2, folder, "train:12")["train:12"]
+    result = processes.start(2, folder, "train:12")["train:12"]
 
-    assert found["resumed_from"] is not None, f"seed {seed}"
+    assert result["resumed_from"] is not None, f"seed {seed}"
     assert processes.log(folder)[-1]["step"] == 12
     for key, exact in (("batch_hash", True), ("rows", True), ("loss", False)):
         one, other = ([line[key] for line in processes.log(place)] for place in (folder, straight[0]))
         assert one == other if exact else one == pytest.approx(other, rel=2e-4), f"seed {seed}"
-    accuracy = [results["metrics"]["test"] for results in (found, straight[1]["train:12"])]
+    accuracy = [results["metrics"]["test"] for results in (result, straight[1]["train:12"])]
     assert accuracy[0] == pytest.approx(accuracy[1], rel=1e-3), f"seed {seed}"
 
 
@@ -174,9 +174,9 @@ def test_predictions_of_which_ranks_were_killed_are_whole_and_the_same(
         assert status[kill["rank"]] == -signal.SIGKILL, f"seed {seed}: {status}"
         assert not (folder / "many.out.jsonl").exists()
         done = sum(map(lines_of, (folder / "run" / "journal").glob("many*.jsonl")))
-    found = processes.start(2, folder, "predict:many")["predict:many"]
+    result = processes.start(2, folder, "predict:many")["predict:many"]
 
-    assert found["rows"] == 1000
-    assert found["resumed"] >= done - 4, f"seed {seed}: a header each, and a line that was torn"
+    assert result["rows"] == 1000
+    assert result["resumed"] >= done - 4, f"seed {seed}: a header each, and a line that was torn"
     assert (folder / "many.out.jsonl").read_bytes() == (alone / "many.out.jsonl").read_bytes(), f"seed {seed}"
     assert not list(folder.glob("run/journal/*.rank-*"))

@@ -28,12 +28,12 @@ def on_ranks(ranks: int, work: Callable[[ThreadGroup], T]) -> list[T]:
 def test_every_place_of_a_plan_is_claimed_once(ranks: int, total: int) -> None:
     def claim(process_group: ThreadGroup) -> list[int]:
         claims = WorkQueue(total, process_group=process_group)
-        found: list[int] = []
+        results: list[int] = []
         while claims.left:
             places = claims.take(16)
             assert len(places) <= 16 or ranks == 1
-            found += places
-        return found
+            results += places
+        return results
 
     parts = on_ranks(ranks, claim) if ranks > 1 else [claim(SINGLE_PROCESS)]  # type: ignore[arg-type]
 
@@ -64,12 +64,12 @@ def test_claims_become_small_towards_the_end() -> None:
 
 def test_a_slow_rank_claims_less_and_no_rank_waits_for_it() -> None:
     def claim(process_group: ThreadGroup) -> int:
-        found = 0
+        result = 0
         claims = WorkQueue(400, process_group=process_group)
         while claims.left:
-            found += len(claims.take(4))
+            result += len(claims.take(4))
             time.sleep(0.3 if process_group.rank == 1 else 0.001)
-        return found
+        return result
 
     fast, slow, other = on_ranks(3, claim)
 
@@ -130,9 +130,9 @@ def test_tensors_are_summed_together_up_to_a_size() -> None:
     large = torch.zeros(BUCKET_BYTES // 4)
     small = [torch.zeros(3), torch.zeros(5, dtype=torch.bfloat16), torch.zeros(2, 2).T, torch.zeros(1)]
 
-    found = list(buckets([small[0], large, *small[1:]]))
+    results = list(buckets([small[0], large, *small[1:]]))
 
-    assert [[tuple(tensor.shape) for tensor in bucket] for bucket in found] == [
+    assert [[tuple(tensor.shape) for tensor in bucket] for bucket in results] == [
         [tuple(large.shape)],
         [(3,), (2, 2), (1,)],
         [(5,)],
@@ -142,10 +142,10 @@ def test_tensors_are_summed_together_up_to_a_size() -> None:
 def test_many_tensors_come_in_buckets_of_limited_size() -> None:
     tensors = [torch.zeros(BUCKET_BYTES // 12) for _ in range(10)]  # a third of a bucket each
 
-    found = list(buckets(tensors))
+    results = list(buckets(tensors))
 
-    assert [len(bucket) for bucket in found] == [3, 3, 3, 1]
-    assert sum(tensor.numel() for bucket in found for tensor in bucket) == sum(t.numel() for t in tensors)
+    assert [len(bucket) for bucket in results] == [3, 3, 3, 1]
+    assert sum(tensor.numel() for bucket in results for tensor in bucket) == sum(t.numel() for t in tensors)
 
 
 def test_sums_are_on_every_rank() -> None:

@@ -18,11 +18,11 @@ Jobs = dict[int, tuple[Path, dict[str, Any]]]
 @pytest.fixture(scope="module")
 def jobs(processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """The same job on 1, 2 and 4 processes."""
-    found = {1: straight}
+    results = {1: straight}
     for ranks in (2, 4):
         folder = processes.prepare(tmp_path_factory.mktemp("job") / "job", processes.settings())
-        found[ranks] = folder, processes.start(ranks, folder, *straight[1])
-    return found
+        results[ranks] = folder, processes.start(ranks, folder, *straight[1])
+    return results
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -70,9 +70,9 @@ def test_ranks_score_the_answers_that_one_process_samples(processes: Any, tmp_pa
     rows = read_json_lines(folder / "more.jsonl")
     answered = [{**row, "colour": answer} for row, answer in zip(rows, answers, strict=True)]
     write_json_lines(folder / "more.jsonl", answered)
-    found = processes.start(2, folder, "predict_zero_shot:more", "evaluate_zero_shot:more")
-    assert found["predict_zero_shot:more"] == answers
-    assert found["evaluate_zero_shot:more"]["colour"]["exact_match"] == 1
+    result = processes.start(2, folder, "predict_zero_shot:more", "evaluate_zero_shot:more")
+    assert result["predict_zero_shot:more"] == answers
+    assert result["evaluate_zero_shot:more"]["colour"]["exact_match"] == 1
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -89,8 +89,8 @@ def test_the_number_of_processes_may_change_in_the_middle_of_an_epoch(
 ) -> None:
     folder = processes.prepare(tmp_path / "job", processes.settings())
     for ranks, steps in ((4, 4), (1, 6), (2, 12)):
-        found = processes.start(ranks, folder, f"train:{steps}")[f"train:{steps}"]
-        assert found["steps"] == steps
+        result = processes.start(ranks, folder, f"train:{steps}")[f"train:{steps}"]
+        assert result["steps"] == steps
 
     assert [line["batch_hash"] for line in processes.log(folder)] == [
         line["batch_hash"] for line in processes.log(jobs[1][0])

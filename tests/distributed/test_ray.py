@@ -42,7 +42,7 @@ def address() -> Iterator[str]:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
     ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
     terminate = signal.getsignal(signal.SIGTERM)
-    found = ray.init(
+    result = ray.init(
         num_cpus=8,
         include_dashboard=False,
         object_store_memory=100 * 2**20,
@@ -50,7 +50,7 @@ def address() -> Iterator[str]:
         logging_level="ERROR",
     )
     signal.signal(signal.SIGTERM, terminate)
-    yield found.address_info["gcs_address"]
+    yield result.address_info["gcs_address"]
     ray.shutdown()
 
 
@@ -110,14 +110,14 @@ def teach_word(path: Path, word: str) -> None:
 
 def workers() -> list[psutil.Process]:
     """Processes of workers below this one."""
-    found = []
+    results = []
     for process in psutil.Process().children(recursive=True):
         try:
             if process.name().startswith("ray::Worker"):
-                found.append(process)
+                results.append(process)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return results
 
 
 def answered(output: str) -> int:
@@ -132,12 +132,12 @@ def recorded(output: str) -> list[int]:
 
 
 def test_greedy_answers_are_those_of_one_process(pool: Model, folder: Path) -> None:
-    found = pool.predict("rows.jsonl", output="greedy.jsonl")
+    result = pool.predict("rows.jsonl", output="greedy.jsonl")
     in_one_process(folder).predict("rows.jsonl", output="alone.jsonl")
 
     assert Path("greedy.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
-    assert found.stats.ok == 300
-    assert found.stats.slots_in_use > 0, "answered in slots"
+    assert result.stats.ok == 300
+    assert result.stats.slots_in_use > 0, "answered in slots"
     assert sorted(recorded("greedy")) == list(range(300))
 
 
@@ -147,9 +147,9 @@ def test_a_journal_of_one_process_is_continued_by_workers(pool: Model, folder: P
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:120]))
 
-    found = pool.predict("rows.jsonl", output="both.jsonl")
+    result = pool.predict("rows.jsonl", output="both.jsonl")
 
-    assert found.stats.resumed == 119
+    assert result.stats.resumed == 119
     assert Path("both.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
 
 
@@ -171,10 +171,10 @@ def test_an_error_inside_a_worker_belongs_to_its_row(pool: Model, folder: Path) 
     rows = [{"text": f"w{number} {POISON if number % 5 == 0 else 'w3'} w9"} for number in range(40)]
     write_json_lines(Path("poisoned.jsonl"), rows)
 
-    found = pool.predict("poisoned.jsonl", output="poisoned.out.jsonl")
+    result = pool.predict("poisoned.jsonl", output="poisoned.out.jsonl")
     in_one_process(folder).predict("poisoned.jsonl", output="poisoned.alone.jsonl")
 
-    assert (found.stats.ok, found.stats.errors) == (32, 8)
+    assert (result.stats.ok, result.stats.errors) == (32, 8)
     out = read_json_lines(Path("poisoned.out.jsonl"))
     assert all(row["error"] == "IndexError: index out of range in self" for row in out[::5])
     assert Path("poisoned.out.jsonl").read_bytes() == Path("poisoned.alone.jsonl").read_bytes()
@@ -187,10 +187,10 @@ def test_a_worker_that_is_killed_loses_no_row(pool: Model, folder: Path, caplog:
     after = chance.randint(1, 200)
     killer = when(lambda: answered("killed") >= after, lambda: chance.choice(workers()).kill())
 
-    found = pool.predict("rows.jsonl", output="killed.jsonl")
+    result = pool.predict("rows.jsonl", output="killed.jsonl")
     killer.join()
 
-    assert found.stats.ok == 300, f"seed {seed}"
+    assert result.stats.ok == 300, f"seed {seed}"
     assert Path("killed.jsonl").read_bytes() == Path("alone.jsonl").read_bytes(), f"seed {seed}"
     assert sorted(recorded("killed")) == list(range(300)), f"seed {seed}"
     assert "is gone; a new one replaces it" in caplog.text
@@ -262,9 +262,9 @@ def test_a_command_that_is_killed_continues(pool: Model, folder: Path, address: 
     job.communicate(timeout=30)
     assert not Path("stopped.jsonl").exists()
 
-    found = pool.predict("rows.jsonl", output="stopped.jsonl")
+    result = pool.predict("rows.jsonl", output="stopped.jsonl")
 
-    assert 20 <= found.stats.resumed < 300
+    assert 20 <= result.stats.resumed < 300
     assert Path("stopped.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
 
 

@@ -92,11 +92,11 @@ def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_proc
 
     pids: list[int] = []
     killed = when(lambda: steps() >= min(after + 2, 11), lambda: kill_worker(pids))
-    found = model.train("rows.jsonl", run="run")
+    result = model.train("rows.jsonl", run="run")
     killed.join()
 
-    assert (found.run, found.steps) == (Path("run"), 12)
-    assert found.resumed_from is not None
+    assert (result.run, result.steps) == (Path("run"), 12)
+    assert result.resumed_from is not None
     gone = (
         f"(process {pids[0]} on {os.uname().nodename}) is gone; all are restarted from the newest checkpoint (1 of 3 "
     )
@@ -104,7 +104,7 @@ def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_proc
     for key, exact in (("step", True), ("batch_hash", True), ("rows", True), ("loss", False)):
         one, other = ([line[key] for line in processes.log(place)] for place in (folder, straight[0]))
         assert one == other if exact else one == pytest.approx(other, rel=2e-4)
-    assert found.metrics["test"] == pytest.approx(straight[1]["train:12"]["metrics"]["test"], rel=1e-3)
+    assert result.metrics["test"] == pytest.approx(straight[1]["train:12"]["metrics"]["test"], rel=1e-3)
 
     manifest = json.loads(Path("run/manifest.json").read_text("utf8"))
     assert manifest["numbers_of_a_process"] < 0.6 * manifest["parameters"]

@@ -80,9 +80,9 @@ def test_rounds_are_those_of_one_process_also_where_a_rank_was_killed(processes:
         rank = chance.randrange(2)
         status = processes.kill(2, other, "train:8", rank=rank, pattern=pattern, lines=lines, delay=0.01)
         assert status[rank] == -signal.SIGKILL, f"seed {seed}: {status}"
-    found = processes.start(2, other, "train:8")["train:8"]
+    result = processes.start(2, other, "train:8")["train:8"]
 
-    assert found["steps"] == 8 + 6 + 6
+    assert result["steps"] == 8 + 6 + 6
     assert left(other) == left(folder), f"seed {seed}"
     assert not list(other.glob("run/rounds/*/transcripts/.*rank-*"))
 
@@ -94,9 +94,9 @@ def test_rounds_whose_weights_are_shared_out_are_those_of_one_process(processes:
     settings = yaml.safe_load((other / "run.yaml").read_text("utf8"))
     settings["backend"] = {"type": "torchrun", "sharding": "full"}
     (other / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
-    found = processes.start(2, other, "train:8")["train:8"]
+    result = processes.start(2, other, "train:8")["train:8"]
 
-    assert found["steps"] == 8 + 6 + 6
+    assert result["steps"] == 8 + 6 + 6
     assert left(other) == left(folder)
     for run in ("run", "run/rounds/1", "run/rounds/2"):
         manifest = json.loads((other / run / "manifest.json").read_text("utf8"))

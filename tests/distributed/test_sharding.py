@@ -33,8 +33,8 @@ def all_weights(processes: Any, **trainer: Any) -> dict[str, Any]:
 def job(processes: Any, folder: Path, settings: dict[str, Any], ranks: int, *steps: str) -> dict[str, Any]:
     """Results of a job of so many processes, which share the weights."""
     prepared = processes.prepare(folder, settings | {"backend": SHARED})
-    found: dict[str, Any] = processes.start(ranks, prepared, *steps)
-    return found
+    result: dict[str, Any] = processes.start(ranks, prepared, *steps)
+    return result
 
 
 def assert_same_steps(one: list[dict[str, Any]], several: list[dict[str, Any]]) -> None:
@@ -54,11 +54,11 @@ def test_all_weights_are_trained_as_by_one_process(
     processes: Any, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "job"
-    found = job(processes, folder, all_weights(processes), 4, "train:12", "predict:more", "evaluate:more")
+    result = job(processes, folder, all_weights(processes), 4, "train:12", "predict:more", "evaluate:more")
 
     assert_same_steps(processes.log(whole[0]), processes.log(folder))
     assert (folder / "more.out.jsonl").read_text() == (whole[0] / "more.out.jsonl").read_text()
-    assert found["evaluate:more"]["model"] == pytest.approx(whole[1]["evaluate:more"]["model"], rel=1e-4)
+    assert result["evaluate:more"]["model"] == pytest.approx(whole[1]["evaluate:more"]["model"], rel=1e-4)
     manifest = json.loads((folder / "run" / "manifest.json").read_text())
     assert manifest["numbers_of_a_process"] < 0.3 * manifest["parameters"]
     ours, theirs = (load_file(one / "run" / "model" / "model.safetensors") for one in (folder, whole[0]))
@@ -80,13 +80,13 @@ def test_an_adapter_is_trained_as_by_one_process(
 
 def test_mixed_precision_checkpointing_clipping_and_averaged_weights(processes: Any, tmp_path: Path) -> None:
     settings = all_weights(processes, **EVERYTHING)
-    found = {ranks: job(processes, tmp_path / str(ranks), settings, ranks, "train:12") for ranks in (1, 2)}
+    results = {ranks: job(processes, tmp_path / str(ranks), settings, ranks, "train:12") for ranks in (1, 2)}
     one, two = (processes.log(tmp_path / str(ranks)) for ranks in (1, 2))
 
     assert [line["batch_hash"] for line in two] == [line["batch_hash"] for line in one]
     assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=0.01)
-    assert found[2]["train:12"]["metrics"]["validation"]["loss"] == pytest.approx(
-        found[1]["train:12"]["metrics"]["validation"]["loss"], rel=0.01
+    assert results[2]["train:12"]["metrics"]["validation"]["loss"] == pytest.approx(
+        results[1]["train:12"]["metrics"]["validation"]["loss"], rel=0.01
     )
     sizes = json.loads((tmp_path / "2" / "run" / "manifest.json").read_text())["batch_sizes"]
     assert {size["origin"] for name, size in sizes.items() if name != "training"} <= {"tuned", "cached"}
@@ -99,9 +99,9 @@ def test_the_number_of_processes_may_change_and_one_may_be_killed(
     processes.start(4, folder, "train:4")
     assert all(processes.kill(2, folder, "train:12", rank=1, pattern="run/log.jsonl", lines=5, delay=0.0))
     processes.start(1, folder, "train:9")
-    found = processes.start(2, folder, "train:12")
+    result = processes.start(2, folder, "train:12")
 
-    assert found["train:12"]["resumed_from"] == 9
+    assert result["train:12"]["resumed_from"] == 9
     assert_same_steps(processes.log(whole[0]), processes.log(folder))
 
 

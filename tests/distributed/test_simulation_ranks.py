@@ -73,12 +73,12 @@ def same(folder: Path, straight: tuple[Path, Any]) -> bool:
 def test_dialogues_are_those_of_one_process(
     processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path, ranks: int
 ) -> None:
-    found = processes.start(ranks, folder, "simulate:out")["simulate:out"]
+    result = processes.start(ranks, folder, "simulate:out")["simulate:out"]
 
     assert same(folder, straight)
-    assert found == straight[1]
+    assert result == straight[1]
     results = [json.loads((folder / f"rank-{rank}.json").read_text("utf8")) for rank in range(ranks)]
-    assert all(rank["report"] == found for rank in results)
+    assert all(rank["report"] == result for rank in results)
     assert all(rank["meetings"] == results[0]["meetings"] for rank in results)
     assert max(results[0]["meetings"].values()) == 2, "once a history, and not by dialogues or turns"
 
@@ -99,10 +99,10 @@ def test_a_job_of_which_ranks_were_killed_continues_with_any_number_of_them(
         assert status[rank] == -signal.SIGKILL, f"seed {seed}: {status}"
         assert all(status), f"seed {seed}: no rank ends well where one was killed"
         had = sum(path.read_bytes().count(b"\n") for path in (folder / "out").glob(".*.jsonl"))
-    found = processes.start(2, folder, "simulate:out")["simulate:out"]
+    result = processes.start(2, folder, "simulate:out")["simulate:out"]
 
     assert same(folder, straight), f"seed {seed}"
-    assert found == straight[1], f"seed {seed}"
+    assert result == straight[1], f"seed {seed}"
     for history in ("gold", "predicted"):
         kept = (folder / "out" / f".{history}.jsonl").read_text("utf8").splitlines()[1:]
         keys = [json.loads(line)["dialogue"] for line in kept]

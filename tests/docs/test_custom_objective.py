@@ -58,12 +58,12 @@ def test_the_objective_of_the_guide_is_trained_evaluated_and_logged(tmp_path: Pa
 
 @pytest.mark.long
 def test_the_objective_of_the_guide_does_not_depend_on_the_evaluation_batch_size(tmp_path: Path) -> None:
-    found = []
+    results = []
     for size in (1, 5):
         folder = tmp_path / str(size)
         folder.mkdir()
-        found.append(
+        results.append(
             Model(write_files(folder, eval_batch_size=size) / "run.yaml", quiet=True).train(run=folder / "run")
         )
-    one, other = (result.metrics["validation"] for result in found)
+    one, other = (result.metrics["validation"] for result in results)
     assert one == pytest.approx(other, rel=1e-4)

@@ -25,7 +25,7 @@ def names(requirements: list[str]) -> set[str]:
 
 def imports() -> dict[str, list[str]]:
     """Files by the top-level package that they import, without the standard library."""
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for path in (path for folder in ("framework", "schema", "trainers") for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
             match node:
@@ -36,8 +36,8 @@ def imports() -> dict[str, list[str]]:
                 case _:
                     modules = []
             for module in modules:
-                found.setdefault(module.partition(".")[0], []).append(str(path.relative_to(ROOT)))
-    return {name: paths for name, paths in found.items() if name not in sys.stdlib_module_names | OWN}
+                results.setdefault(module.partition(".")[0], []).append(str(path.relative_to(ROOT)))
+    return {name: paths for name, paths in results.items() if name not in sys.stdlib_module_names | OWN}
 
 
 def distributions() -> dict[str, set[str]]:

@@ -58,9 +58,9 @@ class Block:
 def find_blocks() -> Iterator[Block]:
     for page in PAGES:
         text = page.read_text(encoding="utf8")
-        for found in BLOCK.finditer(text):
-            line = text.count("\n", 0, found.start()) + 1
-            yield Block(page, line, found["language"], found["comment"] or "", found["text"])
+        for match in BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield Block(page, line, match["language"], match["comment"] or "", match["text"])
 
 
 BLOCKS = list(find_blocks())
@@ -159,10 +159,10 @@ def test_every_link_in_the_pages_leads_to_something(page: Path) -> None:
         target, _, place = link["target"].partition("#")
         if "://" in target:
             continue
-        found = (page.parent / target).resolve() if target else page
-        assert found.exists(), f"{page.relative_to(ROOT)} links to {target}, which is not there"
+        results = (page.parent / target).resolve() if target else page
+        assert results.exists(), f"{page.relative_to(ROOT)} links to {target}, which is not there"
         if place:
-            assert place in headings(found), f"{page.relative_to(ROOT)} links to {link['target']}: no such heading"
+            assert place in headings(results), f"{page.relative_to(ROOT)} links to {link['target']}: no such heading"
 
 
 def headings(page: Path) -> list[str]:
@@ -173,10 +173,10 @@ def headings(page: Path) -> list[str]:
 
 def find_answers() -> Iterator[Any]:
     for page in PAGES:
-        for found in ANSWERS.finditer(page.read_text(encoding="utf8")):
-            for row in found["table"].splitlines()[2:]:
+        for match in ANSWERS.finditer(page.read_text(encoding="utf8")):
+            for row in match["table"].splitlines()[2:]:
                 answer, shown = (cell.strip() for cell in row.strip("|").split("|"))
-                yield pytest.param(yaml.safe_load(found["outputs"]), answer.strip("`"), shown, id=answer)
+                yield pytest.param(yaml.safe_load(match["outputs"]), answer.strip("`"), shown, id=answer)
 
 
 @pytest.mark.parametrize(("outputs", "answer", "expected"), list(find_answers()))

@@ -18,12 +18,12 @@ def pins(name: str) -> dict[str, tuple[str, int]]:
     """Version and number of hashes of each package in a lock file."""
     text = (ROOT / name).read_text(encoding="utf8")
     entries = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n", "", text))
-    found = {}
+    results = {}
     for entry in filter(str.strip, entries):
         match = re.match(r"(?P<name>[\w.-]+)==(?P<version>[^\s;]+)", entry)
         assert match is not None, entry
-        found[canonical(match["name"])] = (match["version"], entry.count("--hash=sha256:"))
-    return found
+        results[canonical(match["name"])] = (match["version"], entry.count("--hash=sha256:"))
+    return results
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -32,9 +32,9 @@ def names(requirements: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
 def test_every_pin_has_hashes_and_none_is_for_a_device(name: str) -> None:
-    found = pins(name)
-    assert all(hashes for _, hashes in found.values())
-    assert not [one for one in found if one == "torch" or one.startswith(("nvidia-", "triton", "cuda-"))]
+    result = pins(name)
+    assert all(hashes for _, hashes in result.values())
+    assert not [one for one in result if one == "torch" or one.startswith(("nvidia-", "triton", "cuda-"))]
 
 
 def test_the_runtime_lock_has_what_the_package_needs_and_no_development_tools() -> None:

@@ -74,13 +74,13 @@ def cases(*groups: Group) -> list[Case]:
 
 def merged(config: Config, changes: Config) -> Config:
     """Return a configuration with other values; mappings are merged, unless they have another `type`."""
-    found = deepcopy(config)
+    result = deepcopy(config)
     for key, value in changes.items():
-        before = found.get(key)
+        before = result.get(key)
         same = (
             isinstance(value, dict)
             and isinstance(before, dict)
             and value.get("type", before.get("type")) == before.get("type")
         )
-        found[key] = merged(before, value) if same else deepcopy(value)
-    return found
+        result[key] = merged(before, value) if same else deepcopy(value)
+    return result

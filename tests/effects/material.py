@@ -195,11 +195,11 @@ def write_hub(folder: Path, made: list[dict[str, Any]]) -> None:
 
 def rows(count: int, *, seed: int) -> list[dict[str, Any]]:
     chance = random.Random(seed)
-    found = []
+    results = []
     for number in range(count):
         said = [" ".join(chance.choices(WORDS, k=chance.randint(1, 7))) for _ in range(2)]
-        found.append({"text": said[0], "answer": said[1], "split": number % 3, "label": number // 2 % 3})
-    return found
+        results.append({"text": said[0], "answer": said[1], "split": number % 3, "label": number // 2 % 3})
+    return results
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -46,7 +46,7 @@ def training(config: Config, place: Path) -> Observation:
         Model(config, quiet=True).train(run=run)
     manifest = json.loads((run / "manifest.json").read_text("utf8"))
     steps = lines(run / "log.jsonl")
-    found: Observation = {
+    results: Observation = {
         "plan": [{key: step.get(key) for key in ("batch_hash", "rows", "tokens", "epoch")} for step in steps],
         "losses": [step["loss"] for step in steps],
         "rates": [step.get("learning_rate") for step in steps],
@@ -67,14 +67,14 @@ def training(config: Config, place: Path) -> Observation:
             key: manifest.get(key) for key in ("token_cache", "best", "best_step", "sources", "rounds", "learning_rate")
         },
     }
-    found["files of rounds"] = {
+    results["files of rounds"] = {
         str(path.relative_to(run)): lines(path) for path in sorted(run.glob("rounds/*/log.jsonl"))
     }
     if (place / "read.txt").exists():
-        found["read"] = (place / "read.txt").read_text("utf8")
+        results["read"] = (place / "read.txt").read_text("utf8")
     if (run / "probe.json").exists():
-        found |= json.loads((run / "probe.json").read_text("utf8"))
-    return cleaned(found, place)
+        results |= json.loads((run / "probe.json").read_text("utf8"))
+    return cleaned(results, place)
 
 
 def answers(config: Config, place: Path) -> Observation:
@@ -86,9 +86,9 @@ def answers(config: Config, place: Path) -> Observation:
 
 def training_in_rounds(config: Config, place: Path) -> Observation:
     """Train on dialogues. How many forward passes these take depends on which of them meet in a batch."""
-    found = training(config, place)
-    del found["passes"]
-    return found
+    result = training(config, place)
+    del result["passes"]
+    return result
 
 
 def simulating(config: Config, place: Path) -> Observation:
@@ -102,7 +102,7 @@ def simulating(config: Config, place: Path) -> Observation:
             dialogues, key=lambda dialogue: str(dialogue["dialogue"])
         )  # they stand there as they ended
     noted = place / "noted.txt"
-    found = {
+    results = {
         "files": [*transcripts, *([noted.name] if noted.exists() else [])],
         "noted": noted.read_text("utf8").splitlines() if noted.exists() else [],
         "transcripts": {
@@ -111,7 +111,7 @@ def simulating(config: Config, place: Path) -> Observation:
         "report": report.flat(),
         "log": said,
     }
-    return cleaned(found, place)
+    return cleaned(results, place)
 
 
 def without_times(dialogue: dict[str, Any]) -> dict[str, Any]:
@@ -144,9 +144,9 @@ def launching(config: Config, place: Path) -> Observation:
 
 def free_port() -> int:
     """Return a port of this machine that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        port: int = result.getsockname()[1]
     return port
 
 
@@ -180,7 +180,7 @@ def asking(config: Config, place: Path) -> Observation:
     paced = "requests_per_minute" in backend or "tokens_per_minute" in backend
     with serving(together=1 if paced else min(ASKED, backend.get("concurrency", ASKED))) as server:
         whole = json.loads(json.dumps(config).replace("URL", server.url))
-        found = answers(whole, place)
+        result = answers(whole, place)
     seen = {
         "bodies": sorted(server.bodies, key=json.dumps),
         "requests": len(server.bodies),
@@ -188,7 +188,7 @@ def asking(config: Config, place: Path) -> Observation:
         "keys": sorted(set(server.keys)),
         "most_active": server.most_active,
     }
-    return found | json.loads(json.dumps(seen).replace(server.url, "URL"))
+    return result | json.loads(json.dumps(seen).replace(server.url, "URL"))
 
 
 @contextmanager
@@ -208,8 +208,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file of JSON, without what time they took."""
     if not path.exists():
         return []
-    found = [json.loads(line) for line in path.read_text("utf8").splitlines()]
-    return [{key: value for key, value in line.items() if key not in TIMES} for line in found]
+    results = [json.loads(line) for line in path.read_text("utf8").splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in results]
 
 
 def tensors(path: Path) -> dict[str, str]:
@@ -227,13 +227,13 @@ def cleaned(found: Observation, place: Path) -> Observation:
 @contextmanager
 def messages() -> Iterator[list[str]]:
     """Collect what is logged, without how long it took."""
-    found: list[str] = []
+    results: list[str] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             text = SECONDS.sub("SECONDS", record.getMessage())
             if not text.startswith(PEFT_ON_CUDA):
-                found.append(text)
+                results.append(text)
 
     handler = Collect()
     loggers = [logging.getLogger(name) for name in ("partita", "partita_trainers")]
@@ -242,7 +242,7 @@ def messages() -> Iterator[list[str]]:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     try:
-        yield found
+        yield results
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.removeHandler(handler)

@@ -48,13 +48,13 @@ class Probe:
                 context.lm.after_step(number + 1)
                 optimizer.zero_grad()
         context.lm.save(context.run.folder / "model")
-        found = {
+        results = {
             "batches": batches,
             "losses": losses,
             "trained": {name: list(value.shape) for name, value in trained.items()},
             "types": sorted({str(value.dtype) for value in context.lm.module.parameters()}),
         }
-        (context.run.folder / "probe.json").write_text(json.dumps(found), encoding="utf8")
+        (context.run.folder / "probe.json").write_text(json.dumps(results), encoding="utf8")
         metrics = context.evaluate("validation", False, None) if "validation" in context.splits else {}
         return TrainResult(run=context.run.folder, metrics={"validation": metrics}, steps=self.steps)
 

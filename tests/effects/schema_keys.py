@@ -43,13 +43,13 @@ def arms(node: Node) -> list[Node]:
 
 def references(node: Node) -> list[str]:
     """Return the names of the sections that a value may be, or may be a list or a mapping of."""
-    found: list[str] = []
+    results: list[str] = []
     for arm in arms(node):
         if "$ref" in arm:
-            found.append(arm["$ref"].rpartition("/")[2])
+            results.append(arm["$ref"].rpartition("/")[2])
         for part in (arm.get("items"), arm.get("additionalProperties")):
-            found += references(part) if isinstance(part, dict) else []
-    return found
+            results += references(part) if isinstance(part, dict) else []
+    return results
 
 
 def is_plain(arm: Node) -> bool:
@@ -96,8 +96,8 @@ def section_of(config: Node, path: str) -> tuple[Node, str]:
             inner = inner[0]
         elif name in ("match", "others"):
             inner = next(iter(inner.values())) if inner else inner.setdefault("added", {})
-        found = "csv" if "path" in inner and inner["type"] != "simulation" else inner.get("type")  # type: jsonl, ...
-        assert not tag or found in (tag, None), f"{path}: {name} has type {found}"
+        result = "csv" if "path" in inner and inner["type"] != "simulation" else inner.get("type")  # type: jsonl, ...
+        assert not tag or result in (tag, None), f"{path}: {name} has type {result}"
         section = inner
     return section, last[0]
 

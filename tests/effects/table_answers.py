@@ -53,17 +53,17 @@ def learned_output(type: str) -> dict[str, Flip]:
 
     filler, other = ("7", "8") if type in ("number", "json") else ("ball", "box")
     filled = {"missing_value_strategy": "fill_with_const", "fill_value": filler}
-    found = {
+    results = {
         f"{path}.column": Flip("other", given=given()),
         f"{path}.preprocessing.missing_value_strategy": Flip("fill_with_const", given=given(fill_value=filler)),
         f"{path}.preprocessing.fill_value": Flip(other, given=given(**filled)),
     }
     if type in ("text", "category"):
-        found[f"{path}.preprocessing.lowercase"] = Flip(True, given=given(f"{source}-capitals"))
+        results[f"{path}.preprocessing.lowercase"] = Flip(True, given=given(f"{source}-capitals"))
     if type == "set":
-        found[f"{path}.preprocessing.format"] = Flip("comma", given=given())
-        found[f"{path}.preprocessing.separator"] = Flip(";", given=given(format="json"))
-    return found
+        results[f"{path}.preprocessing.format"] = Flip("comma", given=given())
+        results[f"{path}.preprocessing.separator"] = Flip(";", given=given(format="json"))
+    return results
 
 
 ANSWERS = [

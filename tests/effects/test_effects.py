@@ -41,11 +41,11 @@ def test_every_key_of_the_schema_is_flipped_or_named_with_a_reason() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The material of all configurations."""
-    found = tmp_path_factory.mktemp("material")
-    material.fill(found)
+    result = tmp_path_factory.mktemp("material")
+    material.fill(result)
     gc.collect()
     gc.freeze()  # each run collects garbage, and looks through all libraries for it
-    yield found
+    yield result
     gc.unfreeze()
 
 

@@ -23,14 +23,14 @@ def test_forty_random_damages_give_the_right_result_or_a_sentence(tmp_path: Path
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(result.read_text(encoding="utf8"))
-    assert all(limit["holds"] for limit in found["limits"]), done.stdout
-    assert {row["files"] for row in found["rows"]} == {
+    actual = json.loads(result.read_text(encoding="utf8"))
+    assert all(limit["holds"] for limit in actual["limits"]), done.stdout
+    assert {row["files"] for row in actual["rows"]} == {
         "checkpoint",
         "journal",
         "manifest",
         "saved model",
         "transcripts",
     }
-    assert all(row["damages"] == 8 for row in found["rows"])
-    assert sum(row["same result, fallback named"] for row in found["rows"]) >= 5
+    assert all(row["damages"] == 8 for row in actual["rows"])
+    assert sum(row["same result, fallback named"] for row in actual["rows"]) >= 5

@@ -119,13 +119,13 @@ def test_a_preview_shows_every_learned_turn(base: Path) -> None:
 
     config = Config.model_validate(make_config(base_model=str(base), data={}))
 
-    found = preview(config, folder=Path(), dataset=make_dialogues(3), count=1)
+    result = preview(config, folder=Path(), dataset=make_dialogues(3), count=1)
 
-    [row] = found.rows
+    [row] = result.rows
     assert [piece.in_loss for piece in row.pieces] == [*[False, True] * 3, False]
     said = [message["content"] for message in make_dialogues(1)[0]["messages"]]
     assert [piece.text for piece in row.pieces if piece.in_loss] == [f"{text}</s>" for text in said[1::2]]
-    assert found.mode == "packed_dialogue"
+    assert result.mode == "packed_dialogue"
 
 
 @pytest.mark.skipif(not SGD.exists(), reason="the shared dialogues are not here")
@@ -138,9 +138,9 @@ def test_dialogues_of_speakers_and_texts_are_read_as_they_are(tmp_path: Path) ->
         preview(Config.model_validate(written), folder=Path(), dataset=str(SGD), count=1)
     written["data"]["dialogue"]["ignore_keys"] = ["state"]
 
-    found = preview(Config.model_validate(written), folder=Path(), dataset=str(SGD), count=2)
+    result = preview(Config.model_validate(written), folder=Path(), dataset=str(SGD), count=2)
 
-    assert not found.left_out
-    assert found.rows[1].key.endswith("#2")
-    assert "U: I want to make a restaurant" in found.rows[0].pieces[0].text or "U: " in found.rows[0].pieces[0].text
-    assert found.rows[0].pieces[-1].in_loss
+    assert not result.left_out
+    assert result.rows[1].key.endswith("#2")
+    assert "U: I want to make a restaurant" in result.rows[0].pieces[0].text or "U: " in result.rows[0].pieces[0].text
+    assert result.rows[0].pieces[-1].in_loss

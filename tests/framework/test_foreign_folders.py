@@ -49,13 +49,13 @@ ENVIRONMENT = {"type": "environment", "environment": "planted:Part"}
 
 
 def simulation(**section: Any) -> dict[str, Any]:
-    found = {
+    results = {
         "world": {"type": "user_sim"},
         "tasks": {"count": 1},
         "agents": {"user": {"type": "scripted", "lines": ["a"]}},
         **section,
     }
-    return DIALOGUE | {"simulation": found}
+    return DIALOGUE | {"simulation": results}
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str, str]] = {

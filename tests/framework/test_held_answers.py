@@ -54,8 +54,8 @@ def test_every_answer_of_an_untrained_model_keeps_the_schema(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for generation in ({"max_new_tokens": 120}, {"max_new_tokens": 120, "do_sample": True, "temperature": 2.0}):
-        found = constrained(colours, generation=generation).predict(colours.rows(20))
-        for row in found:
+        result = constrained(colours, generation=generation).predict(colours.rows(20))
+        for row in result:
             assert (row["status"], row["error"], row["finish_reason"]) == ("ok", None, "stop")
             assert row["value"] == json.loads(row["value_raw"])
             Draft202012Validator(SCHEMA).validate(row["value"])
@@ -65,11 +65,11 @@ def test_an_answer_cut_by_its_limit_is_unreadable_and_says_so(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = constrained(colours, generation={"max_new_tokens": 9}).predict(colours.rows(3))
-    for row in found:
+    result = constrained(colours, generation={"max_new_tokens": 9}).predict(colours.rows(3))
+    for row in result:
         assert (row["value"], row["finish_reason"], row["tokens"]) == (None, "length", 9)
         assert "the JSON value is cut off" in row["error"]
-    assert found.stats.unreadable == 3
+    assert result.stats.unreadable == 3
 
 
 def test_several_outputs_of_an_untrained_model_are_all_there(
@@ -127,16 +127,16 @@ def test_scored_labels_are_right_with_probabilities_that_add_up_to_one(scoring: 
     model, result = scoring
     assert result.metrics["test"]["colour.accuracy"] >= 0.9
     rows = colours.rows(30)
-    found = model.predict([{"text": row["text"]} for row in rows])
-    assert sum(row["colour"] == wanted["colour"] for row, wanted in zip(found, rows, strict=True)) >= 27
-    for row in found:
+    actual = model.predict([{"text": row["text"]} for row in rows])
+    assert sum(row["colour"] == wanted["colour"] for row, wanted in zip(actual, rows, strict=True)) >= 27
+    for row in actual:
         shares = row["colour_probabilities"]
         assert set(shares) == {"red", "blue", "green"}
         assert math.isclose(sum(shares.values()), 1)
         assert row["colour_probability"] == shares[row["colour"]] == max(shares.values())
         assert (row["colour_raw"], row["tokens"], row["finish_reason"]) == (row["colour"], 0, "stop")
     columns = ("key", "text", "colour", "colour_raw", "colour_probability", "colour_probabilities", "status")
-    assert found.columns[: len(columns)] == columns
+    assert actual.columns[: len(columns)] == columns
     assert model.evaluate(rows)["colour"]["accuracy"] >= 0.9
 
 

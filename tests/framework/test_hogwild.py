@@ -49,9 +49,9 @@ def make_settings(folder: Path, *, scoring: bool = True, **trainer: Any) -> dict
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("hogwild")
-    write_json_lines(found / "rows.jsonl", make_rows(1200))
-    return found
+    result = tmp_path_factory.mktemp("hogwild")
+    write_json_lines(result / "rows.jsonl", make_rows(1200))
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def alive(process: int) -> bool:
 
 def children(process: int) -> list[int]:
     """Workers that a process has started; what keeps track of its shared memory is none."""
-    found = []
+    results = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text(encoding="utf8").rpartition(")")[2].split()[1])
@@ -85,8 +85,8 @@ def children(process: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if parent == process and "spawn_main" in command:
-            found.append(int(stat.parent.name))
-    return found
+            results.append(int(stat.parent.name))
+    return results
 
 
 def wait_for_end(processes: list[int]) -> None:
@@ -189,14 +189,14 @@ def test_a_worker_that_is_killed_ends_the_run_which_then_continues(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings(folder)
-    found: list[Any] = []
+    results: list[Any] = []
     log = hogwild.HogwildRun.log
 
     def kill_behind_an_epoch(training: hogwild.HogwildRun, *args: Any, **kwargs: Any) -> None:
         log(training, *args, **kwargs)
-        if not found:
-            found.extend(children(os.getpid()))
-            os.kill(found[1], signal.SIGKILL)
+        if not results:
+            results.extend(children(os.getpid()))
+            os.kill(results[1], signal.SIGKILL)
 
     monkeypatch.setattr(hogwild.HogwildRun, "log", kill_behind_an_epoch)
     with pytest.raises(TrainingError) as caught:
@@ -206,8 +206,8 @@ def test_a_worker_that_is_killed_ends_the_run_which_then_continues(
         "checkpoint"
         for number in (0, 1)
     }
-    assert len(found) == 2
-    wait_for_end(found)
+    assert len(results) == 2
+    wait_for_end(results)
     result = Model(settings, quiet=True).train(run=tmp_path / "run")
     assert result.resumed_from == 135
     assert result.metrics["test"]["topic.accuracy"] > 0.95

@@ -166,10 +166,10 @@ def test_prediction_killed_three_times_equals_the_straight_one(forks: Forks, col
     for name in (output.name, "straight.jsonl"):
         attempts.end(*words, name)
     assert output.read_bytes() == (tmp_path / "straight.jsonl").read_bytes(), f"seed {seed}"
-    found = read_json_lines(output)
-    assert [row["text"] for row in found] == [row["text"] for row in rows]
-    assert [place for place, row in enumerate(found) if row["status"] != "ok"] == [7]
-    assert len({row["colour_raw"] for row in found}) > 300, "sampled answers differ"
+    result = read_json_lines(output)
+    assert [row["text"] for row in result] == [row["text"] for row in rows]
+    assert [place for place, row in enumerate(result) if row["status"] != "ok"] == [7]
+    assert len({row["colour_raw"] for row in result}) > 300, "sampled answers differ"
 
 
 def test_training_on_a_stream_killed_three_times_equals_the_straight_run(

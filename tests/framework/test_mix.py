@@ -18,9 +18,9 @@ def config(colours: Any, folder: Path, *, stop: str = "all_once", **trainer: Any
     for name, part in (("many", rows[:120]), ("few", rows[120:])):
         write_json_lines(folder / f"{name}.jsonl", part)
     mix = [{"source": str(folder / f"{name}.jsonl"), "weight": weight} for name, weight in (("many", 2), ("few", 1))]
-    found = colours.config(trainer={**TRAINER, "epochs": 1, **trainer})
-    found["data"] = {"mix": mix, "stop": stop, "split": {"type": "random", "probabilities": [0.8, 0.1, 0.1]}}
-    return found
+    result = colours.config(trainer={**TRAINER, "epochs": 1, **trainer})
+    result["data"] = {"mix": mix, "stop": stop, "split": {"type": "random", "probabilities": [0.8, 0.1, 0.1]}}
+    return result
 
 
 def manifest_of(run: Path) -> dict[str, Any]:

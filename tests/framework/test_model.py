@@ -36,24 +36,24 @@ def test_predictions_come_in_input_order_with_input_columns(trained: Any, colour
     rows = colours.rows(40)
     for number, row in enumerate(rows):
         row["id"] = number
-    found = model.predict([{"id": row["id"], "text": row["text"]} for row in rows])
-    assert [row["id"] for row in found] == list(range(40))
-    assert {row["status"] for row in found} == {"ok"}
+    result = model.predict([{"id": row["id"], "text": row["text"]} for row in rows])
+    assert [row["id"] for row in result] == list(range(40))
+    assert {row["status"] for row in result} == {"ok"}
     right = sum(
         row["colour"] == wanted["colour"] and row["number"] == wanted["number"]
-        for row, wanted in zip(found, rows, strict=True)
+        for row, wanted in zip(result, rows, strict=True)
     )
     assert right >= 34
-    assert list(found.to_pandas()["id"]) == list(range(40))
-    assert found["id"] == list(range(40))
-    assert list(found.head(3)["id"]) == [0, 1, 2]
-    assert list(found.head().columns) == list(found.columns)
+    assert list(result.to_pandas()["id"]) == list(range(40))
+    assert result["id"] == list(range(40))
+    assert list(result.head(3)["id"]) == [0, 1, 2]
+    assert list(result.head().columns) == list(result.columns)
     with pytest.raises(
         KeyError, match="no column is named 'colours'; there are key, id, text, colour, colour_raw, num"
     ):
-        found["colours"]
+        result["colours"]
     columns = "key, id, text, colour, colour_raw, number, number_raw, status, error, finish_reason, tokens"
-    assert repr(found) == f"<Predictions: 40 rows with {columns}>"
+    assert repr(result) == f"<Predictions: 40 rows with {columns}>"
 
 
 def test_a_loaded_run_predicts_what_the_trained_model_did(trained: Any, colours: Any, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_prediction_before_training_says_what_to_do(
 
 def test_zero_shot_predicts_without_any_training(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = Model(colours.config(trainer={"type": "none", "batch_size": 4}), quiet=True).predict(colours.rows(6))
-    assert len(found) == 6
-    assert found.stats.batches == 2
+    result = Model(colours.config(trainer={"type": "none", "batch_size": 4}), quiet=True).predict(colours.rows(6))
+    assert len(result) == 6
+    assert result.stats.batches == 2
 
 
 @pytest.mark.long

@@ -76,10 +76,10 @@ def test_rows_with_equal_keys_are_reported_apart_by_their_number() -> None:
         rows = Rows(ListStore([{"text": "x"}] * count), columns=["text"], keys=named, fingerprint="f")
         return [bytes(key) for key in sampling_keys(rows)]
 
-    found = keys([1, 2, 1, 3, 1])
-    assert len(set(found)) == 5
-    assert [found[place] for place in (0, 1, 3)] == keys([1, 2, 3]), "the first of them is as if it were alone"
-    assert keys([1, 1, 1]) == [found[place] for place in (0, 2, 4)]
+    result = keys([1, 2, 1, 3, 1])
+    assert len(set(result)) == 5
+    assert [result[place] for place in (0, 1, 3)] == keys([1, 2, 3]), "the first of them is as if it were alone"
+    assert keys([1, 1, 1]) == [result[place] for place in (0, 2, 4)]
     assert keys([]) == []
 
 

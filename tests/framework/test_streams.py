@@ -41,17 +41,17 @@ def write_shards(folder: Path, rows: list[dict[str, Any]], *, shards: int, name:
 def config(colours: Any, source: Any, *, data: dict[str, Any] | None = None, **trainer: Any) -> Any:
     """A run over a glob that is streamed, or over whatever `data` names."""
     labels = {"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}}
-    found = colours.config(
+    result = colours.config(
         trainer={**TRAINER, **trainer}, output_features=[labels, {"name": "number", "type": "number"}]
     )
     named = {"source": {"type": "jsonl", "path": source, "streaming": True}} if source is not None else {}
-    found["data"] = {**named, "batching": {"type": "bucket"}, **(data or {})}
-    return found
+    result["data"] = {**named, "batching": {"type": "bucket"}, **(data or {})}
+    return result
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result
 
 
 def test_a_stream_is_trained_validated_and_recorded(

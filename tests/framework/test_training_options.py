@@ -40,8 +40,8 @@ def losses(log: list[dict[str, Any]]) -> list[float]:
 
 
 def falls(log: list[dict[str, Any]]) -> bool:
-    found = losses(log)
-    return sum(found[-4:]) < sum(found[:4])
+    result = losses(log)
+    return sum(result[-4:]) < sum(result[:4])
 
 
 @pytest.mark.long
@@ -98,10 +98,10 @@ def test_a_generated_metric_can_decide(colours: Any, tmp_path: Path) -> None:
         trainer={"validation_metric": "accuracy", "steps_per_evaluation": 4, "max_generated_rows": 8},
     )
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    during = [found for found in manifest["evaluations"] if found["split"] == "validation"]
-    assert [found["step"] for found in during] == [4, 8, 12, 12]
-    assert {found["colour.n"] for found in during[:3]} == {8}
-    assert manifest["best"] == max(found["colour.accuracy"] for found in during[:3])
+    during = [result for result in manifest["evaluations"] if result["split"] == "validation"]
+    assert [result["step"] for result in during] == [4, 8, 12, 12]
+    assert {result["colour.n"] for result in during[:3]} == {8}
+    assert manifest["best"] == max(result["colour.accuracy"] for result in during[:3])
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -22,24 +22,24 @@ BYTES = [
 
 def mutated_bytes(data: bytes, draw: random.Random) -> bytes:
     """Flip, remove, double, swap or insert bytes, one to eight times."""
-    found = bytearray(data)
+    result = bytearray(data)
     for _ in range(draw.randint(1, 8)):
-        at = draw.randrange(len(found) + 1)
-        length = min(draw.choice([1, 1, 2, 5, 40, 400]), len(found) - at)
+        at = draw.randrange(len(result) + 1)
+        length = min(draw.choice([1, 1, 2, 5, 40, 400]), len(result) - at)
         kind = draw.randrange(6)
-        if kind == 0 and at < len(found):
-            found[at] ^= 1 << draw.randrange(8)
+        if kind == 0 and at < len(result):
+            result[at] ^= 1 << draw.randrange(8)
         elif kind == 1:
-            del found[at : at + length]
+            del result[at : at + length]
         elif kind == 2:
-            found[at:at] = found[at : at + length] * draw.choice([1, 1, 3, 100])
+            result[at:at] = result[at : at + length] * draw.choice([1, 1, 3, 100])
         elif kind == 3:
-            found[at : at + length] = draw.randbytes(length)
+            result[at : at + length] = draw.randbytes(length)
         elif kind == 4:
-            del found[at:]
+            del result[at:]
         else:
-            found[at:at] = draw.choice(BYTES) * draw.choice([1, 1, 1, 2, 50, 3000])
-    return bytes(found)
+            result[at:at] = draw.choice(BYTES) * draw.choice([1, 1, 1, 2, 50, 3000])
+    return bytes(result)
 
 
 # Configurations

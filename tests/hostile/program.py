@@ -48,9 +48,9 @@ def main() -> None:
     idle = measured(dict)["kilobytes"]
     for number in range(first, last):
         made = mutations.mutated_config(number, seed) if kind == "configs" else mutations.mutated_data(number, seed)
-        found = measured(lambda made=made: check(made))  # type: ignore[misc]
-        found |= {"number": number, "megabytes": (found.pop("kilobytes") - idle) / 1000}
-        sys.stdout.write(json.dumps(found) + "\n")
+        result = measured(lambda made=made: check(made))  # type: ignore[misc]
+        result |= {"number": number, "megabytes": (result.pop("kilobytes") - idle) / 1000}
+        sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
 
 
@@ -63,20 +63,20 @@ def measured(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_SECONDS, LIMIT_SECONDS))
         signal.alarm(LIMIT_WAITED)
         try:
-            found = work()
+            result = work()
         except BaseException:
-            found = {"traceback": traceback.format_exc()[-3000:]}
-        os.write(writer, json.dumps(found).encode()[:60_000])
+            result = {"traceback": traceback.format_exc()[-3000:]}
+        os.write(writer, json.dumps(result).encode()[:60_000])
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         said = stream.read()
     _, status, usage = os.wait4(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    found = (
+    result = (
         json.loads(said) if said else {"traceback": f"ended with {signal.Signals(-code).name if code < 0 else code}"}
     )
-    return {**found, "seconds": usage.ru_utime + usage.ru_stime, "kilobytes": usage.ru_maxrss}
+    return {**result, "seconds": usage.ru_utime + usage.ru_stime, "kilobytes": usage.ru_maxrss}
 
 
 def check_config(text: bytes) -> dict[str, Any]:
@@ -87,15 +87,15 @@ def check_config(text: bytes) -> dict[str, Any]:
         lines = ["text,label,fields\n", *(f'{row["text"]},{row["label"]},"{{}}"\n' for row in rows)]
         Path(name).write_text("".join(lines if name == "a.csv" else (json.dumps(row) + "\n" for row in rows)))
     status, said = command("validate", "run.yaml")
-    found = {"outcome": "refused" if status else "good", "said": len(said), "first": said[:200]}
+    results = {"outcome": "refused" if status else "good", "said": len(said), "first": said[:200]}
     if status:
-        return found | wrong_end("validate", status, said)
+        return results | wrong_end("validate", status, said)
     statuses = {}
     for words in (("explain", "run.yaml", "--all"), ("preview", "run.yaml", "--rows", "1")):
         status, said = command(*words)
-        found |= wrong_end(words[0], status, said)
+        results |= wrong_end(words[0], status, said)
         statuses[words[0]] = status
-    return found | {"statuses": statuses}
+    return results | {"statuses": statuses}
 
 
 def wrong_end(name: str, status: int, said: str) -> dict[str, str]:
@@ -128,16 +128,16 @@ def check_data(made: tuple[str, bytes]) -> dict[str, Any]:
     for old in Path().iterdir():
         old.unlink()
     Path(name).write_bytes(data)
-    found: dict[str, Any] = {"file": name}
+    results: dict[str, Any] = {"file": name}
     try:
-        found |= predicted(name)
+        results |= predicted(name)
     except DataError as error:
-        found |= {"outcome": "refused", "first": str(error)[:300], "said": len(str(error))}
+        results |= {"outcome": "refused", "first": str(error)[:300], "said": len(str(error))}
     try:
-        found["streamed"] = streamed(name)
+        results["streamed"] = streamed(name)
     except DataError as error:
-        found["stream_refused"] = str(error)[:300]
-    return found | {"unaccounted": unaccounted(found)}
+        results["stream_refused"] = str(error)[:300]
+    return results | {"unaccounted": unaccounted(results)}
 
 
 def unaccounted(found: dict[str, Any]) -> int:

@@ -30,9 +30,9 @@ def outcomes(kind: str, first: int, last: int, folder: Path) -> list[dict[str, A
         list(map(str, words)), cwd=folder, env=environment, capture_output=True, text=True, timeout=880, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [case["number"] for case in found] == list(range(first, last))
-    return found
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [case["number"] for case in results] == list(range(first, last))
+    return results
 
 
 def check(case: dict[str, Any]) -> None:
@@ -44,10 +44,10 @@ def check(case: dict[str, Any]) -> None:
 
 
 def check_all(kind: str, first: int, last: int, folder: Path) -> None:
-    found = outcomes(kind, first, last, folder)
-    for case in found:
+    result = outcomes(kind, first, last, folder)
+    for case in result:
         check(case)
-    assert any(case["outcome"] == "refused" for case in found)  # the mutations do damage
+    assert any(case["outcome"] == "refused" for case in result)  # the mutations do damage
 
 
 @pytest.mark.timeout(900)

@@ -37,23 +37,23 @@ def test_plain_files_may_constrain_and_score() -> None:
 )
 def test_what_is_not_answered_in_slots_cannot_be_constrained(options: dict[str, Any]) -> None:
     key = next(iter(options))
-    found = problems(JSON, generation=options)
-    assert len(found) == 1
-    assert f"generation.{key}: constrained answers are impossible with {key}; remove it, or constrain" in found[0]
+    reported = problems(JSON, generation=options)
+    assert len(reported) == 1
+    assert f"generation.{key}: constrained answers are impossible with {key}; remove it, or constrain" in reported[0]
 
 
 def test_a_stop_text_would_cut_constrained_json() -> None:
-    found = problems(JSON, generation={"stop": ["\n"]})
-    assert len(found) == 1
-    assert "generation.stop: a stop text would cut the JSON of constrained answers; remove it" in found[0]
+    reported = problems(JSON, generation={"stop": ["\n"]})
+    assert len(reported) == 1
+    assert "generation.stop: a stop text would cut the JSON of constrained answers; remove it" in reported[0]
 
 
 def test_all_json_outputs_of_an_object_are_constrained_or_none() -> None:
-    found = problems({"name": "first", "type": "json"}, JSON)
-    assert len(found) == 1
+    reported = problems({"name": "first", "type": "json"}, JSON)
+    assert len(reported) == 1
     assert (
         "output_features[0].decoder.constrain: several outputs are one JSON object, which is constrained as a whole; "
-        "write constrain: true for each json output, or for none" in found[0]
+        "write constrain: true for each json output, or for none" in reported[0]
     )
     assert problems({"name": "first", "type": "json"}, {**JSON, "decoder": {}}) == []
 
@@ -72,12 +72,14 @@ def test_all_json_outputs_of_an_object_are_constrained_or_none() -> None:
 def test_a_schema_that_the_grammar_cannot_keep_is_refused_with_the_part_of_it(schema: dict[str, Any]) -> None:
     part = schema.get("format") or list(schema)[1]
     for outputs in ((held(schema),), ({"name": "t", "type": "text"}, held(schema))):
-        found = problems(*outputs)
-        assert len(found) == 1
+        reported = problems(*outputs)
+        assert len(reported) == 1
         place = len(outputs) - 1
-        assert f"output_features[{place}].decoder.constrain: answers cannot be held to this json_schema (" in found[0]
-        assert part in found[0].partition("(")[2].partition(")")[0]
-        assert "fix json_schema, or remove constrain" in found[0]
+        assert (
+            f"output_features[{place}].decoder.constrain: answers cannot be held to this json_schema (" in reported[0]
+        )
+        assert part in reported[0].partition("(")[2].partition(")")[0]
+        assert "fix json_schema, or remove constrain" in reported[0]
     unheld = {**JSON, "decoder": {"json_schema": schema}}
     assert problems(unheld) == []
 
@@ -97,22 +99,24 @@ def test_schemas_of_many_kinds_are_kept(schema: dict[str, Any]) -> None:
 
 
 def test_a_server_constrains_and_scores_nothing() -> None:
-    found = problems(JSON, backend=SERVER)
-    assert len(found) == 1
-    assert "output_features[0].decoder.constrain: a server constrains its answers itself; remove it, and" in found[0]
-    assert "write response_format or the like in backend.extra_body" in found[0]
-    found = problems(LABEL, backend=SERVER)
-    assert len(found) == 1
+    reported = problems(JSON, backend=SERVER)
+    assert len(reported) == 1
+    assert "output_features[0].decoder.constrain: a server constrains its answers itself; remove it, and" in reported[0]
+    assert "write response_format or the like in backend.extra_body" in reported[0]
+    reported = problems(LABEL, backend=SERVER)
+    assert len(reported) == 1
     assert (
         "output_features[0].decoder.scoring: servers do not return the probability of a given text; remove "
-        "it" in found[0]
+        "it" in reported[0]
     )
 
 
 def test_only_a_label_that_is_the_whole_answer_is_scored() -> None:
-    found = problems({"name": "t", "type": "text"}, LABEL)
-    assert len(found) == 1
-    assert "output_features[1].decoder.scoring: only the label of a single output is scored; remove it, or" in found[0]
+    reported = problems({"name": "t", "type": "text"}, LABEL)
+    assert len(reported) == 1
+    assert (
+        "output_features[1].decoder.scoring: only the label of a single output is scored; remove it, or" in reported[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,11 +130,11 @@ def test_only_a_label_that_is_the_whole_answer_is_scored() -> None:
 )
 def test_what_reads_generated_answers_has_no_place_beside_scoring(part: str, key: str, value: Any) -> None:
     output = {**LABEL, part: {**LABEL.get(part, {}), key: value}}
-    found = problems(output)
-    assert len(found) == 1
+    reported = problems(output)
+    assert len(reported) == 1
     assert (
         f"output_features[0].{part}.{key}: {key} reads generated answers, and scoring generates none; remove one of "
-        "both" in found[0]
+        "both" in reported[0]
     )
 
 
@@ -141,15 +145,15 @@ def test_what_reads_generated_answers_has_no_place_beside_scoring(part: str, key
 )
 def test_options_of_generation_have_no_effect_on_scoring(options: dict[str, Any]) -> None:
     key = next(iter(options))
-    found = problems(LABEL, generation=options)
-    assert len(found) == 1
-    assert f"generation.{key}: scoring generates nothing, so {key} has no effect; remove one of the two" in found[0]
+    reported = problems(LABEL, generation=options)
+    assert len(reported) == 1
+    assert f"generation.{key}: scoring generates nothing, so {key} has no effect; remove one of the two" in reported[0]
 
 
 def test_a_formatter_of_ones_own_writes_answers_that_scoring_does_not_know() -> None:
-    found = problems(LABEL, data={"formatter": "mine.py:shape"})
-    assert len(found) == 1
+    reported = problems(LABEL, data={"formatter": "mine.py:shape"})
+    assert len(reported) == 1
     assert (
         "data.formatter: a custom formatter writes answers that scoring does not know; remove it, or scoring"
-        in found[0]
+        in reported[0]
     )

@@ -101,18 +101,18 @@ def test_a_mix_may_have_a_thousand_sources() -> None:
     ],
 )
 def test_streams_are_not_evaluated_on(data: dict[str, Any], at: str) -> None:
-    found = problems(data, trainer={"type": "none"})
-    assert found == [f"{at}: with trainer: {{type: none}} all rows are needed each time; remove streaming"]
+    reported = problems(data, trainer={"type": "none"})
+    assert reported == [f"{at}: with trainer: {{type: none}} all rows are needed each time; remove streaming"]
 
 
 def test_training_on_a_stream_has_a_number_of_steps() -> None:
-    found = problems({"source": STREAM}, trainer={"type": "finetune"})
-    assert found == ["trainer: a stream has no known length; write max_steps, the number of optimizer steps"]
+    reported = problems({"source": STREAM}, trainer={"type": "finetune"})
+    assert reported == ["trainer: a stream has no known length; write max_steps, the number of optimizer steps"]
 
 
 def test_a_stream_has_no_number_of_epochs() -> None:
-    found = problems({"source": STREAM}, trainer=STEPS | {"epochs": 2})
-    assert found == ["trainer.epochs: a stream has no known length; remove epochs, max_steps says when the run ends"]
+    reported = problems({"source": STREAM}, trainer=STEPS | {"epochs": 2})
+    assert reported == ["trainer.epochs: a stream has no known length; remove epochs, max_steps says when the run ends"]
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,15 @@ def test_a_stream_has_no_number_of_epochs() -> None:
     [("evaluations_per_epoch", "steps_per_evaluation"), ("checkpoints_per_epoch", "steps_per_checkpoint")],
 )
 def test_an_interval_per_epoch_is_refused_for_a_stream(key: str, instead: str) -> None:
-    found = problems({"source": STREAM}, trainer=STEPS | {key: 4})
-    assert found == [f"trainer.{key}: an epoch of a stream has no known length; remove {key}, and write {instead}"]
+    reported = problems({"source": STREAM}, trainer=STEPS | {key: 4})
+    assert reported == [f"trainer.{key}: an epoch of a stream has no known length; remove {key}, and write {instead}"]
 
 
 @pytest.mark.parametrize("batching", [{"type": "pack"}, {"type": "token_budget", "max_tokens": "auto"}])
 def test_the_longest_row_of_a_stream_is_asked_for(batching: dict[str, Any]) -> None:
     data = {"source": STREAM, "batching": batching}
-    (found,) = problems(data)
-    assert found == (
+    (result,) = problems(data)
+    assert result == (
         "data.batching: the longest row of a stream is not known; write max_tokens here, or "
         "preprocessing.global_max_sequence_length"
     )
@@ -138,8 +138,8 @@ def test_the_longest_row_of_a_stream_is_asked_for(batching: dict[str, Any]) -> N
 
 def test_labels_are_not_looked_for_in_a_stream() -> None:
     outputs = [{"name": "c", "type": "text"}, {"name": "b", "type": "category"}]
-    found = problems({"source": STREAM}, output_features=outputs)
-    assert found == [
+    reported = problems({"source": STREAM}, output_features=outputs)
+    assert reported == [
         "output_features[1].decoder.labels: the beginning of a stream need not show every label of b; write them here"
     ]
     outputs[1] |= {"decoder": {"labels": ["x", "y"]}}  # type: ignore[dict-item]
@@ -148,8 +148,8 @@ def test_labels_are_not_looked_for_in_a_stream() -> None:
 
 def test_examples_are_not_retrieved_from_a_stream() -> None:
     retrieval: dict[str, Any] = {"type": "random", "k": 1}
-    found = problems({"source": STREAM}, prompt={"retrieval": retrieval})
-    assert found == [
+    reported = problems({"source": STREAM}, prompt={"retrieval": retrieval})
+    assert reported == [
         "prompt.retrieval: examples are not retrieved from a stream; write dataset, the rows to retrieve from"
     ]
     assert problems({"source": STREAM}, prompt={"retrieval": retrieval | {"dataset": "a.csv"}}) == []
@@ -157,14 +157,14 @@ def test_examples_are_not_retrieved_from_a_stream() -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("sample_ratio", 0.5), ("sample_size", 5), ("split", {"type": "random"})])
 def test_settings_that_need_the_number_of_rows_are_refused_for_streams(key: str, value: Any) -> None:
-    found = problems({"source": STREAM}, preprocessing={key: value})
-    assert found == [f"preprocessing.{key}: {key} needs the number of rows, and a stream has none; remove it"]
+    reported = problems({"source": STREAM}, preprocessing={key: value})
+    assert reported == [f"preprocessing.{key}: {key} needs the number of rows, and a stream has none; remove it"]
 
 
 def test_a_token_budget_and_a_batch_size_are_not_both_written() -> None:
     data = {"batching": {"type": "token_budget", "max_tokens": 4096}}
-    (found,) = problems(data, trainer=STEPS | {"batch_size": 8})
-    assert found == (
+    (result,) = problems(data, trainer=STEPS | {"batch_size": 8})
+    assert result == (
         "trainer.batch_size: batch_size has no effect with data.batching: {type: token_budget}; write max_tokens or "
         "max_rows there"
     )

@@ -174,9 +174,9 @@ def test_keys_that_are_ignored_by_name_and_those_that_hold_nothing_are_left_out(
     config = Config.model_validate(CONFIG.model_dump(exclude_unset=True) | {"data": {"dialogue": options}})
     empty: list[Any] = [None, "", [], {}, float("nan")]
 
-    found = row_schema(config, supervised=True).load(row)
+    result = row_schema(config, supervised=True).load(row)
 
-    assert found["messages"] == {
+    assert result["messages"] == {
         "messages": [{"role": "user", "content": "x"}],
         "labels": ["y"],
     }
@@ -249,9 +249,9 @@ USER, REPLY = {"role": "user", "content": "Q"}, {"role": "assistant", "content":
 @pytest.mark.parametrize("prompt", ["Q", [USER]])
 @pytest.mark.parametrize("rest", ["A", [REPLY], [USER, REPLY]])
 def test_a_prompt_is_sent_once_whether_the_answer_repeats_it(column: str, prompt: Any, rest: Any) -> None:
-    found = read_dialogue({"prompt": prompt, column: rest}, column="messages")
+    result = read_dialogue({"prompt": prompt, column: rest}, column="messages")
 
-    assert [(message["role"], message["content"]) for message in found["messages"]] == [
+    assert [(message["role"], message["content"]) for message in result["messages"]] == [
         ("user", "Q"),
         ("assistant", "A"),
     ]

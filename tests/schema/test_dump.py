@@ -53,11 +53,11 @@ def test_every_value_has_its_origin_as_a_comment(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(TEXT)
     lines = resolved_yaml(load_config(file, overrides=["seed=5"])).splitlines()
-    found = {" ".join(line.split()) for line in lines}
-    assert f"base_model: m # {file}:1" in found
-    assert "seed: 5 # --set" in found
-    assert "trust_remote_code: false # default" in found
-    assert f"- name: b # {file}:3" in found
+    results = {" ".join(line.split()) for line in lines}
+    assert f"base_model: m # {file}:1" in results
+    assert "seed: 5 # --set" in results
+    assert "trust_remote_code: false # default" in results
+    assert f"- name: b # {file}:3" in results
 
 
 @examples(200)

@@ -38,8 +38,8 @@ def backend(**keys: Any) -> dict[str, Any]:
 
 
 def test_a_server_needs_its_address_alone() -> None:
-    found = load_config(FILE).config.backend
-    assert found.model_dump() == {
+    result = load_config(FILE).config.backend
+    assert result.model_dump() == {
         "type": "endpoint",
         "url": "http://localhost:8000/v1",
         "model": None,

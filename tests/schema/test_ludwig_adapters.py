@@ -66,9 +66,9 @@ def test_options_of_eva_and_loftq_arrive() -> None:
         "adapter.eva_config.whiten: has no effect here: activations are not whitened",
     ]
     loftq = {"loftq_bits": 8, "loftq_iter": 3}
-    found = loaded({"type": "lora", "init_lora_weights": "loftq", "loftq_config": loftq})
-    assert adapter_of(found) == {"type": "lora", "init": "loftq", "loftq_bits": 8, "loftq_iterations": 3}
-    assert warnings_of(found) == []
+    result = loaded({"type": "lora", "init_lora_weights": "loftq", "loftq_config": loftq})
+    assert adapter_of(result) == {"type": "lora", "init": "loftq", "loftq_bits": 8, "loftq_iterations": 3}
+    assert warnings_of(result) == []
 
 
 def test_options_of_another_start_are_warnings() -> None:

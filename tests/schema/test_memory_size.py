@@ -36,16 +36,16 @@ WRITE = "write bytes, a text such as 12GB, or a share such as 0.5"
     ],
 )
 def test_bytes(written: object, amount: int) -> None:
-    found = parse_memory(written)
-    assert found == amount
-    assert type(found) is int
+    result = parse_memory(written)
+    assert result == amount
+    assert type(result) is int
 
 
 @pytest.mark.parametrize(("written", "share"), [(0.5, 0.5), (1, 1.0), (1.0, 1.0), ("0.25", 0.25), ("1", 1.0)])
 def test_a_share(written: object, share: float) -> None:
-    found = parse_memory(written)
-    assert found == share
-    assert type(found) is float
+    result = parse_memory(written)
+    assert result == share
+    assert type(result) is float
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_an_invalid_amount_is_reported(written: object, message: str) -> None:
 @given(st.one_of(st.text(st.sampled_from("0123456789.eE+-_%kKmMgGtTiIbB aZ")), st.floats(), st.integers(), st.none()))
 def test_anything_is_an_amount_or_a_value_error(written: object) -> None:
     try:
-        found = parse_memory(written)
+        result = parse_memory(written)
     except ValueError:
         return
-    assert (type(found) is int and found >= 10**6) or (type(found) is float and 0 < found <= 1)
+    assert (type(result) is int and result >= 10**6) or (type(result) is float and 0 < result <= 1)

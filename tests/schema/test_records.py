@@ -45,7 +45,7 @@ def test_a_written_manifest_is_the_record_of_a_batch_size_as_it_was() -> None:
         ProbeResult(1, "fits", 7_680_000, 8_000_000, 0.25, 0.0125, 3.5, 0.5),
         ProbeResult(512, "out of memory", None, None),
     )
-    found = BatchSize(
+    result = BatchSize(
         24,
         "tuned",
         "cpu",
@@ -55,7 +55,7 @@ def test_a_written_manifest_is_the_record_of_a_batch_size_as_it_was() -> None:
         throughputs=((1, 3.5), (24, 31.0)),
         out_of_memory=True,
     )
-    record = json.loads(json.dumps(found.record()))
+    record = json.loads(json.dumps(result.record()))
     assert json.loads(json.dumps(BatchSizeRecord().dump(BatchSizeRecord().load(record)))) == record
 
 

@@ -116,8 +116,8 @@ def test_labels_are_stripped_and_must_be_known() -> None:
     ("value", "number"), [("4", 4), (" 2.50 ", 2.5), (3.0, 3), (np.int32(1), 1), ("1e1", 10), (0, 0)]
 )
 def test_numbers_are_finite_and_whole_ones_are_integers(value: object, number: float) -> None:
-    found = value_of("number", value)
-    assert (found, type(found)) == (number, type(number))
+    result = value_of("number", value)
+    assert (result, type(result)) == (number, type(number))
 
 
 @pytest.mark.parametrize(

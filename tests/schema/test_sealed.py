@@ -28,11 +28,11 @@ def test_no_flipped_bit_changes_what_is_read(document: dict[str, Any], is_line: 
     assert read(written) == document
     place = data.draw(st.integers(0, 8 * len(written) - 1))
     try:
-        found = read(flipped(written, place))
+        result = read(flipped(written, place))
     except DamagedError:
         return
     # Where the key of the checksum itself is hit, everything else is as it was.
-    assert {key: value for key, value in found.items() if key in document} == document
+    assert {key: value for key, value in result.items() if key in document} == document
 
 
 def test_keys_and_lists_count_as_json_gives_them_back() -> None:

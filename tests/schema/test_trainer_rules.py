@@ -22,19 +22,20 @@ def problems(**trainer: Any) -> list[str]:
 
 
 def test_nesterov_needs_momentum() -> None:
-    found = problems(optimizer={"type": "sgd", "nesterov": True})
-    assert len(found) == 1
-    assert "trainer.optimizer.nesterov: nesterov needs momentum; write momentum: 0.9 beside it" in found[0]
+    reported = problems(optimizer={"type": "sgd", "nesterov": True})
+    assert len(reported) == 1
+    assert "trainer.optimizer.nesterov: nesterov needs momentum; write momentum: 0.9 beside it" in reported[0]
     assert problems(optimizer={"type": "sgd", "nesterov": True, "momentum": 0.9}) == []
     assert problems(optimizer={"type": "muon", "nesterov": True}) == []
 
 
 @pytest.mark.parametrize("decay", ["none", "constant"])
 def test_a_rate_that_never_falls_has_no_least_value(decay: str) -> None:
-    found = problems(learning_rate_scheduler={"decay": decay, "min_ratio": 0.1})
-    assert len(found) == 1
+    reported = problems(learning_rate_scheduler={"decay": decay, "min_ratio": 0.1})
+    assert len(reported) == 1
     assert (
-        f"trainer.learning_rate_scheduler.min_ratio: min_ratio has no effect with decay: {decay}; remove it" in found[0]
+        f"trainer.learning_rate_scheduler.min_ratio: min_ratio has no effect with decay: {decay}; remove it"
+        in reported[0]
     )
     assert problems(learning_rate_scheduler={"decay": "cosine", "min_ratio": 0.1}) == []
 
@@ -68,8 +69,8 @@ def test_a_limit_on_auto_needs_auto() -> None:
 
 
 def test_a_mistyped_auto_is_one_problem_although_a_limit_stands_beside_it() -> None:
-    found = problems(batch_size=4, eval_batch_size="auot", max_batch_size=64)
-    assert found == ["trainer.eval_batch_size: got auot; did you mean auto?"]
+    reported = problems(batch_size=4, eval_batch_size="auot", max_batch_size=64)
+    assert reported == ["trainer.eval_batch_size: got auot; did you mean auto?"]
 
 
 def test_only_a_batch_size_of_the_file_must_divide_the_effective_one() -> None:

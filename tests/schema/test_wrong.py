@@ -47,12 +47,12 @@ def test_one_mistake_is_one_problem_with_its_line_and_key(edit: dict[str, object
 def typos(name: str) -> set[str]:
     """A letter too many, too few, swapped with its neighbour, or another one, in the middle and at the end."""
     middle, last = len(name) // 2, len(name) - 1
-    found = {name[:at] + name[at] + name[at:] for at in (middle, last)}
+    results = {name[:at] + name[at] + name[at:] for at in (middle, last)}
     if len(name) > 2:
-        found |= {name[:at] + name[at + 1 :] for at in (middle, last)}
-        found |= {name[:at] + "x" + name[at + 1 :] for at in (middle, last)}
-        found.add(name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :])
-    return found - {name}
+        results |= {name[:at] + name[at + 1 :] for at in (middle, last)}
+        results |= {name[:at] + "x" + name[at + 1 :] for at in (middle, last)}
+        results.add(name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :])
+    return results - {name}
 
 
 @pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
@@ -77,7 +77,7 @@ def test_a_one_letter_typo_of_any_key_is_answered_with_that_key(model: type) -> 
 )
 def test_an_earlier_name_of_a_key_is_answered_with_the_new_one(section: str, place: str, name: str) -> None:
     assert (place, f"was renamed to {name}") in [
-        (found.path, found.message) for found in problems_of(MINIMAL + section)
+        (result.path, result.message) for result in problems_of(MINIMAL + section)
     ]
 
 

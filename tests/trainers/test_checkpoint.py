@@ -59,10 +59,10 @@ def test_nested_state_with_tensors_comes_back_as_it_was(tmp_path: Path) -> None:
         "groups": [{"lr": 0.1, "params": [0, 1]}],
     }
     save_state(tmp_path / "x", state)
-    found = load_state(tmp_path / "x")
-    assert torch.equal(found["state"][0].pop("a"), shared)
-    assert torch.equal(found["state"][0].pop("b"), shared)
-    assert found == {"state": {0: {"n": 3, "t": (1, None, 0.5)}, 1: {}}, "groups": [{"lr": 0.1, "params": [0, 1]}]}
+    result = load_state(tmp_path / "x")
+    assert torch.equal(result["state"][0].pop("a"), shared)
+    assert torch.equal(result["state"][0].pop("b"), shared)
+    assert result == {"state": {0: {"n": 3, "t": (1, None, 0.5)}, 1: {}}, "groups": [{"lr": 0.1, "params": [0, 1]}]}
 
 
 def test_random_generators_continue_where_they_were(tmp_path: Path) -> None:

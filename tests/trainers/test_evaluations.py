@@ -27,16 +27,16 @@ DURING, AT_THE_END, TEST = ("validation", False, 256), ("validation", True, None
 def test_answers_are_generated_where_the_file_asks_for_them(
     make_work: Any, trainer: dict[str, Any], asked: list[tuple[str, bool, int | None]]
 ) -> None:
-    found = []
+    results = []
 
     def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
-        found.append((split, generated, max_rows))
+        results.append((split, generated, max_rows))
         return {"loss": 1.0, "a.accuracy": 0.5}
 
     work = make_work(evaluate=evaluate, max_steps=1, steps_per_evaluation=1, **trainer)
     work = replace(work, splits=("training", "validation", "test"))
     result = run(work)
-    assert found == asked
+    assert results == asked
     assert set(result.metrics) == {split for split, _, _ in asked}
 
 

@@ -350,14 +350,14 @@ def test_a_second_ctrl_c_stops_at_once(make_work: Any) -> None:
 
 @pytest.mark.long
 def test_the_range_test_leaves_no_trace_and_finds_a_rate_that_learns(make_work: Any, tmp_path: Path) -> None:
-    found = make_work(run=make_work.recorder(tmp_path / "auto"), learning_rate="auto", epochs=4)
-    result = run(found)
-    rate = found.run.noted["learning_rate"]
+    actual = make_work(run=make_work.recorder(tmp_path / "auto"), learning_rate="auto", epochs=4)
+    result = run(actual)
+    rate = actual.run.noted["learning_rate"]
     given = make_work(run=make_work.recorder(tmp_path / "given"), learning_rate=rate, epochs=4)
     run(given)
     assert 1e-3 < rate < 0.5
-    assert comparable(found.run.log) == comparable(given.run.log)
-    assert result.metrics["validation"]["loss"] < found.run.log[0]["loss"] - 0.5
+    assert comparable(actual.run.log) == comparable(given.run.log)
+    assert result.metrics["validation"]["loss"] < actual.run.log[0]["loss"] - 0.5
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,11 @@ def test_a_loss_that_is_no_number_ends_the_epoch() -> None:
 
 
 def test_no_two_workers_claim_the_same_batch() -> None:
-    counts, found = SharedCounters(), list[int]()
+    counts, result = SharedCounters(), list[int]()
 
     def claim() -> None:
         while (number := counts.claim(300)) is not None:
-            found.append(number)
+            result.append(number)
             counts.add(0.5, 2)
 
     threads = [threading.Thread(target=claim) for _ in range(4)]
@@ -89,7 +89,7 @@ def test_no_two_workers_claim_the_same_batch() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == list(range(300))
+    assert sorted(result) == list(range(300))
     assert list(counts.sums) == [150.0, 600.0]
 
 

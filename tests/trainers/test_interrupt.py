@@ -38,30 +38,30 @@ def test_a_signal_that_the_process_ignores_stays_ignored(number: signal.Signals)
 
 
 def test_other_threads_hear_nothing() -> None:
-    found: list[bool] = []
+    results: list[bool] = []
 
     def work() -> None:
         with interruption("stopping soon") as interrupt:
-            found.append(interrupt.requested)
+            results.append(interrupt.requested)
 
     before = [signal.getsignal(number) for number in SIGNALS]
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [False]
+    assert results == [False]
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_a_thread_is_asked_by_another_one() -> None:
-    found = []
+    results = []
 
     def work() -> None:
         with interruption("stopping soon") as interrupt:
-            found.extend([interrupt.requested, ask_to_stop(), interrupt.requested])
+            results.extend([interrupt.requested, ask_to_stop(), interrupt.requested])
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
 
-    assert found == [False, True, True]
+    assert results == [False, True, True]
     assert not ask_to_stop(), "nobody listens any more"

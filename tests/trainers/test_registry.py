@@ -18,7 +18,7 @@ def custom(target: str) -> CustomTrainer:
 
 def test_the_table_holds_every_type_of_the_schema() -> None:
     classes = get_args(get_args(Trainer)[0])
-    tags = {get_args(found.model_fields["type"].annotation)[0] for found in classes}
+    tags = {get_args(result.model_fields["type"].annotation)[0] for result in classes}
     assert tags == {*TRAINERS, "custom"}
 
 

@@ -14,10 +14,10 @@ def shares(total: int, **options: object) -> list[float]:
 
 
 def test_the_default_warms_up_for_five_steps_and_falls_to_a_tenth() -> None:
-    found = shares(100)
-    assert found[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert found[-1] == pytest.approx(0.1)
-    assert found[4:] == sorted(found[4:], reverse=True)
+    result = shares(100)
+    assert result[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert result[-1] == pytest.approx(0.1)
+    assert result[4:] == sorted(result[4:], reverse=True)
 
 
 def test_cosine_is_half_way_in_the_middle() -> None:
@@ -44,9 +44,9 @@ def test_each_decay_has_its_shape(options: dict[str, object], step: int, expecte
 
 
 def test_inverse_sqrt_falls_from_the_end_of_the_warm_up() -> None:
-    found = shares(100, decay="inverse_sqrt", warmup_steps=4)
-    assert found[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert (found[15], found[99]) == pytest.approx((0.5, 0.2))
+    result = shares(100, decay="inverse_sqrt", warmup_steps=4)
+    assert result[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert (result[15], result[99]) == pytest.approx((0.5, 0.2))
 
 
 def test_warm_up_never_outlasts_the_run() -> None:

@@ -128,15 +128,15 @@ def test_a_halved_step_draws_the_same_random_numbers_as_one_that_was_planned_so(
 
 def random_states(work: Any) -> list[bytes]:
     """The state of torch's random numbers before each forward pass of a training."""
-    found: list[bytes] = []
+    results: list[bytes] = []
 
     def note(module: torch.nn.Module, inputs: Any) -> None:
         if module.training:
-            found.append(torch.get_rng_state().numpy().tobytes())
+            results.append(torch.get_rng_state().numpy().tobytes())
 
     work.lm.module.register_forward_pre_hook(note)
     run(work)
-    return found
+    return results
 
 
 def test_dropout_is_another_one_in_every_step_for_every_row_and_with_every_seed(make_work: Any, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def packed_batch(lines: list[list[int]]) -> Batch:
 
 def rows_of(batch: Batch) -> dict[str, tuple[list[int], list[int]]]:
     """Ids and labels of each packed row by its key."""
-    found: dict[str, tuple[list[int], list[int]]] = {}
+    results: dict[str, tuple[list[int], list[int]]] = {}
     keys = iter(batch.keys)
     for line, length in enumerate(batch.lengths_B.tolist()):
         positions = batch.position_ids_BT[line, :length].tolist()
@@ -315,9 +315,9 @@ def rows_of(batch: Batch) -> dict[str, tuple[list[int], list[int]]]:
         for start, end in zip(starts, [*starts[1:], length], strict=True):
             assert positions[start:end] == list(range(end - start))
             ids, labels = batch.input_ids_BT[line, start:end], batch.labels_BT[line, start:end]
-            found[next(keys)] = ids.tolist(), labels.tolist()
+            results[next(keys)] = ids.tolist(), labels.tolist()
     assert next(keys, None) is None
-    return found
+    return results
 
 
 @settings(deadline=None)
@@ -328,13 +328,13 @@ def test_a_cut_batch_of_packed_rows_keeps_every_row_whole_under_its_key(lines: l
     batch = packed_batch(lines)
     assert batch.rows == sum(map(len, lines))
     parts = split_batch(batch, 2**power)
-    found: dict[str, tuple[list[int], list[int]]] = {}
+    results: dict[str, tuple[list[int], list[int]]] = {}
     for part in parts:
-        found |= rows_of(part)
+        results |= rows_of(part)
         assert part.input_ids_BT.shape == part.labels_BT.shape == part.position_ids_BT.shape
         if power and batch.rows > 1:
             assert part.input_ids_BT.shape[1] == int(part.lengths_B.max())
-    assert found == rows_of(batch)
+    assert results == rows_of(batch)
     assert [key for part in parts for key in part.keys] == list(batch.keys)
     assert sum(part.loss_tokens for part in parts) == batch.loss_tokens
     if 2**power <= len(lines):

@@ -205,8 +205,8 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Fo
     done = partita(*words, "--set", "generation.max_new_tokens=3")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["generated_tokens"] <= 36
-    found = read_json_lines(folder / "zero.jsonl")
-    assert max(row["tokens"] for row in found) <= 3
+    result = read_json_lines(folder / "zero.jsonl")
+    assert max(row["tokens"] for row in result) <= 3
     code, _, error_text = here(*words)
     assert code == 2
     assert "holds answers of another job: generation changed" in error_text
@@ -400,5 +400,5 @@ def test_help_of_each_command_names_every_flag() -> None:
     for name, flags in FLAGS.items():
         assert re.search(rf"│ {name} ", overview)
         help_text = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
-        found = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", help_text.split("Options")[-1]))
-        assert found - {"--help", "-h"} == flags, name
+        result = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", help_text.split("Options")[-1]))
+        assert result - {"--help", "-h"} == flags, name

@@ -58,11 +58,11 @@ class Tuned:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuned:
-    found = Tuned({"generation": SIZE, "evaluation": BatchSize(4, "file", "cpu")})
+    result = Tuned({"generation": SIZE, "evaluation": BatchSize(4, "file", "cpu")})
     # The module hides behind the function of the same name in its package.
-    monkeypatch.setattr(importlib.import_module("partita.cli.tune"), "start_model", found.open)
+    monkeypatch.setattr(importlib.import_module("partita.cli.tune"), "start_model", result.open)
     monkeypatch.chdir(tmp_path)
-    return found
+    return result
 
 
 @pytest.fixture

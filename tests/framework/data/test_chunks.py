@@ -21,16 +21,16 @@ def test_a_dialogue_of_a_stream_becomes_its_rows_where_it_is_encoded(
     encoder = ChunkEncoder(build_row_tokenizer(config, tokenizer=tokenizer, context_length=None))
     rows = [json.dumps(SAID).encode(), b'{"messages": []}', json.dumps(SAID).encode()]
 
-    found = encoder(RawChunk(rows, ["a:1", "a:2", "a:3"]))
+    result = encoder(RawChunk(rows, ["a:1", "a:2", "a:3"]))
 
-    assert found.places.tolist() == [0, 0, 2, 2]
-    assert [row.place for row in found.bad] == [1]
-    texts = [tokenizer.decode(ids) for ids in np.split(found.ids, np.cumsum(found.lengths)[:-1])]
+    assert result.places.tolist() == [0, 0, 2, 2]
+    assert [row.place for row in result.bad] == [1]
+    texts = [tokenizer.decode(ids) for ids in np.split(result.ids, np.cumsum(result.lengths)[:-1])]
     assert texts == ["x1\ny1</s>", "x1\ny1\nx2\ny2</s>"] * 2
     made = [row for number, row in enumerate(rows) if number != 1]
     view = [part for row in made for _, part in encoder.encoder.expander.expand(json.loads(row), "k")]  # type: ignore[union-attr]
     again = encoder(RawChunk(view, [f"a:{number}" for number in range(4)]))
-    assert again.ids.tolist() == found.ids.tolist()
+    assert again.ids.tolist() == result.ids.tolist()
 
 
 def test_the_expander_of_a_chunk_is_made_once(
@@ -82,8 +82,8 @@ def test_rows_with_more_tokens_than_a_batch_are_bad_and_their_other_examples_sta
     rows = RawChunk([json.dumps(SAID).encode()], ["a:1"])
     short, long = ChunkEncoder(made)(rows).lengths.tolist()
 
-    found = ChunkEncoder(made, max_row_tokens=long - 1)(rows)
+    result = ChunkEncoder(made, max_row_tokens=long - 1)(rows)
 
-    assert found.lengths.tolist() == [short]
-    assert [row.reasons for row in found.bad] == [(f"more than the {long - 1} tokens of data.batching.max_tokens",)]
-    assert found.used.rows == 0
+    assert result.lengths.tolist() == [short]
+    assert [row.reasons for row in result.bad] == [(f"more than the {long - 1} tokens of data.batching.max_tokens",)]
+    assert result.used.rows == 0

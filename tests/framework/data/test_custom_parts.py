@@ -147,10 +147,10 @@ def test_a_shaper_of_ones_own_writes_rows_in_every_process(
     tmp_path: Path, make_config: Make, parts: str, options: dict[str, Any]
 ) -> None:
     config = make_config(data={"formatter": f"{parts}:Loud"}, prompt={"task": "!"})
-    found = build(config, tmp_path, options=LoaderOptions(**options))
-    assert list(found.keys) == ["dataset:1", "dataset:3"]
-    assert [text(found, row) for row in range(2)] == ["AB!c</s>", "ABC!d</s>"]
-    assert found.loss_spans(0).tolist() == [[3, 5]]
+    result = build(config, tmp_path, options=LoaderOptions(**options))
+    assert list(result.keys) == ["dataset:1", "dataset:3"]
+    assert [text(result, row) for row in range(2)] == ["AB!c</s>", "ABC!d</s>"]
+    assert result.loss_spans(0).tolist() == [[3, 5]]
 
 
 def test_prompts_of_a_shaper_of_ones_own_have_no_answer(tmp_path: Path, make_config: Make, parts: str) -> None:

@@ -131,19 +131,19 @@ def test_explain_gives_the_plan_as_json_too(file: Path) -> None:
 
 
 def test_a_size_that_is_measured_later_is_said_to_be_assumed(file: Path) -> None:
-    found = plan_of_file(load_config(file, overrides=["trainer.batch_size=auto"]).config, folder=file.parent)
-    assert found.assumed == "batch_size is auto and found when the run begins (partita tune); taken as 16 rows here"
-    assert found.plan.steps_per_epoch == 7
+    result = plan_of_file(load_config(file, overrides=["trainer.batch_size=auto"]).config, folder=file.parent)
+    assert result.assumed == "batch_size is auto and found when the run begins (partita tune); taken as 16 rows here"
+    assert result.plan.steps_per_epoch == 7
     budget = ["trainer.batch_size=auto", "data.batching={type: token_budget}"]
-    found = plan_of_file(load_config(file, overrides=budget).config, folder=file.parent)
-    assert found.assumed.endswith("; taken as 198 tokens here")
+    result = plan_of_file(load_config(file, overrides=budget).config, folder=file.parent)
+    assert result.assumed.endswith("; taken as 198 tokens here")
 
 
 def test_a_written_token_budget_needs_no_assumption(file: Path) -> None:
     budget = ["trainer.batch_size=auto", "data.batching={type: token_budget, max_tokens: 50}"]
-    found = plan_of_file(load_config(file, overrides=budget).config, folder=file.parent)
-    assert found.assumed == ""
-    assert found.plan.batching == "token_budget: up to 50 tokens a batch, windows of 2,048 rows"
+    result = plan_of_file(load_config(file, overrides=budget).config, folder=file.parent)
+    assert result.assumed == ""
+    assert result.plan.batching == "token_budget: up to 50 tokens a batch, windows of 2,048 rows"
 
 
 def test_the_plan_of_a_stream_is_that_of_its_beginning(file: Path) -> None:
@@ -154,8 +154,8 @@ def test_the_plan_of_a_stream_is_that_of_its_beginning(file: Path) -> None:
             "trainer={type: finetune, max_steps: 30, batch_size: 4}",
         ],
     ).config
-    found = plan_of_file(config, folder=file.parent)
-    assert found.plan.lines()[0] == (
+    result = plan_of_file(config, folder=file.parent)
+    assert result.plan.lines()[0] == (
         "a stream of 4 shards in 4 shard groups; its first 100 rows: 12 tokens on average, longest 22; 30 steps"
     )
 
@@ -163,10 +163,10 @@ def test_the_plan_of_a_stream_is_that_of_its_beginning(file: Path) -> None:
 def test_the_plan_of_a_mix_counts_the_rows_of_an_epoch(file: Path) -> None:
     (file.parent / "few.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
     mix = ["data={mix: [{source: rows.jsonl}, {source: few.jsonl}], split: {type: random, probabilities: [1, 0, 0]}}"]
-    found = plan_of_file(load_config(file, overrides=mix).config, folder=file.parent)
-    assert found.plan.rows == 199  # the last of the longer source ends the epoch
-    assert found.plan.tokens == 1250 + 99 * 3
-    assert found.plan.steps_per_epoch == 13
+    result = plan_of_file(load_config(file, overrides=mix).config, folder=file.parent)
+    assert result.plan.rows == 199  # the last of the longer source ends the epoch
+    assert result.plan.tokens == 1250 + 99 * 3
+    assert result.plan.steps_per_epoch == 13
 
 
 def test_a_file_that_trains_nothing_has_no_plan(file: Path) -> None:

@@ -202,14 +202,14 @@ def test_a_run_continues_from_every_step_as_if_never_stopped() -> None:
 def test_the_tenth_resume_is_like_the_first(stops: list[int], **settings: Any) -> None:
     straight = [plain(step) for step in itertools.islice(make(**settings).steps(), sum(stops))]
 
-    found: list[Any] = []
+    results: list[Any] = []
     for stop in stops:
         loader = make(**settings)
-        if found:
-            loader.load_state_dict(found[-1][1])
-        found += take(loader, stop)
+        if results:
+            loader.load_state_dict(results[-1][1])
+        results += take(loader, stop)
 
-    assert found == straight
+    assert results == straight
 
 
 @examples(20)
@@ -223,18 +223,18 @@ def test_any_number_of_ranks_takes_the_same_steps(ranks: list[int], steps: int, 
     settings: dict[str, Any] = {"batching": batching, "batch_size": 2, "batches_per_step": 12}
     straight = take(make(**settings), steps * len(ranks))
 
-    found: list[Any] = []
+    results: list[Any] = []
     for number in ranks:
         loaders = [make(**settings, process_group=process_group) for process_group in ThreadGroup.of(number)]
         for loader in loaders:
-            if found:
-                loader.load_state_dict(found[-1][1])
+            if results:
+                loader.load_state_dict(results[-1][1])
         for together in zip(*(take(loader, steps) for loader in loaders), strict=True):
             assert len({json.dumps(cursor) for _, cursor, _ in together}) == 1
             batches = [together[slot % number][0][slot // number] for slot in range(12)]
-            found.append((batches, *together[0][1:]))
+            results.append((batches, *together[0][1:]))
 
-    assert found == straight
+    assert results == straight
 
 
 def test_a_number_of_processes_that_cannot_share_a_step_is_refused_with_those_that_can() -> None:
@@ -340,16 +340,16 @@ def test_statistics_count_what_was_handed_out() -> None:
 
     batches = [batch for step in steps for batch in step.micro_batches]
     cells = sum(batch.input_ids_BT.numel() for batch in batches)
-    found = loader.statistics
-    assert found["steps"] == 5
-    assert found["rows"] == 53
-    assert found["tokens"] == len(ENCODED.ids_L)
-    assert found["loss_tokens"] == sum(batch.loss_tokens for batch in batches)
-    assert found["padding"] == cells - found["tokens"]
-    assert found["padding_share"] == pytest.approx(found["padding"] / cells)
-    assert 0 < found["waited_seconds"] <= found["seconds"]
-    assert found["tokens_per_second"] == pytest.approx(found["tokens"] / found["seconds"])
-    assert found["wait_share"] == pytest.approx(found["waited_seconds"] / found["seconds"])
+    result = loader.statistics
+    assert result["steps"] == 5
+    assert result["rows"] == 53
+    assert result["tokens"] == len(ENCODED.ids_L)
+    assert result["loss_tokens"] == sum(batch.loss_tokens for batch in batches)
+    assert result["padding"] == cells - result["tokens"]
+    assert result["padding_share"] == pytest.approx(result["padding"] / cells)
+    assert 0 < result["waited_seconds"] <= result["seconds"]
+    assert result["tokens_per_second"] == pytest.approx(result["tokens"] / result["seconds"])
+    assert result["wait_share"] == pytest.approx(result["waited_seconds"] / result["seconds"])
 
 
 def test_evaluation_takes_every_row_once_the_longest_first() -> None:
@@ -455,9 +455,9 @@ def test_texts_for_a_tokenizer_hold_every_answer_of_a_dialogue_whatever_its_rows
     said = [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["y2"]}, {"text": "x3", "labels": ["y3"]}]
     rows = open_rows([{"episode": said}], folder=Path())
 
-    found = list(texts(rows, config, supervised=True))
+    results = list(texts(rows, config, supervised=True))
 
-    assert [text for text in found if text.startswith("y")] == ["y1", "y2", "y3"]
+    assert [text for text in results if text.startswith("y")] == ["y1", "y2", "y3"]
 
 
 @pytest.mark.parametrize(

@@ -37,22 +37,22 @@ def printed(found: Any, *, terminal: bool) -> str:
 
 
 def test_rows_are_shown_from_the_very_tokens_that_are_learned(make_config: Make) -> None:
-    found = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
+    result = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
 
-    first, bad, cut = found.rows
+    first, bad, cut = result.rows
     assert first.pieces == (PreviewSpan("why?", False), PreviewSpan("so</s>", True))
     assert (first.tokens, first.loss_tokens, first.cut_tokens) == (7, 3, 0)
     assert bad.reasons == ("column question is missing or empty",)
     assert cut.pieces[1] == PreviewSpan("lon", True)
     assert (cut.tokens, cut.loss_tokens, cut.cut_tokens) == (20, 3, 3)
-    assert (found.num_rows, found.left_out, found.limit, found.chat) == (3, 1, 20, False)
-    assert found.lengths.tolist() == [7, 20]
+    assert (result.num_rows, result.left_out, result.limit, result.chat) == (3, 1, 20, False)
+    assert result.lengths.tolist() == [7, 20]
 
 
 def test_learned_tokens_are_marked_without_a_terminal_and_green_on_one(make_config: Make) -> None:
-    found = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
+    result = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
 
-    text = printed(found, terminal=False)
+    text = printed(result, terminal=False)
     assert "dataset:1: 7 tokens, 3 in the loss" in text
     assert "why?⟦so</s>⟧" in text
     assert re.search(r"dataset:2: left out ─+\ncolumn question is missing or empty\n", text)
@@ -60,7 +60,7 @@ def test_learned_tokens_are_marked_without_a_terminal_and_green_on_one(make_conf
     assert "3 rows, without a chat template, loss tokens between ⟦ and ⟧" in text
     assert "1 of 3 measured rows cannot be used" in text
     assert "tokens of 2 rows, at most 20 fit:" in text
-    coloured = printed(found, terminal=True)
+    coloured = printed(result, terminal=True)
     assert "\x1b[1;31mcolumn question is missing or empty\x1b[0m" in coloured
     assert "\x1b[1;31m1 of 3 measured rows cannot be used\x1b[0m" in coloured
     assert "\x1b[2mwhy?\x1b[0m\x1b[1;32mso</s>\x1b[0m" in coloured
@@ -74,23 +74,23 @@ def test_a_row_without_a_loss_token_is_refused_as_in_training_even_where_no_row_
         "output_features": [{"name": "reply", "type": "text"}],
     }
 
-    found = preview(make_config(base_model=SCRATCH, **dialogue), folder=Path(), dataset=[{"messages": said}] * 3)
+    result = preview(make_config(base_model=SCRATCH, **dialogue), folder=Path(), dataset=[{"messages": said}] * 3)
 
     reason = "column messages: the dialogue has no answer to learn: no assistant message after a question"
-    assert [row.reasons for row in found.rows] == [(reason,)] * len(found.rows)
-    assert found.left_out == found.num_rows
-    assert f"left out {'─' * 3}" in printed(found, terminal=False)
-    assert reason in printed(found, terminal=False)
+    assert [row.reasons for row in result.rows] == [(reason,)] * len(result.rows)
+    assert result.left_out == result.num_rows
+    assert f"left out {'─' * 3}" in printed(result, terminal=False)
+    assert reason in printed(result, terminal=False)
 
 
 def test_rows_without_answers_show_prompts_alone(make_config: Make) -> None:
     config = make_config(base_model=SCRATCH, trainer={"type": "none"})
 
-    found = preview(config, folder=Path(), dataset=[{"question": "why?"}, {"question": "q" * 20}], count=2)
+    result = preview(config, folder=Path(), dataset=[{"question": "why?"}, {"question": "q" * 20}], count=2)
 
-    assert found.rows[0].pieces == (PreviewSpan("why?", False),)
-    assert found.rows[1].reasons == ("the prompt has 20 tokens, which leaves no room for an answer within 20",)
-    assert "⟦" not in printed(found, terminal=False)
+    assert result.rows[0].pieces == (PreviewSpan("why?", False),)
+    assert result.rows[1].reasons == ("the prompt has 20 tokens, which leaves no room for an answer within 20",)
+    assert "⟦" not in printed(result, terminal=False)
 
 
 def test_a_histogram_counts_every_row() -> None:

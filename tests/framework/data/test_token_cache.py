@@ -88,10 +88,10 @@ def test_rows_from_the_cache_are_those_that_would_be_made(
     wanted = TokenizedDataset.build(rows, encoder, ledger=plain, chunk=7)
     for hit in (False, True, True):
         counted = ledger(tmp_path / f"run{hit}")
-        found, was_there = cached(tmp_path / "tokens", rows, encoder, ledger=counted, options=options, chunk=7)
+        result, was_there = cached(tmp_path / "tokens", rows, encoder, ledger=counted, options=options, chunk=7)
         assert was_there == hit
-        assert_same(found, wanted)
-        assert isinstance(found.ids_L, np.memmap)
+        assert_same(result, wanted)
+        assert isinstance(result.ids_L, np.memmap)
         assert counted.splits == plain.splits
         assert quarantined(tmp_path / f"run{hit}") == quarantined(tmp_path / "plain")
     assert counted.split("training").left_out == 7
@@ -140,8 +140,8 @@ def test_rows_made_of_dialogues_keep_their_keys(tmp_path: Path, make_config: Cal
     encoder = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=99)
     made = expanded(rows, build_expander(config, mode="squash"))
     for _ in range(2):
-        found, _ = cached(tmp_path / "tokens", made, encoder)
-        assert list(found.keys) == ["dataset:1#1", "dataset:1#2", "dataset:2#1", "dataset:2#2"]
+        result, _ = cached(tmp_path / "tokens", made, encoder)
+        assert list(result.keys) == ["dataset:1#1", "dataset:1#2", "dataset:2#1", "dataset:2#2"]
 
 
 def test_changes_that_make_the_same_tokens_use_the_same_cache(
@@ -224,10 +224,10 @@ def test_damaged_tokens_are_made_again(
     (folder,) = (path for path in tokens.iterdir() if path.is_dir())
     damage(folder)
     with caplog.at_level(logging.WARNING):
-        found, hit = cached(tokens, rows, encoder)
+        result, hit = cached(tokens, rows, encoder)
     assert not hit
     assert f"the tokens in {folder} are computed again: {expected}" in caplog.text
-    assert_same(found, wanted)
+    assert_same(result, wanted)
     assert cached(tokens, rows, encoder)[1]
     assert {path.name for path in tokens.iterdir()} == {folder.name, f"{folder.name}.lock"}
 
@@ -261,9 +261,9 @@ def test_one_makes_the_tokens_and_others_wait(
         made.append(cached(tmp_path / "tokens", rows, make_encoder(), chunk=30, progress=slowly)[0])
 
     def second() -> None:
-        found, hit = cached(tmp_path / "tokens", rows, make_encoder())
+        result, hit = cached(tmp_path / "tokens", rows, make_encoder())
         assert hit
-        made.append(found)
+        made.append(result)
 
     threads = [threading.Thread(target=first), threading.Thread(target=second)]
     with caplog.at_level(logging.INFO):
@@ -378,9 +378,9 @@ def test_a_kill_on_the_way_leaves_no_half_tokens_that_are_used(
     tokens = tmp_path / "tokens"
     assert any(path.name.startswith(".") for path in tokens.iterdir())
     wanted = TokenizedDataset.build(rows, make_encoder(), ledger=ledger())
-    found, hit = cached(tokens, rows, make_encoder())
+    result, hit = cached(tokens, rows, make_encoder())
     assert not hit
-    assert_same(found, wanted)
+    assert_same(result, wanted)
     assert not [path for path in tokens.iterdir() if path.name.startswith(".")]
 
 
@@ -410,10 +410,10 @@ def test_making_tokens_holds_a_chunk_in_memory_and_not_all(
     encoder = build_row_tokenizer(make_encoder().formatter.config, tokenizer=byte_tokenizer(), context_length=None)
     cached(tmp_path / "first", rows.select(range(50)), encoder, chunk=50)  # what is made once for all
     tracemalloc.start()
-    found, _ = cached(tmp_path / "tokens", rows, encoder, chunk=50)
+    result, _ = cached(tmp_path / "tokens", rows, encoder, chunk=50)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found.ids_L.nbytes > 12_000_000
+    assert result.ids_L.nbytes > 12_000_000
     assert peak < 6_000_000
 
 

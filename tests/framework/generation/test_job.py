@@ -9,10 +9,10 @@ from partita.lm.base import Generated
 
 def tally(*, tokens: int, seconds: float, read: int, padded: int) -> Tally:
     """The count of a rank that has answered one batch."""
-    found = Tally()
+    result = Tally()
     answer = Generated(tuple(range(tokens)), "x", "stop")
     results = (RowResult(0, answer), RowResult(1, None, "no"))
-    found.add(
+    result.add(
         BatchResult(
             results=results,
             prompt_tokens=read,
@@ -25,7 +25,7 @@ def tally(*, tokens: int, seconds: float, read: int, padded: int) -> Tally:
             row_steps=30,
         )
     )
-    return found
+    return result
 
 
 def test_ranks_that_work_at_the_same_time_make_tokens_together() -> None:

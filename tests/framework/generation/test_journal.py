@@ -107,11 +107,11 @@ def test_no_flipped_bit_gives_a_wrong_record(tmp_path: Path) -> None:
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)
         with opened(path) as journal:
-            found = [journal.record(row) for row in range(5)]
-            assert all(one in (None, other) for one, other in zip(found, written, strict=True)), place
-            assert sum(one is None for one in found) <= 2, "a newline costs the record before it and the one behind"
-            journal.append([one for one, other in zip(written, found, strict=True) if other is None])
-            kept += sum(other is not None for other in found)
+            results = [journal.record(row) for row in range(5)]
+            assert all(one in (None, other) for one, other in zip(results, written, strict=True)), place
+            assert sum(one is None for one in results) <= 2, "a newline costs the record before it and the one behind"
+            journal.append([one for one, other in zip(written, results, strict=True) if other is None])
+            kept += sum(other is not None for other in results)
         with opened(path) as journal:
             assert [journal.record(row) for row in range(5)] == written
     assert kept > 1000

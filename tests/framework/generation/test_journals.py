@@ -101,10 +101,10 @@ def test_ranks_keep_their_own_and_have_one_journal_in_the_end(tmp_path: Path) ->
         return before, name
 
     with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(work, ThreadGroup.of(3, timeout_seconds=20)))
+        results = list(threads.map(work, ThreadGroup.of(3, timeout_seconds=20)))
 
-    assert [before for before, _ in found] == [[True] + [False] * (ROWS - 1)] * 3
-    assert [name for _, name in found] == ["answers.jsonl", "answers.rank-1.jsonl", "answers.rank-2.jsonl"]
+    assert [before for before, _ in results] == [[True] + [False] * (ROWS - 1)] * 3
+    assert [name for _, name in results] == ["answers.jsonl", "answers.rank-1.jsonl", "answers.rank-2.jsonl"]
     assert sorted(place.name for place in tmp_path.iterdir()) == ["answers.jsonl"]
     with Journal.read_only(path) as journal:
         texts = [record.text for row in range(ROWS) if (record := journal.record(row)) is not None]

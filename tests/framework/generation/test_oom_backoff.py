@@ -55,14 +55,14 @@ def test_every_requested_row_is_done_once_in_order_or_does_not_fit_alone(
     sizes: list[int], start: int, room: int, unasked: frozenset[int]
 ) -> None:
     device, limit = Device(sizes, room=room, unasked=unasked), BatchBudget(start)
-    found: list[int] = []
+    results: list[int] = []
     for part in device.run(limit):
         if part.result is None:
             assert len(part.places) == 1
             assert sizes[part.places[0]] > room
             assert isinstance(part.failure, torch.OutOfMemoryError)
-        found += part.result if part.result is not None else part.places
-    assert found == [place for place in range(len(sizes)) if place not in unasked]
+        results += part.result if part.result is not None else part.places
+    assert results == [place for place in range(len(sizes)) if place not in unasked]
     assert limit.out_of_memory == sum(device.cost(places) > room for places in device.tried)
     assert len(device.tried) < 2 * max(1, len(sizes))
     assert 1 <= limit.current_limit <= start
@@ -74,9 +74,9 @@ def test_a_batch_of_like_rows_is_cut_the_same_way_whether_the_limit_was_found_or
     rows: int, room: int, start: int
 ) -> None:
     # A smaller limit lets parts run before the one that fails; these are larger than the limit that is found.
-    found, known = BatchBudget(max(start, rows)), BatchBudget(max(start, rows))
-    learned = [part.places for part in Device([1] * rows, room=room).run(found)]
-    known.current_limit, known.limit_tokens = found.current_limit, found.limit_tokens
+    result, known = BatchBudget(max(start, rows)), BatchBudget(max(start, rows))
+    learned = [part.places for part in Device([1] * rows, room=room).run(result)]
+    known.current_limit, known.limit_tokens = result.current_limit, result.limit_tokens
     again = Device([1] * rows, room=room)
     assert [part.places for part in again.run(known)] == again.tried == learned
     assert known.out_of_memory == 0

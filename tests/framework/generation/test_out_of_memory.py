@@ -54,9 +54,9 @@ class Sampled(Limited):
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
     ) -> list[Generated]:
-        found = super().generate(requests, options, seed=seed)
+        result = super().generate(requests, options, seed=seed)
         drawn = [hashlib.sha256(repr((seed, request.key)).encode()).hexdigest() for request in requests]
-        return [replace(one, text=text[:12]) for one, text in zip(found, drawn, strict=True)]
+        return [replace(one, text=text[:12]) for one, text in zip(result, drawn, strict=True)]
 
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
@@ -102,10 +102,10 @@ def run(lm: Any, lengths: Sequence[int], *, done: Sequence[int] = (), **options:
 
 def outcomes(batches: list[BatchResult]) -> dict[int, str | None]:
     """Text or error of every row; each row once."""
-    found = [(result.row, result.generated) for batch in batches for result in batch.results]
-    assert len(dict(found)) == len(found)
+    values = [(result.row, result.generated) for batch in batches for result in batch.results]
+    assert len(dict(values)) == len(values)
     errors = {result.row: result.error for batch in batches for result in batch.results}
-    return {row: errors[row] if generated is None else generated.text for row, generated in found}
+    return {row: errors[row] if generated is None else generated.text for row, generated in values}
 
 
 def rows_at_once(batches: list[BatchResult]) -> list[int]:
@@ -152,22 +152,22 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_slows_no_other(caplog: An
     lm = Limited(ceiling=100)
     with caplog.at_level(logging.INFO):
         batches = run(lm, [5] * 3 + [1500] + [5] * 12)
-    found = outcomes(batches)
-    assert found.pop(3) == (
+    result = outcomes(batches)
+    assert result.pop(3) == (
         "does not fit in memory even alone: 1,500 prompt tokens and up to 8 new tokens; shorten the prompt, or write a "
         "smaller generation.max_new_tokens, quantization or a smaller model"
     )
-    assert len(found) == 15
-    assert not any("memory" in str(text) for text in found.values())
+    assert len(result) == 15
+    assert not any("memory" in str(text) for text in result.values())
     assert [rows for rows, _ in lm.tried] == [8, 4, 2, 1, 1, 2, 4, 8]
     assert (batches[-1].batch_size, sum(batch.out_of_memory for batch in batches)) == (8, 4)
     assert caplog.messages[-1] == f"a row {outcomes(batches)[3]}; continuing with 8 rows at a time"
 
 
 def test_a_job_in_which_nothing_fits_reports_every_row() -> None:
-    found = outcomes(run(Limited(ceiling=0), [5] * 9))
-    assert len(found) == 9
-    assert all(str(error).startswith("does not fit in memory even alone: 5 prompt tokens") for error in found.values())
+    result = outcomes(run(Limited(ceiling=0), [5] * 9))
+    assert len(result) == 9
+    assert all(str(error).startswith("does not fit in memory even alone: 5 prompt tokens") for error in result.values())
 
 
 def test_jobs_that_share_a_limit_begin_where_it_stands() -> None:
@@ -199,9 +199,9 @@ def test_other_errors_are_tried_row_by_row_in_a_half_too(caplog: Any) -> None:
     lm = Limited(answer, ceiling=100)
     with caplog.at_level(logging.INFO):
         batches = run(lm, [20] * 8)
-    found = outcomes(batches)
-    assert found.pop(2) == "ValueError: no such luck"
-    assert len(set(found.values())) == 7
+    result = outcomes(batches)
+    assert result.pop(2) == "ValueError: no such luck"
+    assert len(set(result.values())) == 7
     assert [rows for rows, _ in lm.tried] == [8, 4, 1, 1, 1, 1, 4]
     assert caplog.messages[1:] == ["a batch of 4 rows failed and is tried row by row: ValueError: no such luck"]
 
@@ -307,8 +307,8 @@ def test_a_job_that_died_between_halves_continues_without_losing_or_repeating_ro
 def test_answers_without_a_journal_share_the_limit(make_rows: Any, answer: Any) -> None:
     limit = BatchBudget(8)
     answers = answer(Limited(ceiling=50), make_rows(QUESTIONS), generation=GREEDY, batch_size=8, budget=limit)
-    found = {answer.row: answer.decoded.values["answer"] for answer in answers}
-    assert found == {row: question["question"].upper() for row, question in enumerate(QUESTIONS)}
+    results = {answer.row: answer.decoded.values["answer"] for answer in answers}
+    assert results == {row: question["question"].upper() for row, question in enumerate(QUESTIONS)}
     assert (limit.current_limit, limit.out_of_memory) == (2, 2)
 
 

@@ -110,8 +110,8 @@ def test_errors_and_unusable_rows_stand_among_the_others(make_rows: Any, predict
 
     rows = make_rows([{"question": text} for text in ("good", "bad", "", "y" * 50, "fine")])
     predictions = predict(ScriptedModel(answer, context_length=40), rows)
-    found = [(row["status"], row["answer"], row["error"]) for row in predictions]
-    assert found == [
+    results = [(row["status"], row["answer"], row["error"]) for row in predictions]
+    assert results == [
         ("ok", "GOOD", None),
         ("error", None, "ValueError: no such luck"),
         ("skipped", None, "column question is missing or empty"),
@@ -228,10 +228,10 @@ def test_predictions_are_a_sequence(make_rows: Any, predict: Any) -> None:
 
 def test_columns_whose_names_are_taken_are_kept_beside(make_rows: Any, predict: Any) -> None:
     row = {"question": "x", "key": 1, "answer": 2, "answer_input": 3, "status": 4}
-    found = predict(ScriptedModel(str.upper), make_rows([row]))[0]
-    assert found["key"] == "data:1"
-    assert (found["key_input"], found["answer_input_input"], found["answer_input"]) == (1, 2, 3)
-    assert (found["answer"], found["status_input"], found["status"]) == ("X", 4, "ok")
+    result = predict(ScriptedModel(str.upper), make_rows([row]))[0]
+    assert result["key"] == "data:1"
+    assert (result["key_input"], result["answer_input_input"], result["answer_input"]) == (1, 2, 3)
+    assert (result["answer"], result["status_input"], result["status"]) == ("X", 4, "ok")
 
 
 def test_no_rows_are_no_predictions(make_rows: Any, predict: Any, tmp_path: Path) -> None:
@@ -286,8 +286,8 @@ def test_started_rows_have_little_time_to_end() -> None:
 
 def test_a_job_whose_last_rows_were_started_is_done(make_rows: Any, predict: Any, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    found = predict(ScriptedModel(Asked()), make_rows(QUESTIONS), batch_size=10, output=path)
-    assert [row["answer"] for row in found] == [row["question"].upper() for row in QUESTIONS]
+    result = predict(ScriptedModel(Asked()), make_rows(QUESTIONS), batch_size=10, output=path)
+    assert [row["answer"] for row in result] == [row["question"].upper() for row in QUESTIONS]
     assert len(path.read_text(encoding="utf8").splitlines()) == 10
 
 
@@ -323,9 +323,9 @@ def test_progress_counts_rows_from_where_the_job_stood(make_rows: Any, predict: 
 
 def test_rows_are_answered_without_a_journal(make_config: Any, make_rows: Any, answer: Any, tmp_path: Path) -> None:
     answers = answer(ScriptedModel(parity), make_rows([*QUESTIONS, {"question": None}]), config=make_config(KIND))
-    found = {answer.row: (answer.record.status, answer.decoded.values["kind"]) for answer in answers}
+    results = {answer.row: (answer.record.status, answer.decoded.values["kind"]) for answer in answers}
     asked = {row["n"]: ("ok", parity(row["question"]).split()[-1]) for row in QUESTIONS}
-    assert found == asked | {10: ("skipped", None)}
+    assert results == asked | {10: ("skipped", None)}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -351,5 +351,5 @@ def test_room_for_an_answer_is_what_its_outputs_need(
     make_config: Any, outputs: Any, sections: Any, expected: int
 ) -> None:
     tokenizer = ScriptedModel(str.upper).tokenizer
-    found = default_new_tokens(make_config(*outputs, **sections), tokenizer=tokenizer, labels={"a": ("seen in data",)})
-    assert found == expected
+    result = default_new_tokens(make_config(*outputs, **sections), tokenizer=tokenizer, labels={"a": ("seen in data",)})
+    assert result == expected

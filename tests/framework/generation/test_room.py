@@ -40,9 +40,9 @@ def answered(
     requests = [GenerationRequest(chance.integers(5, 250, length).tolist(), NEW) for length in LENGTHS]
     settings = GenerationSettings(GREEDY, budget or BatchBudget(2), 0)
     run = run_of_requests(lm, requests, settings)
-    found = {result.row: result.generated for batch in run.completions() for result in batch.results}
+    actual = {result.row: result.generated for batch in run.completions() for result in batch.results}
     monkeypatch.undo()
-    return opened, found
+    return opened, actual
 
 
 def test_slots_grow_in_number_as_rows_get_shorter_and_the_answers_stay_the_same(lm: Any, monkeypatch: Any) -> None:

@@ -100,11 +100,11 @@ def rows_of(lm: Any, prompts: Prompts, *, done: Sequence[int] = (), **options: A
 
 def outcomes(batches: Sequence[BatchResult]) -> dict[int, tuple[int, ...] | str]:
     """Tokens or error of every row; each row once."""
-    found: dict[int, tuple[int, ...] | str] = {}
+    actual: dict[int, tuple[int, ...] | str] = {}
     for result in (result for batch in batches for result in batch.results):
-        assert result.row not in found, f"row {result.row} came twice"
-        found[result.row] = result.generated.ids if result.generated is not None else str(result.error)
-    return found
+        assert result.row not in actual, f"row {result.row} came twice"
+        actual[result.row] = result.generated.ids if result.generated is not None else str(result.error)
+    return actual
 
 
 def answers(lm: Any, prompts: Prompts, **options: Any) -> dict[int, tuple[int, ...] | str]:
@@ -113,11 +113,11 @@ def answers(lm: Any, prompts: Prompts, **options: Any) -> dict[int, tuple[int, .
 
 def one_by_one(lm: Any, prompts: Prompts) -> dict[int, tuple[int, ...]]:
     """Greedy answers of the static engine to each row alone."""
-    found = {}
+    results = {}
     for row, ids in enumerate(prompts.ids):
         request = GenerationRequest(ids, min(NEW, CONTEXT - len(ids)))
-        found[row] = lm.generate([request], GREEDY, seed=0)[0].ids
-    return found
+        results[row] = lm.generate([request], GREEDY, seed=0)[0].ids
+    return results
 
 
 @pytest.fixture
@@ -160,30 +160,30 @@ def test_no_rows_are_no_work(lm) -> None:
 
 def test_rows_that_fill_the_context_are_left_out_and_others_get_what_room_there_is(lm) -> None:
     prompts = made([CONTEXT - 1, CONTEXT, CONTEXT + 9, CONTEXT - 3, 4])
-    found = answers(lm, prompts)
-    assert set(found) == {0, 3, 4}
+    result = answers(lm, prompts)
+    assert set(result) == {0, 3, 4}
     wanted = one_by_one(lm, made([CONTEXT - 1, 1, 1, 1, 1]))
-    assert found[0] == wanted[0]
-    assert len(found[0]) <= 1
-    assert len(found[3]) <= 3
+    assert result[0] == wanted[0]
+    assert len(result[0]) <= 1
+    assert len(result[3]) <= 3
 
 
 def test_equal_prompts_are_read_once_where_answers_are_greedy(lm, admitted: list[list[SlotRequest]]) -> None:
     once = made([5, 9, 2])
     prompts = Prompts([once.ids[place] for place in (0, 1, 0, 2, 1, 0, 0)])
-    found = answers(lm, prompts, batch_size=3)
+    result = answers(lm, prompts, batch_size=3)
     assert len([request for group in admitted for request in group]) == 3
-    assert found == one_by_one(lm, prompts)
+    assert result == one_by_one(lm, prompts)
     admitted.clear()
-    assert answers(lm, prompts, done=[0, 1, 2]) == {row: found[row] for row in (3, 4, 5, 6)}
+    assert answers(lm, prompts, done=[0, 1, 2]) == {row: result[row] for row in (3, 4, 5, 6)}
     assert len([request for group in admitted for request in group]) == 3, "the first of them is done"
 
 
 def test_equal_prompts_are_each_sampled(lm, admitted: list[list[SlotRequest]]) -> None:
     prompts = Prompts([made([5]).ids[0]] * 6)
-    found = answers(lm, prompts, options=SAMPLED, batch_size=3)
+    result = answers(lm, prompts, options=SAMPLED, batch_size=3)
     assert len([request for group in admitted for request in group]) == 6
-    assert len(set(found.values())) == 6
+    assert len(set(result.values())) == 6
 
 
 def test_a_shared_prefix_is_computed_once(lm) -> None:
@@ -284,7 +284,7 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(lm, kind: str, options
     prompts, limit = made(LENGTHS, prefix=PREFIX), BatchBudget(12)
     free = answers(lm, prompts, options=options, batch_size=12)
     caplog.set_level(logging.WARNING, logger="partita")
-    with failing(lm, lambda found, pool, ids: full() if found == kind and pool.place.slots > 3 else None):
+    with failing(lm, lambda result, pool, ids: full() if result == kind and pool.place.slots > 3 else None):
         batches = list(rows_of(lm, prompts, options=options, batch_size=12, budget=limit))
     assert outcomes(batches) == free
     assert limit.out_of_memory == sum(batch.out_of_memory for batch in batches) == 2
@@ -311,8 +311,8 @@ def test_memory_that_runs_out_anywhere_loses_and_changes_nothing(
     free = answers(lm, prompts, options=options)
     met = []
     with failing(lm, lambda *_: met.append(full()) or met[-1] if next(passes) in fails else None):
-        found = answers(lm, prompts, options=options, batch_size=8, budget=limit, token_budget=room)
-    assert found == free
+        result = answers(lm, prompts, options=options, batch_size=8, budget=limit, token_budget=room)
+    assert result == free
     assert limit.out_of_memory == len(met)
 
 
@@ -334,10 +334,10 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_comes_back(
     caplog.set_level(logging.INFO, logger="partita.generation.scheduler")
     with memory_ceiling(lm.base, 110) as passes:
         batches = list(rows_of(lm, prompts, budget=limit))
-    found = outcomes(batches)
-    assert found.pop(8) == too_large(55, NEW)
+    result = outcomes(batches)
+    assert result.pop(8) == too_large(55, NEW)
     assert too_large(55, NEW).startswith("does not fit in memory even alone: 55 prompt tokens and up to 8 new tokens;")
-    assert found == {row: ids for row, ids in free.items() if row != 8}
+    assert result == {row: ids for row, ids in free.items() if row != 8}
     assert (limit.current_limit, limit.limit_tokens) == (6, None)
     assert max(rows for rows, _ in passes[4:]) == 6, "the others go on as before"
     assert caplog.messages[-1] == f"a row {too_large(55, NEW)}; continuing with 6 rows at a time"
@@ -347,15 +347,15 @@ def test_a_row_whose_steps_do_not_fit_alone_is_an_error_too(lm) -> None:
     prompts, limit = made([5] * 4 + [50] + [5] * 4), BatchBudget(4)
     free = one_by_one(lm, prompts)
     with failing(lm, lambda kind, pool, ids: full() if kind == "step" and pool.place.width > 40 else None):
-        found = answers(lm, prompts, budget=limit, batch_size=4)
-    assert found == free | {4: too_large(50, NEW)}
+        result = answers(lm, prompts, budget=limit, batch_size=4)
+    assert result == free | {4: too_large(50, NEW)}
     assert limit.current_limit == 4
 
 
 def test_if_nothing_fits_every_row_is_reported(lm, memory_ceiling: Any) -> None:
     with memory_ceiling(lm.base, 1):
-        found = answers(lm, made([5] * 5 + [6], prefix=PREFIX), batch_size=3)
-    assert found == dict.fromkeys(range(5), too_large(15, NEW)) | {5: too_large(16, NEW)}
+        result = answers(lm, made([5] * 5 + [6], prefix=PREFIX), batch_size=3)
+    assert result == dict.fromkeys(range(5), too_large(15, NEW)) | {5: too_large(16, NEW)}
 
 
 def test_slots_that_ran_out_of_memory_are_freed_before_new_ones_are_opened(lm) -> None:
@@ -386,9 +386,9 @@ def test_a_row_that_cannot_be_read_is_the_only_error(lm, slots: int) -> None:
     for bad in (1, 4, 13):
         prompts.ids[bad][-1] = 10**6
     same = Prompts([*prompts.ids, prompts.ids[4], prompts.ids[0]], prefix=PREFIX)
-    found = answers(lm, same, batch_size=slots, budget=limit)
+    result = answers(lm, same, batch_size=slots, budget=limit)
     error = "IndexError: index out of range in self"
-    assert found == free | dict.fromkeys((1, 4, 13, 15), error) | {16: free[0]}
+    assert result == free | dict.fromkeys((1, 4, 13, 15), error) | {16: free[0]}
     assert (limit.current_limit, limit.out_of_memory) == (slots, 0)
 
 
@@ -414,8 +414,8 @@ def test_a_row_that_fails_in_a_step_is_the_only_error(lm, options: Any, caplog: 
 
     caplog.set_level(logging.INFO, logger="partita.generation.scheduler")
     with failing(lm, fail):
-        found = answers(lm, prompts, options=options, batch_size=5, budget=limit)
-    assert found == free | dict.fromkeys(spoiled, "ValueError: no such luck")
+        result = answers(lm, prompts, options=options, batch_size=5, budget=limit)
+    assert result == free | dict.fromkeys(spoiled, "ValueError: no such luck")
     assert (limit.current_limit, limit.out_of_memory) == (5, 0)
     assert "a step of 5 rows failed and they are answered one by one: ValueError: no such luck" in caplog.messages
 
@@ -429,9 +429,9 @@ def test_a_row_that_is_not_a_number_is_the_only_error(lm) -> None:
     hook = lm.base.get_input_embeddings().register_forward_hook(
         lambda module, inputs, output: output.masked_fill((inputs[0] == poison)[..., None], torch.nan)
     )
-    found = answers(lm, prompts, batch_size=3)
+    result = answers(lm, prompts, batch_size=3)
     hook.remove()
-    assert found == free | {5: "the model's scores are not numbers (NaN)"}
+    assert result == free | {5: "the model's scores are not numbers (NaN)"}
 
 
 def test_a_row_may_run_out_of_memory_where_rows_are_answered_one_by_one(lm) -> None:
@@ -471,7 +471,7 @@ def test_memory_that_runs_out_while_prompts_are_read_one_by_one_loses_none(lm) -
 
 @pytest.mark.parametrize("kind", ["open", "read", "step"])
 def test_a_broken_device_ends_the_job(lm, kind: str) -> None:
-    prompts, found = made(LENGTHS, prefix=PREFIX), []
+    prompts, result = made(LENGTHS, prefix=PREFIX), []
     free = answers(lm, prompts)
     passes: Counter[str] = Counter()
 
@@ -481,12 +481,12 @@ def test_a_broken_device_ends_the_job(lm, kind: str) -> None:
         return RuntimeError(DEVICE) if now == kind and passes[now] >= last else None
 
     with failing(lm, fail), pytest.raises(JobError) as caught:
-        found.extend(rows_of(lm, prompts, batch_size=2))
+        result.extend(rows_of(lm, prompts, batch_size=2))
     assert str(caught.value) == (
         f"the device failed and cannot continue: {DEVICE}. The answers so far are saved; start again, with "
         "CUDA_LAUNCH_BLOCKING=1 to see where it fails"
     )
-    kept = outcomes(found)
+    kept = outcomes(result)
     assert kept.items() <= free.items()
     assert bool(kept) == (kind != "open")
 
@@ -498,16 +498,16 @@ def test_an_interrupt_is_passed_on_and_what_came_before_is_complete(
 ) -> None:
     prompts, options = made(LENGTHS, prefix=PREFIX if prefix else ()), SAMPLED if sampled else GREEDY
     straight = answers(lm, prompts, options=options)
-    passes, found = iter(range(10**6)), []
+    passes, result = iter(range(10**6)), []
     with failing(lm, lambda *_: KeyboardInterrupt() if next(passes) == place else None) as kinds:
         try:
-            found.extend(rows_of(lm, prompts, options=options, batch_size=3))
+            result.extend(rows_of(lm, prompts, options=options, batch_size=3))
         except KeyboardInterrupt:
             assert len(kinds) == place + 1
         else:
             assert len(kinds) <= place
     assert lm.module.training
-    kept = outcomes(found)
+    kept = outcomes(result)
     assert kept.items() <= straight.items()
     assert kept | answers(lm, prompts, options=options, done=list(kept)) == straight
 
@@ -546,10 +546,10 @@ def test_started_rows_that_take_too_long_are_given_up(lm) -> None:
             raise KeyboardInterrupt
         return asked["steps"] > 2
 
-    found: list[BatchResult] = []
+    results: list[BatchResult] = []
     with pytest.raises(KeyboardInterrupt):
-        found.extend(rows_of(lm, made([9] * 6), batch_size=3, stopping=stopping))
-    assert not found, "answers of eight tokens take more than four steps"
+        results.extend(rows_of(lm, made([9] * 6), batch_size=3, stopping=stopping))
+    assert not results, "answers of eight tokens take more than four steps"
     assert lm.module.training
 
 

@@ -105,8 +105,8 @@ def test_a_model_is_given_only_rows_that_it_takes_together() -> None:
     assert lm.given == [[3], [2, 2, 2], [2], [1, 1]]
     lm = Choosy()
     requests = [GenerationRequest(ids, 8) for ids in texts(lm, *words).ids]
-    found = requests_in_batches(lm, requests, GenerationSettings(GREEDY, BatchBudget(3), 0))
-    assert [answer.text for answer in found] == [word.upper() for word in words]
+    result = requests_in_batches(lm, requests, GenerationSettings(GREEDY, BatchBudget(3), 0))
+    assert [answer.text for answer in result] == [word.upper() for word in words]
     assert lm.given == [[3], [2, 2, 2], [2], [1, 1]]
 
 
@@ -136,8 +136,8 @@ def test_a_row_that_raises_harms_no_other() -> None:
         return prompt.upper()
 
     lm = ScriptedModel(answer)
-    found = answers(run(lm, texts(lm, "good", "bad", "fine", "x", "y")))
-    assert found == {0: "GOOD", 1: "ValueError: no such luck", 2: "FINE", 3: "X", 4: "Y"}
+    result = answers(run(lm, texts(lm, "good", "bad", "fine", "x", "y")))
+    assert result == {0: "GOOD", 1: "ValueError: no such luck", 2: "FINE", 3: "X", 4: "Y"}
 
 
 def test_a_broken_device_ends_the_job_and_is_no_error_of_its_rows() -> None:

@@ -58,11 +58,11 @@ def test_a_table_without_rows_is_a_file(tmp_path: Path, ending: str) -> None:
         assert list(pd.read_parquet(tmp_path / "t.parquet").columns) == ["a"]
 
 
-@pytest.mark.parametrize(("name", "found"), [("t.xlsx", "the ending '.xlsx'"), ("t", "no ending")])
-def test_another_ending_is_refused(tmp_path: Path, name: str, found: str) -> None:
+@pytest.mark.parametrize(("name", "result"), [("t.xlsx", "the ending '.xlsx'"), ("t", "no ending")])
+def test_another_ending_is_refused(tmp_path: Path, name: str, result: str) -> None:
     with pytest.raises(DataError) as caught:
         write_table(tmp_path / name, [], columns={})
-    assert str(caught.value) == f"{tmp_path / name} has {found}; predictions are written as .jsonl, .csv or .parquet"
+    assert str(caught.value) == f"{tmp_path / name} has {result}; predictions are written as .jsonl, .csv or .parquet"
 
 
 def test_a_table_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
@@ -242,10 +242,10 @@ def test_cells_that_a_spreadsheet_would_run_are_marked_on_request(tmp_path: Path
     rows = [{"=name": text, "number": -1.5} for text in (*FORMULAS, *HARMLESS)]
     write_table(tmp_path / "t.csv", rows, columns=dict.fromkeys(rows[0], "json"), safe_csv=True)
     with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
-        header, *found = list(csv.reader(file))
+        header, *results = list(csv.reader(file))
     assert header == ["'=name", "number"]
-    assert [cell for cell, _ in found] == [*(f"'{text}" for text in FORMULAS), *HARMLESS]
-    assert {number for _, number in found} == {"-1.5"}
+    assert [cell for cell, _ in results] == [*(f"'{text}" for text in FORMULAS), *HARMLESS]
+    assert {number for _, number in results} == {"-1.5"}
     write_table(tmp_path / "t.csv", rows, columns=dict.fromkeys(rows[0], "json"))
     with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
         assert [cell for cell, _ in list(csv.reader(file))[1:]] == [*FORMULAS, *HARMLESS]

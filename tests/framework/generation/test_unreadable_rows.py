@@ -31,9 +31,9 @@ def test_every_line_of_the_input_has_a_line_in_the_output(
     tmp_path: Path, rows: Rows, predict: Callable[..., Any], ending: str
 ) -> None:
     output = tmp_path / f"out.{ending}"
-    found = predict(ScriptedModel(str.upper), rows, bad=rows.bad, output=output)
-    assert (found.stats.rows, found.stats.ok, found.stats.errors, found.stats.skipped) == (7, 3, 3, 1)
-    assert found[2]["error"] == "a row is a JSON object, this is a list"
+    result = predict(ScriptedModel(str.upper), rows, bad=rows.bad, output=output)
+    assert (result.stats.rows, result.stats.ok, result.stats.errors, result.stats.skipped) == (7, 3, 3, 1)
+    assert result[2]["error"] == "a row is a JSON object, this is a list"
     if ending == "parquet":
         lines = pq.read_table(output).to_pylist()
     elif ending == "csv":
@@ -57,8 +57,8 @@ def test_a_job_that_is_started_again_counts_them_once(rows: Rows, predict: Calla
 def test_a_csv_file_keeps_its_order(tmp_path: Path, predict: Callable[..., Any]) -> None:
     (tmp_path / "d.csv").write_text("question,more\na,1\nb,2,3,4\nc,3\n", encoding="utf-8")
     rows = open_rows("d.csv", folder=tmp_path)
-    found = predict(ScriptedModel(str.upper), rows, bad=rows.bad)
-    assert [(row["key"], row["status"]) for row in found] == [
+    result = predict(ScriptedModel(str.upper), rows, bad=rows.bad)
+    assert [(row["key"], row["status"]) for row in result] == [
         ("d.csv:2", "ok"),
         ("d.csv:3", "error"),
         ("d.csv:4", "ok"),

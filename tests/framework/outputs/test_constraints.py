@@ -36,8 +36,8 @@ def test_outputs_that_ask_for_nothing_leave_answers_free(make_config: MakeConfig
 
 def test_labels_to_score_are_those_of_the_file_or_of_the_data(make_config: MakeConfig) -> None:
     tokenizer = byte_tokenizer()
-    found = formed(make_config(LABEL), tokenizer, {"label": ("no", "yes")}).labels
-    assert found == tuple(Label(text, tuple(tokenizer.encode(text))) for text in ("no", "yes"))
+    result = formed(make_config(LABEL), tokenizer, {"label": ("no", "yes")}).labels
+    assert result == tuple(Label(text, tuple(tokenizer.encode(text))) for text in ("no", "yes"))
     named = {**LABEL, "decoder": {"scoring": True, "labels": ["No", "YES", "no"]}, "preprocessing": {"lowercase": True}}
     assert [label.text for label in formed(make_config(named), tokenizer, {}).labels] == ["no", "yes"]
 
@@ -46,9 +46,9 @@ def test_labels_end_as_the_chat_template_ends_an_answer(make_config: MakeConfig)
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = CHATML
-    found = formed(make_config(LABEL), tokenizer, {"label": ("no",)}).labels
+    result = formed(make_config(LABEL), tokenizer, {"label": ("no",)}).labels
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert found == (Label("no", (*tokenizer.encode("no"), end)),)
+    assert result == (Label("no", (*tokenizer.encode("no"), end)),)
 
 
 def test_labels_that_are_the_same_tokens_are_refused(make_config: MakeConfig) -> None:

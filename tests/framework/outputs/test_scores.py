@@ -60,24 +60,26 @@ def test_an_unreadable_answer_misses_its_label_in_f1_and_is_no_label_of_its_own(
     from sklearn.metrics import f1_score
 
     truths, answers = ["cat", "cat", "dog", "dog"], ["cat", "bird", "dog", None]
-    found = score(*(({"kind": t}, a) for t, a in zip(truths, answers, strict=True)), outputs=[CATEGORY]).outputs["kind"]
+    result = score(*(({"kind": t}, a) for t, a in zip(truths, answers, strict=True)), outputs=[CATEGORY]).outputs[
+        "kind"
+    ]
     read = ["cat", "unreadable", "dog", "unreadable"]
     for average in ("macro", "weighted"):
         expected = f1_score(truths, read, labels=["cat", "dog"], average=average, zero_division=0.0)
-        assert found[f"{average}_f1"] == pytest.approx(expected)
-    assert found["macro_f1"] == pytest.approx(2 / 3)
+        assert result[f"{average}_f1"] == pytest.approx(expected)
+    assert result["macro_f1"] == pytest.approx(2 / 3)
 
 
 def test_unreadable_and_missing_answers_are_wrong_and_counted(score: Any) -> None:
     pairs = [({"kind": "cat"}, "cat"), ({"kind": "cat"}, "a bird"), ({"kind": "cat"}, None), ({"kind": "cat"}, "dog")]
-    found = score(*pairs, outputs=[CATEGORY]).flat
-    assert {name: found[f"kind.{name}"] for name in ("accuracy", "invalid", "errors", "n")} == {
+    result = score(*pairs, outputs=[CATEGORY]).flat
+    assert {name: result[f"kind.{name}"] for name in ("accuracy", "invalid", "errors", "n")} == {
         "accuracy": 0.25,
         "invalid": 0.25,
         "errors": 0.25,
         "n": 4,
     }
-    assert (found["exact_match"], found["n"]) == (0.25, 4)
+    assert (result["exact_match"], result["n"]) == (0.25, 4)
 
 
 def test_number_scores_equal_scikit_learns(score: Any) -> None:
@@ -144,16 +146,16 @@ def test_json_is_compared_by_value_and_by_field(score: Any) -> None:
 def test_a_json_field_that_is_null_is_not_one_that_is_left_out(score: Any) -> None:
     truth = {"order": {"city": None, "count": 2}}
     texts = ['{"city": null, "count": 2}', '{"count": 2}', '{"city": "", "count": 2}']
-    found = score(*((truth, text) for text in texts), outputs=[JSON]).outputs["order"]
-    assert (found["field.city"], found["field.count"]) == (pytest.approx(1 / 3), 1)
-    assert found["field_accuracy"] == pytest.approx(4 / 6)
-    assert found["exact_match"] == pytest.approx(1 / 3)
+    result = score(*((truth, text) for text in texts), outputs=[JSON]).outputs["order"]
+    assert (result["field.city"], result["field.count"]) == (pytest.approx(1 / 3), 1)
+    assert result["field_accuracy"] == pytest.approx(4 / 6)
+    assert result["exact_match"] == pytest.approx(1 / 3)
 
 
 def test_an_unexpected_json_field_makes_the_answer_wrong_but_no_field(score: Any) -> None:
-    found = score(({"order": {"count": 2}}, '{"count": 2, "city": null}'), outputs=[JSON]).outputs["order"]
-    assert (found["exact_match"], found["field_accuracy"]) == (0, 1)
-    assert "field.city" not in found
+    result = score(({"order": {"count": 2}}, '{"count": 2, "city": null}'), outputs=[JSON]).outputs["order"]
+    assert (result["exact_match"], result["field_accuracy"]) == (0, 1)
+    assert "field.city" not in result
 
 
 def test_json_that_is_no_object_has_no_fields(score: Any) -> None:
@@ -176,9 +178,9 @@ def test_text_scores_equal_those_of_the_libraries_over_the_whole_corpus(score: A
     pairs = [({"answer": truth}, text) for truth, text in zip(truths, answers, strict=True)]
     scores = score(*pairs, outputs=[]).outputs["answer"]
     rouge = RougeScorer(["rouge1", "rouge2", "rougeL"])
-    found = [rouge.score(truth, text) for truth, text in zip(truths, answers, strict=True)]
+    results = [rouge.score(truth, text) for truth, text in zip(truths, answers, strict=True)]
     for name, kind in (("rouge_1", "rouge1"), ("rouge_2", "rouge2"), ("rouge_l", "rougeL")):
-        assert scores[name] == pytest.approx(sum(one[kind].fmeasure for one in found) / 30)
+        assert scores[name] == pytest.approx(sum(one[kind].fmeasure for one in results) / 30)
     assert scores["bleu"] == pytest.approx(corpus_bleu(answers, [truths]).score)
     assert 0 < scores["exact_match"] < 1
 
@@ -198,9 +200,9 @@ def test_bleu_of_short_answers_takes_the_orders_that_they_have(
     from sacrebleu.metrics import BLEU
 
     pairs = [({"answer": truth}, text) for truth, text in zip(truths, answers, strict=True)]
-    found = score(*pairs, outputs=[]).outputs["answer"]["bleu"]
-    assert found == pytest.approx(BLEU(effective_order=True).corpus_score(answers, [truths]).score)
-    assert (found == pytest.approx(100)) == (truths == answers)
+    result = score(*pairs, outputs=[]).outputs["answer"]["bleu"]
+    assert result == pytest.approx(BLEU(effective_order=True).corpus_score(answers, [truths]).score)
+    assert (result == pytest.approx(100)) == (truths == answers)
 
 
 def test_words_of_other_scripts_count_in_rouge(score: Any) -> None:
@@ -209,9 +211,11 @@ def test_words_of_other_scripts_count_in_rouge(score: Any) -> None:
 
 
 def test_a_missing_text_is_as_an_empty_one(score: Any) -> None:
-    found = score(({"answer": "a b c d e"}, None), ({"answer": "a b c d e"}, "a b c d e"), outputs=[]).outputs["answer"]
-    assert (found["exact_match"], found["rouge_l"], found["errors"]) == (0.5, 0.5, 0.5)
-    assert 0 < found["bleu"] < 100
+    result = score(({"answer": "a b c d e"}, None), ({"answer": "a b c d e"}, "a b c d e"), outputs=[]).outputs[
+        "answer"
+    ]
+    assert (result["exact_match"], result["rouge_l"], result["errors"]) == (0.5, 0.5, 0.5)
+    assert 0 < result["bleu"] < 100
 
 
 def test_a_row_is_right_when_all_its_outputs_are(score: Any) -> None:

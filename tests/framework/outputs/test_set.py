@@ -38,9 +38,9 @@ def topics(form: str = "json", **decoder: Any) -> dict[str, Any]:
 
 def decoded(text: str, form: str = "json") -> Any:
     """The labels, or the reason why there are none."""
-    found = Decoder(config_of(topics(form)), labels={}).decode(text)
-    assert (found.values["topics"] is None) == ("topics" in found.errors)
-    return found.errors.get("topics", found.values["topics"])
+    result = Decoder(config_of(topics(form)), labels={}).decode(text)
+    assert (result.values["topics"] is None) == ("topics" in result.errors)
+    return result.errors.get("topics", result.values["topics"])
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_labels_are_read_between_commas(text: str, labels: list[str] | str) -> N
 def test_a_set_among_several_outputs_is_an_array_or_a_string(form: str, member: Any) -> None:
     config = config_of(topics(form), {"name": "stars", "type": "number"})
     decoder = Decoder(config, labels={})
-    found = decoder.decode(json.dumps({"stars": 3, "topics": member}))
-    assert (found.values, found.errors) == ({"topics": ["politics", "sport"], "stars": 3}, {})
+    result = decoder.decode(json.dumps({"stars": 3, "topics": member}))
+    assert (result.values, result.errors) == ({"topics": ["politics", "sport"], "stars": 3}, {})
     assert config.output_features[0].answer_member(["politics", "sport"]) == (
         ["politics", "sport"] if form == "json" else "politics, sport"
     )
@@ -128,10 +128,10 @@ def test_scores_equal_scikit_learns() -> None:
     dice, labels = random.Random(1), ["a", "b", "c", "d", "never"]
     truths = [[label for label in labels[:3] if dice.random() < 0.5] for _ in range(200)]
     answers = [[label for label in labels[:4] if (label in truth) != (dice.random() < 0.2)] for truth in truths]
-    found = scores(truths, [*answers], labels=labels)
+    result = scores(truths, [*answers], labels=labels)
     binary = MultiLabelBinarizer(classes=labels[:4])  # those that occur
     true, said = binary.fit_transform(truths), binary.fit_transform(answers)
-    assert found == {
+    assert result == {
         "exact_match": pytest.approx(accuracy_score(true, said)),
         "micro_f1": pytest.approx(f1_score(true, said, average="micro")),
         "macro_f1": pytest.approx(f1_score(true, said, average="macro", zero_division=0)),
@@ -142,12 +142,12 @@ def test_scores_equal_scikit_learns() -> None:
     }
     order = list(range(200))
     dice.shuffle(order)
-    assert scores([truths[n] for n in order], [answers[n] for n in order], labels=labels) == found
+    assert scores([truths[n] for n in order], [answers[n] for n in order], labels=labels) == result
 
 
 def test_an_unreadable_answer_is_an_empty_set_that_is_wrong_and_counted() -> None:
-    found = scores([["sport"], ["sport", "politics"], [], []], [["sport"], None, None, []])
-    assert {name: value for name, value in found.items() if name != "macro_f1"} == {
+    result = scores([["sport"], ["sport", "politics"], [], []], [["sport"], None, None, []])
+    assert {name: value for name, value in result.items() if name != "macro_f1"} == {
         "exact_match": 0.5,
         "micro_f1": 2 * 1 / (3 + 1),
         "jaccard": 0.5,
@@ -155,12 +155,12 @@ def test_an_unreadable_answer_is_an_empty_set_that_is_wrong_and_counted() -> Non
         "errors": 0,
         "n": 4,
     }
-    assert found["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
+    assert result["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
 
 
 def test_f1_of_rows_without_any_label_is_the_share_of_right_rows() -> None:
-    found = scores([[], []], [[], None])
-    assert (found["micro_f1"], found["macro_f1"], found["exact_match"], found["jaccard"]) == (0.5, 0.5, 0.5, 0.5)
+    result = scores([[], []], [[], None])
+    assert (result["micro_f1"], result["macro_f1"], result["exact_match"], result["jaccard"]) == (0.5, 0.5, 0.5, 0.5)
 
 
 def matcher(grammar: str) -> tuple[Any, Grammar]:
@@ -208,17 +208,17 @@ def test_whatever_a_model_prefers_constrained_answers_are_sets(form: str) -> Non
         while not row.new or row.new[-1] != tokenizer.eos_token_id:
             (allowed,) = np.nonzero(compiled.allowed([row])[0].numpy())
             row.new.append(int(dice.choice(allowed)))
-        found = decoder.decode(tokenizer.decode(row.new[:-1]))
-        assert not found.errors
-        seen.add(tuple(found.values["topics"]))
+        result = decoder.decode(tokenizer.decode(row.new[:-1]))
+        assert not result.errors
+        seen.add(tuple(result.values["topics"]))
     assert len(seen) > 5
 
 
 def test_labels_of_the_data_are_those_of_the_answers_if_the_file_lists_none() -> None:
     output = {"name": "topics", "type": "set", "decoder": {"constrain": True}}
     config = config_of(output)
-    found = Decoder(config, labels={"topics": ("a", "b")}).decode('["b", "a"]')
-    assert found.values == {"topics": ["a", "b"]}
+    result = Decoder(config, labels={"topics": ("a", "b")}).decode('["b", "a"]')
+    assert result.values == {"topics": ["a", "b"]}
     grammar = answer_grammar(config.output_features, labels={"topics": ("a", "b")})
     assert grammar is not None
     assert (accepts(grammar, '["a","b"]'), accepts(grammar, '["c"]')) == (True, False)

@@ -132,9 +132,9 @@ class Device:
 
     def work(self) -> list[Pass]:
         """Passes since the last call that were no probes."""
-        found = [one for one in self.passes if not one.measured]
+        results = [one for one in self.passes if not one.measured]
         self.passes.clear()
-        return found
+        return results
 
     def fall(self, used: int, *, training: bool = False, when: Callable[[Pass], bool]) -> None:
         """Let the ceiling fall, as `leave` puts it, at the first pass that is no probe and is of that kind."""
@@ -188,35 +188,35 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
     """In place of the CPU's memory and clock; sizes are kept in a folder of the test, and runs as well."""
     from partita.pipeline import build as pipeline
 
-    found, load = Device(), pipeline.load_model
+    result, load = Device(), pipeline.load_model
 
     def loaded(*args: Any, **kwargs: Any) -> Any:
         lm = load(*args, **kwargs)
-        lm.base.register_forward_pre_hook(found.forward, with_kwargs=True)
+        lm.base.register_forward_pre_hook(result.forward, with_kwargs=True)
         return lm
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        found.optimizers.add(optimizer)
-        if found.held > found.ceiling:
+        result.optimizers.add(optimizer)
+        if result.held > result.ceiling:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
     monkeypatch.setattr(pipeline, "load_model", loaded)
     for name in ("find_way", "find_batch_way", "check_causal"):
-        monkeypatch.setattr(f"partita.lm.huggingface.{name}", getattr(found, name))
-    monkeypatch.setitem(memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(found, allowed))
+        monkeypatch.setattr(f"partita.lm.huggingface.{name}", getattr(result, name))
+    monkeypatch.setitem(memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(result, allowed))
     for module in (
         "partita.lm.worst_case",
         "partita.lm.worst_slots",
         "partita.pipeline.probes",
         "partita_trainers.batch_size.training_probe",
     ):
-        monkeypatch.setattr(f"{module}.now", lambda device: found.seconds)
+        monkeypatch.setattr(f"{module}.now", lambda device: result.seconds)
     # How long a machine takes for a probe shall decide nothing here.
     monkeypatch.setattr("partita_trainers.batch_size.tune.MIN_SAVED_SECONDS", 1e9)
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     hook = register_optimizer_step_post_hook(stepped)
-    yield found
+    yield result
     hook.remove()
 
 
@@ -228,13 +228,13 @@ class Run:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf8"))
-        return found
+        result: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf8"))
+        return result
 
     @property
     def sizes(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.manifest["batch_sizes"]
-        return found
+        result: dict[str, Any] = self.manifest["batch_sizes"]
+        return result
 
     @property
     def log(self) -> list[dict[str, Any]]:
@@ -251,8 +251,8 @@ def make(colours: Any) -> Callable[..., dict[str, Any]]:
     def settings(**changes: Any) -> dict[str, Any]:
         base = {"hidden_size": 32, "num_hidden_layers": 1}
         generation = {"max_new_tokens": NEW, **changes.pop("generation", {})}
-        found: dict[str, Any] = colours.config(base_model=base, generation=generation, **changes)
-        return found
+        result: dict[str, Any] = colours.config(base_model=base, generation=generation, **changes)
+        return result
 
     return settings
 

@@ -110,9 +110,9 @@ def test_an_objective_is_evaluated_on_all_rows_as_one(
         for batch in EvaluationBatches(encoded, batch_size=1, pad_token_id=0):
             log_probs = pipeline.lm.module(input_ids=batch.input_ids_BT).logits[0].log_softmax(-1)
             labels = [(place, label) for place, label in enumerate(batch.labels_BT[0].tolist()) if label != -100]
-            found = [log_probs[place - 1, label].item() for place, label in labels]
-            means.append(statistics.fmean(found))
-            probabilities += map(math.exp, found)
+            results = [log_probs[place - 1, label].item() for place, label in labels]
+            means.append(statistics.fmean(results))
+            probabilities += map(math.exp, results)
     expected = {"loss": statistics.pvariance(means), "probability": statistics.fmean(probabilities)}
 
     def evaluate(size: int, pipeline: Any = pipeline, *, limit: int = 0, **options: Any) -> Any:

@@ -167,9 +167,9 @@ def test_the_ceiling_falls_while_a_run_evaluates(
         assert noted["batch_sizes"][name]["out_of_memory"] is True
         assert noted["batch_sizes"][name]["rows"] < before["batch_sizes"][name]["rows"]
     for split, metrics in before["metrics"].items():
-        found = noted["metrics"][split]
-        assert found.pop("loss") == pytest.approx(metrics.pop("loss"), rel=1e-5)
-        assert found == metrics
+        result = noted["metrics"][split]
+        assert result.pop("loss") == pytest.approx(metrics.pop("loss"), rel=1e-5)
+        assert result == metrics
     assert cut.log == straight.log
     assert "out of memory with " in caplog.text
 

@@ -168,9 +168,9 @@ def test_a_step_holds_about_the_rows_that_the_file_says(kind: str) -> None:
     most = shape.max_rows_for(256)
     assert shape.batches_per_step(config.trainer, shape.with_tokens(tuned(most))) == 1
     for size in (1, most // 4):
-        found = shape.with_tokens(tuned(size))
-        steps = shape.batches_per_step(config.trainer, found)
-        loader = loader_of(shape, found, batches_per_step=steps)
+        result = shape.with_tokens(tuned(size))
+        steps = shape.batches_per_step(config.trainer, result)
+        loader = loader_of(shape, result, batches_per_step=steps)
         assert 3000 / loader.steps_per_epoch == pytest.approx(256, rel=0.15)
     fixed = config_of({"type": kind}, gradient_accumulation_steps=3)
     assert shape.batches_per_step(fixed.trainer, shape.with_tokens(tuned(most))) == 3

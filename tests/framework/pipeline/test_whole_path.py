@@ -34,11 +34,11 @@ def test_tuned_sizes_are_used_to_predict_and_to_evaluate(device: Any, zero_shot:
     model = zero_shot(generation={"slots": slots})
     sizes = model.tune(asked).by_purpose()
     assert sizes.keys() == {"generation", "evaluation"}
-    found = sizes["generation"]
-    assert (found.rows, found.max_fitting, found.best, found.origin) == (7, 7, 7, "tuned")
-    assert (found.prompt_tokens, found.new_tokens, found.device) == (8, device.new_tokens, "cpu")
-    assert found.budget_bytes == room
-    assert [(probe.rows, probe.used_bytes, probe.verdict) for probe in found.probes] == [
+    result = sizes["generation"]
+    assert (result.rows, result.max_fitting, result.best, result.origin) == (7, 7, 7, "tuned")
+    assert (result.prompt_tokens, result.new_tokens, result.device) == (8, device.new_tokens, "cpu")
+    assert result.budget_bytes == room
+    assert [(probe.rows, probe.used_bytes, probe.verdict) for probe in result.probes] == [
         (rows, rows * answer, "fits") for rows in (1, 4, 7)
     ]
     assert sizes["evaluation"].max_fitting == room // device.loss
@@ -50,7 +50,7 @@ def test_tuned_sizes_are_used_to_predict_and_to_evaluate(device: Any, zero_shot:
     assert {one.rows for one in passes} == {7}, "nothing is probed again, and no slot or place is ever empty"
     assert {one.slots for one in passes} == {7 if slots else 0}
     assert len(passes) == 4 * device.new_tokens
-    assert max(one.used for one in passes) == found.probes[-1].used_bytes, "the job takes what its probe took"
+    assert max(one.used for one in passes) == result.probes[-1].used_bytes, "the job takes what its probe took"
     model.evaluate(asked)
     passes = device.work()
     assert {one.rows for one in passes if one.held} == {7}
@@ -66,9 +66,9 @@ def test_the_probe_reads_as_many_tokens_at_once_as_the_job_does(
     places, reading = (8 + device.new_tokens) * 1_000, most * 3_000
     device.leave(7 * places + reading + places // 2)
     model = zero_shot()
-    found = model.tune(asked).by_purpose()["generation"]
-    assert (found.rows, found.max_fitting) == (7, 7)
-    assert {probe.rows: probe.used_bytes for probe in found.probes}[7] == 7 * places + reading
+    result = model.tune(asked).by_purpose()["generation"]
+    assert (result.rows, result.max_fitting) == (7, 7)
+    assert {probe.rows: probe.used_bytes for probe in result.probes}[7] == 7 * places + reading
     device.passes.clear()
     assert model.predict(asked).stats.out_of_memory == 0
     passes = [one for one in device.passes if one.tokens > 1]
@@ -84,11 +84,11 @@ def test_a_size_of_the_caller_is_over_what_was_found_for_that_call_only(
     device.leave(7 * device.answer + device.answer // 2)
     model = zero_shot()
     for wanted, expected in ((2, 2), (None, 7), (4, 4), (6, 6), (1, 1), (None, 7)):
-        found = model.predict(asked, batch_size=wanted, fresh=True)
+        result = model.predict(asked, batch_size=wanted, fresh=True)
         passes = [one for one in device.work() if one.held == 8]
         assert max(one.rows for one in passes) == expected
-        assert found.stats.batch_size == expected
-        assert statuses(found) == {"ok"}
+        assert result.stats.batch_size == expected
+        assert statuses(result) == {"ok"}
     model.evaluate(asked, batch_size=3)
     assert max(one.rows for one in device.work()) == 3
 
@@ -96,9 +96,9 @@ def test_a_size_of_the_caller_is_over_what_was_found_for_that_call_only(
 @pytest.mark.long
 def test_a_size_of_the_caller_that_is_too_large_is_cut(device: Any, zero_shot: Any, asked: Any) -> None:
     device.leave(7 * device.answer + device.answer // 2)
-    found = zero_shot().predict(asked, batch_size=28)
-    assert statuses(found) == {"ok"}
-    assert (found.stats.batch_size, found.stats.out_of_memory) == (7, 2)
+    result = zero_shot().predict(asked, batch_size=28)
+    assert statuses(result) == {"ok"}
+    assert (result.stats.batch_size, result.stats.out_of_memory) == (7, 2)
 
 
 def test_one_row_is_not_probed_and_nothing_is_nothing(device: Any, zero_shot: Any, asked: Any) -> None:
@@ -120,10 +120,10 @@ def test_rows_that_are_not_requested_count_for_nothing(device: Any, zero_shot: A
     device.leave(7 * device.answer + device.answer // 2)
     rows = [*asked, {"text": ""}, {"text": "ball " * 100}]
     model = zero_shot()
-    found = model.predict(rows)
-    assert [row["status"] for row in found][-2:] == ["skipped", "error"]
-    assert statuses(list(found)[:-2]) == {"ok"}
-    assert found.stats.batch_size == 7
+    result = model.predict(rows)
+    assert [row["status"] for row in result][-2:] == ["skipped", "error"]
+    assert statuses(list(result)[:-2]) == {"ok"}
+    assert result.stats.batch_size == 7
     assert model.tune(rows).by_purpose()["generation"].prompt_tokens == 8
 
 
@@ -132,11 +132,11 @@ def test_categories_ask_for_the_tokens_of_their_labels(device: Any, make: Any, a
     settings = make(trainer=ZERO_SHOT, output_features=output)
     del settings["generation"]
     model = Model(settings, quiet=True)
-    found = model.tune(asked).by_purpose()["generation"]
-    assert found.new_tokens == model._backend.parts().max_new_tokens < 15
+    result = model.tune(asked).by_purpose()["generation"]
+    assert result.new_tokens == model._backend.parts().max_new_tokens < 15
     device.passes.clear()
     assert statuses(model.predict(asked)) == {"ok"}
-    assert max(one.rows for one in device.work()) == found.rows
+    assert max(one.rows for one in device.work()) == result.rows
 
 
 @pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
@@ -147,11 +147,11 @@ def test_the_ceiling_falls_while_rows_are_answered(device: Any, zero_shot: Any, 
     answer = device.answer if slots else device.batch_answer
     device.fall(3 * answer + answer // 2, when=lambda one: one.held > 30 and one.rows > 4)
     model = zero_shot(generation={"slots": slots})
-    found = model.predict(asked, fresh=True)
-    assert [row["colour_raw"] for row in found] == expected
-    assert statuses(found) == {"ok"}
-    assert found.stats.out_of_memory > 0
-    assert found.stats.batch_size <= 3
+    result = model.predict(asked, fresh=True)
+    assert [row["colour_raw"] for row in result] == expected
+    assert statuses(result) == {"ok"}
+    assert result.stats.out_of_memory > 0
+    assert result.stats.batch_size <= 3
     device.passes.clear()
     again = model.predict(asked, fresh=True)
     assert again.stats.out_of_memory == 0, "what was learned once is not learned again"
@@ -187,10 +187,10 @@ def test_sampled_answers_in_slots_continue_with_any_number_of_them(
         model(7).predict(asked, tmp_path / "stopped.jsonl")
     device.before_pass = lambda coming: None
     device.work()
-    found = model(4).predict(asked, tmp_path / "stopped.jsonl")
-    assert 7 <= found.stats.resumed < len(asked)
-    assert max(one.slots for one in device.work()) == found.stats.batch_size == 4
-    assert texts(found) == straight
+    result = model(4).predict(asked, tmp_path / "stopped.jsonl")
+    assert 7 <= result.stats.resumed < len(asked)
+    assert max(one.slots for one in device.work()) == result.stats.batch_size == 4
+    assert texts(result) == straight
     assert texts(model(3).predict(asked, tmp_path / "other.jsonl")) == straight
     device.fall(2 * device.answer, when=lambda one: one.held > 30)
     cut = model(7).predict(asked, tmp_path / "cut.jsonl")
@@ -219,9 +219,9 @@ def test_sampled_answers_in_batches_continue_with_any_size_of_them(
         model(7).predict(asked, tmp_path / "stopped.jsonl")
     device.before_pass = lambda coming: None
     shutil.rmtree(tmp_path / "cache")
-    found = model(4).predict(asked, tmp_path / "stopped.jsonl")
-    assert found.stats.resumed == 14
-    assert texts(found) == straight
+    result = model(4).predict(asked, tmp_path / "stopped.jsonl")
+    assert result.stats.resumed == 14
+    assert texts(result) == straight
     assert texts(model(4).predict(asked, tmp_path / "other.jsonl")) == straight
 
 
@@ -252,8 +252,8 @@ def test_a_change_of_what_decides_a_size_triggers_a_new_search(
 def test_less_memory_than_a_kept_size_needs_triggers_a_new_search(device: Any, zero_shot: Any, asked: Any) -> None:
     for fits, origin in ((7, "tuned"), (7, "cached"), (4, "tuned"), (4, "cached"), (7, "tuned")):
         device.leave(fits * device.answer + device.answer // 2)
-        found = zero_shot().tune(asked).by_purpose()["generation"]
-        assert (found.rows, found.origin) == (fits, origin)
+        result = zero_shot().tune(asked).by_purpose()["generation"]
+        assert (result.rows, result.origin) == (fits, origin)
 
 
 # Where nothing fits

@@ -50,13 +50,13 @@ def test_a_hub_that_does_not_answer_is_waited_for_no_longer_than_said(
 
 
 def test_missing_packages_come_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = (
+    results = (
         Requirement("torch", "99.1", "", "2.13.0+cpu"),
         Requirement("peft", "0.21", "", None),
         Requirement("ray", "2.51", "ray", None),
         Requirement("matplotlib", "3.10", "plot", "3.10.1"),
     )
-    monkeypatch.setattr(doctor, "requirements", lambda: iter(found))
+    monkeypatch.setattr(doctor, "requirements", lambda: iter(results))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     diagnosis = diagnose()
     assert diagnosis.problems == (

@@ -37,29 +37,29 @@ class Page(HTMLParser):
 
 
 def had(key: str, *, answer: str = "two", gold: str | None = "two", status: Any = "done", **rest: Any) -> Episode:
-    found = Episode(key, key, {}, 1)
-    found.observe([{"role": "user", "content": "how many?"}], gold=gold)
-    found.act(answer, (1,))
-    found.end(status, rest.pop("reason", None))
+    result = Episode(key, key, {}, 1)
+    result.observe([{"role": "user", "content": "how many?"}], gold=gold)
+    result.act(answer, (1,))
+    result.end(status, rest.pop("reason", None))
     for name, value in rest.items():
-        setattr(found, name, value)
-    return found
+        setattr(result, name, value)
+    return result
 
 
 def shown(**dialogues: list[Episode]) -> Page:
-    outcomes = {history: outcomes_of(found, repeats=1) for history, found in dialogues.items()}
+    outcomes = {history: outcomes_of(result, repeats=1) for history, result in dialogues.items()}
     return Page(page(outcomes, dialogues, title="Dialogues of waiter"))
 
 
 def test_answers_stand_beside_right_ones_and_both_histories_side_by_side() -> None:
-    found = shown(gold=[had("a"), had("b")], predicted=[had("a"), had("b", answer="three")])
+    result = shown(gold=[had("a"), had("b")], predicted=[had("a"), had("b", answer="three")])
 
-    assert "right answer: two" in found.texts
-    assert found.texts.count("right") == 3
-    assert found.texts.count("model") == 4
-    row = found.texts.index("exact_turns")
-    assert found.texts[row + 1 : row + 3] == ["1.0000", "0.5000"]
-    assert "exact_turns: 1.0000 with gold history, 0.5000 with its own: -0.5000." in found.texts
+    assert "right answer: two" in result.texts
+    assert result.texts.count("right") == 3
+    assert result.texts.count("model") == 4
+    row = result.texts.index("exact_turns")
+    assert result.texts[row + 1 : row + 3] == ["1.0000", "0.5000"]
+    assert "exact_turns: 1.0000 with gold history, 0.5000 with its own: -0.5000." in result.texts
 
 
 def test_one_history_has_no_difference() -> None:
@@ -67,7 +67,7 @@ def test_one_history_has_no_difference() -> None:
 
 
 def test_the_worst_dialogues_stand_first_with_what_became_of_them() -> None:
-    found = shown(
+    result = shown(
         predicted=[
             had("right"),
             had("unknown", gold=None),
@@ -76,7 +76,7 @@ def test_the_worst_dialogues_stand_first_with_what_became_of_them() -> None:
             had("broken", status="failed", reason="environment: OSError: the desk is closed"),
         ]
     )
-    lines = [text for text in found.texts if re.match(r"(right|unknown|wrong|long|broken): ", text)]
+    lines = [text for text in result.texts if re.match(r"(right|unknown|wrong|long|broken): ", text)]
 
     assert lines == [
         "broken: failed (environment: OSError: the desk is closed)",
@@ -91,11 +91,11 @@ def test_messages_are_text_and_never_tags() -> None:
     bad = '</td><script src="http://x">alert(1)</script><img src=x onerror=1>'
     one = had(bad, answer=bad, gold=bad + "!", ok=False, target=bad, metrics={bad: 1.0})
     broken = had("b", status="failed", reason=f"environment: {bad}")
-    found = shown(predicted=[one, broken])
+    result = shown(predicted=[one, broken])
 
-    assert not {"script", "img", "link", "iframe"} & set(found.tags)
-    assert found.links == []
-    assert sum(bad in text for text in found.texts) >= 4
+    assert not {"script", "img", "link", "iframe"} & set(result.tags)
+    assert result.links == []
+    assert sum(bad in text for text in result.texts) >= 4
 
 
 def test_a_page_has_a_bound_and_some_of_every_kind() -> None:
@@ -104,7 +104,7 @@ def test_a_page_has_a_bound_and_some_of_every_kind() -> None:
         "without success": [had(f"w{number}", answer="three") for number in range(40)],
         "success": [had(f"s{number}") for number in range(900)],
     }
-    dialogues = [dialogue for found in kinds.values() for dialogue in found]
+    dialogues = [dialogue for result in kinds.values() for dialogue in result]
     chosen = choose(dialogues, most=100)
 
     assert [kind_of(dialogue) for dialogue in chosen] == [
@@ -112,15 +112,15 @@ def test_a_page_has_a_bound_and_some_of_every_kind() -> None:
         *["without success"] * 40,
         *["success"] * 57,
     ]
-    found = shown(predicted=dialogues)
-    assert found.tags.count("details") == 200
-    assert any("743 of them are not on this page; all are in predicted.jsonl." in text for text in found.texts)
+    result = shown(predicted=dialogues)
+    assert result.tags.count("details") == 200
+    assert any("743 of them are not on this page; all are in predicted.jsonl." in text for text in result.texts)
 
 
 def test_messages_and_dialogues_are_cut_where_nobody_would_read_on() -> None:
     long = had("a", answer="x" * (LONGEST + 7))
     long.observe([{"role": "user", "content": "and?"}] * 150)
-    found = shown(predicted=[long])
+    result = shown(predicted=[long])
 
-    assert f"{'x' * LONGEST} ... and 7 characters more" in found.texts
-    assert "52 more messages" in found.texts
+    assert f"{'x' * LONGEST} ... and 7 characters more" in result.texts
+    assert "52 more messages" in result.texts

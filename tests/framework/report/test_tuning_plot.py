@@ -82,12 +82,12 @@ def test_a_png_has_a_line_of_panels_for_each_size_that_was_measured(
 
 def test_an_svg_names_budget_marks_and_verdicts(sizes: Mapping[str, BatchSize], tmp_path: Path) -> None:
     write_plot(tmp_path / "plot.svg", sizes, title="Batch sizes of run.yaml")
-    found = words(tmp_path / "plot.svg")
-    assert {"Batch sizes of run.yaml", "generation: memory taken", "training: rows a second"} <= found
-    assert {"budget 1.20 GB", "budget 140 GB", "best 24", "fits 148", "best and fits 120", "best and fits 64"} <= found
-    assert {"too large", "out of memory", "predicted", "fits"} <= found
-    assert "evaluation: memory taken of 40.0 GB" in found
-    assert "budget 40.0 GB" not in found
+    result = words(tmp_path / "plot.svg")
+    assert {"Batch sizes of run.yaml", "generation: memory taken", "training: rows a second"} <= result
+    assert {"budget 1.20 GB", "budget 140 GB", "best 24", "fits 148", "best and fits 120", "best and fits 64"} <= result
+    assert {"too large", "out of memory", "predicted", "fits"} <= result
+    assert "evaluation: memory taken of 40.0 GB" in result
+    assert "budget 40.0 GB" not in result
 
 
 def test_signs_are_explained_only_where_they_are_drawn(

@@ -106,10 +106,10 @@ def test_the_users_prompt_is_seen_by_the_user_alone(
     encode = TurnEncoder.encode
 
     def watched(self: TurnEncoder, dialogues: Any, shown: Any) -> Any:
-        found = encode(self, dialogues, shown)
-        for dialogue, prompt in zip(dialogues, found, strict=True):
+        result = encode(self, dialogues, shown)
+        for dialogue, prompt in zip(dialogues, result, strict=True):
             prompts.setdefault((dialogue.key, self.agent), []).append(prompt.text)
-        return found
+        return result
 
     monkeypatch.setattr(TurnEncoder, "encode", watched)
     simulated(folder, tmp_path)
@@ -280,13 +280,13 @@ def test_models_share_what_memory_holds() -> None:
 
     size = BatchSize(rows=48, origin="tuned", device="cpu", max_fitting=64)
 
-    def model(found: BatchSize) -> Any:
+    def model(result: BatchSize) -> Any:
         pipeline = SimpleNamespace(encoder=SimpleNamespace(max_length=96), max_new_tokens=5)
-        return SimpleNamespace(pipeline=pipeline, tuner=SimpleNamespace(generation=lambda lengths, batch_size: found))
+        return SimpleNamespace(pipeline=pipeline, tuner=SimpleNamespace(generation=lambda lengths, batch_size: result))
 
     section = Simulation.model_validate(settings(Path())["simulation"])
     sizes: Callable[..., Any] = lambda **models: {  # noqa: E731 -- read once
-        name: found.rows for name, found in find_sizes(models, section, dialogues=9, batch_size=None).items()
+        name: result.rows for name, result in find_sizes(models, section, dialogues=9, batch_size=None).items()
     }
     assert sizes(agent=model(size)) == {"agent": 48}
     assert sizes(agent=model(size), user=model(replace(size, rows=8))) == {"agent": 32, "user": 8}

@@ -10,10 +10,10 @@ from partita.simulation.checkers import Contains, Exact, JsonEqual, Regex
 
 
 def dialogue(said: str, *, gold: str | None = None, **task: Any) -> Episode:
-    found = Episode("a", "a", task, 1)
-    found.observe([{"role": "user", "content": "what?"}], gold=gold)
-    found.act(said, ())
-    return found
+    result = Episode("a", "a", task, 1)
+    result.observe([{"role": "user", "content": "what?"}], gold=gold)
+    result.act(said, ())
+    return result
 
 
 @pytest.mark.parametrize(

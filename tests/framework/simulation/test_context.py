@@ -64,10 +64,10 @@ def test_dialogues_continue_without_their_oldest_turns(
     encode = TurnEncoder.encode
 
     def watched(self: TurnEncoder, dialogues: Any, shown: Any) -> Any:
-        found = encode(self, dialogues, shown)
-        for dialogue, prompt in zip(dialogues, found, strict=True):
+        result = encode(self, dialogues, shown)
+        for dialogue, prompt in zip(dialogues, result, strict=True):
             prompts.append((self.agent, dialogue.key, prompt.text, len(prompt.input_ids)))
-        return found
+        return result
 
     simulated(folder, tmp_path / "ends", **LONG)
     monkeypatch.setattr(TurnEncoder, "encode", watched)

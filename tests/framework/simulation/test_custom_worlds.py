@@ -102,9 +102,9 @@ def test_a_world_ends_a_dialogue_as_it_says_and_knows_right_answers(folder: Path
     for line in transcripts(tmp_path):
         assert (line["status"], line["reason"]) == ("truncated", "bell")
         assert [message.get("gold") for message in line["messages"]] == [None, "one two"] * 3
-    found = report.flat()
-    assert set(found) == {"gold", "predicted"}
-    assert all("exact_turns" in column for column in found.values())
+    result = report.flat()
+    assert set(result) == {"gold", "predicted"}
+    assert all("exact_turns" in column for column in result.values())
 
 
 def test_the_agent_answers_no_more_often_than_the_file_says(folder: Path, tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_programs_that_were_written_for_others_run_in_a_process_as_well(name: st
         type="environment", environment=f"programs_of_tests:{name}", interface=interface, isolation="process"
     )
     tools = tools_of(programs_of_tests.Shop, interface=interface)
-    with EnvironmentServer(world, tools=tools, folder=FOLDER, step_seconds=20.0) as found:
-        environment = found.make()
+    with EnvironmentServer(world, tools=tools, folder=FOLDER, step_seconds=20.0) as result:
+        environment = result.make()
         messages, _ = environment.reset(seed=1, task={"number": 1})
         environment.close()
 
@@ -157,8 +157,8 @@ def test_a_process_calls_tools_without_what_it_took_to_describe_them() -> None:
         type="environment", environment="programs_of_tests:Stall", interface="tools", isolation="process"
     )
     tools = tools_of(programs_of_tests.Stall, interface="tools")
-    with EnvironmentServer(world, tools=tools, folder=FOLDER, step_seconds=20.0) as found:
-        environment = found.make()
+    with EnvironmentServer(world, tools=tools, folder=FOLDER, step_seconds=20.0) as result:
+        environment = result.make()
         environment.reset(seed=1, task={})
         called = [
             environment.step(f'{{"name": "imported", "arguments": {{"module": "{name}"}}}}')[0][0]["content"]

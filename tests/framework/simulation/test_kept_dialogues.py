@@ -37,15 +37,15 @@ def dialogues(
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Tokens of each prompt, and how many of them were to be read."""
-    found: list[tuple[int, int]] = []
+    results: list[tuple[int, int]] = []
     admit = Slots.admit
 
     def noting(self: Slots, requests: Sequence[SlotRequest]) -> Any:
-        found.extend((len(request.input_ids), self.unread(request)) for request in requests)
+        results.extend((len(request.input_ids), self.unread(request)) for request in requests)
         return admit(self, requests)
 
     monkeypatch.setattr(Slots, "admit", noting)
-    return found
+    return results
 
 
 @pytest.mark.parametrize(("history", "sampled"), [("predicted", True), ("predicted", False), ("gold", True)])
@@ -53,13 +53,13 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_dialogues_are_the_same_whether_slots_keep_them_or_not(
     desk: Path, tmp_path: Path, history: str, sampled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [
+    results = [
         dialogues(desk, tmp_path / str(size), sampled=sampled, batch_size=size, history=history) for size in (1, 7, 64)
     ]
     monkeypatch.setattr(DialogueScheduler, "keeps", False)
-    found.append(dialogues(desk, tmp_path / "whole", sampled=sampled, batch_size=7, history=history))
+    results.append(dialogues(desk, tmp_path / "whole", sampled=sampled, batch_size=7, history=history))
 
-    assert found == [found[0]] * 4
+    assert results == [results[0]] * 4
 
 
 @pytest.mark.parametrize("batch_size", ends([1, 8, 64]))

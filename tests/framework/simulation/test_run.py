@@ -97,9 +97,9 @@ def test_dialogues_are_the_same_in_whatever_order_they_begin(
     begun: list[str] = []
 
     def shuffled(dialogues: list[Episode], section: Any) -> list[Episode]:
-        found = random.Random(seed).sample(dialogues, len(dialogues))
-        begun.extend(dialogue.key for dialogue in found)
-        return found
+        result = random.Random(seed).sample(dialogues, len(dialogues))
+        begun.extend(dialogue.key for dialogue in result)
+        return result
 
     monkeypatch.setattr("partita.simulation.run.in_order", shuffled)
     simulated(folder, tmp_path, batch_size=7)
@@ -340,10 +340,10 @@ def test_answers_of_the_model_keep_their_tokens(folder: Path, tmp_path: Path, mo
     encode = TurnEncoder.encode
 
     def watched(self: TurnEncoder, dialogues: Any, shown: Any) -> Any:
-        found = encode(self, dialogues, shown)
-        for dialogue, prompt in zip(dialogues, found, strict=True):
+        result = encode(self, dialogues, shown)
+        for dialogue, prompt in zip(dialogues, result, strict=True):
             prompts.setdefault(dialogue.key, []).append(prompt.input_ids)
-        return found
+        return result
 
     monkeypatch.setattr(TurnEncoder, "encode", watched)
     simulated(folder, tmp_path, tasks={"count": 20})
@@ -364,8 +364,8 @@ def test_greedy_answers_are_those_of_predict(folder: Path, tmp_path: Path) -> No
     model.simulate(tmp_path)
     lines = transcripts(tmp_path, "gold")
 
-    found = [row["answer_raw"] for row in model.predict([{"messages": line["messages"][:1]} for line in lines])]
-    assert found == [line["messages"][1]["content"] for line in lines]
+    results = [row["answer_raw"] for row in model.predict([{"messages": line["messages"][:1]} for line in lines])]
+    assert results == [line["messages"][1]["content"] for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -433,10 +433,10 @@ def test_the_command_prints_a_table_or_json(folder: Path, tmp_path: Path, forks:
     assert "predicted" in table.stdout
     assert f"transcripts in {tmp_path}" in table.stdout
     assert "task-9" in (tmp_path / "index.html").read_text("utf8")
-    found = json.loads(process.stdout)
+    result = json.loads(process.stdout)
     assert process.stderr == ""
-    assert found["histories"]["predicted"]["dialogues"] == 10
-    assert found["folder"] == str(tmp_path)
+    assert result["histories"]["predicted"]["dialogues"] == 10
+    assert result["folder"] == str(tmp_path)
 
 
 def test_the_environment_hears_the_models_own_words_also_where_right_ones_are_shown(

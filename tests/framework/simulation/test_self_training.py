@@ -74,8 +74,8 @@ def train(run: str, **self_training: Any) -> Any:
 
 
 def manifest(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "manifest.json").read_text("utf8"))
-    return found
+    result: dict[str, Any] = json.loads((run / "manifest.json").read_text("utf8"))
+    return result
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -98,14 +98,14 @@ def test_each_round_begins_with_the_weights_of_the_one_before(folder: Path) -> N
     assert result.metrics == noted["metrics"] == manifest(run / "rounds" / "2")["metrics"]
     assert [round_["kept"] for round_ in noted["rounds"]] == [True, True]
     assert [round_["dialogues"]["dialogues.n"] for round_ in noted["rounds"]] == [40, 40]
-    assert [found["dialogues.n"] for found in result.dialogues] == [40, 40, 40]
+    assert [actual["dialogues.n"] for actual in result.dialogues] == [40, 40, 40]
     assert Model("run.yaml", quiet=True).train(run="run") == replace(result, resumed_from=None)
     # The first losses of a round are near the last ones of the round before, and not those of a new model.
     losses = [
         [json.loads(line)["loss"] for line in (place / "log.jsonl").read_text("utf8").splitlines()]
         for place in (run, run / "rounds" / "1", run / "rounds" / "2")
     ]
-    assert [len(found) for found in losses] == [8, 6, 6]
+    assert [len(actual) for actual in losses] == [8, 6, 6]
     assert max(losses[1][0], losses[2][0]) < losses[0][0]
 
 
@@ -126,7 +126,7 @@ def test_rows_of_a_round_are_a_mix_of_data_and_of_its_dialogues(folder: Path) ->
     assert set(used) == {"rows", "round-1"}
     lines = (folder / "run" / "rounds" / "1" / "transcripts" / "predicted.jsonl").read_text("utf8").splitlines()
     others = (folder / "run" / "rounds" / "2" / "transcripts" / "predicted.jsonl").read_text("utf8").splitlines()
-    seeds = [{json.loads(line)["seed"] for line in found} for found in (lines, others)]
+    seeds = [{json.loads(line)["seed"] for line in result} for result in (lines, others)]
     assert not seeds[0] & seeds[1]
 
 
@@ -220,14 +220,14 @@ def test_a_model_that_talks_to_itself_learns_from_it(folder: Path) -> None:
 
     result = Model("run.yaml", quiet=True).train(run="run")
 
-    assert [found["dialogues.n"] for found in result.dialogues] == [40, 40]
+    assert [actual["dialogues.n"] for actual in result.dialogues] == [40, 40]
     assert not same(weights(folder / "run"), weights(folder / "run" / "rounds" / "0"))
 
 
 @pytest.mark.long
 def test_no_two_models_are_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def alive() -> list[HuggingFaceModel]:
-        return [found for found in gc.get_objects() if type(found) is HuggingFaceModel]
+        return [result for result in gc.get_objects() if type(result) is HuggingFaceModel]
 
     loaded: list[int] = []
 

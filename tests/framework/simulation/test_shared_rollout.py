@@ -32,9 +32,9 @@ class Shown:
 
 
 def ended(number: int, *, failed: bool) -> Episode:
-    found = Episode(f"task-{number}", f"task-{number}", {}, number)
-    found.end("failed" if failed else "done", "environment: no" if failed else None)
-    return found
+    result = Episode(f"task-{number}", f"task-{number}", {}, number)
+    result.end("failed" if failed else "done", "environment: no" if failed else None)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_simulation_ends_once_more_dialogues_failed_than_are_allowed(
     with Transcripts(tmp_path, "predicted", decided_by={}) as transcripts:
         standing = RolloutProgress(SINGLE_PROCESS, ended=0, failed=0)
         limits = Limits(fail_fraction=fraction)
-        found = record(Ended(), iter(dialogues), transcripts, standing=standing, display=display, limits=limits)  # type: ignore[arg-type]
+        result = record(Ended(), iter(dialogues), transcripts, standing=standing, display=display, limits=limits)  # type: ignore[arg-type]
         assert len(transcripts.done) == expected[0]
-    assert found == expected
+    assert result == expected
     assert display.total == expected[0]

@@ -15,9 +15,9 @@ DECIDED = {"model": "a"}
 
 
 def dialogue(number: int, status: str = "done") -> Episode:
-    found = Episode(f"task-{number}", f"task-{number}", {}, number)
-    found.end("failed" if status == "failed" else "done", "environment: no" if status == "failed" else None)
-    return found
+    result = Episode(f"task-{number}", f"task-{number}", {}, number)
+    result.end("failed" if status == "failed" else "done", "environment: no" if status == "failed" else None)
+    return result
 
 
 def keep(folder: Path, *numbers: int, rank: int, decided_by: dict[str, str] = DECIDED) -> Path:
@@ -51,8 +51,8 @@ def test_closed_transcripts_are_on_the_disk(tmp_path: Path, forced: Any) -> None
 def test_finished_transcripts_are_in_the_requested_order_and_on_disk(tmp_path: Path, forced: Any) -> None:
     keep(tmp_path, 2, 0, 1, rank=0)
     with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
-        found = transcripts.finish(["task-0", "task-1", "task-2"])
-    assert [one.key for one in found] == ["task-0", "task-1", "task-2"]
+        result = transcripts.finish(["task-0", "task-1", "task-2"])
+    assert [one.key for one in result] == ["task-0", "task-1", "task-2"]
     path = tmp_path / "gold.jsonl"
     assert [line.split(b'"')[3] for line in path.read_bytes().splitlines()] == [b"task-0", b"task-1", b"task-2"]
     assert forced(path) == path.stat().st_size > 0
@@ -69,10 +69,10 @@ def test_a_damaged_line_costs_its_dialogue_and_is_counted(tmp_path: Path, caplog
         path.write_bytes(damaged)
         caplog.clear()
         with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
-            found = {key: had.line() for key, had in transcripts.done.items()}
-        assert found.items() <= {f"task-{number}": dialogue(number).line() for number in range(3)}.items()
-        assert len(found) >= 1
-        assert (len(found) == 3) or re.search(r"damaged lines?; their dialogues are run again", caplog.text)
+            results = {key: had.line() for key, had in transcripts.done.items()}
+        assert results.items() <= {f"task-{number}": dialogue(number).line() for number in range(3)}.items()
+        assert len(results) >= 1
+        assert (len(results) == 3) or re.search(r"damaged lines?; their dialogues are run again", caplog.text)
 
 
 def test_a_damaged_first_line_is_refused(tmp_path: Path) -> None:
@@ -111,6 +111,6 @@ def test_forgotten_dialogues_count_as_not_run(tmp_path: Path) -> None:
         assert not transcripts.done
         transcripts.add(dialogue(2))
         keep(tmp_path, 3, rank=1)
-        found = transcripts.finish(["task-2", "task-3"])
-    assert [one.key for one in found] == ["task-2", "task-3"]
+        result = transcripts.finish(["task-2", "task-3"])
+    assert [one.key for one in result] == ["task-2", "task-3"]
     assert (tmp_path / "gold.jsonl").read_bytes().count(b"\n") == 2

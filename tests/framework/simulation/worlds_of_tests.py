@@ -89,12 +89,12 @@ class Deadly(Echo):
         (self.pids / str(process)).touch()
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        found = super().reset(seed=seed, task=task)
+        result = super().reset(seed=seed, task=task)
         if self.misbehaves and task["number"] % 20 == 3:
             self.misdeed = self.DEEDS[task["number"] // 20]
         if self.misdeed == "hangs at reset":
             time.sleep(self.seconds)
-        return found
+        return result
 
     def step(self, action: str) -> Any:
         if self.misdeed == "exits":

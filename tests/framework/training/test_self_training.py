@@ -58,8 +58,10 @@ def test_a_round_is_worse_where_fewer_dialogues_succeed_than_its_guard_allows(
 
 def weights(rounds: SelfTraining, number: int) -> dict[str, float]:
     """Weights of the sources of a round by their names; without a mix the path of the source."""
-    found = rounds.round_data(number)
-    return {part["name"]: part["weight"] for part in found["mix"]} if found["mix"] else {found["source"]["path"]: 1.0}
+    result = rounds.round_data(number)
+    return (
+        {part["name"]: part["weight"] for part in result["mix"]} if result["mix"] else {result["source"]["path"]: 1.0}
+    )
 
 
 def test_the_sources_of_the_file_keep_their_shares_among_each_other(tmp_path: Path) -> None:

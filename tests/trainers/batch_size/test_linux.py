@@ -270,8 +270,8 @@ def all_limits(dtype, limits):
 
 @pytest.mark.long
 def test_a_model_that_reaches_a_limit_anywhere_is_out_of_memory_and_the_process_lives() -> None:
-    found = json.loads(run(WORK + "all_limits(torch.float32, (0, 5, 13, 2000))"))
-    assert all(not row[0] and row[-1] for row in found), found
+    result = json.loads(run(WORK + "all_limits(torch.float32, (0, 5, 13, 2000))"))
+    assert all(not row[0] and row[-1] for row in result), result
 
 
 @pytest.mark.long
@@ -279,12 +279,12 @@ def test_in_bf16_it_is_so_but_for_a_crash_once_in_some_hundred_limits() -> None:
     # oneDNN has refused a primitive, and then the same one again with memory enough: seen in one of twelve suites.
     for tries_left in (2, 1, 0):
         try:
-            found = json.loads(run(WORK + "all_limits(torch.bfloat16, (0, 2000))"))
+            result = json.loads(run(WORK + "all_limits(torch.bfloat16, (0, 2000))"))
             break
         except AssertionError:
             if not tries_left:
                 raise
-    assert all(not row[0] and row[-1] for row in found), found
+    assert all(not row[0] and row[-1] for row in result), result
 
 
 def test_a_group_without_statistics_still_limits(tmp_path: Path) -> None:

@@ -43,20 +43,20 @@ def search(
 
 
 def test_a_straight_line_takes_three_probes() -> None:
-    found, probes = search(lambda rows: 50_000_000 * rows, budget=10 * GB)
-    assert found == 200
+    result, probes = search(lambda rows: 50_000_000 * rows, budget=10 * GB)
+    assert result == 200
     assert [probe.rows for probe in probes] == [1, 4, 200]
 
 
 def test_a_constant_that_hides_the_slope_is_approached_in_steps() -> None:
-    found, probes = search(lambda rows: max(400_000_000, 1_000_000 * rows), budget=10 * GB, device=11 * GB)
-    assert found >= 0.98 * 10_000
+    result, probes = search(lambda rows: max(400_000_000, 1_000_000 * rows), budget=10 * GB, device=11 * GB)
+    assert result >= 0.98 * 10_000
     assert not any(probe.verdict == "out of memory" for probe in probes)
 
 
 def test_nothing_larger_than_the_data_is_tried() -> None:
-    found, probes = search(lambda rows: rows, budget=10 * GB, cap=37)
-    assert (found, [probe.rows for probe in probes]) == (37, [1, 4, 37])
+    result, probes = search(lambda rows: rows, budget=10 * GB, cap=37)
+    assert (result, [probe.rows for probe in probes]) == (37, [1, 4, 37])
 
 
 def test_two_rows_take_two_probes() -> None:
@@ -64,8 +64,8 @@ def test_two_rows_take_two_probes() -> None:
 
 
 def test_one_row_that_does_not_fit_ends_the_search() -> None:
-    found, probes = search(lambda rows: 3 * GB * rows, budget=2 * GB)
-    assert (found, len(probes)) == (0, 1)
+    result, probes = search(lambda rows: 3 * GB * rows, budget=2 * GB)
+    assert (result, len(probes)) == (0, 1)
 
 
 def test_a_size_below_one_that_ran_and_took_too_much_needs_no_probe() -> None:
@@ -78,8 +78,8 @@ def test_a_size_that_the_device_refuses_is_never_passed() -> None:
     def taken(rows: int) -> int:
         return 10_000_000 * rows if rows < 90 else 40_000_000 * rows
 
-    found, probes = search(taken, budget=2 * GB, device=2 * GB)
-    assert 80 <= found < 90
+    result, probes = search(taken, budget=2 * GB, device=2 * GB)
+    assert 80 <= result < 90
     assert any(probe.verdict == "out of memory" for probe in probes)
 
 
@@ -95,22 +95,22 @@ def test_the_result_fits_for_any_curve(constants: list[float], slopes: list[floa
     def taken(rows: int) -> int:
         return int(budget * max(c + s * rows for c, s in zip(constants, slopes, strict=False)))
 
-    found, _ = search(taken, budget=budget, cap=cap, device=int(room * budget))
-    if found == 0:
+    result, _ = search(taken, budget=budget, cap=cap, device=int(room * budget))
+    if result == 0:
         assert taken(1) > budget
         return
-    assert taken(found) <= budget
+    assert taken(result) <= budget
     # Nothing worth having is left: the next size but a few is too large.
-    further = found + max(1, int(0.05 * found)) + 1
+    further = result + max(1, int(0.05 * result)) + 1
     assert further > cap or taken(further) > budget
 
 
 @given(st.floats(0, 0.1), st.floats(0.0001, 0.2))
 def test_on_one_straight_line_the_share_is_what_the_search_calls_worth_it(constant: float, slope: float) -> None:
     budget = 10 * GB
-    found, probes = search(lambda rows: int(budget * (constant + slope * rows)), budget=budget)
+    result, probes = search(lambda rows: int(budget * (constant + slope * rows)), budget=budget)
     exact = min(65_535, int((1 - constant) / slope + 1e-9))
-    assert found >= (1 - MIN_GROWTH) * exact - 2
+    assert result >= (1 - MIN_GROWTH) * exact - 2
     assert len(probes) <= 6
 
 

@@ -114,16 +114,16 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def test_the_largest_and_the_best_size_are_both_found(device: Device) -> None:
     work = Work(device, seconds_a_token=0.000001, step_a_row=0.02)
-    found = tune(ProbeRunner(work, device), device="cuda:0")
-    assert found.max_fitting == 180, "9 GB at 50 MB a row"
+    size = tune(ProbeRunner(work, device), device="cuda:0")
+    assert size.max_fitting == 180, "9 GB at 50 MB a row"
     speed = {rows: work.num_rows / time_of(work, rows) for rows in range(1, 181)}
-    assert speed[found.rows] >= 0.96 * max(speed.values())
-    assert found.rows == found.best < found.max_fitting
-    assert [probe.rows for probe in found.probes] == [1, 4, 180]
-    assert all(probe.verdict == "fits" for probe in found.probes)
-    assert (found.origin, found.device, found.prompt_tokens, found.new_tokens) == ("tuned", "cuda:0", 400, 100)
-    assert found.budget_bytes == 9 * GB
-    assert found.seconds == pytest.approx(device.clock)
+    assert speed[size.rows] >= 0.96 * max(speed.values())
+    assert size.rows == size.best < size.max_fitting
+    assert [probe.rows for probe in size.probes] == [1, 4, 180]
+    assert all(probe.verdict == "fits" for probe in size.probes)
+    assert (size.origin, size.device, size.prompt_tokens, size.new_tokens) == ("tuned", "cuda:0", 400, 100)
+    assert size.budget_bytes == 9 * GB
+    assert size.seconds == pytest.approx(device.clock)
 
 
 def time_of(work: Work, rows: int) -> float:
@@ -143,43 +143,43 @@ def test_a_step_that_something_else_held_up_does_not_end_the_search(device: Devi
             return super().decode_step(rows) * (5 if first and rows == disturbed else 1)
 
     work = HeldUp(device, seconds_a_token=0.000001)
-    found = tune(ProbeRunner(work, device), device="cuda:0")
-    assert found.rows == tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0").rows > 32
+    size = tune(ProbeRunner(work, device), device="cuda:0")
+    assert size.rows == tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0").rows > 32
 
 
 def test_the_last_batch_costs_as_much_as_its_number_of_rows(device: Device) -> None:
     work = Work(device, num_rows=180, seconds_a_token=0.000001, step_a_row=0.001)
-    found = tune(ProbeRunner(work, device), device="cuda:0")
-    speed = dict(found.throughputs)
+    size = tune(ProbeRunner(work, device), device="cuda:0")
+    speed = dict(size.throughputs)
     assert speed[128] == pytest.approx(work.num_rows / time_of(work, 128), rel=0.02)
     assert speed[128] > 0.95 * speed[96], "128 and 52 rows are no more work than 96 and 84"
 
 
 def test_the_predicted_speed_is_that_of_the_formula(device: Device) -> None:
     work = Work(device, seconds_a_token=0.000001)
-    found = tune(ProbeRunner(work, device), device="cuda:0")
-    for rows, speed in found.throughputs:
+    size = tune(ProbeRunner(work, device), device="cuda:0")
+    for rows, speed in size.throughputs:
         assert speed == pytest.approx(work.num_rows / time_of(work, rows), rel=0.02)
-    for probe in found.probes:
+    for probe in size.probes:
         assert probe.rows_per_second == pytest.approx(work.num_rows / time_of(work, probe.rows), rel=0.02)
 
 
 def test_where_a_probe_is_expensive_and_memory_plenty_the_largest_size_is_predicted(device: Device) -> None:
     device.bytes_a_row = 1_000_000
     work = Work(device, num_rows=600, seconds_a_token=0.01)
-    found = tune(ProbeRunner(work, device), device="cpu")
+    size = tune(ProbeRunner(work, device), device="cpu")
     assert max(work.ran) <= 4, "a probe of hundreds of rows would take longer than the work"
-    assert found.max_fitting == 600
-    assert found.rows <= 24, "reading prompts takes as long whatever the batch"
-    assert found.seconds <= 0.1 * time_of(work, found.rows) * 1.2
+    assert size.max_fitting == 600
+    assert size.rows <= 24, "reading prompts takes as long whatever the batch"
+    assert size.seconds <= 0.1 * time_of(work, size.rows) * 1.2
 
 
 def test_where_memory_is_short_a_size_is_proven_whatever_it_costs(device: Device) -> None:
     device.bytes_a_row = 900_000_000
     work = Work(device, num_rows=64, seconds_a_token=0.002, step_constant=3.0)
-    found = tune(ProbeRunner(work, device), device="cpu")
-    assert found.max_fitting == 10
-    assert max(work.ran) >= found.rows > 4
+    size = tune(ProbeRunner(work, device), device="cpu")
+    assert size.max_fitting == 10
+    assert max(work.ran) >= size.rows > 4
 
 
 # A step is timed in five.
@@ -187,17 +187,17 @@ def test_where_memory_is_short_a_size_is_proven_whatever_it_costs(device: Device
 
 def test_steps_of_more_rows_are_not_timed_where_that_takes_longer_than_what_it_saves(device: Device) -> None:
     work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.2)
-    found = tune(ProbeRunner(work, device), device="cpu")
+    size = tune(ProbeRunner(work, device), device="cpu")
     assert work.stepped == [1], "two more seconds for work of two and a half"
-    assert (found.rows, found.max_fitting) == (1, 4)
+    assert (size.rows, size.max_fitting) == (1, 4)
 
 
 def test_steps_are_timed_whatever_the_work_as_long_as_that_takes_half_a_second(device: Device) -> None:
     work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.02)
-    found = tune(ProbeRunner(work, device), device="cpu")
-    assert (work.stepped, found.rows) == ([1, 4], 4)
-    assert found.seconds < tune_module.MIN_SAVED_SECONDS
-    assert found.seconds > 0.5 * time_of(work, 1), "that is a good part of it"
+    size = tune(ProbeRunner(work, device), device="cpu")
+    assert (work.stepped, size.rows) == ([1, 4], 4)
+    assert size.seconds < tune_module.MIN_SAVED_SECONDS
+    assert size.seconds > 0.5 * time_of(work, 1), "that is a good part of it"
 
 
 @pytest.mark.parametrize(("rows", "tokens", "step"), [(20, 5, 0.3), (40, 2, 1.0), (100, 5, 0.3), (1000, 5, 0.3)])
@@ -205,9 +205,9 @@ def test_steps_are_timed_where_more_rows_promise_to_save_far_more(
     device: Device, rows: int, tokens: int, step: float
 ) -> None:
     work = Work(device, num_rows=rows, prompt_tokens=50, new_tokens=tokens, step_constant=step)
-    found = tune(ProbeRunner(work, device), device="cpu")
-    assert found.rows >= 4
-    assert found.seconds + time_of(work, found.rows) < 0.5 * time_of(work, 1)
+    size = tune(ProbeRunner(work, device), device="cpu")
+    assert size.rows >= 4
+    assert size.seconds + time_of(work, size.rows) < 0.5 * time_of(work, 1)
 
 
 @pytest.mark.parametrize("refused", ends([{1}, {1, 4}, {4}, {8, 16}, set(range(1, 200))]))
@@ -221,15 +221,15 @@ def test_a_size_whose_steps_are_refused_counts_as_slow_as_can_be(device: Device,
         return plain(rows)
 
     work.decode_step = decode_step  # type: ignore[method-assign]
-    found = tune(ProbeRunner(work, device), device="cuda:0")
-    assert found.max_fitting == 180
-    assert found.rows not in refused or found.rows == 1
+    size = tune(ProbeRunner(work, device), device="cuda:0")
+    assert size.max_fitting == 180
+    assert size.rows not in refused or size.rows == 1
 
 
 def test_the_limit_of_the_user_holds(device: Device) -> None:
-    found = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0", max_rows=24)
-    assert found.rows <= 24
-    assert found.max_fitting == 24
+    size = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0", max_rows=24)
+    assert size.rows <= 24
+    assert size.max_fitting == 24
 
 
 def test_no_more_rows_are_tried_than_kernels_start_with(device: Device) -> None:
@@ -239,10 +239,10 @@ def test_no_more_rows_are_tried_than_kernels_start_with(device: Device) -> None:
 
 def test_only_sizes_that_are_offered_are_chosen(device: Device) -> None:
     work = Work(device, num_rows=48, seconds_a_token=0.000001)
-    found = tune(
+    size = tune(
         ProbeRunner(work, device), device="cuda:0", sizes=lambda largest: [n for n in (1, 3, 12, 48) if n <= largest]
     )
-    assert found.rows in (12, 48)
+    assert size.rows in (12, 48)
 
 
 def test_a_device_that_refuses_is_heard(device: Device) -> None:
@@ -255,11 +255,11 @@ def test_a_device_that_refuses_is_heard(device: Device) -> None:
         return plain(rows)
 
     kink.run = run  # type: ignore[method-assign]
-    found = tune(ProbeRunner(kink, device), device="cuda:0")
-    assert found.out_of_memory
-    assert found.max_fitting is not None
-    assert 80 <= found.max_fitting < 90
-    refused = [probe for probe in found.probes if probe.verdict == "out of memory"]
+    size = tune(ProbeRunner(kink, device), device="cuda:0")
+    assert size.out_of_memory
+    assert size.max_fitting is not None
+    assert 80 <= size.max_fitting < 90
+    refused = [probe for probe in size.probes if probe.verdict == "out of memory"]
     assert all(probe.taken_bytes is None and probe.rows >= 90 for probe in refused)
 
 
@@ -303,9 +303,9 @@ def test_a_device_that_cannot_measure_is_given_what_a_formula_says(
         yield Peak()
 
     monkeypatch.setattr(device, "measure", silent)
-    found = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="mps")
-    assert found.max_fitting == 180
-    assert [probe.taken_bytes for probe in found.probes[:2]] == [50_000_000, 200_000_000]
+    size = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="mps")
+    assert size.max_fitting == 180
+    assert [probe.taken_bytes for probe in size.probes[:2]] == [50_000_000, 200_000_000]
 
 
 def test_a_row_that_fits_only_while_it_is_measured_is_timed_then(
@@ -364,18 +364,18 @@ def test_errors_that_are_not_memory_are_passed_on(device: Device) -> None:
 
 
 def known(device: Device, **changes: object) -> BatchSize:
-    found = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
-    return replace(found, **changes)  # type: ignore[arg-type]
+    size = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
+    return replace(size, **changes)  # type: ignore[arg-type]
 
 
 def test_a_known_size_costs_one_probe(device: Device) -> None:
     earlier = known(device)
     work = Work(device, seconds_a_token=0.000001)
-    found = verify(ProbeRunner(work, device), earlier)
-    assert found is not None
+    size = verify(ProbeRunner(work, device), earlier)
+    assert size is not None
     assert set(work.ran) == {earlier.rows}
-    assert (found.rows, found.max_fitting, found.origin) == (earlier.rows, earlier.max_fitting, "cached")
-    assert [probe.rows for probe in found.probes] == [earlier.rows]
+    assert (size.rows, size.max_fitting, size.origin) == (earlier.rows, earlier.max_fitting, "cached")
+    assert [probe.rows for probe in size.probes] == [earlier.rows]
 
 
 def test_a_known_size_far_from_filling_the_memory_costs_no_more_than_finding_it(device: Device) -> None:
@@ -385,9 +385,9 @@ def test_a_known_size_far_from_filling_the_memory_costs_no_more_than_finding_it(
     tried = max(work.ran)
     assert tried < earlier.rows, "a try of as many rows would take as long as the work"
     again = Work(device, num_rows=64, seconds_a_token=0.01)
-    found = verify(ProbeRunner(again, device), earlier)
-    assert found is not None
-    assert (found.rows, found.max_fitting, again.ran) == (earlier.rows, earlier.max_fitting, [tried])
+    size = verify(ProbeRunner(again, device), earlier)
+    assert size is not None
+    assert (size.rows, size.max_fitting, again.ran) == (earlier.rows, earlier.max_fitting, [tried])
     device.budget_bytes = earlier.rows * 150_000
     verify(ProbeRunner(again, device), earlier)
     assert again.ran == [tried, earlier.rows], "with less memory it has to be proven"
@@ -416,9 +416,9 @@ def test_with_less_memory_fewer_rows_fit_and_the_record_says_so(device: Device) 
     earlier = known(device)
     assert earlier.max_fitting is not None
     device.budget_bytes = 5 * GB
-    found = verify(ProbeRunner(Work(device, seconds_a_token=0.000001), device), earlier)
-    assert found is not None
-    assert found.max_fitting == 5000
+    size = verify(ProbeRunner(Work(device, seconds_a_token=0.000001), device), earlier)
+    assert size is not None
+    assert size.max_fitting == 5000
 
 
 def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Device) -> None:
@@ -433,28 +433,28 @@ def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Devi
 def test_a_known_size_that_the_data_no_longer_allows_gives_way_to_one_that_is_offered(device: Device) -> None:
     earlier = known(device, rows=6)
     work = Work(device, num_rows=5, seconds_a_token=0.000001)
-    found = verify(
+    size = verify(
         ProbeRunner(work, device), earlier, sizes=lambda largest: [n for n in (1, 2, 3, 4, 6, 12) if n <= largest]
     )
-    assert found is not None
-    assert found.rows == 4
+    assert size is not None
+    assert size.rows == 4
 
 
 def test_the_log_says_what_was_found(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    found = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
-    line = f"batch size for generation: {found.rows} rows of at most 400 tokens and 100 new tokens on cuda:0, "
-    assert caplog.messages == [f"{line}up to 180 fit; 3 probes in {found.seconds:.1f} s"]
+    result = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
+    line = f"batch size for generation: {result.rows} rows of at most 400 tokens and 100 new tokens on cuda:0, "
+    assert caplog.messages == [f"{line}up to 180 fit; 3 probes in {result.seconds:.1f} s"]
 
 
 @pytest.mark.parametrize(("rows", "tokens"), list(itertools.product((2, 3, 5, 64), (3, 4000))))
 def test_data_smaller_than_what_fits_is_the_limit(device: Device, rows: int, tokens: int) -> None:
-    found = tune(
+    size = tune(
         ProbeRunner(Work(device, num_rows=rows, prompt_tokens=tokens, seconds_a_token=0.000001), device),
         device="cuda:0",
     )
-    assert found.max_fitting == rows
-    assert found.rows <= rows
+    assert size.max_fitting == rows
+    assert size.rows <= rows
 
 
 def on_ranks(works: list[Work]) -> tuple[BatchSize, list[BatchSize | None]]:
@@ -465,12 +465,12 @@ def on_ranks(works: list[Work]) -> tuple[BatchSize, list[BatchSize | None]]:
     ]
 
     def lead() -> BatchSize:
-        found = None
+        actual = None
         try:
-            found = tune(benches[0], device="cuda:0")
-            return found
+            actual = tune(benches[0], device="cuda:0")
+            return actual
         finally:
-            benches[0].end(found)
+            benches[0].end(actual)
 
     with ThreadPoolExecutor(len(works)) as threads:
         followed = [threads.submit(bench.follow) for bench in benches[1:]]
@@ -482,11 +482,11 @@ def test_the_rank_with_the_least_memory_decides_for_all(device: Device) -> None:
         Work(replace(device, budget_bytes=budget), seconds_a_token=0.000001) for budget in (9 * GB, 4 * GB, 8 * GB)
     ]
 
-    found, others = on_ranks(works)
+    result, others = on_ranks(works)
 
-    assert found.budget_bytes == 4 * GB
-    assert found.max_fitting == 4 * GB // device.bytes_a_row == 80
-    assert others == [found, found]
+    assert result.budget_bytes == 4 * GB
+    assert result.max_fitting == 4 * GB // device.bytes_a_row == 80
+    assert others == [result, result]
     assert works[0].ran == works[1].ran == works[2].ran
     assert works[0].stepped == works[1].stepped == works[2].stepped
 
@@ -495,12 +495,12 @@ def test_the_rank_with_the_least_memory_decides_for_all(device: Device) -> None:
 def test_memory_that_ends_on_one_rank_ends_for_all(device: Device) -> None:
     works = [Work(replace(device, free=free), seconds_a_token=0.000001) for free in (10 * GB, 2 * GB)]
 
-    found, others = on_ranks(works)
+    result, others = on_ranks(works)
 
-    assert found.max_fitting is not None
-    assert found.max_fitting <= 2 * GB // device.bytes_a_row
-    assert found.out_of_memory
-    assert others == [found]
+    assert result.max_fitting is not None
+    assert result.max_fitting <= 2 * GB // device.bytes_a_row
+    assert result.out_of_memory
+    assert others == [result]
 
 
 def test_an_error_on_one_rank_ends_the_search_on_all(device: Device) -> None:

@@ -201,8 +201,8 @@ def read_request(connection: socket.socket) -> dict[str, Any] | None:
         head, _, body = request.partition(b"\r\n\r\n")
         length = re.search(rb"(?i)content-length: (\d+)", head)
         if length is not None and len(body) >= int(length[1]):
-            found: dict[str, Any] = json.loads(body)
-            return found
+            result: dict[str, Any] = json.loads(body)
+            return result
     return None
 
 

@@ -57,10 +57,10 @@ def test_a_chat_is_sent_as_messages_with_system_and_worked_examples(server: Loca
 
 def test_a_completion_is_sent_as_one_text(server: LocalServer, make_file: MakeFile) -> None:
     prompt = {"system": "Be brief.", "template": "Say it: {question}", "chat": False}
-    found = model(make_file(prompt=prompt)).predict([{"question": "two"}])
+    result = model(make_file(prompt=prompt)).predict([{"question": "two"}])
     assert server.bodies[0]["prompt"] == "Be brief.\n\nSay it: two"
     assert server.paths == ["/v1/completions"]
-    assert found[0]["answer"] == "BE BRIEF.\n\nSAY IT: TWO"
+    assert result[0]["answer"] == "BE BRIEF.\n\nSAY IT: TWO"
 
 
 @pytest.mark.parametrize("mode", ["auto", "packed_dialogue", "squash"])
@@ -75,9 +75,9 @@ def test_a_dialogue_is_sent_as_its_messages(server: LocalServer, make_file: Make
         {"role": "assistant", "content": "ONE\n</s>"},
         {"role": "user", "content": "two"},
     ]
-    found = model(file).predict([{"messages": said}])
+    result = model(file).predict([{"messages": said}])
     assert server.bodies[0]["messages"] == [{"role": "system", "content": "Be brief."}, *said]
-    assert found[0]["answer"] == "TWO"
+    assert result[0]["answer"] == "TWO"
 
 
 def test_a_dialogue_without_a_chat_is_one_text(server: LocalServer, make_file: MakeFile) -> None:
@@ -111,8 +111,8 @@ def test_equal_greedy_prompts_are_sent_once_and_sampled_ones_each(server: LocalS
 def test_labels_are_read_and_need_as_many_tokens_as_they_have_bytes(server: LocalServer, make_file: MakeFile) -> None:
     server.reply = lambda body: answer(body, "It is good.")
     label = {"name": "label", "type": "category", "decoder": {"labels": ["bad", "good"]}}
-    found = model(make_file(output_features=[label])).predict(QUESTIONS[:1])
-    assert found[0]["label"] == "good"
+    result = model(make_file(output_features=[label])).predict(QUESTIONS[:1])
+    assert result[0]["label"] == "good"
     assert server.bodies[0]["max_tokens"] == len("good") + 8
 
 
@@ -209,8 +209,8 @@ def test_unsupported_server_features_are_reported(
 
 def test_an_unusable_row_is_not_generated(server: LocalServer, make_file: MakeFile) -> None:
     rows = [{"question": "good"}, {"question": ""}, {"question": "half \ud800"}]
-    found = [(row["status"], row["error"]) for row in model(make_file()).predict(rows)]
-    assert found == [
+    results = [(row["status"], row["error"]) for row in model(make_file()).predict(rows)]
+    assert results == [
         ("ok", None),
         ("skipped", "column question is missing or empty"),
         ("error", "not Unicode: half of a surrogate pair"),

@@ -26,8 +26,8 @@ def rows(count: int) -> list[dict[str, str]]:
 
 
 def predict(file: dict[str, Any], count: int, **options: Any) -> list[tuple[Any, ...]]:
-    found = Model(file, quiet=True).predict(rows(count), "out.jsonl", **options)
-    return [(row["status"], row["answer"], row["error"]) for row in found]
+    result = Model(file, quiet=True).predict(rows(count), "out.jsonl", **options)
+    return [(row["status"], row["answer"], row["error"]) for row in result]
 
 
 def ends(file: dict[str, Any], count: int = 1) -> str:
@@ -143,8 +143,8 @@ def test_many_rows_that_are_refused_for_their_own_sake_end_no_job(server: LocalS
         return answer(body, "fine") if last else error(400, f"{prompt} is too long")
 
     server.reply = reply
-    found = predict(make_file({"concurrency": 4}), 60)
-    assert [status for status, *_ in found] == ["error"] * 59 + ["ok"]
+    result = predict(make_file({"concurrency": 4}), 60)
+    assert [status for status, *_ in result] == ["error"] * 59 + ["ok"]
 
 
 def test_a_request_that_every_row_is_refused_for_ends_the_job(server: LocalServer, make_file: MakeFile) -> None:
@@ -156,8 +156,8 @@ def test_a_request_that_every_row_is_refused_for_ends_the_job(server: LocalServe
     )
     assert len(server.bodies) < 30
     server.reply = lambda body: answer(body, "fine")
-    found = predict(make_file({"concurrency": 4}), 60, retry_errors=True)
-    assert {status for status, *_ in found} == {"ok"}
+    result = predict(make_file({"concurrency": 4}), 60, retry_errors=True)
+    assert {status for status, *_ in result} == {"ok"}
 
 
 def test_a_server_that_always_fails_ends_the_job(server: LocalServer, make_file: MakeFile) -> None:
@@ -207,12 +207,12 @@ def test_a_server_that_drips_is_given_up_in_time(make_file: MakeFile, server: Lo
     thread.start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
     try:
-        found = predict(make_file({"url": url, "timeout_seconds": 0.3, "retries": 0}), 1)
+        result = predict(make_file({"url": url, "timeout_seconds": 0.3, "retries": 0}), 1)
     finally:
         stop.set()
         thread.join()
         listening.close()
-    assert found == [("error", None, "no answer within 0.3 s")]
+    assert result == [("error", None, "no answer within 0.3 s")]
 
 
 @pytest.mark.parametrize(
@@ -312,8 +312,8 @@ def test_a_row_that_is_forbidden_among_answers_is_its_own_error(server: LocalSer
         return error(403, "moderated") if prompt_of(body) == "question 1" else answer(body, "fine")
 
     server.reply = reply
-    found = predict(make_file({"concurrency": 1}), 3)
-    assert found == [
+    result = predict(make_file({"concurrency": 1}), 3)
+    assert result == [
         ("ok", "fine", None),
         ("error", None, "the server refused the row (403): moderated"),
         ("ok", "fine", None),

@@ -70,8 +70,8 @@ def test_an_interrupt_ends_the_job_at_once_and_keeps_what_was_answered(
     assert sorted(kept()) == list(range(20)), "nobody waits for the late answers"
     asked = len(server.bodies)
     server.reply = lambda body: answer(body, "fine")
-    found = Model(make_file({"concurrency": 4}), quiet=True).predict(ROWS, "out.jsonl")
-    assert (found.stats.ok, found.stats.resumed) == (40, 20)
+    result = Model(make_file({"concurrency": 4}), quiet=True).predict(ROWS, "out.jsonl")
+    assert (result.stats.ok, result.stats.resumed) == (40, 20)
     assert len(server.bodies) - asked == 20
     assert sorted(kept()) == list(range(40))
 
@@ -93,9 +93,9 @@ def test_a_killed_job_continues_where_it_was(server: LocalServer, make_file: Mak
         process.wait()
     asked = len(server.bodies)
     server.reply = lambda body: answer(body, "fine")
-    found = Model(file, quiet=True).predict(ROWS, "out.jsonl")
-    assert (found.stats.ok, found.stats.resumed, len(server.bodies) - asked) == (40, 25, 15)
-    assert [row["question"] for row in found] == [row["question"] for row in ROWS]
+    result = Model(file, quiet=True).predict(ROWS, "out.jsonl")
+    assert (result.stats.ok, result.stats.resumed, len(server.bodies) - asked) == (40, 25, 15)
+    assert [row["question"] for row in result] == [row["question"] for row in ROWS]
 
 
 def test_a_job_in_a_notebook_with_its_own_loop_works(server: LocalServer, make_file: MakeFile) -> None:

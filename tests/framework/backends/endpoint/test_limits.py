@@ -30,8 +30,8 @@ def test_requests_at_the_same_time_reach_the_bound_and_never_more(
         return answer(body, "fine")
 
     server.reply = reply
-    found = Model(make_file({"concurrency": concurrency}), quiet=True).predict(ROWS)
-    assert found.stats.ok == 60
+    result = Model(make_file({"concurrency": concurrency}), quiet=True).predict(ROWS)
+    assert result.stats.ok == 60
     assert server.most_active <= concurrency
     assert server.most_active >= concurrency - 1
 

@@ -90,22 +90,22 @@ class Harness:
         reset_peak()
         held, cpu = status("VmRSS") or 0, time.process_time()
         try:
-            found = model.predict(ROWS, output, fresh=True)
+            result = model.predict(ROWS, output, fresh=True)
         except (ModelError, ServerError) as error:
             message, outcome = str(error), "ended"
             self.respond(None)
-            found = self.model(number).predict(ROWS, output)
-            assert found.stats.ok == 3
+            result = self.model(number).predict(ROWS, output)
+            assert result.stats.ok == 3
         else:
-            outcome = str(found[1]["status"])
-            message = str(found[1]["error"])
-            assert [found[row]["status"] for row in (0, 2)] == ["ok", "ok"]
+            outcome = str(result[1]["status"])
+            message = str(result[1]["error"])
+            assert [result[row]["status"] for row in (0, 2)] == ["ok", "ok"]
         self.most_cpu = max(self.most_cpu, time.process_time() - cpu)
         self.most_bytes = max(self.most_bytes, (status("VmHWM") or 0) - held)
         assert self.most_cpu < MOST_CPU_SECONDS
         assert self.most_bytes < MOST_BYTES
-        stats = found.stats
-        assert len(found) == stats.rows == stats.ok + stats.errors + stats.skipped == 3
+        stats = result.stats
+        assert len(result) == stats.rows == stats.ok + stats.errors + stats.skipped == 3
         assert outcome != "error" or message
         assert not CONTROLS.search(message)
         self.check_secrecy(message)

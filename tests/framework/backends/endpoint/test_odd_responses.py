@@ -34,9 +34,11 @@ def predict(
 
     raw_server.reply = reply
     file = make_file({"url": raw_server.url, "retries": 0, **backend})
-    found = Model(file, quiet=True).predict([{"question": str(number)} for number in range(3)], "out.jsonl", fresh=True)
-    assert [found[number]["answer"] for number in (0, 2)] == ["fine", "fine"]
-    return found[1]["status"], found[1]["answer"], found[1]["error"]
+    result = Model(file, quiet=True).predict(
+        [{"question": str(number)} for number in range(3)], "out.jsonl", fresh=True
+    )
+    assert [result[number]["answer"] for number in (0, 2)] == ["fine", "fine"]
+    return result[1]["status"], result[1]["answer"], result[1]["error"]
 
 
 @pytest.mark.parametrize("charset", ["idna", "rot13", "hex", "utf-16", "utf-7", "unicode_escape", "undefined", "zip"])
@@ -44,8 +46,8 @@ def test_the_charset_of_a_response_does_not_matter(raw_server: RawServer, make_f
     header = f"Content-Type: application/json; charset={charset}".encode()
     assert predict(raw_server, make_file, [whole(GOOD, headers=[header])]) == ("ok", "fine", None)
     refused = whole(b"no \xff", headers=[header], status=b"HTTP/1.1 400 no")
-    found = predict(raw_server, make_file, [refused])
-    assert found == ("error", None, "the server refused the row (400): no \ufffd")
+    result = predict(raw_server, make_file, [refused])
+    assert result == ("error", None, "the server refused the row (400): no \ufffd")
 
 
 @pytest.mark.parametrize(
@@ -132,11 +134,11 @@ def test_a_small_response_that_unpacks_to_much_is_not_unpacked(raw_server: RawSe
     response = whole(bomb, headers=[b"Content-Encoding: gzip"])
     tracemalloc.start()
     try:
-        found = predict(raw_server, make_file, [response], max_response_mb=1)
+        result = predict(raw_server, make_file, [response], max_response_mb=1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert found[2] == "the server's response is larger than 1 MB; write a larger backend.max_response_mb"
+    assert result[2] == "the server's response is larger than 1 MB; write a larger backend.max_response_mb"
     assert peak < 30_000_000
 
 
@@ -150,5 +152,5 @@ def test_a_response_of_many_pieces_is_given_up(raw_server: RawServer, make_file:
 def test_a_prompt_that_cannot_be_sent_is_an_error_of_its_row(raw_server: RawServer, make_file: MakeFile) -> None:
     raw_server.reply = lambda body: [whole(GOOD)]
     rows = [{"question": "a"}, {"question": "\ud800"}, {"question": "b"}]
-    found = Model(make_file({"url": raw_server.url}), quiet=True).predict(rows, "out.jsonl")
-    assert [row["status"] for row in found] in (["ok", "error", "ok"], ["ok", "ok", "ok"])
+    result = Model(make_file({"url": raw_server.url}), quiet=True).predict(rows, "out.jsonl")
+    assert [row["status"] for row in result] in (["ok", "error", "ok"], ["ok", "ok", "ok"])

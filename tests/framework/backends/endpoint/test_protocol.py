@@ -124,15 +124,15 @@ def reply(choice: Any, *, mode: Any = "chat", logprobs: bool = False, **response
 
 def test_an_answer_has_text_reason_and_counts() -> None:
     choice = {"message": {"content": "hi"}, "finish_reason": "length"}
-    found = reply(choice, usage={"prompt_tokens": 3, "completion_tokens": 2})
-    assert (found.generated.text, found.generated.finish_reason, found.generated.num_tokens) == ("hi", "length", 2)
-    assert (found.prompt_tokens, found.tokens, found.generated.logprob) == (3, 5, None)
+    result = reply(choice, usage={"prompt_tokens": 3, "completion_tokens": 2})
+    assert (result.generated.text, result.generated.finish_reason, result.generated.num_tokens) == ("hi", "length", 2)
+    assert (result.prompt_tokens, result.tokens, result.generated.logprob) == (3, 5, None)
 
 
 @pytest.mark.parametrize("usage", [None, [], {}, {"completion_tokens": "many"}])
 def test_a_server_need_not_count(usage: Any) -> None:
-    found = reply({"text": "hi", "finish_reason": None}, mode="completion", usage=usage)
-    assert (found.generated.text, found.generated.finish_reason, found.tokens) == ("hi", "stop", 0)
+    result = reply({"text": "hi", "finish_reason": None}, mode="completion", usage=usage)
+    assert (result.generated.text, result.generated.finish_reason, result.tokens) == ("hi", "stop", 0)
 
 
 def test_log_probabilities_are_added_up() -> None:
@@ -190,10 +190,10 @@ def test_no_json_at_all_breaks_the_reader(response: Any) -> None:
         for mode in ("chat", "completion"):
             try:
                 body = json.dumps({"choices": [choice], "usage": response}).encode()
-                found = read_reply(body, mode=mode, logprobs=True)  # type: ignore[arg-type]
+                result = read_reply(body, mode=mode, logprobs=True)  # type: ignore[arg-type]
             except AnswerError:
                 continue
-            assert isinstance(found.generated.text, str)
+            assert isinstance(result.generated.text, str)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_an_error_without_json_is_its_text() -> None:
 
 @pytest.mark.parametrize("count", [10**401, -1, True, 1.5, float("nan"), 10**8])
 def test_counts_that_cannot_be_true_are_left_out(count: Any) -> None:
-    found = reply({"message": {"content": "hi"}}, usage={"prompt_tokens": count, "completion_tokens": count})
-    assert (found.generated.text, found.tokens) == ("hi", 0)
+    result = reply({"message": {"content": "hi"}}, usage={"prompt_tokens": count, "completion_tokens": count})
+    assert (result.generated.text, result.tokens) == ("hi", 0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "x"])

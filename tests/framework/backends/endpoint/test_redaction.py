@@ -148,9 +148,9 @@ def test_no_file_and_no_log_holds_the_key(
     for output in ("out.jsonl", "out.csv"):
         with caplog.at_level(logging.DEBUG):
             file = make_file({"api_key_env": "MY_KEY", "retries": 1})
-            found = Model(file, quiet=True).predict(rows, output, fresh=True)
-        assert found.stats.rows == len(rows)
-        assert [row["status"] for row in found] == ["ok"] * 2 + ["error"] * 7
+            result = Model(file, quiet=True).predict(rows, output, fresh=True)
+        assert result.stats.rows == len(rows)
+        assert [row["status"] for row in result] == ["ok"] * 2 + ["error"] * 7
     assert set(server.keys) == {f"Bearer {KEY}"}
     assert "the server repeats the API key in its answers" in caplog.text
     texts = [caplog.text, *(path.read_text(encoding="utf-8") for path in Path().rglob("*") if path.is_file())]

@@ -60,9 +60,9 @@ def test_padding_is_what_a_plain_count_finds(lengths: np.ndarray, batch_size: in
     batches = [rest[start : start + batch_size] for start in range(0, len(rest), batch_size)]
     cells = sum(len(batch) * max(batch) for batch in batches)
 
-    found = expected_padding(lengths, build_policy(FixedBatching(type="fixed"), batch_size=batch_size))
+    result = expected_padding(lengths, build_policy(FixedBatching(type="fixed"), batch_size=batch_size))
 
-    assert found == pytest.approx(1 - sum(rest) / cells)
+    assert result == pytest.approx(1 - sum(rest) / cells)
 
 
 def test_padding_of_lines_counts_lines() -> None:

@@ -26,7 +26,7 @@ def test_no_row_learns_its_first_token_from_what_stands_before_it(
 
     batch = collate(encoded, PlannedBatch(np.arange(3), np.array(lines)), pad_token_id=0)
 
-    found = [label for line in batch.labels_BT.tolist() for label in line]
+    results = [label for line in batch.labels_BT.tolist() for label in line]
     learned = [token for row in range(3) for token in encoded.ids(row).tolist()[1:]]
-    assert [label for label in found if label != -100] == learned
+    assert [label for label in results if label != -100] == learned
     assert batch.loss_tokens == len(learned)

@@ -132,9 +132,9 @@ def test_another_plan_continues_where_the_setting_says_with_a_warning(
     resume: Any, epoch: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = continued(SAVED, CHANGED, resume=resume)
+        result = continued(SAVED, CHANGED, resume=resume)
 
-    assert found == Cursor(CHANGED, epoch)
+    assert result == Cursor(CHANGED, epoch)
     [message] = caplog.messages
     assert message == (
         "the data or its plan have changed (old -> new):\n  seed: 42 -> 43\n"

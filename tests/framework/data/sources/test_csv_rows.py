@@ -32,16 +32,16 @@ def expected(data: bytes) -> list[tuple[int, list[str], bool]]:
     Empty lines are passed over.
     """
     lines = list(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", "surrogateescape", newline=""))
-    found, place = [], 0
+    result, place = [], 0
     while place < len(lines):
         reader = csv.reader(lines[place:], strict=True)
         try:
-            found.append((place + 1, next(reader), False))
+            result.append((place + 1, next(reader), False))
             place += reader.line_num
         except csv.Error:
-            found.append((place + 1, [lines[place].rstrip("\r\n")], True))
+            result.append((place + 1, [lines[place].rstrip("\r\n")], True))
             place += 1
-    return [row for row in found if row[1]]
+    return [row for row in result if row[1]]
 
 
 PIECES = st.sampled_from(
@@ -138,8 +138,8 @@ def test_a_file_that_is_mostly_broken_is_refused_before_its_reasons_fill_the_mem
 def test_blank_lines_take_next_to_no_work_each(kind: str, first: bytes, blank: bytes, last: bytes) -> None:
     count = 100_000
 
-    found, work = counted_calls(lambda: list(READERS[kind](io.BytesIO(first + blank * count + last), "a", 10_000_000)))
+    result, work = counted_calls(lambda: list(READERS[kind](io.BytesIO(first + blank * count + last), "a", 10_000_000)))
 
-    assert [record.reason for record in found] == ["", ""]
-    assert found[1].number == (2 if kind == "json" else count + first.count(b"\n") + last.startswith(b'"') + 1)
+    assert [record.reason for record in result] == ["", ""]
+    assert result[1].number == (2 if kind == "json" else count + first.count(b"\n") + last.startswith(b'"') + 1)
     assert work < count / 20

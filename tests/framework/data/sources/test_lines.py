@@ -18,11 +18,11 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_longer(lengths: list[int], en
     plain = data.split(b"\n")[: -1 if data.endswith(b"\n") or not data else None]
     expected = [text if len(text) <= LIMIT else None for text in plain if text]
 
-    found = list(split_lines(io.BytesIO(data), max_row_bytes=LIMIT))
+    results = list(split_lines(io.BytesIO(data), max_row_bytes=LIMIT))
 
-    assert [line.text for line in found if line.text != b""] == expected
-    assert sum(line.num_lines for line in found) == len(plain)
-    assert [line.end for line in found][-1:] == ([len(data)] if data else [])
+    assert [line.text for line in results if line.text != b""] == expected
+    assert sum(line.num_lines for line in results) == len(plain)
+    assert [line.end for line in results][-1:] == ([len(data)] if data else [])
 
 
 @pytest.mark.parametrize("before", [1, BLOCK - LIMIT - 1, BLOCK - LIMIT, BLOCK - 1])
@@ -30,5 +30,5 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_longer(lengths: list[int], en
 def test_a_line_across_blocks_has_the_same_limit(before: int, length: int) -> None:
     first = b"\n" * before
     data = first + b"x" * length + b"\ny\n"
-    found = [line.text for line in split_lines(io.BytesIO(data), max_row_bytes=LIMIT) if line.text != b""]
-    assert found == [b"x" * length if length <= LIMIT else None, b"y"]
+    results = [line.text for line in split_lines(io.BytesIO(data), max_row_bytes=LIMIT) if line.text != b""]
+    assert results == [b"x" * length if length <= LIMIT else None, b"y"]

@@ -29,14 +29,14 @@ def test_every_source_is_within_a_row_of_its_share_after_every_row(weights: list
 @settings(deadline=None)
 @given(some_weights, st.integers(0, 300))
 def test_a_mixer_continues_from_its_counts(weights: list[float], taken: int) -> None:
-    mixer, found = Mixer(weights), []
+    mixer, result = Mixer(weights), []
     for number in range(taken + 50):
         if number == taken:
             mixer = Mixer(weights, counts=list(mixer.counts))
-        found.append(mixer.choose())
-        mixer.count(found[-1])
+        result.append(mixer.choose())
+        mixer.count(result[-1])
 
-    assert found == choices(weights, taken + 50).tolist()
+    assert result == choices(weights, taken + 50).tolist()
 
 
 def test_simple_weights_have_simple_shares() -> None:

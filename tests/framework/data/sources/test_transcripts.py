@@ -36,10 +36,10 @@ def rows_of(folder: Path, *dialogues: Episode, **source: Any) -> list[tuple[list
     path = folder / "predicted.jsonl"
     path.write_text("".join(json.dumps(made.line()) + "\n" for made in dialogues), encoding="utf8")
     rows = open_rows(SimulationSource(type="simulation", path="predicted.jsonl", **source), folder=folder)
-    found = rows.get(range(len(rows)))
-    assert all(row["learn_all"] is False for row in found)
+    result = rows.get(range(len(rows)))
+    assert all(row["learn_all"] is False for row in result)
     assert [rows.key(number) for number in range(len(rows))] == [f"predicted.jsonl:{n + 1}" for n in range(len(rows))]
-    return [([message["content"] for message in row["messages"]], row["labels"]) for row in found]
+    return [([message["content"] for message in row["messages"]], row["labels"]) for row in result]
 
 
 ALL = (RIGHT, WRONG, JUDGED, UNKNOWN, LOST, FAILED)
@@ -62,10 +62,10 @@ def test_every_turn_whose_right_answer_is_known(tmp_path: Path) -> None:
 
 
 def test_successful_answers_are_learned_as_they_were_given(tmp_path: Path) -> None:
-    found = rows_of(tmp_path, *ALL, select="succeeded", target="every_agent_turn")
+    result = rows_of(tmp_path, *ALL, select="succeeded", target="every_agent_turn")
 
-    assert found == [(["question 0"], ["a"]), (["question 0", "a", "question 1"], ["b"])]
-    assert rows_of(tmp_path, *ALL, select="succeeded") == found[1:]
+    assert result == [(["question 0"], ["a"]), (["question 0", "a", "question 1"], ["b"])]
+    assert rows_of(tmp_path, *ALL, select="succeeded") == result[1:]
 
 
 def test_both(tmp_path: Path) -> None:

@@ -134,15 +134,15 @@ def test_a_source_without_end_continues_anywhere(shards: int, folder: Path) -> N
 @pytest.mark.parametrize("shards", [1, 3])
 def test_rows_of_a_class_are_dealt_and_continue_anywhere(name: str, shards: int, folder: Path) -> None:
     stream = stream_of(folder, name, shards=shards, count=10)
-    found = [list(stream.read(shard, None)) for shard in range(shards)]
+    results = [list(stream.read(shard, None)) for shard in range(shards)]
 
-    assert sorted(row.row["number"] for part in found for row, _ in part if isinstance(row.row, dict)) == list(
+    assert sorted(row.row["number"] for part in results for row, _ in part if isinstance(row.row, dict)) == list(
         range(10)
     )
-    assert sorted(f"{stream.shards[row.shard]}:{row.number}" for part in found for row, _ in part) == sorted(
+    assert sorted(f"{stream.shards[row.shard]}:{row.number}" for part in results for row, _ in part) == sorted(
         f"{name}:{number}" for number in range(1, 11)
     )
-    for shard, part in enumerate(found):
+    for shard, part in enumerate(results):
         for place, (_, position) in enumerate(part, start=1):
             assert list(stream.read(shard, json.loads(json.dumps(position)))) == part[place:]
 

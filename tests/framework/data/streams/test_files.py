@@ -63,8 +63,8 @@ def keyed(stream: Stream) -> dict[str, Any]:
 
 def indexed(folder: Path, path: str, kind: str) -> dict[str, Any]:
     rows = open_rows(FileSource(type=kind, path=path), folder=folder)
-    found: dict[str, Any] = dict(zip(rows.keys, rows.get(range(len(rows))), strict=True))
-    return found | {bad.key: (bad.reason, bad.raw) for bad in rows.bad}
+    results: dict[str, Any] = dict(zip(rows.keys, rows.get(range(len(rows))), strict=True))
+    return results | {bad.key: (bad.reason, bad.raw) for bad in rows.bad}
 
 
 def check_resume(stream: Stream) -> None:

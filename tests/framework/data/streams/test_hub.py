@@ -46,15 +46,15 @@ def test_a_folder_in_the_layout_of_the_hub_gives_its_rows_once(
 ) -> None:
     stream = stream_of(folder, name, shards)
     rows = [row for shard in range(len(stream.shards)) for row, _ in stream.read(shard, None)]
-    found = [json.loads(row.row) if isinstance(row.row, bytes) else row.row for row in rows]
+    results = [json.loads(row.row) if isinstance(row.row, bytes) else row.row for row in rows]
     by_index = open_rows(HubSource(type="hub", name=name), folder=folder)
 
     assert isinstance(stream, kind)
     assert stream.name == f"{name}/train"
     assert len(stream.shards) >= shards
     assert len({(stream.shards[row.shard], row.number) for row in rows}) == 1300
-    assert sorted(row["count"] for row in found) == list(range(1300))
-    assert sorted(map(repr, found)) == sorted(map(repr, by_index.get(range(1300))))
+    assert sorted(row["count"] for row in results) == list(range(1300))
+    assert sorted(map(repr, results)) == sorted(map(repr, by_index.get(range(1300))))
     check_resume(stream, 150)
 
 

@@ -127,14 +127,14 @@ def test_a_reader_continues_exactly_from_every_position(
 def test_ten_resumes_in_a_row_change_nothing() -> None:
     streams = [Numbers([5, 0, 9, 3, 8, 1, 7], "a"), Numbers([4, 4], "b")]
     whole = names(reader(streams, weights=[2, 1]).take(1000))
-    found: list[Seen] = []
+    results: list[Seen] = []
     state = None
     for _ in range(10):
         part = reader(streams, weights=[2, 1], state=state)
-        found += names(part.take(4))
+        results += names(part.take(4))
         state = saved(part.state())
 
-    assert found + names(reader(streams, weights=[2, 1], state=state).take(1000)) == whole
+    assert results + names(reader(streams, weights=[2, 1], state=state).take(1000)) == whole
 
 
 def test_rows_of_several_shards_stand_beside_each_other_in_an_order_of_each_epoch() -> None:

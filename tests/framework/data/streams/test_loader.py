@@ -160,16 +160,16 @@ def test_the_tenth_resume_behaves_like_the_first(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [70, 40])
     straight = [plain(step) for step in itertools.islice(make(folder, batches_per_step=2).steps(), 25)]
 
-    found, cursor = [], None
+    result, cursor = [], None
     for _ in range(12):
         loader = make(folder, batches_per_step=2)
         if cursor is not None:
             loader.load_state_dict(cursor)
         for step in itertools.islice(loader.steps(), 2):
-            found.append(plain(step))
+            result.append(plain(step))
             cursor = step.state_dict
 
-    assert found == straight[:24]
+    assert result == straight[:24]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -178,24 +178,24 @@ def test_steps_are_the_same_for_any_number_of_workers(tmp_path: Path, workers: i
     alone, ledger = [Ledger(None, max_bad_rows=0.5) for _ in range(2)]
 
     expected = list(map(plain, epoch_of(make(folder, ledger=alone))))
-    found = list(map(plain, epoch_of(make(folder, workers=workers, ledger=ledger))))
+    results = list(map(plain, epoch_of(make(folder, workers=workers, ledger=ledger))))
 
-    assert found == expected
+    assert results == expected
     assert ledger.state() == alone.state()
 
 
 def count_takes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the rows of each window that is read from now on."""
-    found: list[int] = []
+    results: list[int] = []
     take = InterleavedReader.take
 
     def counted(reader: InterleavedReader, count: int) -> Any:
         rows = take(reader, count)
-        found.append(len(rows))
+        results.append(len(rows))
         return rows
 
     monkeypatch.setattr(InterleavedReader, "take", counted)
-    return found
+    return results
 
 
 def test_workers_have_what_comes_after_the_first_windows_before_the_first_step(
@@ -328,14 +328,14 @@ def test_ranks_share_the_steps_and_their_number_may_change_in_the_middle(
         plain(step) for step in itertools.islice(make(folder, batching=batching, batches_per_step=4).steps(), 20)
     ]
 
-    found: list[Any] = []
+    results: list[Any] = []
     cursor = None
     for ranks, number in ((4, 5), (1, 4), (2, 11)):
         for together in steps_of_ranks(folder, batching, ranks=ranks, number=number, cursor=cursor):
-            found.append([plain(together[slot % ranks])[slot // ranks] for slot in range(4)])
+            results.append([plain(together[slot % ranks])[slot // ranks] for slot in range(4)])
             cursor = merged([step.state_dict for step in together])
 
-    assert found == straight
+    assert results == straight
 
 
 @pytest.mark.parametrize(("batches", "num_groups", "ranks"), [(4, 4, 2), (8, 2, 4), (12, 6, 4)])
@@ -462,14 +462,14 @@ def test_bad_rows_are_counted_once_whatever_is_read_again(tmp_path: Path) -> Non
 
     assert ledger.state() == straight.state()
     assert ledger.split("training").left_out == 12
-    found, expected = (
+    result, expected = (
         sorted(
             json.loads(line)["key"]
             for line in (tmp_path / name / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()
         )
         for name in ("killed", "straight")
     )
-    assert found == expected
+    assert result == expected
 
 
 def test_too_many_bad_rows_stop_the_run(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_an_unfit_environment_is_refused(kind: type, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "text"),
+    ("result", "text"),
     [
         (
             ("no", 1.0, True, {}),
@@ -109,10 +109,10 @@ def test_an_unfit_environment_is_refused(kind: type, text: str) -> None:
         (("no", 1.0, True, False, None), "info is None; give a dictionary"),
     ],
 )
-def test_an_invalid_step_is_reported(found: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_step_is_reported(result: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = GymnasiumEnvironment(Guess())
     environment.reset(seed=5, task={})
-    monkeypatch.setattr(Guess, "step", lambda self, action: found)
+    monkeypatch.setattr(Guess, "step", lambda self, action: result)
 
     with pytest.raises(ContractError) as error:
         environment.step("red")
