@@ -192,13 +192,13 @@ def read_alpaca(row: Mapping[str, Any], column: str, ignored: Collection[str]) -
 
 def read_prompt_completion(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
     """Read prompt and completion: texts or lists of messages. The completion may repeat the prompt."""
-    return dialogue_of(joined(asked(row, ignored), answered(row, "completion", ignored), "completion"))
+    return dialogue_of(joined(prompt_messages(row, ignored), answered(row, "completion", ignored), "completion"))
 
 
 def read_chosen_rejected(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
     """Read prompt, chosen and rejected: texts or lists of messages. Only chosen is learned; it may repeat the
     prompt."""
-    prompt = asked(row, ignored) if row.get("prompt") is not None else []
+    prompt = prompt_messages(row, ignored) if row.get("prompt") is not None else []
     return dialogue_of(joined(prompt, answered(row, "chosen", ignored), "chosen"))
 
 
@@ -325,7 +325,7 @@ def answer(labels: Sequence[Any], where: str) -> Message:
     return message | {"labels": right} if len(right) > 1 else message
 
 
-def asked(row: Mapping[str, Any], ignored: Collection[str]) -> list[Message]:
+def prompt_messages(row: Mapping[str, Any], ignored: Collection[str]) -> list[Message]:
     items = None if isinstance(row.get("prompt"), str) else plain_list(row.get("prompt"))
     if items is None:
         return [{"role": "user", "content": text_of(row.get("prompt"), "column prompt")}]

@@ -154,13 +154,15 @@ def test_ranks_that_do_not_come_are_not_waited_for_without_an_end() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_the_ranks_and_waits_for_them(number: signal.Signals) -> None:
-    class Asked(Script):
+    class InterruptedScript(Script):
         def poll(self, timeout_seconds: float) -> Sequence[Posted]:
             if not self.parts and not self.done:
                 os.kill(os.getpid(), number)
             return super().poll(timeout_seconds)
 
-    ranks = Asked(BOTH, after_stop=[("a", RankFinished(KeyboardInterrupt())), ("b", RankFinished(KeyboardInterrupt()))])
+    ranks = InterruptedScript(
+        BOTH, after_stop=[("a", RankFinished(KeyboardInterrupt())), ("b", RankFinished(KeyboardInterrupt()))]
+    )
 
     with pytest.raises(KeyboardInterrupt):
         followed(ranks)

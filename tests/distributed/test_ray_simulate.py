@@ -47,7 +47,7 @@ def ray() -> Iterator[Any]:
     ray.shutdown()
 
 
-def had(output: Path) -> int:
+def count_dialogues(output: Path) -> int:
     """Dialogues that ranks have kept, and a line for each of their files."""
     return sum(path.read_bytes().count(b"\n") for path in output.glob(".*.jsonl"))
 
@@ -74,7 +74,7 @@ def test_dialogues_on_ray_that_lost_a_worker_are_those_of_one_process(
     Path("run.yaml").write_text(json.dumps(file), encoding="utf8")
     out = Path("out")
 
-    killed = when(lambda: had(out) >= 15, kill_worker)
+    killed = when(lambda: count_dialogues(out) >= 15, kill_worker)
     report = Model("run.yaml").simulate(out)
     killed.join()
 
@@ -109,7 +109,7 @@ def test_rounds_on_ray_that_lost_a_worker_are_those_of_one_process(
     file["trainer"]["max_steps"] = 8
     Path("run.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
 
-    killed = when(lambda: had(Path("run/rounds/2/transcripts")) >= 6, kill_worker)
+    killed = when(lambda: count_dialogues(Path("run/rounds/2/transcripts")) >= 6, kill_worker)
     result = Model("run.yaml").train(run="run")
     killed.join()
 

@@ -39,7 +39,7 @@ class Group:
     long: bool = False
     """Whether it takes too much time for the quick tests."""
     prepare: Callable[[Path], None] | None = None
-    """Adds to the material what no other group needs, once."""
+    """Adds to the inputs what no other group needs, once."""
 
 
 @dataclass(frozen=True)

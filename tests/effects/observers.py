@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from partita import Model, PartitaError
 
-from .material import ASKED
+from .inputs import ASKED
 from .server import serving
 
 Config = dict[str, Any]

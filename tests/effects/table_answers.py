@@ -2,7 +2,7 @@
 
 from .bases import ANSWER, PROBE, SEEN
 from .effects import Flip, Group
-from .material import write_embedders
+from .inputs import write_embedders
 from .observers import Config, answers, asking, training
 
 SAMPLED: Config = {"generation": {"do_sample": True}}

@@ -2,7 +2,7 @@
 
 from .bases import FINETUNE, SEEN, data
 from .effects import GENERIC, Flip, Group
-from .material import write_transcripts
+from .inputs import write_transcripts
 from .observers import Config, training
 
 CSV: Config = {"type": "csv", "path": "rows.csv"}

@@ -108,9 +108,9 @@ class Watched(Rollout):
     """Writes down which dialogues it begins."""
 
     def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
-        begun = list(dialogues)
-        note(dialogue.key for dialogue in begun)
-        yield from super().run(iter(begun))
+        started = list(dialogues)
+        note(dialogue.key for dialogue in started)
+        yield from super().run(iter(started))
 
 
 class NotedTranscripts(Transcripts):

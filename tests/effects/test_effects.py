@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from . import material
+from . import inputs
 from .effects import GENERIC, Case, cases, merged
 from .observers import Observation, observed
 from .schema_keys import leaf_keys, other_value, value_at, with_value
@@ -40,9 +40,9 @@ def test_every_key_of_the_schema_is_flipped_or_named_with_a_reason() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The material of all configurations."""
-    result = tmp_path_factory.mktemp("material")
-    material.fill(result)
+    """The input files of all configurations."""
+    result = tmp_path_factory.mktemp("inputs")
+    inputs.fill(result)
     gc.collect()
     gc.freeze()  # each run collects garbage, and looks through all libraries for it
     yield result
@@ -54,8 +54,8 @@ Seen = tuple[Path, Observation]
 
 @pytest.fixture
 def place(folder: Path, tmp_path: Path) -> Path:
-    """A new folder that shows the material."""
-    return material.place_of(folder, tmp_path)
+    """A new folder that shows the inputs."""
+    return inputs.place_of(folder, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def base(
     if case.group.prepare is not None:
         case.group.prepare(folder)
     if case.name_of_base not in bases:
-        place = material.place_of(folder, tmp_path_factory.mktemp("base"))
+        place = inputs.place_of(folder, tmp_path_factory.mktemp("base"))
         bases[case.name_of_base] = place, observe(case, case.base, place, monkeypatch)
     return bases[case.name_of_base]
 

@@ -156,8 +156,8 @@ def plain_requests(
             raise DataError("a prompt is empty; write at least a character")
         if context is not None and len(ids) >= context:
             raise DataError(f"a prompt has {len(ids):,} tokens and the model's context is {context:,}; shorten it")
-        room = max_new_tokens if context is None else min(max_new_tokens, context - len(ids))
-        requests.append(GenerationRequest(ids, room, key=len(requests).to_bytes(8, "little")))
+        max_tokens = max_new_tokens if context is None else min(max_new_tokens, context - len(ids))
+        requests.append(GenerationRequest(ids, max_tokens, key=len(requests).to_bytes(8, "little")))
     return requests
 
 
@@ -199,8 +199,8 @@ def stream_requests(
 def final_part(text: str, stop: Sequence[str]) -> str:
     """Return the final part of an unfinished answer: no incomplete character, no possible stop text."""
     complete = text.rstrip(INCOMPLETE)
-    held = max((overlap(complete, end) for end in stop), default=0)
-    return complete[: len(complete) - held]
+    overlap_length = max((overlap(complete, end) for end in stop), default=0)
+    return complete[: len(complete) - overlap_length]
 
 
 def overlap(text: str, stop: str) -> int:

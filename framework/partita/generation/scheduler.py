@@ -196,10 +196,10 @@ class Scheduler:
         budget = self.budget
         most = min(budget.batch_size, budget.limit_at(tokens))
         if budget.token_budget is not None:
-            room = budget.token_budget
+            token_budget = budget.token_budget
             if budget.limit_tokens is not None:
-                room = min(room, budget.current_limit * budget.limit_tokens)
-            most = max(most, min(MORE_SLOTS * budget.batch_size, room // tokens))
+                token_budget = min(token_budget, budget.current_limit * budget.limit_tokens)
+            most = max(most, min(MORE_SLOTS * budget.batch_size, token_budget // tokens))
         return max(1, most if self.source.left else min(most, len(self.queue)))
 
     def could_be_more(self) -> bool:

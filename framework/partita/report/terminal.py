@@ -166,8 +166,8 @@ def numbers(max_rows: int, *, columns: int) -> str:
     for rows in (1, max_rows, *powers):
         word = f"{rows:,}"
         start = min(column_of(rows, max_rows=max_rows, columns=columns), columns - len(word))
-        room = text[max(0, start - 1) : start + len(word) + 1]
-        if all(letter == " " for letter in room):
+        gap = text[max(0, start - 1) : start + len(word) + 1]
+        if all(letter == " " for letter in gap):
             text[start : start + len(word)] = word
     return "".join(text)
 

@@ -162,11 +162,11 @@ def choose(dialogues: Sequence[Episode], *, most: int) -> list[Episode]:
     kinds: dict[str, list[Episode]] = defaultdict(list)
     for dialogue in dialogues:
         kinds[kind_of(dialogue)].append(dialogue)
-    room, shares = most, {}
+    remaining, shares = most, {}
     # A rare kind leaves the rest of its share to the others.
     for place, kind in enumerate(sorted(kinds, key=lambda kind: len(kinds[kind]))):
-        shares[kind] = min(len(kinds[kind]), room // (len(kinds) - place))
-        room -= shares[kind]
+        shares[kind] = min(len(kinds[kind]), remaining // (len(kinds) - place))
+        remaining -= shares[kind]
     return [dialogue for kind in KINDS if kind in kinds for dialogue in kinds[kind][: shares[kind]]]
 
 

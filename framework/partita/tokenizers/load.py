@@ -164,13 +164,13 @@ def piece_backend(texts: Iterable[str], *, pattern: str, vocab_size: int) -> "Ba
     for text in texts:
         counts.update(piece for piece, _ in splitter.pre_tokenize_str(text))
     special = [PAD, END, UNKNOWN]
-    room = vocab_size - len(special)
-    if not counts or room < 1:
+    max_pieces = vocab_size - len(special)
+    if not counts or max_pieces < 1:
         raise ModelError(
             f"base_model.tokenizer: {len(counts)} different pieces in the training texts and a vocab_size of "
             f"{vocab_size}; a tokenizer needs texts, and a vocab_size of at least {len(special) + 1}"
         )
-    pieces = sorted(counts, key=lambda piece: (-counts[piece], piece))[:room]
+    pieces = sorted(counts, key=lambda piece: (-counts[piece], piece))[:max_pieces]
     vocabulary = {piece: number for number, piece in enumerate([*special, *pieces])}
     backend = Backend(WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
     backend.pre_tokenizer = splitter

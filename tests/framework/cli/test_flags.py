@@ -14,13 +14,13 @@ from ..conftest import Command
 
 
 @dataclass
-class Asked:
+class StubModel:
     """A model that has no rows; takes down what it was asked for."""
 
     opened: dict[str, Any] = field(default_factory=dict)
     asked: list[Any] = field(default_factory=list)
 
-    def open(self, path: Path, **options: Any) -> "Asked":
+    def open(self, path: Path, **options: Any) -> "StubModel":
         self.opened = {"path": str(path), **options}
         return self
 
@@ -31,15 +31,15 @@ class Asked:
     predict = evaluate = train = ask
 
 
-Call = Callable[..., Asked]
+Call = Callable[..., StubModel]
 
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path) -> Call:
     """Run a command in this process, up to where it asks the model."""
 
-    def asked_by(*words: str) -> Asked:
-        model = Asked()
+    def asked_by(*words: str) -> StubModel:
+        model = StubModel()
         monkeypatch.setattr(sys.modules[f"partita.cli.{words[0]}"], "start_model", model.open)
         monkeypatch.chdir(tmp_path)
         assert command(*words) == 2

@@ -287,9 +287,9 @@ def test_a_closed_journal_is_on_the_disk(tmp_path: Path, forced: Any) -> None:
 
 def test_records_are_forced_onto_the_disk_every_now_and_then(tmp_path: Path, forced: Any) -> None:
     with opened(tmp_path / "j", sync_seconds=0.0) as journal:
-        begun = forced(tmp_path / "j")
+        started = forced(tmp_path / "j")
         journal.append([record(0)])
-        assert forced(tmp_path / "j") == (tmp_path / "j").stat().st_size > begun
+        assert forced(tmp_path / "j") == (tmp_path / "j").stat().st_size > started
 
 
 def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -309,15 +309,15 @@ def test_progress_counts_rows_from_where_the_job_stood(make_rows: Any, predict: 
 
     @contextmanager
     def progress(total: int, description: str, *, completed: int = 0) -> Any:
-        begun.append((total, description, completed))
+        started.append((total, description, completed))
         yield Noted()
 
-    begun: list[Any] = []
+    started: list[Any] = []
     advanced: list[int] = []
     lm, rows = ScriptedModel(str.upper), make_rows(QUESTIONS)
     predict(lm, rows, progress=progress)
     predict(lm, rows, progress=progress)
-    assert begun == [(10, "predicting", 0), (10, "predicting", 10)]
+    assert started == [(10, "predicting", 0), (10, "predicting", 10)]
     assert advanced == [4, 4, 2]
 
 

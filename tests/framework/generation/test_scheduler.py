@@ -84,7 +84,7 @@ class Prompts:
         return [list(self.ids[index]) for index in indices]
 
 
-def made(lengths: Sequence[int], *, prefix: Sequence[int] = (), seed: int = 0) -> Prompts:
+def prompts_of(lengths: Sequence[int], *, prefix: Sequence[int] = (), seed: int = 0) -> Prompts:
     """Random prompts of these lengths, behind a common beginning."""
     draw = random.Random(seed)
     ids = [[*prefix, *(draw.randrange(50, 250) for _ in range(length))] for length in lengths]
@@ -146,7 +146,7 @@ LENGTHS = [3, 17, 9, 17, 1, 12, 30, 5, 17, 8, 2, 1, 25, 40, 6]
 def test_every_row_is_answered_once_as_alone_the_longest_first(
     lm, admitted: list[list[SlotRequest]], slots: int, prefix: list[int]
 ) -> None:
-    prompts = made(LENGTHS, prefix=prefix)
+    prompts = prompts_of(LENGTHS, prefix=prefix)
     assert answers(lm, prompts, batch_size=slots) == one_by_one(lm, prompts)
     read = [len(request.input_ids) for group in admitted for request in group]
     assert read == sorted(read, reverse=True)
@@ -154,22 +154,22 @@ def test_every_row_is_answered_once_as_alone_the_longest_first(
 
 
 def test_no_rows_are_no_work(lm) -> None:
-    assert answers(lm, made([])) == {}
-    assert answers(lm, made([4, 5]), done=[0, 1]) == {}
+    assert answers(lm, prompts_of([])) == {}
+    assert answers(lm, prompts_of([4, 5]), done=[0, 1]) == {}
 
 
 def test_rows_that_fill_the_context_are_left_out_and_others_get_what_room_there_is(lm) -> None:
-    prompts = made([CONTEXT - 1, CONTEXT, CONTEXT + 9, CONTEXT - 3, 4])
+    prompts = prompts_of([CONTEXT - 1, CONTEXT, CONTEXT + 9, CONTEXT - 3, 4])
     result = answers(lm, prompts)
     assert set(result) == {0, 3, 4}
-    wanted = one_by_one(lm, made([CONTEXT - 1, 1, 1, 1, 1]))
+    wanted = one_by_one(lm, prompts_of([CONTEXT - 1, 1, 1, 1, 1]))
     assert result[0] == wanted[0]
     assert len(result[0]) <= 1
     assert len(result[3]) <= 3
 
 
 def test_equal_prompts_are_read_once_where_answers_are_greedy(lm, admitted: list[list[SlotRequest]]) -> None:
-    once = made([5, 9, 2])
+    once = prompts_of([5, 9, 2])
     prompts = Prompts([once.ids[place] for place in (0, 1, 0, 2, 1, 0, 0)])
     result = answers(lm, prompts, batch_size=3)
     assert len([request for group in admitted for request in group]) == 3
@@ -180,14 +180,14 @@ def test_equal_prompts_are_read_once_where_answers_are_greedy(lm, admitted: list
 
 
 def test_equal_prompts_are_each_sampled(lm, admitted: list[list[SlotRequest]]) -> None:
-    prompts = Prompts([made([5]).ids[0]] * 6)
+    prompts = Prompts([prompts_of([5]).ids[0]] * 6)
     result = answers(lm, prompts, options=SAMPLED, batch_size=3)
     assert len([request for group in admitted for request in group]) == 6
     assert len(set(result.values())) == 6
 
 
 def test_a_shared_prefix_is_computed_once(lm) -> None:
-    prompts, read = made([4, 4, 4, 4], prefix=PREFIX), []
+    prompts, read = prompts_of([4, 4, 4, 4], prefix=PREFIX), []
     hook = lm.base.get_input_embeddings().register_forward_hook(lambda *given: read.append(tuple(given[1][0].shape)))
     batches = list(rows_of(lm, prompts, max_new_tokens=1, batch_size=4))
     hook.remove()
@@ -201,7 +201,7 @@ def test_a_prompt_that_is_all_that_others_begin_with_keeps_its_own_token(lm) -> 
 
 
 def test_steps_and_slots_in_use_are_counted(lm) -> None:
-    batches = list(rows_of(lm, made(LENGTHS), batch_size=4))
+    batches = list(rows_of(lm, prompts_of(LENGTHS), batch_size=4))
     steps, used = (sum(getattr(batch, name) for batch in batches) for name in ("slot_steps", "row_steps"))
     assert 0 < used <= steps
     assert used >= sum(len(ids) - 1 for ids in outcomes(batches).values())
@@ -220,7 +220,7 @@ def test_steps_and_slots_in_use_are_counted(lm) -> None:
 def test_a_job_that_continues_gives_the_answers_of_one_that_never_stopped(
     lm, done: set[int], slots: int, room: int | None, sampled: bool, prefix: bool
 ) -> None:
-    prompts = made([*LENGTHS[:12], *LENGTHS[:3]], prefix=PREFIX if prefix else ())
+    prompts = prompts_of([*LENGTHS[:12], *LENGTHS[:3]], prefix=PREFIX if prefix else ())
     prompts = Prompts([*prompts.ids[:12], *prompts.ids[:3]], prefix=prompts.prefix)
     options = SAMPLED if sampled else GREEDY
     straight = answers(lm, prompts, options=options)
@@ -229,12 +229,12 @@ def test_a_job_that_continues_gives_the_answers_of_one_that_never_stopped(
 
 
 def test_another_seed_samples_otherwise(lm) -> None:
-    prompts = made(LENGTHS)
+    prompts = prompts_of(LENGTHS)
     assert answers(lm, prompts, options=SAMPLED, seed=1) != answers(lm, prompts, options=SAMPLED, seed=2)
 
 
 def test_more_slots_are_taken_for_shorter_rows_where_memory_holds_them(lm) -> None:
-    prompts, rows = made([50] * 2 + [2] * 20), []
+    prompts, rows = prompts_of([50] * 2 + [2] * 20), []
     hook = lm.base.get_input_embeddings().register_forward_hook(lambda *given: rows.append(len(given[1][0])))
     batches = list(rows_of(lm, prompts, batch_size=2, token_budget=2 * (50 + NEW)))
     hook.remove()
@@ -281,7 +281,7 @@ def full() -> torch.OutOfMemoryError:
 @pytest.mark.parametrize("kind", ["open", "read", "step"])
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_out_of_memory_halves_the_slots_and_loses_nothing(lm, kind: str, options: Any, caplog: Any) -> None:
-    prompts, limit = made(LENGTHS, prefix=PREFIX), BatchBudget(12)
+    prompts, limit = prompts_of(LENGTHS, prefix=PREFIX), BatchBudget(12)
     free = answers(lm, prompts, options=options, batch_size=12)
     caplog.set_level(logging.WARNING, logger="partita")
     with failing(lm, lambda result, pool, ids: full() if result == kind and pool.place.slots > 3 else None):
@@ -306,7 +306,7 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(lm, kind: str, options
 def test_memory_that_runs_out_anywhere_loses_and_changes_nothing(
     lm, fails: set[int], sampled: bool, prefix: bool, room: int | None
 ) -> None:
-    prompts = made(LENGTHS, prefix=PREFIX if prefix else ())
+    prompts = prompts_of(LENGTHS, prefix=PREFIX if prefix else ())
     options, passes, limit = SAMPLED if sampled else GREEDY, iter(range(10**6)), BatchBudget(8)
     free = answers(lm, prompts, options=options)
     met = []
@@ -317,7 +317,7 @@ def test_memory_that_runs_out_anywhere_loses_and_changes_nothing(
 
 
 def test_other_rows_answer_alike_under_a_real_ceiling(lm, memory_ceiling: Any) -> None:
-    prompts = made(LENGTHS)
+    prompts = prompts_of(LENGTHS)
     free = answers(lm, prompts)
     for ceiling in (400, 200, 100):
         limit = BatchBudget(15)
@@ -329,7 +329,7 @@ def test_other_rows_answer_alike_under_a_real_ceiling(lm, memory_ceiling: Any) -
 def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_comes_back(
     lm, memory_ceiling: Any, caplog: Any
 ) -> None:
-    prompts, limit = made([5] * 8 + [55] + [5] * 6), BatchBudget(6)
+    prompts, limit = prompts_of([5] * 8 + [55] + [5] * 6), BatchBudget(6)
     free = one_by_one(lm, prompts)
     caplog.set_level(logging.INFO, logger="partita.generation.scheduler")
     with memory_ceiling(lm.base, 110) as passes:
@@ -344,7 +344,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_comes_back(
 
 
 def test_a_row_whose_steps_do_not_fit_alone_is_an_error_too(lm) -> None:
-    prompts, limit = made([5] * 4 + [50] + [5] * 4), BatchBudget(4)
+    prompts, limit = prompts_of([5] * 4 + [50] + [5] * 4), BatchBudget(4)
     free = one_by_one(lm, prompts)
     with failing(lm, lambda kind, pool, ids: full() if kind == "step" and pool.place.width > 40 else None):
         result = answers(lm, prompts, budget=limit, batch_size=4)
@@ -354,7 +354,7 @@ def test_a_row_whose_steps_do_not_fit_alone_is_an_error_too(lm) -> None:
 
 def test_if_nothing_fits_every_row_is_reported(lm, memory_ceiling: Any) -> None:
     with memory_ceiling(lm.base, 1):
-        result = answers(lm, made([5] * 5 + [6], prefix=PREFIX), batch_size=3)
+        result = answers(lm, prompts_of([5] * 5 + [6], prefix=PREFIX), batch_size=3)
     assert result == dict.fromkeys(range(5), too_large(15, NEW)) | {5: too_large(16, NEW)}
 
 
@@ -372,7 +372,7 @@ def test_slots_that_ran_out_of_memory_are_freed_before_new_ones_are_opened(lm) -
         return full() if kind == "step" and pool.place.slots > 2 else None
 
     with failing(lm, fail):
-        answers(lm, made(LENGTHS), batch_size=8)
+        answers(lm, prompts_of(LENGTHS), batch_size=8)
     assert len(pools) == 3
 
 
@@ -381,7 +381,7 @@ def test_slots_that_ran_out_of_memory_are_freed_before_new_ones_are_opened(lm) -
 
 @pytest.mark.parametrize("slots", [1, 4, 20])
 def test_a_row_that_cannot_be_read_is_the_only_error(lm, slots: int) -> None:
-    prompts, limit = made([*LENGTHS], prefix=PREFIX), BatchBudget(slots)
+    prompts, limit = prompts_of([*LENGTHS], prefix=PREFIX), BatchBudget(slots)
     free = one_by_one(lm, prompts)
     for bad in (1, 4, 13):
         prompts.ids[bad][-1] = 10**6
@@ -393,7 +393,7 @@ def test_a_row_that_cannot_be_read_is_the_only_error(lm, slots: int) -> None:
 
 
 def test_rows_whose_common_beginning_cannot_be_read_are_all_reported_so(lm, caplog: Any) -> None:
-    prompts = made([3, 4, 5], prefix=[*PREFIX, 10**6])
+    prompts = prompts_of([3, 4, 5], prefix=[*PREFIX, 10**6])
     caplog.set_level(logging.INFO, logger="partita.generation.scheduler")
     assert answers(lm, prompts) == dict.fromkeys(range(3), "IndexError: index out of range in self")
     reason = "the shared prefix of the prompts cannot be computed: IndexError: index out of range in self"
@@ -402,7 +402,7 @@ def test_rows_whose_common_beginning_cannot_be_read_are_all_reported_so(lm, capl
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_row_that_fails_in_a_step_is_the_only_error(lm, options: Any, caplog: Any) -> None:
-    prompts, limit = made(LENGTHS, prefix=PREFIX), BatchBudget(5)
+    prompts, limit = prompts_of(LENGTHS, prefix=PREFIX), BatchBudget(5)
     free = answers(lm, prompts, options=options)
     bad = free[6][2]
     spoiled = {row for row, ids in free.items() if bad in ids[:-1]}
@@ -421,7 +421,7 @@ def test_a_row_that_fails_in_a_step_is_the_only_error(lm, options: Any, caplog: 
 
 
 def test_a_row_that_is_not_a_number_is_the_only_error(lm) -> None:
-    prompts = made(LENGTHS)
+    prompts = prompts_of(LENGTHS)
     free = one_by_one(lm, prompts)
     poison = next(t for t in range(2, 50) if not any(t in ids for ids in free.values()))
     prompts.ids[5].append(poison)
@@ -435,7 +435,7 @@ def test_a_row_that_is_not_a_number_is_the_only_error(lm) -> None:
 
 
 def test_a_row_may_run_out_of_memory_where_rows_are_answered_one_by_one(lm) -> None:
-    prompts, limit = made([20, 9, 8, 7]), BatchBudget(4)
+    prompts, limit = prompts_of([20, 9, 8, 7]), BatchBudget(4)
     free = one_by_one(lm, prompts)
 
     def fail(kind: str, pool: SlotKVCache, ids: torch.Tensor) -> BaseException | None:
@@ -450,7 +450,7 @@ def test_a_row_may_run_out_of_memory_where_rows_are_answered_one_by_one(lm) -> N
 
 
 def test_memory_that_runs_out_while_prompts_are_read_one_by_one_loses_none(lm) -> None:
-    prompts, limit, failed = made([20, 9, 8, 7, 6]), BatchBudget(4), []
+    prompts, limit, failed = prompts_of([20, 9, 8, 7, 6]), BatchBudget(4), []
     free = one_by_one(lm, prompts)
 
     def fail(kind: str, pool: SlotKVCache, ids: torch.Tensor) -> BaseException | None:
@@ -471,7 +471,7 @@ def test_memory_that_runs_out_while_prompts_are_read_one_by_one_loses_none(lm) -
 
 @pytest.mark.parametrize("kind", ["open", "read", "step"])
 def test_a_broken_device_ends_the_job(lm, kind: str) -> None:
-    prompts, result = made(LENGTHS, prefix=PREFIX), []
+    prompts, result = prompts_of(LENGTHS, prefix=PREFIX), []
     free = answers(lm, prompts)
     passes: Counter[str] = Counter()
 
@@ -496,7 +496,7 @@ def test_a_broken_device_ends_the_job(lm, kind: str) -> None:
 def test_an_interrupt_is_passed_on_and_what_came_before_is_complete(
     lm, place: int, sampled: bool, prefix: bool
 ) -> None:
-    prompts, options = made(LENGTHS, prefix=PREFIX if prefix else ()), SAMPLED if sampled else GREEDY
+    prompts, options = prompts_of(LENGTHS, prefix=PREFIX if prefix else ()), SAMPLED if sampled else GREEDY
     straight = answers(lm, prompts, options=options)
     passes, result = iter(range(10**6)), []
     with failing(lm, lambda *_: KeyboardInterrupt() if next(passes) == place else None) as kinds:
@@ -515,14 +515,14 @@ def test_an_interrupt_is_passed_on_and_what_came_before_is_complete(
 @examples(8)
 @given(st.integers(0, 40), st.booleans())
 def test_once_a_job_is_stopping_started_rows_end_and_no_others_start(lm, place: int, prefix: bool) -> None:
-    prompts = made(LENGTHS, prefix=PREFIX if prefix else ())
+    prompts = prompts_of(LENGTHS, prefix=PREFIX if prefix else ())
     straight = answers(lm, prompts)
-    asked, begun = Counter[str](), set[int]()
+    asked, started = Counter[str](), set[int]()
     admit = Slots.admit
 
     def noted(self: Slots, requests: Sequence[SlotRequest]) -> Any:
         assert asked["steps"] <= place, "nothing begins any more"
-        begun.update(request.row for request in requests)
+        started.update(request.row for request in requests)
         return admit(self, requests)
 
     def stopping() -> bool:
@@ -532,7 +532,7 @@ def test_once_a_job_is_stopping_started_rows_end_and_no_others_start(lm, place: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Slots, "admit", noted)
         kept = outcomes(list(rows_of(lm, prompts, batch_size=3, stopping=stopping)))
-    assert kept == {row: straight[row] for row in begun}
+    assert kept == {row: straight[row] for row in started}
     assert kept | answers(lm, prompts, done=list(kept)) == straight
     assert lm.module.training
 
@@ -548,13 +548,13 @@ def test_started_rows_that_take_too_long_are_given_up(lm) -> None:
 
     results: list[BatchResult] = []
     with pytest.raises(KeyboardInterrupt):
-        results.extend(rows_of(lm, made([9] * 6), batch_size=3, stopping=stopping))
+        results.extend(rows_of(lm, prompts_of([9] * 6), batch_size=3, stopping=stopping))
     assert not results, "answers of eight tokens take more than four steps"
     assert lm.module.training
 
 
 def test_a_job_that_is_given_up_leaves_the_model_as_it_was(lm) -> None:
-    rows = rows_of(lm, made(LENGTHS), batch_size=2)
+    rows = rows_of(lm, prompts_of(LENGTHS), batch_size=2)
     assert next(rows).results
     assert not lm.module.training
     rows.close()  # type: ignore[attr-defined]
@@ -562,7 +562,7 @@ def test_a_job_that_is_given_up_leaves_the_model_as_it_was(lm) -> None:
 
 
 def test_prompts_that_are_gone_end_the_job(lm) -> None:
-    prompts = made(LENGTHS)
+    prompts = prompts_of(LENGTHS)
 
     def gone(indices: Sequence[int]) -> list[list[int]]:
         raise OSError("no such file")
@@ -576,7 +576,7 @@ def test_prompts_that_are_gone_end_the_job(lm) -> None:
 
 
 def requests_of(lengths: Sequence[int], limits: Sequence[int]) -> list[GenerationRequest]:
-    return [GenerationRequest(ids, limit) for ids, limit in zip(made(lengths).ids, limits, strict=True)]
+    return [GenerationRequest(ids, limit) for ids, limit in zip(prompts_of(lengths).ids, limits, strict=True)]
 
 
 def ask(lm: Any, requests: Sequence[GenerationRequest], *, options: Any = GREEDY, rows: int = 3) -> list[Generated]:
@@ -629,7 +629,7 @@ def test_a_request_that_is_not_a_number_is_reported(lm) -> None:
 
 def test_the_log_says_why_rows_are_not_answered_in_slots(lm, caplog: Any) -> None:
     caplog.set_level(logging.INFO, logger="partita.generation.engine")
-    lengths = made(LENGTHS).lengths
+    lengths = prompts_of(LENGTHS).lengths
     beams = GenerationOptions({"do_sample": False, "num_beams": 2})
     assert choose_engine(lm, lengths, options=beams, max_new_tokens=NEW) == "static"
     off = GenerationOptions({"do_sample": False}, slots=False)
@@ -644,7 +644,7 @@ def test_the_log_says_why_rows_are_not_answered_in_slots(lm, caplog: Any) -> Non
 def test_the_longest_row_decides_about_a_sliding_window(lm, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     caplog.set_level(logging.INFO, logger="partita.generation.engine")
     monkeypatch.setattr(lm.base.config, "sliding_window", 20, raising=False)
-    lengths = made([3, 12, CONTEXT]).lengths
+    lengths = prompts_of([3, 12, CONTEXT]).lengths
     assert choose_engine(lm, lengths, options=GREEDY, max_new_tokens=8) == "slots", "the third fills the context"
     assert choose_engine(lm, lengths, options=GREEDY, max_new_tokens=9) == "static"
     assert caplog.messages == [

@@ -22,7 +22,7 @@ ROWS = st.integers(1, 80)
 
 
 @dataclass
-class Asked:
+class StubModel:
     """A language model that takes down what it is asked to do."""
 
     context_length: int | None = None
@@ -84,7 +84,7 @@ def test_batches_are_counted_as_they_are_planned(lengths: np.ndarray, rows: int,
     planned = [lengths[batch].tolist() for batch in plan_batches(lengths, batch_size=rows, way=way)]
     assert sorted_volume(lengths, rows, way=way) == counted(planned)
     whole = plan_batches(lengths, batch_size=len(lengths), way=way)
-    probe = GenerationProbe(Asked(way=way), IN_BATCHES, lengths, 4)
+    probe = GenerationProbe(StubModel(way=way), IN_BATCHES, lengths, 4)
     assert probe.max_rows == max(map(len, whole))
     assert probe.volume(rows) == counted(planned)
 
@@ -94,16 +94,16 @@ def test_sorted_batches_hold_what_a_plain_count_finds(lengths: np.ndarray, rows:
     ordered = sorted(lengths.tolist(), reverse=True)
     expected = counted([ordered[start : start + rows] for start in range(0, len(ordered), rows)])
     assert sorted_volume(lengths, rows) == expected
-    generation = GenerationProbe(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
-    evaluation = EvaluationProbe(Asked(), lengths=lengths, max_loss_tokens=1)  # type: ignore[arg-type]
+    generation = GenerationProbe(StubModel(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    evaluation = EvaluationProbe(StubModel(), lengths=lengths, max_loss_tokens=1)  # type: ignore[arg-type]
     assert generation.volume(rows) == evaluation.volume(rows) == expected
     assert sorted_volume(lengths, 1) == Volume(batches=len(lengths), tokens=int(lengths.sum()))
 
 
 @given(LENGTHS, ROWS)
 def test_slots_are_filled_as_often_as_batches_would_be_and_nothing_is_padded(lengths: np.ndarray, rows: int) -> None:
-    probe = GenerationProbe(Asked(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
-    batches = GenerationProbe(Asked(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    probe = GenerationProbe(StubModel(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
+    batches = GenerationProbe(StubModel(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
     assert probe.volume(rows) == Volume(batches=batches.volume(rows).batches, tokens=sum(lengths.tolist()))
 
 
@@ -111,7 +111,7 @@ def test_the_engine_is_that_of_the_longest_row() -> None:
     lengths = np.array([5, 30, 12])
 
     def probe(room: int, options: GenerationOptions = OPTIONS) -> GenerationProbe:
-        return GenerationProbe(Asked(longest_slot=room), options, lengths=lengths, wanted_tokens=40)  # type: ignore[arg-type]
+        return GenerationProbe(StubModel(longest_slot=room), options, lengths=lengths, wanted_tokens=40)  # type: ignore[arg-type]
 
     assert (probe(70).engine, probe(69).engine, probe(70, IN_BATCHES).engine) == ("slots", "static", "static")
     assert probe(70).volume(2) == Volume(batches=2, tokens=47)
@@ -132,7 +132,7 @@ def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
     ids=["behind a prompt of the usual length", "behind a batch as wide as its longest prompt"],
 )
 def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens(options: GenerationOptions, usual: int) -> None:
-    lm = Asked()
+    lm = StubModel()
     probe = GenerationProbe(lm, options, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
     assert (probe.purpose, probe.max_rows, probe.prompt_tokens, probe.new_tokens) == ("generation", 3, 30, 40)
     assert probe.run(2) == Timing(1.0, 0.5)
@@ -144,7 +144,7 @@ def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens(options: G
 
 
 def test_a_shared_prefix_is_computed_once_in_slots_and_seen_by_every_step() -> None:
-    lm, lengths = Asked(), np.array([12, 30, 18])
+    lm, lengths = StubModel(), np.array([12, 30, 18])
     probe = GenerationProbe(lm, OPTIONS, lengths=lengths, wanted_tokens=40, shared_tokens=10)  # type: ignore[arg-type]
     assert probe.volume(2) == Volume(batches=2, tokens=10 + 2 + 20 + 8)
     probe.decode_step(3)
@@ -160,7 +160,7 @@ def test_a_shared_prefix_is_computed_once_in_slots_and_seen_by_every_step() -> N
 
 
 def test_new_tokens_are_those_that_the_context_leaves() -> None:
-    lm = Asked(context_length=64)
+    lm = StubModel(context_length=64)
     probe = GenerationProbe(lm, OPTIONS, lengths=np.array([5, 60]), wanted_tokens=40)  # type: ignore[arg-type]
     assert probe.new_tokens == 4
 
@@ -168,7 +168,7 @@ def test_new_tokens_are_those_that_the_context_leaves() -> None:
 @pytest.mark.parametrize(("beams", "expected"), [(1, 10), (3, 7)])
 def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(beams: int, expected: int) -> None:
     def most_rows(vocabulary: int) -> tuple[int, int]:
-        lm: Any = Asked(vocabulary=vocabulary)
+        lm: Any = StubModel(vocabulary=vocabulary)
         generation = GenerationProbe(lm, options, lengths=lengths, wanted_tokens=5)
         return generation.max_rows, EvaluationProbe(lm, lengths=lengths, max_loss_tokens=3).max_rows
 
@@ -179,7 +179,7 @@ def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(beams: int, e
 
 
 def test_a_loss_is_tried_with_the_longest_row_without_gradients() -> None:
-    lm = Asked()
+    lm = StubModel()
     probe = EvaluationProbe(lm, lengths=np.array([5, 30, 12]), max_loss_tokens=9)  # type: ignore[arg-type]
     assert (probe.purpose, probe.max_rows, probe.prompt_tokens, probe.new_tokens) == ("evaluation", 3, 30, 0)
     timing = probe.run(3)
@@ -204,5 +204,5 @@ def test_an_evaluation_is_tried_with_the_objective_of_the_trainer() -> None:
             return super().loss(context, batch)
 
     lengths = np.array([5, 30, 12])
-    EvaluationProbe(Asked(), lengths=lengths, max_loss_tokens=9, objective=Seen()).run(2)  # type: ignore[arg-type]
+    EvaluationProbe(StubModel(), lengths=lengths, max_loss_tokens=9, objective=Seen()).run(2)  # type: ignore[arg-type]
     assert rows == [("prepare", 2), ("loss", 2)]

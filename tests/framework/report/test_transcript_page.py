@@ -36,7 +36,9 @@ class Page(HTMLParser):
             self.texts.append(data)
 
 
-def had(key: str, *, answer: str = "two", gold: str | None = "two", status: Any = "done", **rest: Any) -> Episode:
+def episode_of(
+    key: str, *, answer: str = "two", gold: str | None = "two", status: Any = "done", **rest: Any
+) -> Episode:
     result = Episode(key, key, {}, 1)
     result.observe([{"role": "user", "content": "how many?"}], gold=gold)
     result.act(answer, (1,))
@@ -52,7 +54,9 @@ def shown(**dialogues: list[Episode]) -> Page:
 
 
 def test_answers_stand_beside_right_ones_and_both_histories_side_by_side() -> None:
-    result = shown(gold=[had("a"), had("b")], predicted=[had("a"), had("b", answer="three")])
+    result = shown(
+        gold=[episode_of("a"), episode_of("b")], predicted=[episode_of("a"), episode_of("b", answer="three")]
+    )
 
     assert "right answer: two" in result.texts
     assert result.texts.count("right") == 3
@@ -63,17 +67,17 @@ def test_answers_stand_beside_right_ones_and_both_histories_side_by_side() -> No
 
 
 def test_one_history_has_no_difference() -> None:
-    assert not any("with gold history" in text for text in shown(predicted=[had("a")]).texts)
+    assert not any("with gold history" in text for text in shown(predicted=[episode_of("a")]).texts)
 
 
 def test_the_worst_dialogues_stand_first_with_what_became_of_them() -> None:
     result = shown(
         predicted=[
-            had("right"),
-            had("unknown", gold=None),
-            had("wrong", answer="three", ok=False, target="two", rounds=1, metrics={"slots": 0.5}),
-            had("long", status="truncated", reason="turns", reward=0.25),
-            had("broken", status="failed", reason="environment: OSError: the desk is closed"),
+            episode_of("right"),
+            episode_of("unknown", gold=None),
+            episode_of("wrong", answer="three", ok=False, target="two", rounds=1, metrics={"slots": 0.5}),
+            episode_of("long", status="truncated", reason="turns", reward=0.25),
+            episode_of("broken", status="failed", reason="environment: OSError: the desk is closed"),
         ]
     )
     lines = [text for text in result.texts if re.match(r"(right|unknown|wrong|long|broken): ", text)]
@@ -89,8 +93,8 @@ def test_the_worst_dialogues_stand_first_with_what_became_of_them() -> None:
 
 def test_messages_are_text_and_never_tags() -> None:
     bad = '</td><script src="http://x">alert(1)</script><img src=x onerror=1>'
-    one = had(bad, answer=bad, gold=bad + "!", ok=False, target=bad, metrics={bad: 1.0})
-    broken = had("b", status="failed", reason=f"environment: {bad}")
+    one = episode_of(bad, answer=bad, gold=bad + "!", ok=False, target=bad, metrics={bad: 1.0})
+    broken = episode_of("b", status="failed", reason=f"environment: {bad}")
     result = shown(predicted=[one, broken])
 
     assert not {"script", "img", "link", "iframe"} & set(result.tags)
@@ -100,9 +104,9 @@ def test_messages_are_text_and_never_tags() -> None:
 
 def test_a_page_has_a_bound_and_some_of_every_kind() -> None:
     kinds = {
-        "failed": [had(f"f{number}", status="failed", reason="model: no") for number in range(3)],
-        "without success": [had(f"w{number}", answer="three") for number in range(40)],
-        "success": [had(f"s{number}") for number in range(900)],
+        "failed": [episode_of(f"f{number}", status="failed", reason="model: no") for number in range(3)],
+        "without success": [episode_of(f"w{number}", answer="three") for number in range(40)],
+        "success": [episode_of(f"s{number}") for number in range(900)],
     }
     dialogues = [dialogue for result in kinds.values() for dialogue in result]
     chosen = choose(dialogues, most=100)
@@ -118,7 +122,7 @@ def test_a_page_has_a_bound_and_some_of_every_kind() -> None:
 
 
 def test_messages_and_dialogues_are_cut_where_nobody_would_read_on() -> None:
-    long = had("a", answer="x" * (LONGEST + 7))
+    long = episode_of("a", answer="x" * (LONGEST + 7))
     long.observe([{"role": "user", "content": "and?"}] * 150)
     result = shown(predicted=[long])
 

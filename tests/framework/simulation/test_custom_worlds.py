@@ -243,19 +243,19 @@ def test_rollouts_and_transcripts_of_the_users_take_the_place_of_ours(
     folder: Path, panels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTED", str(tmp_path / "noted.jsonl"))
-    begun: list[str] = []
+    started: list[str] = []
     begin = Rollout.begin
 
     def watched(self: Rollout) -> None:
         before = set(self.active.values())
         begin(self)
-        begun.extend(live.episode.key for live in self.active.values() if live not in before)
+        started.extend(live.episode.key for live in self.active.values() if live not in before)
 
     monkeypatch.setattr(Rollout, "begin", watched)
     keepers = {"rollout": "plays_of_tests:Backwards", "transcripts": "plays_of_tests:NotedTranscripts"}
     simulated(folder, tmp_path / "out", **PANEL, **keepers)
 
-    assert begun == [f"task-{number}" for number in reversed(range(40))]
+    assert started == [f"task-{number}" for number in reversed(range(40))]
     noted = read_json_lines(tmp_path / "noted.jsonl")
     assert sorted(noted) == sorted([f"task-{number}", "done"] for number in range(40))
     assert (tmp_path / "out" / "predicted.jsonl").read_bytes() == (panels / "predicted.jsonl").read_bytes()

@@ -94,17 +94,17 @@ def test_dialogues_are_the_same_whatever_stands_beside_them(
 def test_dialogues_are_the_same_in_whatever_order_they_begin(
     folder: Path, straight: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    begun: list[str] = []
+    started: list[str] = []
 
     def shuffled(dialogues: list[Episode], section: Any) -> list[Episode]:
         result = random.Random(seed).sample(dialogues, len(dialogues))
-        begun.extend(dialogue.key for dialogue in result)
+        started.extend(dialogue.key for dialogue in result)
         return result
 
     monkeypatch.setattr("partita.simulation.run.in_order", shuffled)
     simulated(folder, tmp_path, batch_size=7)
 
-    assert begun != [line["dialogue"] for line in transcripts(tmp_path)]
+    assert started != [line["dialogue"] for line in transcripts(tmp_path)]
     assert (tmp_path / "predicted.jsonl").read_bytes() == (straight[0] / "predicted.jsonl").read_bytes()
 
 

@@ -270,7 +270,7 @@ class StreamLoader:
 
 def read_ahead(groups: Sequence[ShardGroup], *, windows: int) -> None:
     """Read until all groups together hold `windows` windows, first the group that needs its next window soonest."""
-    while sum(group.held for group in groups) <= windows - 1:
+    while sum(group.windows_held for group in groups) <= windows - 1:
         reading = [group for group in groups if not group.ended]
         if not reading:
             return

@@ -175,7 +175,7 @@ class ShardGroup:
         return len(self._batches)
 
     @property
-    def held(self) -> float:
+    def windows_held(self) -> float:
         """Number of windows in memory; the open one counts by its remaining share."""
         return len(self._read) + len(self._batches) / max(1, self._cut_into)
 

@@ -27,7 +27,7 @@ Model(file, quiet=True).predict(rows, "out.jsonl")
 """
 
 
-def kept() -> list[int]:
+def journal_rows() -> list[int]:
     """Rows of the journal."""
     (path,) = Path("runs/run/journal").glob("*.jsonl")
     lines = path.read_text(encoding="utf-8").splitlines()[1:]
@@ -67,13 +67,13 @@ def test_an_interrupt_ends_the_job_at_once_and_keeps_what_was_answered(
         Model(make_file({"concurrency": 4}), quiet=True).predict(ROWS, "out.jsonl")
     thread.join()
     assert not [thread for thread in threading.enumerate() if thread.name == "partita endpoint"], threads
-    assert sorted(kept()) == list(range(20)), "nobody waits for the late answers"
+    assert sorted(journal_rows()) == list(range(20)), "nobody waits for the late answers"
     asked = len(server.bodies)
     server.reply = lambda body: answer(body, "fine")
     result = Model(make_file({"concurrency": 4}), quiet=True).predict(ROWS, "out.jsonl")
     assert (result.stats.ok, result.stats.resumed) == (40, 20)
     assert len(server.bodies) - asked == 20
-    assert sorted(kept()) == list(range(40))
+    assert sorted(journal_rows()) == list(range(40))
 
 
 @pytest.mark.long
@@ -86,7 +86,7 @@ def test_a_killed_job_continues_where_it_was(server: LocalServer, make_file: Mak
     process.stdin.close()
     try:
         assert hanging.wait(60)
-        while len(kept()) < 25:
+        while len(journal_rows()) < 25:
             time.sleep(0.02)
     finally:
         process.kill()

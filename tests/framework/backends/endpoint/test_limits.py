@@ -82,17 +82,17 @@ def test_requests_are_as_far_apart_as_the_limits_say_and_no_farther(
 
     async def run() -> list[tuple[float, int]]:
         limits = RateLimiter(requests_per_minute=requests, tokens_per_minute=tokens, clock=lambda: now)
-        begun = []
+        started = []
         for reserved, used in asked:
             await limits.turn(reserved)
             limits.give_back(reserved - used)
-            begun.append((now, used))
-        return begun
+            started.append((now, used))
+        return started
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request_sender.asyncio, "sleep", sleep)
-        begun = asyncio.run(run())
-    for (first, used), (second, _) in pairwise(begun):
+        started = asyncio.run(run())
+    for (first, used), (second, _) in pairwise(started):
         assert second - first == pytest.approx(max(60 / requests, 60 * used / tokens), abs=1e-6)
 
 

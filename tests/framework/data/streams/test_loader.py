@@ -548,8 +548,8 @@ def test_rows_of_a_start_that_was_never_saved_are_forgotten(tmp_path: Path) -> N
     list(itertools.islice(make(folder, ledger=lost).steps(), 1))  # killed before its first checkpoint
     assert (run / "quarantine.jsonl").read_text()
 
-    begun = make(folder, ledger=Ledger(run, max_bad_rows=0.5, resumable=True))
-    cursor = epoch_of(begun)[-1].state_dict  # and killed behind its last one
+    started = make(folder, ledger=Ledger(run, max_bad_rows=0.5, resumable=True))
+    cursor = epoch_of(started)[-1].state_dict  # and killed behind its last one
     ledger = Ledger(run, max_bad_rows=0.5, resumable=True)
     loader = make(folder, ledger=ledger)
     loader.load_state_dict(cursor)

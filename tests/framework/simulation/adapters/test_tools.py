@@ -26,12 +26,12 @@ from partita_schema.simulation import Limits
 from ..programs_of_tests import Counter, Mute, Shop, Stall, Undescribed
 
 
-def made(kind: type) -> Environment:
+def environment_of(kind: type) -> Environment:
     return adapted(kind, interface="tools", tools=Tools.of(kind).descriptions)()
 
 
-def begun(kind: type, **task: Any) -> Environment:
-    environment = made(kind)
+def opened_environment(kind: type, **task: Any) -> Environment:
+    environment = environment_of(kind)
     opened(environment.reset(seed=1, task=task))
     return environment
 
@@ -47,7 +47,7 @@ def heard(environment: Environment, action: str) -> list[str]:
 
 
 def test_public_methods_are_tools_and_the_model_is_reported_of_them() -> None:
-    environment = made(Shop)
+    environment = environment_of(Shop)
     system, user = opened(environment.reset(seed=1, task={})).messages
     tools = [json.loads(line) for line in system["content"].splitlines()[1:-1]]
 
@@ -63,7 +63,7 @@ def test_public_methods_are_tools_and_the_model_is_reported_of_them() -> None:
 
 
 def test_a_call_is_made_and_its_result_is_heard() -> None:
-    shop = begun(Shop)
+    shop = opened_environment(Shop)
     price = heard(shop, called("look", item="tea"))[0]
 
     assert price in {str(number) for number in range(1, 10)}
@@ -98,7 +98,7 @@ def test_a_call_is_made_and_its_result_is_heard() -> None:
     ],
 )
 def test_a_call_that_cannot_be_made_is_reported_to_the_model(action: str, text: str) -> None:
-    shop = begun(Shop)
+    shop = opened_environment(Shop)
     said = answered(shop.step(action))
 
     assert said.messages == [{"role": "tool", "content": f"error: {text}"}]
@@ -108,18 +108,18 @@ def test_a_call_that_cannot_be_made_is_reported_to_the_model(action: str, text: 
 
 def test_a_tool_that_breaks_fails_the_dialogue() -> None:
     with pytest.raises(OSError, match="there is no shop"):
-        begun(Shop).step(called("burn"))
+        opened_environment(Shop).step(called("burn"))
 
 
 @pytest.mark.parametrize("answer", ["goodbye", '{"name": "tea", "price": 3}', "[1, 2]", "3", ""])
 def test_an_answer_without_a_call_is_the_last(answer: str) -> None:
-    said = answered(begun(Shop).step(answer))
+    said = answered(opened_environment(Shop).step(answer))
 
     assert (list(said.messages), said.terminated, said.reward) == ([], True, 0.0)
 
 
 def test_rewards_add_up_to_what_was_earned_and_done_ends_it() -> None:
-    counter = begun(Counter, prompt="count")
+    counter = opened_environment(Counter, prompt="count")
     first, second = (answered(counter.step(called("add", number=number))) for number in (2, 4))
 
     assert (first.reward, first.terminated) == (0.2, False)
@@ -130,7 +130,7 @@ def test_rewards_add_up_to_what_was_earned_and_done_ends_it() -> None:
 
 def test_the_prompt_of_a_task_stands_before_what_reset_says() -> None:
     prompt = [{"role": "system", "content": "Be polite."}, {"role": "user", "content": "A guest comes."}]
-    shop, counter = made(Shop), made(Counter)
+    shop, counter = environment_of(Shop), environment_of(Counter)
     said = opened(shop.reset(seed=1, task={"prompt": prompt})).messages
     plain = opened(counter.reset(seed=1, task={"prompt": "Count."})).messages
 
@@ -187,7 +187,7 @@ def test_dialogues_with_tools_run_like_all_others() -> None:
         max_new_tokens=100,
         seed=1,
     )
-    world = EnvironmentWorld(partial(made, Stall), max_turns=5, closing=Closing())
+    world = EnvironmentWorld(partial(environment_of, Stall), max_turns=5, closing=Closing())
     rollout = Rollout(world, {"agent": agent}, lanes=4, seed=1, limits=Limits())
     had = list(rollout.run(iter(Episode(str(seed), "a", {}, seed) for seed in range(12))))
 
