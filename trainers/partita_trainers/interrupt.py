@@ -36,7 +36,7 @@ class Interruption:
     """Whether a stop was requested."""
 
     def __init__(self, message: str) -> None:
-        """`message` is the message that is logged at the request."""
+        """Create an interruption that logs `message` when a stop is requested."""
         self.message = message
         self.requested = False
         self.since = 0.0

@@ -80,7 +80,7 @@ class ChunkEncoder:
         self.max_row_tokens = max_row_tokens
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"encoder": self.encoder, "most_tokens": self.max_row_tokens}
+        return {"encoder": self.encoder, "max_row_tokens": self.max_row_tokens}
 
     @cached_property
     def schema(self) -> "Schema":

@@ -70,7 +70,7 @@ class _Plain:
 
 
 class _Zlib:
-    """Decompresses chunk by chunk, never more than the remaining limit."""
+    """Decompresses chunk by chunk, never more than `limit` bytes."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -193,7 +193,7 @@ class WorkerPool:
         if self.deaths >= MAX_DEATHS:
             raise JobError(
                 f"{self.deaths} workers have died one after the other without answering a row, the last one "
-                f"({described(worker)}) so: {clipped(reason, most=LONGEST_REASON)}. The answers so far are saved; "
+                f"({described(worker)}) because: {clipped(reason, most=LONGEST_REASON)}. The answers so far are saved; "
                 "check that the machine has enough memory, and rerun the same command to resume"
             )
         dealt = f", and its work is assigned again: {counted(rows, 'row')}" if rows else ""
