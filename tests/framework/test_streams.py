@@ -167,7 +167,7 @@ def test_a_plan_and_a_look_at_a_stream(colours: Any, tmp_path: Path) -> None:
     seen = preview(loaded.config, folder=tmp_path, count=2)
 
     assert (plan.rows, plan.steps_per_epoch, plan.steps) == (None, None, 10)
-    assert (plan.shards, plan.num_groups, plan.measured_rows, plan.batches_per_step) == (6, 2, 80, 2), (
+    assert (plan.shards, plan.shard_groups, plan.measured_rows, plan.batches_per_step) == (6, 2, 80, 2), (
         "one file of 5 is cut"
     )
     assert (len(seen.rows), seen.streamed) == (2, True)

@@ -39,7 +39,7 @@ class DataPlan:
     """Steps of the whole run; None if nothing limits it."""
     shards: int | None = None
     """Number of shards of a stream."""
-    num_groups: int | None = None
+    shard_groups: int | None = None
     """Number of shard groups in which they are read."""
 
     def record(self) -> dict[str, Any]:
@@ -60,7 +60,8 @@ class DataPlan:
             rows, tokens = counted(self.rows, "training row"), counted(self.tokens or 0, "token")
             return f"{rows}, {tokens}, longest {self.longest:,}"
         return (
-            f"a stream of {counted(self.shards or 1, 'shard')} in {counted(self.num_groups or 1, 'shard group')}; its "
+            f"a stream of {counted(self.shards or 1, 'shard')} in {counted(self.shard_groups or 1, 'shard group')}; "
+            "its "
             f"first {counted(self.measured_rows, 'row')}: {self.mean_tokens:,.0f} tokens on average, longest "
             f"{self.longest:,}"
         )
@@ -115,7 +116,7 @@ def plan_of_stream(
     batches_per_step: int,
     steps: int | None,
     shards: int,
-    num_groups: int,
+    shard_groups: int,
     reason: str = "",
 ) -> DataPlan:
     """Return the plan of streamed rows.
@@ -127,7 +128,7 @@ def plan_of_stream(
         batches_per_step: Batches in one optimizer step, over all ranks.
         steps: Optimizer steps of the run; None if nothing limits it.
         shards: Number of shards.
-        num_groups: Number of shard groups.
+        shard_groups: Number of shard groups.
         reason: Why this batching was chosen.
     """
     return DataPlan(
@@ -144,7 +145,7 @@ def plan_of_stream(
         steps_per_epoch=None,
         steps=steps,
         shards=shards,
-        num_groups=num_groups,
+        shard_groups=shard_groups,
     )
 
 

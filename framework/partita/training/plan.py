@@ -105,7 +105,7 @@ def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: Sh
         batches_per_step=shape.batches_per_step(trainer, size),
         steps=trainer.max_steps if isinstance(trainer, FinetuneTrainer) else None,
         shards=sum(len(stream.shards) for stream in plan.streams),
-        num_groups=plan.num_groups,
+        shard_groups=plan.num_groups,
         reason=shape.reason,
     )
 

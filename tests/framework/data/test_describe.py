@@ -78,7 +78,7 @@ def test_a_stream_is_reported_by_its_beginning() -> None:
         batches_per_step=2,
         steps=1000,
         shards=8,
-        num_groups=2,
+        shard_groups=2,
     )
     assert plan.lines() == [
         "a stream of 8 shards in 2 shard groups; its first 100 rows: 50 tokens on average, longest 100; 1,000 steps",
