@@ -209,7 +209,7 @@ def test_a_manifest_that_says_nonsense_is_reported(
 
 def test_a_manifest_without_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format_version": 1, "status": "done"}', encoding="utf8")
-    with pytest.raises(PartitaError, match=r"manifest.json has no config, so it is not known what the model is asked"):
+    with pytest.raises(PartitaError, match=r"manifest.json has no config, so its prompt and outputs are unknown"):
         Model.load(tmp_path)
 
 

@@ -134,7 +134,7 @@ def test_what_reads_generated_answers_has_no_place_beside_scoring(part: str, key
     assert len(reported) == 1
     assert (
         f"output_features[0].{part}.{key}: {key} reads generated answers, and scoring generates none; remove one of "
-        "both" in reported[0]
+        "the two" in reported[0]
     )
 
 

@@ -160,8 +160,8 @@ def test_without_an_intact_checkpoint_the_damaged_file_is_named(tmp_path: Path) 
     with pytest.raises(ResumeError) as caught:
         newest_intact(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path}/step-000003/cursor.json has 2 bytes and was written with 11, and there is no intact checkpoint "
-        "beside it; restore it or start a new run"
+        f"{tmp_path}/step-000003/cursor.json has 2 bytes and was written with 11, and there is no other intact "
+        "checkpoint; restore it or start a new run"
     )
     assert list_checkpoints(tmp_path) == [3]
 

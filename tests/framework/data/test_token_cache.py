@@ -270,7 +270,7 @@ def test_one_makes_the_tokens_and_others_wait(
         threads[0].start()
         assert began.wait(30)
         threads[1].start()
-        while "another process makes the same tokens" not in caplog.text:
+        while "another process computes the same tokens" not in caplog.text:
             assert threads[1].is_alive()
             time.sleep(0.01)
         may_go_on.set()

@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_written_only_costs_the_time(tmp_path: Path, cap
     (tmp_path / "file").write_text("in the way", encoding="utf8")
     cache = Cache(tmp_path / "file" / "folder")
     cache.save(KEY, KNOWN)
-    assert "not kept for the next run" in caplog.text
+    assert "not cached for the next run" in caplog.text
     assert cache.load(KEY) is None
 
 

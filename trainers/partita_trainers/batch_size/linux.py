@@ -152,7 +152,7 @@ class Allocator:
     """Reference counts of glibc's settings, which are process-wide and cannot be read back."""
 
     exact = 0
-    reusing = 0
+    num_reusing = 0
 
 
 @contextmanager
@@ -182,20 +182,20 @@ def kept_allocations() -> Iterator[None]:
     if library is None:
         yield
         return
-    Allocator.reusing += 1
+    Allocator.num_reusing += 1
     set_thresholds(library)
     try:
         yield
     finally:
-        Allocator.reusing -= 1
+        Allocator.num_reusing -= 1
         set_thresholds(library)
-        if not Allocator.reusing:
+        if not Allocator.num_reusing:
             library.malloc_trim(0)
 
 
 def set_thresholds(library: ctypes.CDLL) -> None:
     """Set glibc's thresholds: exact if requested, else keeping memory if requested, else as usual."""
-    exact, reusing = bool(Allocator.exact), bool(Allocator.reusing and not Allocator.exact)
+    exact, reusing = bool(Allocator.exact), bool(Allocator.num_reusing and not Allocator.exact)
     library.mallopt(M_MMAP_THRESHOLD, EXACT_THRESHOLD if exact else USUAL_THRESHOLD)
     library.mallopt(M_TRIM_THRESHOLD, EXACT_THRESHOLD if exact else REUSE_TRIM if reusing else USUAL_TRIM)
     library.mallopt(M_TOP_PAD, REUSE_PAD if reusing else USUAL_PAD)

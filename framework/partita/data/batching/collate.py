@@ -156,7 +156,7 @@ def check_batch(batch: Any, *, wanted: tuple[str, ...], lines: np.ndarray, targe
     if len(shapes[0]) != 2 or shapes[0][0] != len(rows_B):
         count = counted(len(rows_B), "line")
         raise DataError(
-            f"data.collate: {target} gave ids of shape {shapes[0]} for {count}; put each row into its line, "
+            f"data.collate: {target} gave ids of shape {shapes[0]} for {count}; put each row into its line in "
             "planned.lines"
         )
     lengths = batch.lengths_B.tolist()
