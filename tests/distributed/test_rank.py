@@ -39,7 +39,7 @@ def messages_of(work: Callable[[], Any], *, stop: threading.Event | None = None,
         try:
             run_rank(work, send=messages.append, is_stopping=stopping.is_set, threads="1", quiet=quiet)
         except RankEndedError:
-            messages.append(RankLogged("raised", 0, ""))
+            messages.append(LogMessage("raised", 0, ""))
 
     thread = threading.Thread(target=rank)
     thread.start()
@@ -60,7 +60,7 @@ def test_logs_and_progress_are_reported_in_order() -> None:
     assert isinstance(came, RankStarted)
     assert (came.rank, came.ranks) == (0, 1)
     assert messages == [
-        RankLogged("partita.training.run", logging.INFO, "7 rows"),
+        LogMessage("partita.training.run", logging.INFO, "7 rows"),
         ProgressOpened(1, 3, "training", 1),
         ProgressMoved(1, 2, {"loss": 0.25}),
         ProgressClosed(1),

@@ -146,6 +146,15 @@ def encoded_chunks(
         yield from zip(begins, workers.map(raw, ahead=options.prefetch), strict=True)
 
 
+def save_checked(ledger: Ledger, rows: Rows, *, split: str, used: bool) -> None:
+    """Check and save the ledger after the last row. Raise DataError if there are too many bad rows, or none is used."""
+    ledger.check()
+    ledger.save()
+    if not used:
+        total = len(rows) + len(rows.bad)
+        raise DataError(f"no {split} row can be used, of {total:,}:\n{ledger.main_reasons()}")
+
+
 def note_chunk(rows: Rows, start: int, encoded: EncodedChunk, ledger: Ledger, *, split: str) -> None:
     """Record the rows of a chunk in the ledger.
 

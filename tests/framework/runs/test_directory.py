@@ -290,17 +290,6 @@ def test_keys_of_later_versions_stay_in_the_manifest(tmp_path: Path) -> None:
     assert manifest(tmp_path)["added_later"] == {"x": [1]}
 
 
-def test_writing_leaves_the_old_text_or_the_new_one_and_nothing_beside(tmp_path: Path) -> None:
-    path = tmp_path / "file.json"
-    write_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "new \ud800")
-    assert path.read_text() == "old"
-    write_atomically(path, "new")
-    assert path.read_text() == "new"
-    assert [result.name for result in tmp_path.iterdir()] == ["file.json"]
-
-
 def test_numbers_without_a_value_are_null(tmp_path: Path) -> None:
     value = {"a": [float("nan"), (float("inf"), 1.5)], "b": {"c": -float("inf")}, "d": "NaN", "e": True}
     assert json.loads(strict_json(value)) == {"a": [None, [None, 1.5]], "b": {"c": None}, "d": "NaN", "e": True}

@@ -43,6 +43,8 @@ LET_IT_END = 5.0
 """Seconds that a rank waits before exiting after another one failed, so that the other's failure is noticed first."""
 
 
+PACKAGES = ("partita", "partita_trainers", "partita_schema")
+"""Loggers whose records are forwarded."""
 SendMessage = Callable[[Message], None]
 
 
@@ -109,19 +111,19 @@ def picklable_error(error: BaseException) -> BaseException:
 class LogForwarder(logging.Handler):
     """Forwards log records as messages."""
 
-    def __init__(self, send: SendMessage) -> None:
-        super().__init__()
+    def __init__(self, send: Callable[[LogMessage], None], level: int = logging.NOTSET) -> None:
+        super().__init__(level)
         self.send = send
 
     def emit(self, record: logging.LogRecord) -> None:
         """Forward a record."""
-        self.send(RankLogged(record.name, record.levelno, self.format(record)))
+        self.send(LogMessage(record.name, record.levelno, self.format(record)))
 
 
 def forward_logs(send: SendMessage, *, rank: int, quiet: bool) -> None:
     """Forward the logs of partita's packages that `show_log` would show on this rank."""
     show_log(quiet=quiet, rank=rank)
-    for name in ("partita", "partita_trainers", "partita_schema"):
+    for name in PACKAGES:
         logger, forwarder = logging.getLogger(name), LogForwarder(send)
         forwarder.setFormatter(logger.handlers[0].formatter)
         logger.handlers = [forwarder]

@@ -183,7 +183,7 @@ class RankMonitor:
         match message:
             case RankStarted():
                 self.attempt.started[sender] = message
-            case RankLogged():
+            case LogMessage():
                 logging.getLogger(message.logger).log(message.level, "%s", message.text)
             case ProgressOpened():
                 self.open(sender, message)
