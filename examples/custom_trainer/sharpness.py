@@ -10,8 +10,7 @@ import torch
 
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.trainer import CustomTrainer
-from partita_trainers.base import Batch, LanguageModel, ProbeContext, TrainerContext, TrainResult
-from partita_trainers.batch_size.training_probe import TrainingProbe
+from partita_trainers import Batch, LanguageModel, ProbeContext, TrainerContext, TrainingProbe, TrainResult
 
 DEFAULTS = {"steps": 240, "learning_rate": 1e-3, "radius": 0.02}
 

@@ -8,12 +8,12 @@ from typing import Any
 import yaml
 
 from partita_schema.config import Config
-from partita_schema.load import Loaded
+from partita_schema.load import LoadedConfig
 from partita_schema.tree import Path, dotted
 from partita_schema.variables import escaped
 
 
-def resolved_yaml(loaded: Loaded) -> str:
+def resolved_yaml(loaded: LoadedConfig) -> str:
     """Return every value of the configuration, including defaults, with its origin as a comment.
 
     Loading the YAML returns an equal Config.
@@ -21,7 +21,7 @@ def resolved_yaml(loaded: Loaded) -> str:
     return with_origins(escaped(loaded.config.model_dump(mode="json")), loaded.origins)
 
 
-def chosen_yaml(loaded: Loaded) -> tuple[str, int]:
+def chosen_yaml(loaded: LoadedConfig) -> tuple[str, int]:
     """Return the values that were set or are `auto`, with their origins, and the number of values left out.
 
     Loading the YAML returns an equal Config.
@@ -84,6 +84,14 @@ def section_lines(value: Mapping[str, object], path: Path, origins: Mapping[str,
 
 
 def item_lines(item: object, path: Path, head: str, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a value, each with its origin.
+
+    Args:
+        item: The value.
+        path: Its keys from the top.
+        head: The key with its indentation and colon.
+        origins: Origin of each value, by path.
+    """
     if isinstance(item, dict) and item:
         yield head, ""
         yield from section_lines(item, path, origins)

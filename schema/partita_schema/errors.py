@@ -1,24 +1,4 @@
-"""All errors that partita raises on purpose. They are exported by `partita`.
-
-PartitaError             base class; invalid input: exit status 2
-  ConfigError            the configuration is invalid: all its problems at once
-  DataError              rows are invalid, or cannot be read
-    NothingToLearnError  transcripts contain no dialogue to train on
-    RowError             one row is invalid: the reason in quarantine.jsonl
-      RewrittenError     the chat template changes earlier turns of a row
-  ModelError             the model cannot be loaded, or does not fit the configuration
-  ResumeError            saved state does not fit the run
-  JobError               the job failed with valid configuration and data: exit status 1
-    OtherRankError       another process of the job failed
-      LostRankError      another process exited, or does not respond
-    OutOfMemory          a single row does not fit in device memory
-    ServerError          the server of an endpoint cannot be reached, or fails one row after another
-    SimulationError      a simulation cannot continue
-    TrainingError        training cannot continue
-      DivergenceError    the loss or the gradients are not finite
-      OutOfStepError     fatal on this rank under `sharding: full`
-    WriteError           results cannot be written, for example because the disk is full
-"""
+"""All errors that partita raises on purpose. They are exported by `partita`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +11,26 @@ class PartitaError(Exception):
     """Base class of all errors that partita raises on purpose.
 
     The text says what was found, where, and what to write instead. Raised directly if no subclass fits, such as for a
-    folder that contains no run.
+    folder that contains no run. All subclasses:
+
+        PartitaError             base class; invalid input: exit status 2
+          ConfigError            the configuration is invalid: all its problems at once
+          DataError              rows are invalid, or cannot be read
+            NothingToLearnError  transcripts contain no dialogue to train on
+            RowError             one row is invalid: the reason in quarantine.jsonl
+              RewrittenError     the chat template changes earlier turns of a row
+          ModelError             the model cannot be loaded, or does not fit the configuration
+          ResumeError            saved state does not fit the run
+          JobError               the job failed with valid configuration and data: exit status 1
+            OtherRankError       another process of the job failed
+              LostRankError      another process exited, or does not respond
+            OutOfMemory          a single row does not fit in device memory
+            ServerError          the server of an endpoint cannot be reached, or fails one row after another
+            SimulationError      a simulation cannot continue
+            TrainingError        training cannot continue
+              DivergenceError    the loss or the gradients are not finite
+              OutOfStepError     fatal on this rank under `sharding: full`
+            WriteError           results cannot be written, for example because the disk is full
     """
 
     exit_status: ClassVar[int] = 2
@@ -82,6 +81,7 @@ class ConfigError(PartitaError):
             lines.append(f"... and {counted(len(problems) - MAX_SHOWN, 'more mistake')}")
         super().__init__("\n".join(lines))
         self.problems = tuple(problems)
+        """Every problem, in file order."""
 
     def __reduce__(self) -> "tuple[type[ConfigError], tuple[tuple[Problem, ...]]]":
         return type(self), (self.problems,)
@@ -115,6 +115,7 @@ class JobError(PartitaError):
     """The job failed, although the configuration and the data are valid."""
 
     exit_status = 1
+    """1: the job failed."""
 
 
 class OtherRankError(JobError):

@@ -21,7 +21,7 @@ MAX_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedConfig:
     """A configuration with its source."""
 
     config: Config
@@ -39,7 +39,7 @@ class Loaded:
     with the original key."""
 
 
-def load_config(source: "str | Path | Mapping[str, object] | Config", *, overrides: Sequence[str] = ()) -> Loaded:
+def load_config(source: "str | Path | Mapping[str, object] | Config", *, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Return the checked configuration. A str with a line break or `: ` is YAML text, any other str is a path.
 
     Raises:
@@ -59,7 +59,7 @@ def load_config(source: "str | Path | Mapping[str, object] | Config", *, overrid
     warnings = converted(root) if is_ludwig(root) else ()
     apply_overrides(root, overrides)
     config = checked_config(root, syntax_problems)
-    return Loaded(
+    return LoadedConfig(
         config=config,
         text=text,
         file=file,

@@ -7,7 +7,7 @@ import pytest
 from partita_schema.config import Config
 from partita_schema.dump import native_yaml
 from partita_schema.errors import ConfigError
-from partita_schema.load import Loaded, load_config
+from partita_schema.load import LoadedConfig, load_config
 from partita_schema.trainer import FinetuneTrainer
 
 FOLDER = Path(__file__).parent / "ludwig"
@@ -15,11 +15,11 @@ FILES = sorted(FOLDER.glob("*.yaml"))
 HEAD = "model_type: llm\nbase_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
 
 
-def loaded(name: str) -> Loaded:
+def loaded(name: str) -> LoadedConfig:
     return load_config(FOLDER / f"{name}.yaml")
 
 
-def warnings_of(file: Loaded) -> list[str]:
+def warnings_of(file: LoadedConfig) -> list[str]:
     return [f"{warning.line}: {warning.path}: {warning.message}" for warning in file.warnings]
 
 

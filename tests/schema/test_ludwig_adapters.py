@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from partita_schema.dump import native_yaml
-from partita_schema.load import Loaded, load_config
+from partita_schema.load import LoadedConfig, load_config
 
 EVA = {"rho": 3.0, "tau": 0.9, "use_label_mask": True, "label_mask_value": -100, "whiten": False}
 LORA: dict[str, Any] = {
@@ -29,20 +29,20 @@ LORA: dict[str, Any] = {
 }
 
 
-def loaded(adapter: dict[str, Any]) -> Loaded:
+def loaded(adapter: dict[str, Any]) -> LoadedConfig:
     file = {"model_type": "llm", "base_model": "m", "adapter": adapter, "trainer": {"type": "finetune"}}
     features = {"input_features": [{"name": "a", "type": "text"}], "output_features": [{"name": "b", "type": "text"}]}
     return load_config(json.dumps(file | features))
 
 
-def adapter_of(file: Loaded) -> dict[str, Any]:
+def adapter_of(file: LoadedConfig) -> dict[str, Any]:
     """What the file says of the adapter, defaults aside; it comes back from our own form."""
     assert file.config.adapter is not None
     assert load_config(native_yaml(file.config)).config == file.config
     return file.config.adapter.model_dump(mode="json", exclude_defaults=True)
 
 
-def warnings_of(file: Loaded) -> list[str]:
+def warnings_of(file: LoadedConfig) -> list[str]:
     return [f"{warning.path}: {warning.message}" for warning in file.warnings]
 
 

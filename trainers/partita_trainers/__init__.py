@@ -1,1 +1,64 @@
-"""Trainers, their registry, and checkpoints."""
+"""Trainers, their registry, and checkpoints.
+
+This package exports what users implement, trainers and objectives, and what these are given.
+"""
+
+from typing import TYPE_CHECKING
+
+from partita_schema.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from partita_trainers.base import (
+        Batch,
+        Batches,
+        GlobalBatch,
+        LanguageModel,
+        ProbeContext,
+        Progress,
+        Run,
+        Trainer,
+        TrainerContext,
+        TrainResult,
+    )
+    from partita_trainers.batch_size.probe import Probe, Timing, Volume
+    from partita_trainers.batch_size.training_probe import TrainingProbe
+    from partita_trainers.finetune import Finetune
+    from partita_trainers.objective import Objective, ObjectiveContext, WeightedMean
+    from partita_trainers.process_group import ProcessGroup
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "partita_trainers.base": (
+                *("Batch", "Batches", "GlobalBatch", "LanguageModel", "ProbeContext", "Progress", "Run"),
+                *("Trainer", "TrainerContext", "TrainResult"),
+            ),
+            "partita_trainers.batch_size.probe": ("Probe", "Timing", "Volume"),
+            "partita_trainers.batch_size.training_probe": ("TrainingProbe",),
+            "partita_trainers.finetune": ("Finetune",),
+            "partita_trainers.objective": ("Objective", "ObjectiveContext", "WeightedMean"),
+            "partita_trainers.process_group": ("ProcessGroup",),
+        },
+    )
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "Finetune",
+    "GlobalBatch",
+    "LanguageModel",
+    "Objective",
+    "ObjectiveContext",
+    "Probe",
+    "ProbeContext",
+    "ProcessGroup",
+    "Progress",
+    "Run",
+    "Timing",
+    "TrainResult",
+    "Trainer",
+    "TrainerContext",
+    "TrainingProbe",
+    "Volume",
+    "WeightedMean",
+]

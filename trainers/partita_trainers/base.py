@@ -86,6 +86,7 @@ class GlobalBatch:
     """The micro-batches of one optimizer step, and the data position after it."""
 
     micro_batches: tuple[Batch, ...]
+    """This rank's micro-batches."""
     state_dict: Mapping[str, Any]
     """JSON; `Batches.load_state_dict` resumes at the step after this one."""
     epoch: float
@@ -207,15 +208,19 @@ class TrainerContext:
     """Everything that a trainer needs."""
 
     config: "Config"
+    """The validated configuration."""
     lm: LanguageModel
+    """The model to train."""
     batches: Batches | None
     """None if the run has no training rows."""
     evaluate: Evaluate
+    """Computes the metrics of a split: `evaluate(split, generated, max_rows)`."""
     splits: Sequence[str]
     """Splits that have rows."""
     run: Run
     """Where rank 0 writes. Other ranks write nothing to it."""
     device: "torch.device"
+    """Device of the model."""
     process_group: ProcessGroup = SINGLE_PROCESS
     """All processes of the run."""
 
@@ -248,8 +253,11 @@ class ProbeContext:
     """Everything that a trainer needs to probe batch sizes."""
 
     config: "Config"
+    """The validated configuration."""
     lm: LanguageModel
+    """The model to train."""
     device: "torch.device"
+    """Device of the model."""
     max_row_tokens: int
     """Tokens of the longest training row."""
     max_loss_tokens: int

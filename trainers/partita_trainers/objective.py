@@ -39,6 +39,7 @@ class ObjectiveContext:
     """What an objective computes with."""
 
     lm: LanguageModel
+    """The model to train."""
     module: "torch.nn.Module"
     """`lm.module`, or a wrapper of it made by accelerate or torch.compile."""
     process_group: ProcessGroup = SINGLE_PROCESS

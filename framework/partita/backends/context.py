@@ -28,7 +28,7 @@ from partita_schema.code import code_of
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
-from partita_schema.load import Loaded, load_config
+from partita_schema.load import LoadedConfig, load_config
 from partita_schema.model import ScratchModel
 from partita_trainers.process_group import ProcessGroup
 
@@ -43,7 +43,7 @@ RUNS = Path("runs")
 class RunContext:
     """The configuration, the run and the data that a backend works on; also sent to other processes."""
 
-    def __init__(self, loaded: Loaded, *, quiet: bool = False) -> None:
+    def __init__(self, loaded: LoadedConfig, *, quiet: bool = False) -> None:
         """Log the warnings of the configuration."""
         self.loaded = loaded
         for warning in self.loaded.warnings:
@@ -66,7 +66,7 @@ class RunContext:
         quiet: bool = False,
         trust_remote_code: bool = False,
     ) -> "RunContext":
-        """Read a run directory or a saved model, as `Model.load` describes."""
+        """Read a run directory or a saved model; see `Model.load`."""
         folder = Path(folder)
         manifest = read_manifest(folder)
         if not manifest:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from partita.backends.layout import Layout
     from partita.lm.generation_defaults import Explanation
     from partita.training.plan import FilePlan
-    from partita_schema.load import Loaded
+    from partita_schema.load import LoadedConfig
 
 
 def explain(
@@ -54,9 +54,16 @@ def explain(
 
 
 def print_record(
-    loaded: "Loaded", generation: "Explanation | None", layout: "Layout | None", planned: "FilePlan | None"
+    loaded: "LoadedConfig", generation: "Explanation | None", layout: "Layout | None", planned: "FilePlan | None"
 ) -> None:
-    """Print the configuration and the plans derived from it as JSON."""
+    """Print the configuration and the plans derived from it as JSON.
+
+    Args:
+        loaded: The configuration.
+        generation: How generation is constrained, if it is.
+        layout: The processes that the file asks for, if any.
+        planned: The plan of a training file's batches, if data was given.
+    """
     shown: dict[str, Any] = {
         "file": loaded.file,
         "config": loaded.config.model_dump(mode="json"),
@@ -72,7 +79,7 @@ def print_record(
     print(json.dumps(shown, indent=2, ensure_ascii=False))
 
 
-def print_yaml(loaded: "Loaded", *, file: str, everything: bool) -> None:
+def print_yaml(loaded: "LoadedConfig", *, file: str, everything: bool) -> None:
     """Print the configuration as YAML, with the defaults or their number."""
     from partita_schema.dump import chosen_yaml, resolved_yaml
 
@@ -95,7 +102,7 @@ def print_comments(generation: "Explanation | None", layout: "Layout | None", pl
             print(f"\n# {title}:", *(f"#   {line}" for line in lines if line), sep="\n")
 
 
-def generation_of(loaded: "Loaded") -> "Explanation | None":
+def generation_of(loaded: "LoadedConfig") -> "Explanation | None":
     """Return the generation settings and their origins; None for a server, whose defaults are unknown."""
     if not loaded.config.backend.loads_model:
         return None

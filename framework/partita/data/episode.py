@@ -25,7 +25,9 @@ class EpisodeTurn:
     place: int
     """Index of the answer in the messages."""
     text: str
+    """The answer."""
     tokens: tuple[int, ...]
+    """Its token ids."""
     gold: str | None
     """Expected answer, if known."""
 
@@ -44,6 +46,7 @@ class Episode:
     task_key: str
     """Identifier of the task."""
     task: Mapping[str, Any]
+    """The task: a row of the tasks file, or its number under `number`."""
     seed: int
     """Seed of the environment."""
     shows_gold: bool = False
@@ -62,6 +65,7 @@ class Episode:
     reward: float | None = None
     """Sum of the rewards; None without rewards."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers by name."""
     ok: bool | None = None
     """Last verdict of the checker; None without a checker."""
     target: str | None = None

@@ -32,7 +32,9 @@ class Answer:
     """A row's record with its parsed values."""
 
     record: PredictionRecord
+    """The saved result of the row."""
     decoded: Decoded
+    """The values parsed from its text."""
 
     @property
     def row(self) -> int:

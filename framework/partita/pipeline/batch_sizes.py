@@ -41,8 +41,11 @@ class BatchSizes:
     """Batch sizes by purpose; None if there is no such work."""
 
     generation: BatchSize | None = None
+    """Size for generation."""
     evaluation: BatchSize | None = None
+    """Size for evaluation."""
     training: BatchSize | None = None
+    """Size for training."""
 
     def by_purpose(self) -> dict[str, BatchSize]:
         """Return the sizes that are set, by purpose."""

@@ -1,21 +1,32 @@
-"""Multi-turn simulation: rolls out many dialogues at once with an environment, a dataset or other agents."""
+"""Multi-turn simulation: rolls out many dialogues at once with an environment, a dataset or other agents.
 
-from typing import TYPE_CHECKING, Any
+This package exports what users implement: environments, checkers, agents and worlds.
+"""
 
-from partita.data.episode import Episode
+from typing import TYPE_CHECKING
+
+from partita.data.episode import Episode, EpisodeTurn
 from partita.simulation.agents import Agent, TurnContext
-from partita.simulation.contract import Checker, Environment, Verdict
+from partita.simulation.contract import Checker, Environment, Message, Verdict
 from partita.simulation.worlds import Play, RequestTurn, World
+from partita_schema.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from partita.simulation.rollout import Rollout
     from partita.simulation.transcripts import Transcripts
+else:  # on first access: an environment process needs neither them nor torch
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {"partita.simulation.rollout": ("Rollout",), "partita.simulation.transcripts": ("Transcripts",)},
+    )
 
 __all__ = [
     "Agent",
     "Checker",
     "Environment",
     "Episode",
+    "EpisodeTurn",
+    "Message",
     "Play",
     "RequestTurn",
     "Rollout",
@@ -24,16 +35,3 @@ __all__ = [
     "Verdict",
     "World",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import `Rollout` and `Transcripts` on first use: an environment process needs neither them nor torch."""
-    if name == "Rollout":
-        from partita.simulation.rollout import Rollout
-
-        return Rollout
-    if name == "Transcripts":
-        from partita.simulation.transcripts import Transcripts
-
-        return Transcripts
-    raise AttributeError(f"module 'partita.simulation' has no attribute {name!r}")

@@ -19,6 +19,7 @@ class TurnContext:
     dialogue: str
     """Identifier of the episode."""
     task: Mapping[str, Any]
+    """The task of the episode."""
     messages: Sequence[Message]
     """Messages so far: the agent's own have the role assistant, all others the role user."""
     turn: int

@@ -31,6 +31,7 @@ class RolloutOutcomes:
     """The aggregate results of one history."""
 
     dialogues: int
+    """Number of dialogues."""
     statuses: dict[str, int]
     """Number of dialogues by status and reason, where the reason ends at its first colon."""
     turns: float
@@ -40,6 +41,7 @@ class RolloutOutcomes:
     by_turn: dict[int, MeanOfTasks] = field(default_factory=dict)
     """Share of right answers by turn, from 1, for turns with a known right answer."""
     repeats: int = 1
+    """Number of dialogues per task."""
     pass_at_k: float | None = None
     """Share of tasks with at least one successful repeat; None without repeats."""
     pass_hat_k: float | None = None
@@ -51,6 +53,7 @@ class SimulationReport:
     """The results of a simulation, by history."""
 
     histories: dict[str, RolloutOutcomes]
+    """Results by history: `gold`, `predicted`."""
     folder: str
     """Folder of the transcripts."""
 

@@ -69,6 +69,7 @@ class RequestTurn:
     """A request for a turn of an agent."""
 
     agent: str = AGENT
+    """Name of the agent that is to speak. Default: the main agent."""
 
 
 Play = Generator[RequestTurn, None, None]

@@ -200,7 +200,7 @@ def test_a_collate_of_ones_own_makes_the_batches(tmp_path: Path, make_config: Ma
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("Nothing", "gave a NoneType; give a partita_trainers.base.Batch"),
+        ("Nothing", "gave a NoneType; give a partita_trainers.Batch"),
         ("OtherRows", "gave 1 row for 2, or others; give the same keys"),
         ("OtherShapes", "gave ids of shape (2, 5) and labels of shape (2, 4)"),
     ],

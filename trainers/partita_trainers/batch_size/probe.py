@@ -86,7 +86,9 @@ class ProbeResult:
     taken_bytes: int | None
     """Peak of the memory taken from the device: `used_bytes` plus the allocator's overhead."""
     prefill_seconds: float | None = None
+    """See `Timing`; None if it was not measured."""
     decode_seconds: float | None = None
+    """See `Timing`; None if it was not measured."""
     rows_per_second: float | None = None
     """Rows of the data per second at this size, predicted from the measured times."""
     seconds: float = 0.0
@@ -104,6 +106,7 @@ class BatchSize:
     such as for a single row.
     """
     device: str
+    """The device that it was found on."""
     max_fitting: int | None = None
     """Most rows that fit the budget in the worst case."""
     best: int | None = None
@@ -115,7 +118,9 @@ class BatchSize:
     out_of_memory: bool = False
     """Whether the device ran out of memory, in a probe or since."""
     prompt_tokens: int | None = None
+    """Tokens of the longest prompt, as probed; in evaluation and training, of the longest row."""
     new_tokens: int | None = None
+    """Maximum new tokens of a row, as probed."""
     budget_bytes: int | None = None
     """Memory that a batch was allowed to take."""
     seconds: float = 0.0

@@ -144,7 +144,7 @@ def check_batch(batch: Any, *, wanted: tuple[str, ...], lines: np.ndarray, targe
         DataError: If the batch does not hold the requested rows in the requested lines, or its shapes differ.
     """
     if not isinstance(batch, Batch):
-        raise DataError(f"data.collate: {target} gave a {type(batch).__name__}; give a partita_trainers.base.Batch")
+        raise DataError(f"data.collate: {target} gave a {type(batch).__name__}; give a partita_trainers.Batch")
     if batch.keys != wanted:
         raise DataError(
             f"data.collate: {target} gave {counted(batch.rows, 'row')} for {len(wanted)}, or others; give the same keys"

@@ -4,14 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
+from partita.data.contract import Position
 from partita.data.sources.lines import BLOCK
 from partita.data.sources.records import MAX_ROW_BYTES
-
-Position = int | list[Any]
-"""Start of a row in its shard, in the stream's own terms: a byte, a row, a row group and a row.
-
-An integer or a list of integers.
-"""
 
 
 @dataclass(frozen=True)

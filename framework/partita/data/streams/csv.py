@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
+from partita.data.contract import Position
 from partita.data.sources.csv_reader import checked_header, csv_record
 from partita.data.sources.csv_rows import CsvRow, CsvRows
 from partita.data.sources.lines import opened
 from partita.data.sources.records import SourceRecord
-from partita.data.streams.base import FileSlice, Position, StreamRow, at_offset
+from partita.data.streams.base import FileSlice, StreamRow, at_offset
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 

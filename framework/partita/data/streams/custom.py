@@ -14,21 +14,15 @@ values. `fingerprint`, a string, identifies the state of the data.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
+from partita.data.contract import Position, ShardedDataSource
 from partita.data.rows import digest
 from partita.data.sources.in_memory import check_iterable, content_of, iterable_of, make_source
 from partita.data.sources.records import MAX_RAW
-from partita.data.streams.base import Position, StreamRow
+from partita.data.streams.base import StreamRow
 from partita_schema.errors import DataError
 from partita_schema.sources import CustomSource
-
-
-class ReadsShards(Protocol):
-    """A class that can resume anywhere; `shards: int` may give the number of shards."""
-
-    def read(self, shard: int, start: Position | None) -> Iterable[tuple[Mapping[str, Any], Position]]:
-        """Yield rows, each with the position after it."""
 
 
 class CustomStream:
@@ -67,7 +61,7 @@ class CustomStream:
         if not self._by_shard:
             yield from ((row, 0) for row in skip_rows(self._iterable(), index))
             return
-        for item in cast("ReadsShards", self._made).read(shard, place):
+        for item in cast("ShardedDataSource", self._made).read(shard, place):
             if not isinstance(item, tuple) or len(item) != 2:
                 raise DataError(f"{self._target}.read gave a {type(item).__name__}; yield (row, position) for each row")
             if not is_position(item[1]):

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from partita.data.contract import Position
 from partita.data.rows import digest
 from partita.data.sources.lines import opened
 from partita.data.sources.readers import READERS
 from partita.data.sources.records import MAX_ROW_BYTES
 from partita.data.sources.sources import COMPRESSIONS, missing, short_names
-from partita.data.streams.base import DEFAULT_SIZES, FileSizes, FileSlice, Position, StreamRow
+from partita.data.streams.base import DEFAULT_SIZES, FileSizes, FileSlice, StreamRow
 from partita.data.streams.csv import read_cells, stream_row
 from partita.data.streams.jsonl import line_pieces, read_lines
 from partita.data.streams.parquet import read_arrow, read_parquet, row_pieces

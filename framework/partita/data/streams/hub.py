@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from partita.data.contract import Position
 from partita.data.rows import digest
 from partita.data.sources.sources import format_of
 from partita.data.sources.tables import quiet_datasets, rows_of
-from partita.data.streams.base import Position, Stream, StreamRow
+from partita.data.streams.base import Stream, StreamRow
 from partita.data.streams.files import FileStream
 from partita.data.streams.parquet import stream_row
 from partita_schema.errors import DataError

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.contract import Position
 from partita.data.sources.mixed import Mixer
-from partita.data.streams.base import Position, Stream, StreamRow
+from partita.data.streams.base import Stream, StreamRow
 from partita.data.streams.sharding import deal
 from partita_schema.errors import ResumeError
 from partita_schema.sealed import parse_json

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import BinaryIO
 
+from partita.data.contract import Position
 from partita.data.sources.lines import opened, split_lines
 from partita.data.sources.records import MAX_RAW, not_utf8, refuse_utf16, too_long
-from partita.data.streams.base import FileSlice, Position, StreamRow, at_offset
+from partita.data.streams.base import FileSlice, StreamRow, at_offset
 
 BOM = b"\xef\xbb\xbf"
 

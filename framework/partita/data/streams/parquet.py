@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partita.data.contract import Position
 from partita.data.sources.lines import opened
 from partita.data.sources.tables import UnreadableRow, rows_of
-from partita.data.streams.base import FileSlice, Position, StreamRow
+from partita.data.streams.base import FileSlice, StreamRow
 from partita_schema.errors import DataError
 
 if TYPE_CHECKING:
