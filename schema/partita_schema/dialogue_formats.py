@@ -269,6 +269,17 @@ def messages_of(items: Sequence[object], keys: MessageKeys, ignored: Collection[
 
 
 def message_of(item: object, where: str, keys: MessageKeys, ignored: Collection[str]) -> Message:
+    """Return a message in its standard form.
+
+    Args:
+        item: The message as the row has it.
+        where: Its place in the row, for errors.
+        keys: Names of its keys and roles.
+        ignored: Keys that may be there besides, and are not read.
+
+    Raises:
+        FormatError: The message is invalid.
+    """
     role, content, roles = keys
     if not isinstance(item, Mapping):
         raise FormatError(f"{where} is not a mapping; write {role} and {content}")

@@ -123,6 +123,14 @@ class Builder:
     def collection(
         self, event: MappingStartEvent | SequenceStartEvent, events: Iterator[Event], path: Path, place: SourcePosition
     ) -> Node:
+        """Return the node of a mapping or a list, and consume its events.
+
+        Args:
+            event: Its first event.
+            events: The events after it.
+            path: Its keys from the top.
+            place: Its position in the text.
+        """
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self.stop((), f"is nested more than {MAX_DEPTH} levels deep; write it flatter", place)

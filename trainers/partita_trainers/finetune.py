@@ -92,6 +92,14 @@ class FinetuneRun:
     def __init__(
         self, config: FinetuneTrainer, context: TrainerContext, batches: Batches, *, objective: Objective
     ) -> None:
+        """Plan the schedule and build the engine.
+
+        Args:
+            config: The trainer section.
+            context: Model, evaluation, run directory and process group.
+            batches: Training data; at least one row.
+            objective: What is minimized.
+        """
         self.config, self.context, self.batches = config, context, batches
         self.lm, self.run, self.process_group = context.lm, context.run, context.process_group
         self.schedule = plan_schedule(config, batches=batches, splits=context.splits)

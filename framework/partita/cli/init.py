@@ -70,7 +70,14 @@ def read_first_rows(data: str) -> "FirstRows | None":
 
 
 def ask(value: str | None, question: str, *, default: str, choices: tuple[str, ...] = ()) -> str:
-    """Return the flag, else the answer to a prompt on the terminal, else the default."""
+    """Return the flag, else the answer to a prompt on the terminal, else the default.
+
+    Args:
+        value: Value of the flag, if it was set.
+        question: Text of the prompt.
+        default: Answer if the user only presses Enter, or if there is no terminal.
+        choices: All valid answers; empty if any text is valid.
+    """
     if value is not None:
         return value
     if not sys.stdin.isatty():

@@ -40,6 +40,15 @@ def open_model(path: Path, *, overrides: list[str], quiet: bool, trust_remote_co
 
     A file states with its own key `trust_remote_code` whether its code may run; the option overrides the key. For a
     directory, only the option allows the code that it names.
+
+    Args:
+        path: A YAML file, a run directory or a saved model.
+        overrides: Values for keys of the file, as of `--set`.
+        quiet: Show no progress.
+        trust_remote_code: Whether the option of this name was set.
+
+    Raises:
+        ConfigError: If there is no such file or run, or its configuration is invalid.
     """
     from partita.distributed.world import get_world
     from partita.model import Model
@@ -70,7 +79,17 @@ def start_model(
 ) -> "Model":
     """Load the model, in each of the processes that its file asks for; the launching process does not return.
 
-    Only rank 0 logs and prints results. With `one_process`, raises ConfigError if the file asks for more.
+    Only rank 0 logs and prints results.
+
+    Args:
+        path: A YAML file, a run directory or a saved model.
+        overrides: Values for keys of the file, as of `--set`.
+        quiet: Show no progress.
+        trust_remote_code: Whether the option of this name was set.
+        one_process: Whether the command uses standard input or output, which several processes cannot share.
+
+    Raises:
+        ConfigError: As in `open_model`; or with `one_process`, if the file asks for several processes.
     """
     from partita.backends.torchrun import end_with_launcher, is_to_be_launched, launch
     from partita.distributed.world import get_world

@@ -229,7 +229,14 @@ class DialogueStore:
     """Rows of dialogues by index: a dialogue is read and expanded when one of its rows is read."""
 
     def __init__(self, rows: Rows, expander: Expander, *, owners_N: np.ndarray, parts_N: np.ndarray) -> None:
-        """Expand `rows`; row i is row `parts_N[i]` of dialogue `owners_N[i]`."""
+        """Store what rows are expanded from.
+
+        Args:
+            rows: The dialogues.
+            expander: Expands a dialogue into its rows.
+            owners_N: For each row, the index of its dialogue.
+            parts_N: For each row, its index among the rows of its dialogue.
+        """
         self._rows, self._expander = rows, expander
         self._owners_N, self._parts_N = owners_N, parts_N
 

@@ -127,6 +127,16 @@ class Rows:
         bad: Sequence[BadRow] = (),
         index: np.ndarray | None = None,
     ) -> None:
+        """Select rows of a store.
+
+        Args:
+            store: Reads rows.
+            columns: Column names, in the order of the source.
+            keys: Key of each selected row.
+            fingerprint: A hash that is the same in every run for the same content and order.
+            bad: Rows of the source that could not be read.
+            index: Index of each selected row in the store. Default: all rows.
+        """
         self._store = store
         self._index = index
         self.columns = tuple(columns)

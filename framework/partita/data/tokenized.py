@@ -147,7 +147,17 @@ def encoded_chunks(
 
 
 def save_checked(ledger: Ledger, rows: Rows, *, split: str, used: bool) -> None:
-    """Check and save the ledger after the last row. Raise DataError if there are too many bad rows, or none is used."""
+    """Check and save the ledger after the last row.
+
+    Args:
+        ledger: The ledger.
+        rows: All rows.
+        split: Name of the split.
+        used: Whether any row is used.
+
+    Raises:
+        DataError: There are too many bad rows, or none is used.
+    """
     ledger.check()
     ledger.save()
     if not used:

@@ -25,6 +25,14 @@ class PlainProgress:
     """A display that prints a line every ten seconds and one at the end."""
 
     def __init__(self, total: int, description: str, *, completed: int, stream: TextIO) -> None:
+        """Start the clock.
+
+        Args:
+            total: Amount of the whole work.
+            description: Text at the start of each line.
+            completed: Amount done before.
+            stream: Where lines are written.
+        """
         self.total, self.description, self.stream = total, description, stream
         self.done = self.first = completed
         self.started = self.last = time.monotonic()

@@ -103,6 +103,13 @@ def factory(kind: Callable[..., Any], options: Mapping[str, Any], *, key: str) -
 
 
 def creation_error(kind: Callable[..., Any], options: Mapping[str, Any], reason: str, *, key: str) -> ConfigError:
-    """Return the error for a class that cannot be created with `options`."""
+    """Return the error for a class that cannot be created.
+
+    Args:
+        kind: The class.
+        options: Options of the configuration that it was called with.
+        reason: Why it cannot be created.
+        key: Key of the configuration, for the error.
+    """
     name = getattr(kind, "__name__", str(kind))
     return ConfigError([Problem(key, f"{name} cannot be created with {dict(options)}: {reason}")])

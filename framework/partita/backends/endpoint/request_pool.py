@@ -51,6 +51,15 @@ class RequestPool:
         concurrency: int,
         logprobs: bool = False,
     ) -> None:
+        """Store the settings.
+
+        Args:
+            backend: Address, model and limits of the server.
+            mode: Whether prompts are texts or messages.
+            key: API key, if the server needs one.
+            concurrency: Maximum number of requests at a time.
+            logprobs: Whether to request log-probabilities of the answers.
+        """
         self.backend, self.mode, self.key, self.concurrency = backend, mode, key, concurrency
         self.logprobs = logprobs
         self._outcomes: queue.SimpleQueue[RequestOutcome | BaseException] = queue.SimpleQueue()

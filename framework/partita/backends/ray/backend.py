@@ -165,7 +165,7 @@ class RayBackend(Backend):
     def generate(
         self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
     ) -> list[str]:
-        """Refuse to generate."""
+        """Refuse to generate; see `Model.generate`."""
         self.check_model("generate")
         self.refusals.refuse("generate")
 

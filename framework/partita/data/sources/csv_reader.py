@@ -24,6 +24,14 @@ def read_tsv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) ->
 
 
 def read_cells(stream: BinaryIO, name: str, *, delimiter: str, max_row_bytes: int) -> Iterator[SourceRecord]:
+    """Yield the rows under a header.
+
+    Args:
+        stream: The file.
+        name: Name of the file, for errors.
+        delimiter: Separator of the cells.
+        max_row_bytes: Maximum size of a row.
+    """
     header: tuple[str, ...] | None = None
     for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=max_row_bytes):
         if header is None:

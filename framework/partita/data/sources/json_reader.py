@@ -48,6 +48,14 @@ def json_record(text: bytes, number: int) -> SourceRecord:
 
 
 def record_of(value: Any, reason: str, text: bytes, number: int) -> SourceRecord:
+    """Return the record of a JSON value.
+
+    Args:
+        value: The value; an object if there is no reason.
+        reason: Why the row is bad; empty for a good one.
+        text: The JSON text.
+        number: Line where it starts.
+    """
     if reason:
         return bad(number, reason, text[: 4 * MAX_RAW].decode("utf-8", "replace"))
     return SourceRecord(number, text + b"\n", tuple(value))

@@ -55,6 +55,14 @@ def read_header(piece: FileSlice, delimiter: str) -> tuple[Sequence[str], tuple[
 
 
 def cells_row(row: CsvRow, names: Sequence[str], *, shard: int, delimiter: str) -> StreamRow:
+    """Return a row of cells as a row of a stream.
+
+    Args:
+        row: The cells.
+        names: The column names.
+        shard: Index of the shard.
+        delimiter: Separator of the cells, for errors.
+    """
     if not row.reason and len(row.cells) == len(names) and "".join(row.cells).isascii():
         return StreamRow(shard, row.number, dict(zip(names, row.cells, strict=True)))
     return stream_row(csv_record(row, names, delimiter), shard)

@@ -271,6 +271,14 @@ class OpenShard:
     """A shard that is being read; it is opened when its first row is read."""
 
     def __init__(self, stream: Stream, shard: int, place: int, position: Position | None) -> None:
+        """Start before the row at `position`.
+
+        Args:
+            stream: The stream that the shard belongs to.
+            shard: Index of the shard in the stream.
+            place: Index of the shard in the order of the group.
+            position: Position of the next row; None for the first one.
+        """
         self.place = place
         """Index of the shard in the order of the group."""
         self.position = position

@@ -1,0 +1,86 @@
+"""Public functions with more than three parameters describe each of them under `Args:`."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from partita.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = [ROOT / "framework" / "partita", ROOT / "schema" / "partita_schema", ROOT / "trainers" / "partita_trainers"]
+MOST_WITHOUT_ARGS = 3
+COMMANDS = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
+"""Functions of `partita.cli` whose parameters are options, each with a help text."""
+UNDESCRIBED = {
+    "partita/data/formatting/chat_sandbox.py: LimitedEnvironment.call_binop",
+    "partita/data/formatting/retrieval.py: RandomRetriever.__init__",
+    "partita/lm/generation.py: generate_batch",
+    "partita/lm/generation.py: score_processor",
+    "partita/lm/scripted.py: ScriptedModel.estimated_bytes",
+    "partita/lm/scripted.py: ScriptedModel.generate_worst_case",
+    "partita/lm/scripted.py: ScriptedModel.open_slots",
+    "partita/lm/scripted.py: ScriptedModel.time_decode_step",
+}
+"""Functions that still have to be described. Add none."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def test_every_public_function_with_more_than_three_parameters_describes_each() -> None:
+    wrong = {}
+    for place, function in public_functions():
+        names, others = parameters_of(function)
+        described = described_in(ast.get_docstring(function) or "")
+        missing = names - described if len(names) > MOST_WITHOUT_ARGS else set()
+        if missing or described - names - others:
+            wrong[place] = f"missing: {sorted(missing)}, unknown: {sorted(described - names - others)}"
+    assert {place: text for place, text in wrong.items() if place not in UNDESCRIBED} == {}
+    assert wrong.keys() >= UNDESCRIBED, "these are described; remove them from the list"
+
+
+def test_a_parameter_that_is_not_described_is_noticed() -> None:
+    function = ast.parse(
+        'def f(a, b, *, c, **rest):\n    """Do it.\n\n    Args:\n        a: A.\n        c: C.\n    """'
+    ).body[0]
+    assert isinstance(function, Function)
+    assert parameters_of(function) == ({"a", "b", "c"}, {"rest"})
+    assert described_in(ast.get_docstring(function) or "") == {"a", "c"}
+
+
+def public_functions() -> Iterator[tuple[str, Function]]:
+    """Functions, methods and constructors whose names, and those of their classes, do not begin with an underscore."""
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf8"))
+            for name, function in functions_in(tree.body, prefix=""):
+                if "cli" not in path.parts or name not in COMMANDS:
+                    yield f"{path.relative_to(package.parent)}: {name}", function
+
+
+def functions_in(body: list[ast.stmt], *, prefix: str) -> Iterator[tuple[str, Function]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from functions_in(node.body, prefix=f"{prefix}{node.name}.")
+        elif isinstance(node, Function) and is_public(node):
+            yield f"{prefix}{node.name}", node
+
+
+def is_public(function: Function) -> bool:
+    """Whether to check a function: no command, no overload, and no method that refers to the one that it implements."""
+    overload = any(ast.unparse(one) == "overload" for one in function.decorator_list)
+    refers = re.search(r"\b[Ss]ee `|^Use `", ast.get_docstring(function) or "")
+    public = not function.name.startswith("_") or function.name == "__init__"
+    return public and not refers and not overload
+
+
+def parameters_of(function: Function) -> tuple[set[str], set[str]]:
+    """Names of the parameters without `self`, and of those that collect others, which need no description."""
+    args = function.args
+    named = {one.arg for one in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
+    return named - {"self", "cls"}, {one.arg for one in (args.vararg, args.kwarg) if one is not None}
+
+
+def described_in(docstring: str) -> set[str]:
+    """Names under `Args:`, which ends at the next line with the indentation of its heading."""
+    section = re.search(r"^Args:\n((?: {4}.*\n?|\n)+)", docstring, re.MULTILINE)
+    return set(re.findall(r"^ {4}\*{0,2}(\w+):", section[1], re.MULTILINE)) if section is not None else set()
