@@ -1,6 +1,6 @@
 """What the optimizer section of a file becomes."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,6 +16,17 @@ def build(**options: Any) -> tuple[dict[str, torch.nn.Parameter], list[torch.opt
     parameters = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in SHAPES.items()}
     config = Optimizer.model_validate(options)
     return parameters, build_optimizers(config, parameters, learning_rate=0.1, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", get_args(Optimizer.model_fields["type"].annotation))
+def test_every_optimizer_of_the_schema_takes_steps_against_the_gradient(kind: str) -> None:
+    parameters, optimizers = build(type=kind)
+    for _ in range(2):
+        for parameter in parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(bool((parameter < 1).all()) for parameter in parameters.values())
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam"])

@@ -1,0 +1,37 @@
+"""The codebase tour, the recipes and the decisions name modules and folders that exist."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ["benchmarks", "docs", "examples", "framework", "schema", "tests", "trainers"]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf8")
+
+
+def rows_under(heading: str) -> list[str]:
+    """The first cell of each row of the table after a heading."""
+    table = TEXT.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
+    return [cell.removesuffix("/") for cell in re.findall(r"^\| `([\w./]+)` \|", table, re.MULTILINE)]
+
+
+def test_the_tour_names_every_folder_in_the_order_of_its_layer() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["name"] == "layers of the framework")
+    assert [layer.removesuffix(".py") for layer in rows_under("layer")] == layers[1:], "all but __main__"
+    folders = {path.parent.name for path in (ROOT / "framework" / "partita").glob("*/__init__.py")}
+    assert folders == set(layers) - {"__main__", "model"}
+
+
+PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_and_folder_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf8")
+    paths = re.findall(r"`((?:\w+/)*\w+\.py|(?:framework|schema|trainers|tests|benchmarks)/[\w/]+)`", text)
+    known = [f"/{path.relative_to(ROOT)}" for top in FOLDERS for path in (ROOT / top).rglob("*")]
+    missing = [path for path in paths if not any(one.endswith(f"/{path.removesuffix('/')}") for one in known)]
+    assert [path for path in missing if "NAME" not in path] == []
