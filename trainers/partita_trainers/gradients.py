@@ -74,7 +74,7 @@ def accumulate(
     engine: TrainEngine,
     splitter: MicroBatchSplitter,
     seed: int,
-    share: StepStats,
+    global_stats: StepStats,
 ) -> LossSums:
     """Run this rank's micro-batches, leave their gradients in the module and return the sums of the objective.
 
@@ -84,7 +84,7 @@ def accumulate(
         engine: Runs the forward and backward passes.
         splitter: How finely micro-batches are split so far; updated.
         seed: Seed of dropout and noise.
-        share: Counts of the step over all ranks.
+        global_stats: Counts of the step over all ranks.
 
     Raises:
         DivergenceError: A loss is not finite.
@@ -94,10 +94,12 @@ def accumulate(
 
     def run_micro_batch(part: Batch) -> MicroBatchLoss:
         torch.manual_seed(noise_seed(seed, number, part))
-        return engine.forward_backward(part, denominator=share.denominator, loss_tokens=share.loss_tokens)
+        return engine.forward_backward(part, denominator=global_stats.denominator, loss_tokens=global_stats.loss_tokens)
 
     if engine.shards is not None:
-        return accumulate_sharded(global_batch, run_micro_batch, number=number, engine=engine, passes=share.batches)
+        return accumulate_sharded(
+            global_batch, run_micro_batch, number=number, engine=engine, passes=global_stats.batches
+        )
     while True:
         parts, passes = splitter.split(global_batch.micro_batches), list[MicroBatchLoss]()
 

@@ -52,7 +52,7 @@ class MicroBatchSplitter:
         else:
             message = "step %d: out of memory with %s (%d x %d tokens); retrying with half"
             logger.warning(message, number, counted(failed.rows, "packed row"), rows, tokens)
-        logger.debug("the device said: %s", failure)
+        logger.debug("device error: %s", failure)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON for a checkpoint."""

@@ -53,7 +53,7 @@ class RankResult:
     events: Sequence[dict[str, int]]
     """Out-of-memory events of this step."""
     failure: TrainingError | None
-    """Why it has no gradients."""
+    """The error on this rank; None if it succeeded."""
     stop: bool
     """Whether it was asked to stop."""
 
@@ -68,7 +68,9 @@ def take_step(
     seed: int,
     stop: Callable[[], bool] = never,
 ) -> StepResult:
-    """Run forward, backward, clipping and the optimizer on the micro-batches of this rank.
+    """Take one optimizer step: forward and backward on the micro-batches of this rank, clipping, update.
+
+    Every rank must call it: gradients, sizes and failures are exchanged.
 
     If memory runs out before the weights change, this rank retries its part with every micro-batch halved, down to one
     row. `splitter` keeps that for later steps.
@@ -89,40 +91,47 @@ def take_step(
         OtherRankError: Another rank raised one of these.
     """
     set_learning_rate(engine.raw_optimizers, learning_rate)
-    process_group, known = engine.process_group, len(splitter.events)
-    share = StepStats.merge(
+    process_group, num_earlier_events = engine.process_group, len(splitter.events)
+    global_stats = StepStats.merge(
         process_group.all_gather_object(
             StepStats.of(global_batch, engine.objective, process_group), "the sizes of a step"
         )
     )
-    check_denominator(share.denominator, number=number)
+    check_denominator(global_stats.denominator, number=number)
     _, failure = captured(partial(prepare_objective, global_batch, number=number, engine=engine, splitter=splitter))
     with engine.lm.training():
         sums = None
         if failure is None:
-            work = partial(accumulate, number=number, engine=engine, splitter=splitter, seed=seed, share=share)
-            sums, failure = captured(partial(work, global_batch))
+            work = partial(accumulate, number=number, engine=engine, splitter=splitter, seed=seed)
+            sums, failure = captured(partial(work, global_batch, global_stats=global_stats))
+        # A failure is sent and not raised yet: every rank must take part in this exchange, or the others would wait.
         mine = RankResult(
-            sums or LossSums(), engine.has_gradients(), splitter.parts, splitter.events[known:], failure, stop()
+            sums or LossSums(),
+            engine.has_gradients(),
+            splitter.parts,
+            splitter.events[num_earlier_events:],
+            failure,
+            stop(),
         )
         results = process_group.all_gather_object(mine, "the gradients of a step")
         raise_first_failure(results, own=failure, rank=process_group.rank)
-        there = [one.has_gradients for one in results]
-        norm, full = attempt(partial(clip_and_update, engine, number=number, there=there))
-    if full is not None or norm is None:
+        has_gradients = [one.has_gradients for one in results]
+        # From here on, running out of memory is fatal: some weights may have changed, so nothing can be retried.
+        norm, memory_error = attempt(partial(clip_and_update, engine, number=number, has_gradients=has_gradients))
+    if memory_error is not None or norm is None:
         raise TrainingError(
             f"step {number}: out of memory while the weights were changed, which may have left them half changed. The "
             "weights of the last checkpoint are unharmed: free memory on the device and start the run again, or begin "
             "a new one with an adapter or optimizer: {type: adamw_8bit}"
-        ) from full
+        ) from memory_error
     splitter.parts = max(one.parts for one in results)
-    splitter.events[known:] = [event for one in results for event in one.events]
-    whole = LossSums.merge([one.sums for one in results])
+    splitter.events[num_earlier_events:] = [event for one in results for event in one.events]
+    total = LossSums.merge([one.sums for one in results])
     return StepResult(
-        loss=whole.loss / share.denominator,
-        metrics=whole.metrics,
+        loss=total.loss / global_stats.denominator,
+        metrics=total.metrics,
         gradient_norm=norm,
-        stats=share,
+        stats=global_stats,
         stop=any(one.stop for one in results),
     )
 
@@ -140,9 +149,9 @@ def raise_first_failure(results: Sequence[RankResult], *, own: TrainingError | N
         raise own if own is not None and failed == rank else OtherRankError(f"rank {failed} failed")
 
 
-def clip_and_update(engine: TrainEngine, *, number: int, there: Sequence[Sequence[bool]]) -> float:
+def clip_and_update(engine: TrainEngine, *, number: int, has_gradients: Sequence[Sequence[bool]]) -> float:
     """Sum the gradients over the ranks, clip them, check their norm and update the weights. Return the norm."""
-    engine.all_reduce_gradients(there)
+    engine.all_reduce_gradients(has_gradients)
     with communication_errors("the norm of the gradients"):
         norm = engine.clip()
     if not math.isfinite(norm) and engine.accelerator.scaler is None:

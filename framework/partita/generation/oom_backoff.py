@@ -105,7 +105,7 @@ def run_with_oom_backoff(
             waiting.append(places)
             why = "too large for the device:" if is_too_large(failure) else "out of memory with"
             logger.warning("%s %s: continuing with %s", why, describe(places), f"{budget.current_limit:,}")
-            logger.debug("the device said: %s", failure)
+            logger.debug("device error: %s", failure)
         else:
             # Parts that contained this row may have failed because of it.
             failed = [other for other in failed if places[0] not in other]

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FREE_SHARE = 8
-"""Prompts are prefilled once one in this many slots is free."""
-MORE_SLOTS = 4
+PREFILL_DIVISOR = 8
+"""Prompts are prefilled once 1/8 of the slots is free: a larger prefill is cheaper by row."""
+MAX_SLOT_FACTOR = 4
 """Most slots for short rows as a multiple of those for the longest rows, if memory is the limit."""
-SECONDS = 0.02
+MAX_YIELD_DELAY = 0.02
 """Longest wait before results are yielded, in seconds."""
 
 
@@ -107,25 +107,25 @@ class Scheduler:
         """Number of open slots."""
         self.tokens = 0
         """Length of each slot in tokens."""
-        self.before: tuple[int, int | None] | None = None
-        """Limit of the budget before memory ran out, until a decoding step succeeds."""
+        self.limit_before_oom: tuple[int, int | None] | None = None
+        """Limit of the budget to restore if one row alone turns out not to fit; None after a decoding step succeeds."""
         self.results: list[RowResult] = []
-        self.times = SchedulerStats()
+        self.stats = SchedulerStats()
 
     def completions(self) -> Iterator[BatchResult]:
         """Yield results as rows finish."""
-        with closing(self.run()) as moves:
-            for _ in moves:
+        with closing(self.run()) as steps:
+            for _ in steps:
                 if self.results and self.is_due():
                     yield self.take_finished()
-                    self.times.started = time.perf_counter()
+                    self.stats.started = time.perf_counter()
             if self.results:
                 yield self.take_finished()
 
     def steps(self) -> Iterator[list[RowResult]]:
         """Yield the results of each step; in between, `unfinished` returns the running rows."""
-        with closing(self.run()) as moves:
-            for _ in moves:
+        with closing(self.run()) as steps:
+            for _ in steps:
                 results, self.results = self.results, []
                 yield results
 
@@ -137,50 +137,51 @@ class Scheduler:
         """Run step by step until all rows are finished; afterwards the model is in its previous mode."""
         with self.lm.evaluating():
             try:
-                while self.has_waiting():
+                while self.refill():
                     self.step()
                     yield
             finally:
-                self.close()
+                self.close_slots()
 
-    def has_waiting(self) -> bool:
-        """Return whether rows are left to start or to finish."""
+    def refill(self) -> bool:
+        """Take more rows from the source if few wait, and return whether rows are left to start or to finish."""
         if self.settings.stopping():
             self.queue = []
-        elif self.source.left and len(self.queue) * FREE_SHARE <= self.num_slots:
+        elif self.source.left and len(self.queue) * PREFILL_DIVISOR <= self.num_slots:
             rows = self.source.take(self.num_slots or min(self.budget.batch_size, self.budget.current_limit))
             self.queue = [*reversed(rows), *self.queue]
         return bool(self.queue) or (self.slots is not None and bool(self.slots.live))
 
     def is_due(self) -> bool:
-        """Return whether results have waited long enough to be yielded."""
-        return len(self.results) >= self.num_slots or time.perf_counter() - self.times.started >= SECONDS
+        """Return whether there are results of a whole pass, or they have waited long enough to be yielded."""
+        return len(self.results) >= self.num_slots or time.perf_counter() - self.stats.started >= MAX_YIELD_DELAY
 
     def take_finished(self) -> BatchResult:
         """Return the results since the last call, with the work they took."""
-        times, self.times = self.times, SchedulerStats()
+        stats, self.stats = self.stats, SchedulerStats()
         results, self.results = tuple(self.results), []
         return BatchResult(
             results=results,
-            prompt_tokens=times.prompt_tokens,
-            padded_tokens=times.padded_tokens,
-            seconds=self.times.started - times.started,
+            prompt_tokens=stats.prompt_tokens,
+            padded_tokens=stats.padded_tokens,
+            seconds=self.stats.started - stats.started,
             batch_size=self.num_slots or self.budget.current_limit,
-            out_of_memory=times.out_of_memory,
-            prefill_seconds=times.prefill_seconds,
-            decode_seconds=times.decode_seconds,
-            slot_steps=times.steps * self.num_slots,
-            row_steps=times.row_steps,
+            out_of_memory=stats.out_of_memory,
+            prefill_seconds=stats.prefill_seconds,
+            decode_seconds=stats.decode_seconds,
+            slot_steps=stats.steps * self.num_slots,
+            row_steps=stats.row_steps,
         )
 
     def step(self) -> None:
         """Prefill free slots if worthwhile, and decode one token for every row."""
-        slots = self.open()
+        slots = self.open_slots()
         if slots is None:
             return
-        if self.could_be_more():
+        if self.should_reopen():
+            # Start no more rows; once all have finished, the next step opens more, shorter slots.
             if not slots.live:
-                self.close()
+                self.close_slots()
                 return
         elif self.should_prefill(slots):
             while self.queue and len(slots.live) < self.num_slots:
@@ -191,7 +192,7 @@ class Scheduler:
         if slots.live:
             self.decode_step(slots)
 
-    def max_slots(self, tokens: int) -> int:
+    def max_slots_for(self, tokens: int) -> int:
         """Return the number of slots for rows of up to `tokens` tokens."""
         budget = self.budget
         most = min(budget.batch_size, budget.limit_at(tokens))
@@ -199,17 +200,17 @@ class Scheduler:
             token_budget = budget.token_budget
             if budget.limit_tokens is not None:
                 token_budget = min(token_budget, budget.current_limit * budget.limit_tokens)
-            most = max(most, min(MORE_SLOTS * budget.batch_size, token_budget // tokens))
+            most = max(most, min(MAX_SLOT_FACTOR * budget.batch_size, token_budget // tokens))
         return max(1, most if self.source.left else min(most, len(self.queue)))
 
-    def could_be_more(self) -> bool:
+    def should_reopen(self) -> bool:
         """Return whether the remaining rows are so short that twice as many slots of their length would fit."""
         if self.budget.token_budget is None or not self.queue:
             return False
         if 2 * self.longest(self.queue[-1:]) > self.tokens:
             return False
         tokens = self.longest(self.queue)  # a shorter prompt may have a longer answer
-        return 2 * tokens <= self.tokens and self.max_slots(tokens) >= 2 * self.num_slots
+        return 2 * tokens <= self.tokens and self.max_slots_for(tokens) >= 2 * self.num_slots
 
     def longest(self, rows: Sequence[int]) -> int:
         """Return the most tokens, prompt and answer, that one of these rows may have."""
@@ -218,16 +219,16 @@ class Scheduler:
     def should_prefill(self, slots: AnsweringSlots) -> bool:
         """Return whether enough slots are free for a prefill."""
         free = self.num_slots - len(slots.live)
-        return not slots.live or free * FREE_SHARE >= self.num_slots or free >= len(self.queue)
+        return not slots.live or free * PREFILL_DIVISOR >= self.num_slots or free >= len(self.queue)
 
     # Operations that can fail
 
-    def open(self) -> AnsweringSlots | None:
+    def open_slots(self) -> AnsweringSlots | None:
         """Return the slots; open them if there are none. Return None if they did not fit."""
         if self.slots is not None:
             return self.slots
         tokens = self.longest(self.queue)
-        count = self.max_slots(tokens)
+        count = self.max_slots_for(tokens)
         try:
             opened, failure = attempt(
                 lambda: self.lm.open_slots(
@@ -246,20 +247,20 @@ class Scheduler:
         if opened is None:
             self.shrink(failure, [])
         self.slots = opened
-        self.times.prompt_tokens += len(self.prefix)
-        self.times.padded_tokens += len(self.prefix)
+        self.stats.prompt_tokens += len(self.prefix)
+        self.stats.padded_tokens += len(self.prefix)
         return opened
 
     def prefill(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> bool:
         """Prefill prompts together, or one by one if that fails. Return False if the slots were closed."""
         started = time.perf_counter()
-        ended, failure, reason = self.tried(lambda: slots.admit(group))
+        ended, failure, reason = self.run_guarded(lambda: slots.admit(group))
         if reason is None:
-            self.times.prefill_seconds += time.perf_counter() - started
+            self.stats.prefill_seconds += time.perf_counter() - started
             self.count_tokens(slots, group)
-            return self.took(ended, failure, group)
+            return self.record_or_shrink(ended, failure, group)
         if len(group) == 1:
-            self.note(RowResult(group[0].row, None, reason))
+            self.record(RowResult(group[0].row, None, reason))
             return True
         logger.info("%s prompts failed together and are computed one by one: %s", len(group), reason)
         for place, request in enumerate(group):
@@ -271,17 +272,17 @@ class Scheduler:
     def decode_step(self, slots: AnsweringSlots) -> None:
         """Decode one more token for every row."""
         started, live = time.perf_counter(), len(slots.live)
-        ended, failure, reason = self.tried(slots.step)
+        ended, failure, reason = self.run_guarded(slots.step)
         if reason is not None:
             self.answer_alone([row.request for row in slots.live], reason)
             return
-        self.times.decode_seconds += time.perf_counter() - started
-        self.times.steps += 1
-        self.times.row_steps += live
-        if self.took(ended, failure, []):
-            self.before = None
+        self.stats.decode_seconds += time.perf_counter() - started
+        self.stats.steps += 1
+        self.stats.row_steps += live
+        if self.record_or_shrink(ended, failure, []):
+            self.limit_before_oom = None
 
-    def tried(
+    def run_guarded(
         self, work: Callable[[], list[SlotAnswer]]
     ) -> tuple[list[SlotAnswer] | None, Exception | None, str | None]:
         """Run an operation on the slots; return its answers, the out-of-memory failure, or another error as text."""
@@ -297,9 +298,9 @@ class Scheduler:
 
     def answer_alone(self, requests: list[SlotRequest], reason: str) -> None:
         """Generate rows one by one that failed together."""
-        self.close()
+        self.close_slots()
         if len(requests) == 1:
-            self.note(RowResult(requests[0].row, None, reason))
+            self.record(RowResult(requests[0].row, None, reason))
             return
         logger.info("a step of %s rows failed and they are answered one by one: %s", len(requests), reason)
         settings = GenerationSettings(self.options, self.budget, self.settings.seed)
@@ -310,40 +311,42 @@ class Scheduler:
             run = Scheduler(self.lm, work, settings, rows=alone)
             for batch in run.completions():
                 for result in batch.results:
-                    self.note(result)
+                    self.record(result)
 
-    def took(self, ended: list[SlotAnswer] | None, failure: Exception | None, group: Sequence[SlotRequest]) -> bool:
+    def record_or_shrink(
+        self, ended: list[SlotAnswer] | None, failure: Exception | None, group: Sequence[SlotRequest]
+    ) -> bool:
         """Record answers and return True; if memory ran out, halve the slots and return False."""
         if ended is None:
             self.shrink(failure, group)
             return False
         for answer in ended:
-            self.note(RowResult(answer.request.row, answer.generated, answer.error))
+            self.record(RowResult(answer.request.row, answer.generated, answer.error))
         return True
 
     def shrink(self, failure: Exception | None, group: Sequence[SlotRequest]) -> None:
         """Halve the slots; their rows, and the prompts of an unfinished prefill, start again."""
         requests = [*group, *(row.request for row in (self.slots.live if self.slots is not None else ()))]
         rows = [request.row for request in requests] or [self.queue.pop()]
-        self.close()
+        self.close_slots()
         free_everything()
         self.budget.out_of_memory += 1
-        self.times.out_of_memory += 1
+        self.stats.out_of_memory += 1
         if self.num_slots == 1:
             # Batches that contained this row may have failed because of it.
-            if self.before is not None:
-                self.budget.current_limit, self.budget.limit_tokens = self.before
-            self.before = None
+            if self.limit_before_oom is not None:
+                self.budget.current_limit, self.budget.limit_tokens = self.limit_before_oom
+            self.limit_before_oom = None
             for row in rows:
                 reason = too_large(int(self.work.lengths[row]), int(self.work.new_tokens[row]))
                 logger.info("a row %s; continuing with %s rows at a time", reason, f"{self.budget.current_limit:,}")
                 if not self.tolerant:
                     raise OutOfMemory(f"a prompt {reason}") from failure
-                self.note(RowResult(row, None, reason))
+                self.record(RowResult(row, None, reason))
             return
         self.queue = sorted([*self.queue, *rows], key=lambda row: (self.work.lengths[row], -row))
         longest = self.longest(rows)
-        self.before = self.before or (self.budget.current_limit, self.budget.limit_tokens)
+        self.limit_before_oom = self.limit_before_oom or (self.budget.current_limit, self.budget.limit_tokens)
         self.budget.current_limit, self.budget.limit_tokens = (self.num_slots + 1) // 2, longest
         logger.warning(
             "out of memory with %s rows of up to %s tokens: continuing with %s",
@@ -351,9 +354,9 @@ class Scheduler:
             f"{longest:,}",
             f"{self.budget.current_limit:,}",
         )
-        logger.debug("the device said: %s", failure)
+        logger.debug("device error: %s", failure)
 
-    def close(self) -> None:
+    def close_slots(self) -> None:
         """Close the slots."""
         if self.slots is not None:
             self.slots.close()
@@ -376,10 +379,10 @@ class Scheduler:
     def count_tokens(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> None:
         """Count the tokens of a prefill."""
         lengths = [len(request.input_ids) - len(self.prefix) for request in group]
-        self.times.prompt_tokens += sum(lengths)
-        self.times.padded_tokens += slots.read_length(max(lengths)) * len(lengths)
+        self.stats.prompt_tokens += sum(lengths)
+        self.stats.padded_tokens += slots.read_length(max(lengths)) * len(lengths)
 
-    def note(self, result: RowResult) -> None:
+    def record(self, result: RowResult) -> None:
         """Record the result of a row, and of rows with the same prompt."""
         self.results.append(result)
         for row in self.copies.get(result.row, ()):

@@ -44,9 +44,10 @@ class ActiveEpisode:
     started: float
     agent: str = AGENT
     """Agent whose turn it is, or who had the last turn."""
-    since: float | None = None
+    step_started: float | None = None
     """Start time of the current world step; None during an agent's turn and while waiting for a thread."""
     is_over: bool = False
+    """Whether the episode was ended from outside, so that its world's thread must not continue it."""
 
 
 class Rollout:
@@ -82,16 +83,18 @@ class Rollout:
         self.upcoming: Iterator[Episode] = iter(())
         self.exhausted = False
         """Whether `upcoming` has no more episodes."""
-        self.world_queue = queue.SimpleQueue[ActiveEpisode | None]()
+        self.pending_worlds = queue.SimpleQueue[ActiveEpisode | None]()
         """Episodes whose world is to take a step; None ends a thread."""
-        self.events = queue.SimpleQueue[ActiveEpisode | None]()
+        self.finished_worlds = queue.SimpleQueue[ActiveEpisode | None]()
         """Episodes whose world has taken a step; None only ends a wait, after a program has answered."""
         self.errors: dict[int, BaseException] = {}
         """Exceptions of worlds, by id of the active episode."""
         self.speakers: dict[str, Speaker] = {
             name: ModelSpeaker(name, agent, lanes=lanes, more=lambda: self.has_episodes, stopping=stopping)
             if isinstance(agent, ModelSpec)
-            else ProgramSpeaker(name, agent, seed=seed, seconds=limits.step_seconds, wake=lambda: self.events.put(None))
+            else ProgramSpeaker(
+                name, agent, seed=seed, seconds=limits.step_seconds, wake=lambda: self.finished_worlds.put(None)
+            )
             for name, agent in agents.items()
         }
         self.encoders = [agent.turns for agent in agents.values() if isinstance(agent, ModelSpec)]
@@ -115,7 +118,7 @@ class Rollout:
             yield from self.take_finished()
         finally:
             for _ in threads:
-                self.world_queue.put(None)
+                self.pending_worlds.put(None)
 
     @property
     def has_episodes(self) -> bool:
@@ -154,7 +157,7 @@ class Rollout:
                 return
             active = ActiveEpisode(episode, self.world.run(episode), self.free_lanes.pop(), time.monotonic())
             self.active[active.lane] = active
-            self.world_queue.put(active)
+            self.pending_worlds.put(active)
 
     def handle_turn(self, turn: TurnResult) -> None:
         """Handle an agent's turn: continue with the world, or end the episode."""
@@ -170,7 +173,7 @@ class Rollout:
                 return
             # Only now: the speaker compares its tokens with the text of the turn in the episode.
             self.speakers[active.agent].turn_recorded(active.lane)
-        self.world_queue.put(active)
+        self.pending_worlds.put(active)
 
     def record_turn(self, active: ActiveEpisode, text: str, tokens: tuple[int, ...] | None) -> None:
         """Append an agent's turn to its episode.
@@ -188,8 +191,8 @@ class Rollout:
 
     def run_worlds(self) -> None:
         """Advance queued worlds, one at a time, each to the next turn of an agent; the body of a thread."""
-        while (active := self.world_queue.get()) is not None:
-            active.since = time.monotonic()  # here and not in `begin`: time in the queue does not count
+        while (active := self.pending_worlds.get()) is not None:
+            active.step_started = time.monotonic()  # here and not in `begin`: time in the queue does not count
             try:
                 request = next(active.play, None)
                 active.agent = active.agent if request is None else request.agent
@@ -197,28 +200,28 @@ class Rollout:
                 self.errors[id(active)] = error
             if active.is_over:
                 return  # the step timed out, and another thread has replaced this one
-            self.events.put(active)
+            self.finished_worlds.put(active)
 
     def poll_worlds(self, *, wait: bool = False) -> None:
         """Handle finished world steps and fail episodes whose world exceeds `limits.step_seconds`."""
         try:
             while True:
-                active = self.events.get(timeout=POLL_SECONDS) if wait else self.events.get_nowait()
+                active = self.finished_worlds.get(timeout=POLL_SECONDS) if wait else self.finished_worlds.get_nowait()
                 wait = False
                 if active is not None:
-                    self.world_acted(active)
+                    self.handle_world_step(active)
         except queue.Empty:
             pass
         now = time.monotonic()
         for active in list(self.active.values()):
-            if active.since is not None and now - active.since > self.limits.step_seconds:
+            if active.step_started is not None and now - active.step_started > self.limits.step_seconds:
                 self.abandon(active, failure(StepTimeoutError(self.limits.step_seconds)))
 
-    def world_acted(self, active: ActiveEpisode) -> None:
+    def handle_world_step(self, active: ActiveEpisode) -> None:
         """Handle a finished world step: end the episode, or request the next agent's turn."""
         if active.is_over:
             return  # timed out after its thread had checked `is_over`
-        active.since = None
+        active.step_started = None
         error = self.errors.pop(id(active), None)
         if error is not None:
             self.finish(active, "failed", failure(error))
@@ -242,7 +245,7 @@ class Rollout:
         In that case a copy is ended, since the world may still write to the original.
         """
         if end:
-            active.episode = copied(active.episode)
+            active.episode = snapshot(active.episode)
             active.episode.end(*end)
         active.is_over = active.is_over or bool(end)
         # The next episode takes the lane, so every speaker drops its state of the lane now: cached keys and values too.
@@ -252,7 +255,7 @@ class Rollout:
             speaker.forget(active.lane)
         self.ended.append(active.episode)
         # A generator that is running, in a thread that timed out, cannot be closed from another thread.
-        if end and active.since is None:
+        if end and active.step_started is None:
             self.close(active)
 
     def close(self, active: ActiveEpisode) -> None:
@@ -267,7 +270,7 @@ class Rollout:
         threading.Thread(target=close, daemon=True).start()
 
 
-def copied(episode: Episode) -> Episode:
+def snapshot(episode: Episode) -> Episode:
     """Return a snapshot of an episode."""
     return replace(
         episode,

@@ -154,7 +154,7 @@ class ModelSpeaker:
                 yield
             finally:
                 if self.scheduler is not None:
-                    self.scheduler.close()
+                    self.scheduler.close_slots()
 
     def new_scheduler(self) -> DialogueScheduler:
         """Create a scheduler that takes its rows from this speaker."""
@@ -191,7 +191,7 @@ class ModelSpeaker:
 
     def step_scheduler(self, scheduler: DialogueScheduler) -> list[RowResult]:
         """Advance the scheduler by one step, and return the rows that are finished."""
-        if scheduler.has_waiting():  # also takes waiting lanes from this speaker, with `take`
+        if scheduler.refill():  # also takes waiting lanes from this speaker, with `take`
             scheduler.step()
         results, scheduler.results = scheduler.results, []
         return results

@@ -20,7 +20,7 @@ from partita.backends.ray.worker_pool import WorkerPool, WorkerState
 from partita.generation.engine import Engine, choose_engine, way_for
 from partita.generation.prompts import Lengths
 from partita.generation.requests import BatchResult, GenerationJob, RowResult
-from partita.generation.scheduler import FREE_SHARE, MORE_SLOTS
+from partita.generation.scheduler import MAX_SLOT_FACTOR, PREFILL_DIVISOR
 from partita.lm.base import GenerationOptions
 
 
@@ -185,9 +185,9 @@ class WorkerPoolJob:
         for worker in workers:
             batch_size = self.batch_size(worker)
             # Where memory is the limit, there may be more slots for shorter rows.
-            ahead = MORE_SLOTS if self.worker_job.token_budget is not None and self.in_slots else AHEAD
+            ahead = MAX_SLOT_FACTOR if self.worker_job.token_budget is not None and self.in_slots else AHEAD
             wanted = ahead * batch_size - self.assignments.holds(worker.number)
-            if self.is_stopping or wanted * FREE_SHARE < batch_size:
+            if self.is_stopping or wanted * PREFILL_DIVISOR < batch_size:
                 continue
             share = self.share(2 if self.assignments.holds(worker.number) else 1)
             self.send(worker.number, self.assignments.assign(worker.number, min(wanted, share)))
