@@ -12,17 +12,6 @@ PACKAGES = [ROOT / "framework" / "partita", ROOT / "schema" / "partita_schema", 
 MOST_WITHOUT_ARGS = 3
 COMMANDS = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
 """Functions of `partita.cli` whose parameters are options, each with a help text."""
-UNDESCRIBED = {
-    "partita/data/formatting/chat_sandbox.py: LimitedEnvironment.call_binop",
-    "partita/data/formatting/retrieval.py: RandomRetriever.__init__",
-    "partita/lm/generation.py: generate_batch",
-    "partita/lm/generation.py: score_processor",
-    "partita/lm/scripted.py: ScriptedModel.estimated_bytes",
-    "partita/lm/scripted.py: ScriptedModel.generate_worst_case",
-    "partita/lm/scripted.py: ScriptedModel.open_slots",
-    "partita/lm/scripted.py: ScriptedModel.time_decode_step",
-}
-"""Functions that still have to be described. Add none."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -34,8 +23,7 @@ def test_every_public_function_with_more_than_three_parameters_describes_each() 
         missing = names - described if len(names) > MOST_WITHOUT_ARGS else set()
         if missing or described - names - others:
             wrong[place] = f"missing: {sorted(missing)}, unknown: {sorted(described - names - others)}"
-    assert {place: text for place, text in wrong.items() if place not in UNDESCRIBED} == {}
-    assert wrong.keys() >= UNDESCRIBED, "these are described; remove them from the list"
+    assert wrong == {}
 
 
 def test_a_parameter_that_is_not_described_is_noticed() -> None:

@@ -227,7 +227,7 @@ def generate_batch(
         requests: Prompts with their limits.
         options: Generation settings.
         inputs: The padded prompts, as keyword arguments of `generate`.
-        chooser: Chooses the tokens.
+        sampler: Chooses the tokens.
         tokenizer: Decodes the tokens.
 
     Raises:
@@ -273,7 +273,7 @@ def score_processor(
     Args:
         options: Generation settings.
         requests: Prompts with their limits.
-        chooser: Chooses the tokens.
+        sampler: Chooses the tokens.
         prompt_length: Length of the padded prompts in tokens.
     """
     if options.beams > 1:

@@ -141,7 +141,7 @@ class ScriptedModel:
     def open_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
     ) -> AnsweringSlots:
-        """Raise NotImplementedError: slots are not supported."""
+        """Raise NotImplementedError: slots are not supported; see `GenerativeModel.open_slots`."""
         raise NotImplementedError("the answers are scripted")
 
     def evaluating(self) -> AbstractContextManager[None]:
@@ -173,15 +173,15 @@ class ScriptedModel:
     def generate_worst_case(
         self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
     ) -> Timing:
-        """Return a constant time per row; nothing is generated."""
+        """Return a constant time per row; see `GenerativeModel.generate_worst_case`."""
         return Timing(prefill_seconds=1e-6 * rows, decode_seconds=1e-6)
 
     def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
-        """Return one byte per token."""
+        """Return one byte per token; see `GenerativeModel.estimated_bytes`."""
         return rows * (tokens + new_tokens)
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
-        """Return a constant time."""
+        """Return a constant time; see `GenerativeModel.time_decode_step`."""
         return 1e-6
 
     def generated(self, request: GenerationRequest, options: GenerationOptions) -> Generated:

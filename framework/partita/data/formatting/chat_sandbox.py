@@ -137,6 +137,14 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute a binary operation of a template. Raise an error if its result would be too large.
+
+        Args:
+            context: The context of the template.
+            operator: The operator, such as "+".
+            left: Left operand.
+            right: Right operand.
+        """
         if operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
             check_size(len(left) + len(right))
         elif operator == "*":

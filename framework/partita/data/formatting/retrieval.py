@@ -66,6 +66,14 @@ class RandomRetriever:
     """Select examples at random; the result depends only on the seed and the row's key."""
 
     def __init__(self, config: Config, rows: Rows, *, k: int, seed: int) -> None:
+        """Check the rows to select from.
+
+        Args:
+            config: The configuration.
+            rows: Rows to select examples from.
+            k: Number of examples for each row.
+            seed: Seed of the selection.
+        """
         self._pool = Pool(config, rows)
         self._k = k
         self._seed = seed
