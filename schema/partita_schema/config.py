@@ -158,7 +158,7 @@ class Config(ConfigModel):
     def quantized_weights_are_not_trained(self) -> "Config":
         if self.quantization is not None and isinstance(self.base_model, ScratchModel):
             raise rule_error("a new model has no weights worth quantizing; remove quantization", at="quantization")
-        if self.quantization is not None and self.adapter is None and self.trainer.type != "none":
+        if self.quantization is not None and self.adapter is None and self.trains:
             raise rule_error(
                 "quantized weights cannot be trained; add adapter: {type: lora} or remove quantization",
                 at="quantization",
@@ -229,7 +229,7 @@ class Config(ConfigModel):
 
     @model_validator(mode="after")
     def only_answers_take_the_fastest_type(self) -> "Config":
-        if self.model_parameters.dtype == "fastest" and self.trainer.type != "none":
+        if self.model_parameters.dtype == "fastest" and self.trains:
             raise rule_error(
                 "fastest is for answers alone; write auto, or with an adapter bfloat16", at="model_parameters.dtype"
             )
@@ -240,7 +240,7 @@ class Config(ConfigModel):
         if not self.data.streaming:
             return self
         at = "data.source.streaming" if self.data.mix is None else "data.mix.0.source.streaming"
-        if self.trainer.type == "none":
+        if not self.trains:
             raise rule_error("with trainer: {type: none} all rows are needed each time; remove streaming", at=at)
         if isinstance(self.trainer, FinetuneTrainer) and self.trainer.max_steps is None:
             raise rule_error(
@@ -306,6 +306,11 @@ class Config(ConfigModel):
                 at="trainer.validation_metric",
             )
         return self
+
+    @property
+    def trains(self) -> bool:
+        """Whether the trainer changes weights; `trainer: {type: none}` only evaluates."""
+        return self.trainer.type != "none"
 
     @property
     def dialogue_input(self) -> DialogueInput | None:

@@ -41,7 +41,7 @@ def refused_by_endpoint(config: "Config") -> Iterator[Refusal]:
 
 def refused_models(config: "Config") -> Iterator[Refusal]:
     """Yield options of a model in this process."""
-    if config.trainer.type != "none":
+    if config.trains:
         yield "trainer.type", "a server is only queried, never trained; write type: none, or remove backend"
     if isinstance(config.base_model, NewModel):
         yield "base_model", "a server has its model already; write the name that the server knows it by"
@@ -54,7 +54,7 @@ def refused_models(config: "Config") -> Iterator[Refusal]:
             yield f"model_parameters.{key}", f"the model is loaded by the server; remove {key}"
     if config.trust_remote_code:
         yield "trust_remote_code", "the model is loaded by the server; remove it"
-    if config.trainer.type == "none":
+    if not config.trains:
         for key in SIZES:
             if is_set(config.trainer, key):
                 yield f"trainer.{key}", f"the server makes its own batches; remove {key}, and write backend.concurrency"

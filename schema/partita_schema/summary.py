@@ -7,7 +7,7 @@ from partita_schema.model import EmbeddingBagModel, ScratchModel
 
 def summary(config: Config) -> str:
     """Return a summary such as `finetune of scratch llama with lora in 4 bits; 1 input, 2 outputs`."""
-    verb = "zero-shot" if config.trainer.type == "none" else config.trainer.type
+    verb = config.trainer.type if config.trains else "zero-shot"
     adapter = f" with {config.adapter.type}" if config.adapter is not None else ""
     bits = f" in {config.quantization.bits} bits" if config.quantization is not None else ""
     inputs, outputs = len(config.input_features), len(config.output_features)

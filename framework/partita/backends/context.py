@@ -128,7 +128,7 @@ class RunContext:
 
     def use_finished_run(self) -> None:
         """Use the newest finished run of this file if the file trains. Raise PartitaError if there is none."""
-        if self.weights is not None or self.config.trainer.type == "none":
+        if self.weights is not None or not self.config.trains:
             return
         self.run, apart = find_finished(self.name, config=self.config, base=RUNS)
         if self.run is None:

@@ -164,7 +164,7 @@ class LocalBackend(Backend):
             with synchronized_errors(process_group, "opening the data"):
                 data = context.open_data(dataset)
                 labels = find_labels(context.config, data.training)
-            trains = context.config.trainer.type != "none"
+            trains = context.config.trains
             if "rounds" not in directory.manifest and (rounds is None or data.training is not None):
                 self._pipeline, self._tuner, result = train_in(
                     directory,
@@ -289,7 +289,7 @@ class LocalBackend(Backend):
         """Find the best batch sizes for this machine; see `Model.tune`."""
         self.check_model("tune")
         context = self.context
-        if context.config.trainer.type != "none" and context.run is None:
+        if context.config.trains and context.run is None:
             return self.tune_training(dataset, fresh=fresh)
         pipeline = self.parts()
         with synchronized_errors(context.process_group, "opening the data"):

@@ -87,7 +87,7 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
 
     data = open_run_data(config, folder=folder, dataset=dataset)
     rows = data.training if data.training is not None else next(iter(data.splits.values()))
-    supervised = config.trainer.type != "none" or has_answers(rows, config)
+    supervised = config.trains or has_answers(rows, config)
     schema = row_schema(config, supervised=supervised)
     encoder = preview_encoder(config, rows, folder=folder, supervised=supervised)
     first, some = rows.select(range(min(count, len(rows)))), rows.select(evenly(len(rows), MEASURED_ROWS))
@@ -236,7 +236,7 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
         ledger = Ledger(Path(place), max_bad_rows=1.0)
         for split, rows in splits.items():
             expander = encoder.expander
-            if expander is not None and (split != TRAINING or config.trainer.type == "none"):
+            if expander is not None and (split != TRAINING or not config.trains):
                 expander = for_scores(expander)
             expanded_rows = expanded(rows, expander)
             ledger.leave_out_unreadable(expanded_rows.bad, split=split)

@@ -56,7 +56,7 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
         for name, place in own.items()
         if place is not None
     }
-    supervised = config.trainer.type != "none"
+    supervised = config.trains
     makes_rows = config.simulation is not None and config.simulation.self_training is not None
     splits = dict(opened)
     without = frozenset(opened)
@@ -143,7 +143,7 @@ def divide_mix(sources: dict[str, Rows], config: Config, *, without: frozenset[s
     Transcripts of simulations are training rows only and are not split.
     """
     for rows in sources.values():
-        check_columns(rows, config, supervised=config.trainer.type != "none")
+        check_columns(rows, config, supervised=config.trains)
     mix = zip(config.data.mix_names, config.data.mix or (), strict=True)
     simulated = {name for name, part in mix if isinstance(part.source, SimulationSource)}
     total = sum(len(rows) for name, rows in sources.items() if name not in simulated)

@@ -54,7 +54,7 @@ def load_model(
     own_settings = quiet_settings(base)
     # Before any forward pass, which would repack the weights. A trained model predicts with the kernels it was
     # evaluated with.
-    choose_kernels(base, may_pack=not trainable and config.trainer.type == "none")
+    choose_kernels(base, may_pack=not trainable and not config.trains)
     base.requires_grad_(config.adapter is None and trainable)
     module: Any = base
     initial: dict[str, torch.Tensor] = {}

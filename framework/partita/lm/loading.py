@@ -196,7 +196,7 @@ def attention(parameters: ModelParameters) -> str | None:
 def weights_dtype(config: Config, *, device: torch.device) -> Any:
     """Return the dtype of the base weights; weights that are trained themselves are float32."""
     wanted = config.model_parameters.dtype
-    if config.trainer.type != "none" and config.adapter is None:
+    if config.trains and config.adapter is None:
         if wanted in ("bfloat16", "float16"):
             logger.info("dtype: trained weights are held in float32; write mixed_precision to compute in %s", wanted)
         return torch.float32

@@ -183,7 +183,7 @@ def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
     if training is None:
         raise DataError("a new model needs rows for its tokenizer; write data.source in the file")
     # Rows to train on always have answers; rows to predict need not.
-    supervised = config.trainer.type != "none" or has_answers(training, config)
+    supervised = config.trains or has_answers(training, config)
     return texts(training, config, supervised=supervised)
 
 

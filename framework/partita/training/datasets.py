@@ -23,6 +23,7 @@ from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.pipeline.training_shape import TrainingShape, training_shape
 from partita.training.plan import plan_rows, plan_streams
+from partita_schema.trainer import NoTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -65,7 +66,7 @@ def build_training_datasets(
         recorded_batches: Micro-batches per step of a run to resume.
     """
     config = pipeline.config
-    trains = config.trainer.type != "none"
+    trains = config.trains
     if trains:
         pipeline.lm.check_loss()
     if trains and config.data.batching.type == "pack":
@@ -78,7 +79,7 @@ def build_training_datasets(
     eval_datasets = {
         split: build_eval_dataset(pipeline, rows, split=split, ledger=ledger)
         for split, rows in data.splits.items()
-        if split != TRAINING or (config.trainer.type == "none" and TRAINING in config.trainer.evaluate)
+        if split != TRAINING or (isinstance(config.trainer, NoTrainer) and TRAINING in config.trainer.evaluate)
     }
     if training is None:
         return TrainingDatasets(None, None, eval_datasets)

@@ -38,7 +38,7 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     All training rows are read and tokenized; of a stream, only the first rows. An automatic batch size is assumed to
     be 16 rows. Raises DataError if the file trains nothing.
     """
-    if config.trainer.type == "none":
+    if not config.trains:
         raise DataError("nothing is trained with trainer: {type: none}, so there is no plan for its data")
     data = open_run_data(config, folder=folder, dataset=dataset)
     rows = data.training

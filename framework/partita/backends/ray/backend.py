@@ -112,7 +112,7 @@ class RayBackend(Backend):
         self._pool = self._parts = None
         if chosen.not_continued:
             logger.info("%s", chosen.not_continued)
-        if context.config.trainer.type == "none":
+        if not context.config.trains:
             self.refusals.refuse(EVALUATE_ONLY)
         check_is_alone()
         with shared_marker(folder) as mark:
