@@ -62,6 +62,7 @@ class Shards:
 
     def unwrap(self) -> None:
         """Restore a plain module with all weights. All ranks call this together."""
+        # By parameter: tied weights are one parameter under two names and have to stay one.
         plain: dict[torch.Tensor, nn.Parameter] = {}
         for part in self.parts:
             part.module.reshard()
@@ -69,6 +70,7 @@ class Shards:
                 if isinstance(parameter, DTensor) and parameter not in plain:
                     gathered = full_tensor(parameter.detach())
                     plain[parameter] = nn.Parameter(gathered, requires_grad=parameter.requires_grad)
+            # Only after gathering: without the hooks and torch's state the shards cannot be put together.
             part.detach_hooks()
             part.forget()
         for each in self.module.modules():
@@ -145,7 +147,7 @@ def full_state(state: Any, *, keep: bool) -> Any:
     """
 
     def whole(tensor: torch.Tensor) -> torch.Tensor:
-        full = full_tensor(tensor)
+        full = full_tensor(tensor)  # a collective: every rank calls it for every tensor, in the same order
         return full.to("cpu", copy=True) if keep else torch.empty(0)
 
     return map_tensors(state, whole)
@@ -157,6 +159,7 @@ def sharded_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) ->
 
     def part(tensor: torch.Tensor, number: int) -> torch.Tensor:
         like = parameters[number]
+        # State of another shape, such as a step count, is not sharded.
         return shard_like(tensor, like) if tensor.shape == like.shape else tensor
 
     own_state = {

@@ -58,6 +58,7 @@ class Cursor:
                 "continue with the version that wrote it"
             )
         parts, epoch, step = saved.get("parts"), saved.get("epoch"), saved.get("step")
+        # `type` and not isinstance: True is an int too, and a damaged file may hold it.
         numbers = all(type(number) is int and number >= 0 for number in (epoch, step))
         if not isinstance(parts, Mapping) or not numbers or saved.get("plan_hash") != plan_hash(parts):
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
@@ -101,6 +102,7 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
     try:
         loaded.check(parts)
     except ResumeError as error:
+        # Whatever data.resume says: from another tokenizer's ids, trained weights would learn nonsense silently.
         if loaded.parts.get("tokenizer") != parts.get("tokenizer"):
             raise ResumeError(
                 f"{error}. Weights know the tokens of one tokenizer only, whatever data.resume says"
@@ -111,6 +113,7 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
                 "again, or data.resume: fresh to begin the data again"
             ) from None
         epoch = loaded.epoch if resume == "restart_epoch" else 0
+        # The lines between the first one, which says that the run cannot continue, and the last one, the advice.
         changes = str(error).split("\n", 1)[1].rsplit("\n", 1)[0]
         logger.warning(
             "the data or its plan have changed (old -> new):\n%s\nAs data.resume: %s says, the run continues at the "
@@ -127,11 +130,13 @@ def short_parts(parts: Mapping[str, str]) -> dict[str, str]:
     Each has up to MAX_CHARACTERS, and fewer if all together would exceed MAX_PARTS_CHARACTERS. If they still do, the
     last ones are merged into one, "and others".
     """
+    # The longest texts that fit, so that an error can still say what has changed, and not only that something has.
     for most in range(MAX_CHARACTERS, MIN_CHARACTERS - 1, -4):
         result = {short(name, max(most, MIN_NAME_CHARACTERS)): short(text, most) for name, text in parts.items()}
         if len(json.dumps(result)) <= MAX_PARTS_CHARACTERS:
             return result
     first_parts = dict[str, str]()
+    # The tokenizer first: its change is an error whatever data.resume says, so it must not end up in "and others".
     remaining = sorted(zip(result.items(), parts.items(), strict=True), key=lambda part: part[0][0] != "tokenizer")
     for place, ((name, text), _) in enumerate(remaining):
         others = digest(*(part for _, whole in remaining[place:] for part in whole))
@@ -169,9 +174,11 @@ def batching_parts(
         seed: The seed.
     """
     settings = batching.model_dump(mode="json")
+    # "auto" is a different number on another machine, and the batches follow from the number.
     if settings.get("max_tokens", 0) in (None, "auto"):
         settings["max_tokens"] = max_tokens
     parts = {"batching": settings.pop("type")} | {f"batching.{name}": str(value) for name, value in settings.items()}
+    # A token budget fills batches by tokens: there the batch size decides nothing, and may change on resuming.
     if batching.type != "token_budget":
         parts["batch size"] = str(batch_size)
     return parts | {"batches a step": str(batches_per_step), "seed": str(seed)}
