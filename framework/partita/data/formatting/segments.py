@@ -162,4 +162,10 @@ def first_token(encoding: Any, border: int, characters: int, *, takes_straddler:
 def start_of(encoding: Any, token: int) -> int:
     """Return the start of a token: the end of the previous one, since offsets may omit the token's leading space."""
     start: int = encoding.token_to_chars(token)[0]
-    return min(start, encoding.token_to_chars(token - 1)[1]) if token else start
+    if not token:
+        return start
+    end_of_previous = encoding.token_to_chars(token - 1)[1]
+    if token == 1:
+        # Trimmed offsets of a first token of white space end at 0, although it has at least one character.
+        end_of_previous = max(1, end_of_previous)
+    return min(start, end_of_previous)

@@ -102,6 +102,12 @@ def test_joined_segments_are_encoded_once_and_cut_by_their_characters(kind: str,
     ]
 
 
+def test_a_space_after_a_first_segment_of_one_space_belongs_to_its_own_segment() -> None:
+    tokenizer = KINDS["byte pairs with trimmed offsets"]
+    segments = [Segment(" ", False, joined=True), Segment(" ?", True, joined=True)]
+    assert [len(part) for part in SegmentTokenizer(tokenizer)([segments])[0]] == [1, 2]
+
+
 def untrimmed(tokenizer: Any) -> Any:
     from tokenizers import Tokenizer, processors
 
