@@ -1,4 +1,4 @@
-"""Validation of a tree: a Config, or all problems at once.
+"""Validate a tree of YAML nodes: return a Config, or raise all problems at once.
 
 The code that finds and explains problems is imported only when there is one, so a valid file is checked faster.
 """

@@ -1,4 +1,4 @@
-"""Dialogues that the model has: `simulation`."""
+"""The `simulation` section: multi-turn rollouts."""
 
 from typing import Annotated, Any, Literal
 

@@ -52,7 +52,7 @@ class Finetune:
     """
 
     sums_gradients = True
-    """A custom trainer that derives from this class can train in several processes."""
+    """Gradients are summed over the ranks, as several processes require; derived trainers inherit that."""
 
     def __init__(self, config: FinetuneTrainer, *, objective: Objective = CROSS_ENTROPY) -> None:
         self.config, self.objective = config, objective

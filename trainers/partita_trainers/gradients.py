@@ -1,4 +1,4 @@
-"""The gradients of one rank in a step, with micro-batches as small as its memory needs.
+"""Compute the gradients of one rank in a step, with micro-batches split until they fit in its memory.
 
 Without FSDP, a rank that runs out of memory retries its micro-batches in smaller parts. Under FSDP every pass involves
 all ranks, so that no rank can retry alone.

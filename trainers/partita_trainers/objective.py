@@ -36,7 +36,7 @@ class WeightedMean:
 
 @dataclass(frozen=True)
 class ObjectiveContext:
-    """What an objective computes with."""
+    """The model and the ranks, passed to an objective."""
 
     lm: LanguageModel
     """The model to train."""

@@ -1,4 +1,4 @@
-"""What every backend works on: the configuration, the run, and the data."""
+"""RunContext: the configuration, the run and the data that a backend works on."""
 
 import logging
 import os

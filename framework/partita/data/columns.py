@@ -1,4 +1,4 @@
-"""The kind of a column, from the first rows of a file."""
+"""Infer the kind of a column from the first rows of a file."""
 
 import json
 import math

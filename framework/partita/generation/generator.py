@@ -1,9 +1,7 @@
-"""Generators: what completes the prompts of rows. Here the one with a model in this process, and plain prompts and
-streaming with it.
-"""
+"""The Generator protocol, and generation with a model in this process: of rows, of plain prompts, and streamed."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +14,6 @@ from partita.generation.static_batches import generate_in_batches, requests_in_b
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest, GenerativeModel
 from partita.lm.continuation import decode_continuation
 from partita_schema.errors import DataError, ModelError
-
-if TYPE_CHECKING:
-    from partita.lm.base import GenerativeModel
 
 
 class Generator(Protocol):
@@ -54,7 +49,7 @@ class Generator(Protocol):
 class LocalGenerator:
     """Generates with a model in this process."""
 
-    def __init__(self, lm: "GenerativeModel") -> None:
+    def __init__(self, lm: GenerativeModel) -> None:
         self.lm = lm
 
     @property
@@ -86,7 +81,7 @@ class LocalGenerator:
 
 
 def generate_requests(
-    lm: "GenerativeModel", requests: Sequence[GenerationRequest], settings: GenerationSettings
+    lm: GenerativeModel, requests: Sequence[GenerationRequest], settings: GenerationSettings
 ) -> list[Generated]:
     """Generate answers to all requests, and return them in input order. Raise OutOfMemory if a single one does not fit.
 
@@ -103,7 +98,7 @@ def generate_requests(
 
 
 def engine_of_requests(
-    lm: "GenerativeModel", requests: Sequence[GenerationRequest], options: GenerationOptions
+    lm: GenerativeModel, requests: Sequence[GenerationRequest], options: GenerationOptions
 ) -> Engine:
     """Return the engine for requests."""
     if not requests:
@@ -114,7 +109,7 @@ def engine_of_requests(
 
 
 def run_of_requests(
-    lm: "GenerativeModel", requests: Sequence[GenerationRequest], settings: GenerationSettings
+    lm: GenerativeModel, requests: Sequence[GenerationRequest], settings: GenerationSettings
 ) -> Scheduler:
     """Return the scheduler of requests; it raises errors of single requests.
 
@@ -166,7 +161,7 @@ INCOMPLETE = "\ufffd"
 
 
 def stream_requests(
-    lm: "GenerativeModel", requests: Sequence[GenerationRequest], settings: GenerationSettings
+    lm: GenerativeModel, requests: Sequence[GenerationRequest], settings: GenerationSettings
 ) -> Iterator[tuple[int, str]]:
     """Yield pairs of a request's index and the next piece of its answer; the pieces of a request add up to its answer.
 

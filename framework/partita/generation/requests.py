@@ -1,4 +1,4 @@
-"""What is generated and how: the prompts of rows, the settings of a job, and the results, the same for all engines."""
+"""Requests, settings and results of generation, the same for all engines."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

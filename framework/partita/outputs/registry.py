@@ -1,4 +1,4 @@
-"""The table of output types: the one place that names them all."""
+"""The table of output types; the table of their sections is in `partita_schema.outputs`."""
 
 from typing import Any
 

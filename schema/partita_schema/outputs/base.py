@@ -1,4 +1,4 @@
-"""What code outside this folder asks an output feature, whatever its type."""
+"""Base class of output features: what other code asks them, whatever their type."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence

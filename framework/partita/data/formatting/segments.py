@@ -164,7 +164,7 @@ def start_of(encoding: Any, token: int) -> int:
     start: int = encoding.token_to_chars(token)[0]
     if not token:
         return start
-    end_of_previous = encoding.token_to_chars(token - 1)[1]
+    end_of_previous: int = encoding.token_to_chars(token - 1)[1]
     if token == 1:
         # Trimmed offsets of a first token of white space end at 0, although it has at least one character.
         end_of_previous = max(1, end_of_previous)
