@@ -26,6 +26,7 @@ from partita.generation.predictions import Answer, Predictions, PredictionStats
 from partita.generation.prompts import EncodedPrompts, PromptRows, PromptSource
 from partita.generation.record import fingerprint_of
 from partita.outputs.registry import output_types
+from partita.runs.progress import NoProgress
 from partita_schema.config import Config
 from partita_schema.counted import counted
 from partita_trainers.interrupt import interruption, never
@@ -297,11 +298,6 @@ def generate_for_rows(
         process_group.all_gather_object(None, "the end of the answers")
         if len(rows) > shown:
             display.advance(len(rows) - shown, **tally.shown)
-
-
-class NoProgress:
-    def advance(self, amount: int = 1, **shown: Any) -> None:
-        """Show nothing."""
 
 
 def _display(
