@@ -12,11 +12,10 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_forty_random_damages_give_the_right_result_or_a_sentence(tmp_path: Path) -> None:
     result = tmp_path / "damage.json"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "damage.py"), "--quick", "--json", str(result)],
+        [sys.executable, str(BENCHMARKS / "robustness.py"), "--quick", "--part", "damage", "--json", str(result)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,

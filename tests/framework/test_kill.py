@@ -8,6 +8,7 @@ import json
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,17 @@ class Attempts:
         done = self.forks.run(COMMAND, "partita", *words, "--quiet", folder=self.folder)
         assert done.returncode == 0, done.stderr
 
-    def kill(self, *words: object, watched: Path, lines: int, delay: float) -> None:
-        """One that is killed so many seconds after the watched file has so many lines."""
+    def kill(
+        self,
+        *words: object,
+        watched: Path,
+        lines: int,
+        delay: float,
+        has_started: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Start a command, and kill it `delay` seconds after it has started and the watched file has `lines` lines."""
         program = self.forks.start(COMMAND, "partita", *words, "--quiet", folder=self.folder)
-        while not watched.exists() or watched.read_bytes().count(b"\n") < lines:
+        while not (has_started() and watched.exists() and watched.read_bytes().count(b"\n") >= lines):
             assert program.poll() is None, program.communicate()
             time.sleep(0.001)
         time.sleep(delay)
@@ -53,12 +61,26 @@ def train_killed_and_straight(
     (folder / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
     killed, straight = folder / "killed", folder / "straight"
     attempts = Attempts(forks, folder)
-    for lines in sorted(chance.sample(range(1, steps + 1), 3)):
+    for earlier, lines in enumerate(sorted(chance.sample(range(1, steps + 1), 3))):
         delay = chance.uniform(0, 0.03)
-        attempts.kill("train", "run.yaml", "--run", killed, watched=killed / "log.jsonl", lines=lines, delay=delay)
+        attempts.kill(
+            *("train", "run.yaml", "--run", killed),
+            watched=killed / "log.jsonl",
+            lines=lines,
+            delay=delay,
+            # An earlier attempt may have written these lines already, before it was killed.
+            has_started=lambda earlier=earlier: starts_of(killed) > earlier,  # type: ignore[misc]
+        )
     for run in (killed, straight):
         attempts.end("train", "run.yaml", "--run", run)
     return killed, straight, seed
+
+
+def starts_of(run: Path) -> int:
+    """Return how often a run was started, as its manifest says."""
+    manifest = run / "manifest.json"
+    starts: int = json.loads(manifest.read_text(encoding="utf8"))["starts"] if manifest.exists() else 0
+    return starts
 
 
 def check_equal(killed: Path, straight: Path, *, weights: str, seed: int, starts: int) -> None:
