@@ -115,17 +115,14 @@ def take_step(
         )
         results = process_group.all_gather_object(mine, "the gradients of a step")
         raise_first_failure(results, own=failure, rank=process_group.rank)
-        has_gradients = [one.has_gradients for one in results]
-        # From here on, running out of memory is fatal: some weights may have changed, so nothing can be retried.
-        norm, memory_error = attempt(partial(clip_and_update, engine, number=number, has_gradients=has_gradients))
-    if memory_error is not None or norm is None:
-        raise TrainingError(
-            f"step {number}: out of memory while the weights were changed, which may have left them half changed. The "
-            "weights of the last checkpoint are unharmed: free memory on the device and start the run again, or begin "
-            "a new one with an adapter or optimizer: {type: adamw_8bit}"
-        ) from memory_error
+        norm = update_weights(engine, number=number, has_gradients=[one.has_gradients for one in results])
     splitter.parts = max(one.parts for one in results)
     splitter.events[num_earlier_events:] = [event for one in results for event in one.events]
+    return step_result(results, norm=norm, global_stats=global_stats)
+
+
+def step_result(results: Sequence[RankResult], *, norm: float, global_stats: StepStats) -> StepResult:
+    """Merge the results of all ranks: the loss is the sum over all ranks, divided by the sum of denominators."""
     total = LossSums.merge([one.sums for one in results])
     return StepResult(
         loss=total.loss / global_stats.denominator,
@@ -134,6 +131,23 @@ def take_step(
         stats=global_stats,
         stop=any(one.stop for one in results),
     )
+
+
+def update_weights(engine: TrainEngine, *, number: int, has_gradients: Sequence[Sequence[bool]]) -> float:
+    """Clip the gradients of all ranks and update the weights. Return the norm of the gradients.
+
+    Raises:
+        DivergenceError: The norm is not finite; the weights are unchanged.
+        TrainingError: Memory ran out. Some weights may have changed, so the step cannot be retried.
+    """
+    norm, memory_error = attempt(partial(clip_and_update, engine, number=number, has_gradients=has_gradients))
+    if memory_error is not None or norm is None:
+        raise TrainingError(
+            f"step {number}: out of memory while the weights were updated; some of them may have changed already. The "
+            "last checkpoint is intact: free memory on the device and start the run again, or begin a new one with an "
+            "adapter or optimizer: {type: adamw_8bit}"
+        ) from memory_error
+    return norm
 
 
 def raise_first_failure(results: Sequence[RankResult], *, own: TrainingError | None, rank: int) -> None:
