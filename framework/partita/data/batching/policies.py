@@ -89,8 +89,28 @@ class Fixed:
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
 
+class SortedWindows:
+    """Base of policies that sort a window: the first window of a stream is a whole one, or its batches would differ."""
+
+    window: int
+
+    @property
+    def first_window(self) -> int:
+        return self.window
+
+
+class TokenLimited(SortedWindows):
+    """Base of policies whose batches, or lines, hold at most `max_tokens`: no row may be longer."""
+
+    max_tokens: int
+
+    @property
+    def max_row_tokens(self) -> int:
+        return self.max_tokens
+
+
 @dataclass(frozen=True)
-class Bucket:
+class Bucket(SortedWindows):
     """Rows sorted by length, cut every `batch_size` rows; rows of equal length keep their shuffled order."""
 
     batch_size: int
@@ -103,10 +123,6 @@ class Bucket:
 
     shuffle_rows = True
     max_row_tokens = None
-
-    @property
-    def first_window(self) -> int:
-        return self.window
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
         order = sorted_order(lengths, noise=self.noise, chance=chance)
@@ -123,7 +139,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class TokenBudget:
+class TokenBudget(TokenLimited):
     """Batches of rows of similar length: rows times the longest row never exceed `max_tokens`, padding included."""
 
     max_tokens: int
@@ -134,14 +150,6 @@ class TokenBudget:
     longest_first: bool = False
 
     shuffle_rows = True
-
-    @property
-    def first_window(self) -> int:
-        return self.window
-
-    @property
-    def max_row_tokens(self) -> int:
-        return self.max_tokens
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
         refuse_longer(lengths, self.max_tokens)
@@ -154,7 +162,7 @@ class TokenBudget:
 
 
 @dataclass(frozen=True)
-class Pack:
+class Pack(TokenLimited):
     """Pack several rows into lines of at most `max_tokens`, with `lines` lines per batch.
 
     Best fit decreasing (Johnson et al. 1974): the longest row first, each to the fullest line with room for it.
@@ -166,14 +174,6 @@ class Pack:
 
     shuffle_rows = True
     longest_first = False
-
-    @property
-    def first_window(self) -> int:
-        return self.window
-
-    @property
-    def max_row_tokens(self) -> int:
-        return self.max_tokens
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
         refuse_longer(lengths, self.max_tokens)
