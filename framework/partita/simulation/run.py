@@ -117,8 +117,7 @@ def simulate(
         SimulationError: Too many episodes failed.
     """
     main = models[AGENT]
-    pipeline, tuner = main.pipeline, main.tuner
-    section = section_of(pipeline.config)
+    section = section_of(main.pipeline.config)
     own = {
         name: main
         for name, agent in other_agents(section).items()
@@ -129,13 +128,13 @@ def simulate(
     finished: dict[str, list[Episode]] = {}
     with ExitStack() as resources:
         with synchronized_errors(process_group, "opening the tasks and the world"):
-            setup = build_setup(pipeline, models, seed=seed, rows=rows, resources=resources)
+            setup = build_setup(main.pipeline, models, seed=seed, rows=rows, resources=resources)
         sizes = find_sizes(models, section, dialogues=len(setup.tasks) * section.repeats, batch_size=batch_size)
         for history in section.history:
             dialogues = setup.dialogues(shows_gold=history == "gold")
             with (
                 setup.open_transcripts(folder, history, fresh=fresh, process_group=process_group) as transcripts,
-                tuner.work("generation", sizes[AGENT]) as budget,
+                main.tuner.work("generation", sizes[AGENT]) as budget,
             ):
                 rollout(
                     in_order(dialogues, section),
@@ -152,9 +151,7 @@ def simulate(
                     partial(finish_transcripts, transcripts, dialogues, repeats=section.repeats),
                     "the outcomes of the dialogues",
                 )
-                finished[history] = (
-                    [transcripts.done[dialogue.key] for dialogue in dialogues] if process_group.rank == 0 else []
-                )
+                finished[history] = [transcripts.done[one.key] for one in dialogues] if process_group.rank == 0 else []
             log_outcomes(history, outcomes[history], finished[history])
     return SimulationResult(SimulationReport(outcomes, str(folder)), finished)
 

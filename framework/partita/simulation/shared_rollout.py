@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from partita.data.episode import Episode
 from partita.generation.oom_backoff import BatchBudget
@@ -137,23 +138,12 @@ def rollout(
         SimulationError: Too many episodes failed. Finished episodes are saved.
         KeyboardInterrupt: A rank was interrupted before all episodes ended. Finished episodes are saved.
     """
-    saved = process_group.run_on_rank_zero(
-        lambda: {key: done.status for key, done in transcripts.done.items()}, "the dialogues finished before"
-    )
-    remaining = [episode for episode in dialogues if episode.key not in saved]
-    if saved and remaining:
-        logger.info("%s of %s already finished", f"{len(saved):,}", counted(len(dialogues), "dialogue"))
-    num_failed = sum(status == "failed" for status in saved.values())
-    standing = RolloutProgress(process_group, ended=len(saved), failed=num_failed)
+    remaining, standing = remaining_episodes(dialogues, transcripts, process_group=process_group)
     claims = WorkQueue(len(remaining), process_group=process_group)
-    # No rank runs more than its share at once: with few episodes, the first rank would take all of them.
-    share = -(-len(remaining) // process_group.world_size)
-    budget.batch_size = max(1, min(budget.batch_size, share))
-    # Each episode has room for its longest prompt, so shorter ones make no room for more.
-    budget.token_budget = None
+    limit_to_share(budget, len(remaining), ranks=process_group.world_size)
     with (
         interruption("finishing the answers in progress") as interrupt,
-        progress(len(dialogues), name, completed=len(saved)) as display,
+        progress(len(dialogues), name, completed=standing.before[0]) as display,
     ):
         with synchronized_errors(process_group, "the dialogues"), stop_all_on_error(standing):
             rollout = begin(budget=budget, stopping=lambda: interrupt.requested or standing.is_stopping())
@@ -173,13 +163,55 @@ def rollout(
     if any(rank.too_many for rank in summaries):
         failed = standing.before[1] + sum(rank.failed for rank in summaries)
         reason = next(rank.reason for rank in summaries if rank.reason is not None)
-        allowed = f"more than limits.fail_fraction: {limits.fail_fraction:g} allows"
-        message = f"{failed} of {counted(ended, 'dialogue')} failed, {allowed}; the last one: {reason}. "
-        message += f"Finished dialogues are saved in {transcripts.path.parent}"
-        process_group.raise_if_any_failed(SimulationError(message), "the share of failures")
+        error = too_many_failed(failed, ended, reason=reason, limits=limits, folder=transcripts.path.parent)
+        process_group.raise_if_any_failed(error, "the share of failures")
     if ended < len(dialogues) and any(rank.interrupted for rank in summaries):
         logger.info("%s of %s saved", f"{ended:,}", counted(len(dialogues), "dialogue"))
         raise KeyboardInterrupt
+
+
+def remaining_episodes(
+    dialogues: Sequence[Episode], transcripts: Transcripts, *, process_group: ProcessGroup
+) -> tuple[list[Episode], RolloutProgress]:
+    """Return the episodes that are not in the transcripts, and the progress of all ranks so far.
+
+    Args:
+        dialogues: All episodes, the same on every rank.
+        transcripts: Transcripts of this rank; those of rank 0 count.
+        process_group: The ranks that share the episodes.
+    """
+    saved = process_group.run_on_rank_zero(
+        lambda: {key: done.status for key, done in transcripts.done.items()}, "the dialogues finished before"
+    )
+    remaining = [episode for episode in dialogues if episode.key not in saved]
+    if saved and remaining:
+        logger.info("%s of %s already finished", f"{len(saved):,}", counted(len(dialogues), "dialogue"))
+    failed = sum(status == "failed" for status in saved.values())
+    return remaining, RolloutProgress(process_group, ended=len(saved), failed=failed)
+
+
+def limit_to_share(budget: BatchBudget, remaining: int, *, ranks: int) -> None:
+    """Lower the batch size so that no rank runs more than its share of the remaining episodes at once."""
+    # Otherwise, with few episodes, the first rank would take all of them.
+    budget.batch_size = max(1, min(budget.batch_size, -(-remaining // ranks)))
+    # Each episode has room for its longest prompt, so shorter ones make no room for more.
+    budget.token_budget = None
+
+
+def too_many_failed(failed: int, ended: int, *, reason: str, limits: Limits, folder: Path) -> SimulationError:
+    """Return the error for a simulation in which too many episodes failed.
+
+    Args:
+        failed: Number of failed episodes.
+        ended: Number of episodes that ended.
+        reason: Reason of the last failure.
+        limits: `fail_fraction` limits the failed episodes.
+        folder: Folder of the transcripts.
+    """
+    return SimulationError(
+        f"{failed} of {counted(ended, 'dialogue')} failed, more than limits.fail_fraction: {limits.fail_fraction:g} "
+        f"allows; the last one: {reason}. Finished dialogues are saved in {folder}"
+    )
 
 
 def record(
