@@ -215,21 +215,7 @@ def open_run(
         if not recorded:
             check_free(folder)
         logger.info("run directory: %s (%s)", folder, start_of(run))
-        for change in differences(recorded, settings, without=()) if recorded else ():
-            logger.info("changed since the run began: %s", change)
-        if recorded and differences(recorded, settings, without=(*FREE_KEYS, "simulation")):
-            run.note(batch_sizes={})  # the batches differ, so their sizes must be found again
-        run.note(
-            format_version=FORMAT_VERSION,
-            status="running",
-            created=run.manifest.get("created", now()),
-            starts=run.manifest.get("starts", 0) + 1,
-            versions=versions(),
-            seed=config.seed,
-            config=settings,
-            folder=str(origin.resolve()),
-            error=None,
-        )
+        record_start(run, origin=origin)
         write_atomically(folder / "config.yaml", text or yaml.safe_dump(escaped(settings), sort_keys=False))
         write_atomically(folder / "resolved.yaml", resolved)
         try:
@@ -247,6 +233,26 @@ def open_run(
             run.trackers.finish()
             if not existed and run.manifest["status"] in ("failed", "interrupted") and holds_nothing(folder):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def record_start(run: RunDirectory, *, origin: Path) -> None:
+    """Write the start of a run to its manifest, and log what has changed in the configuration since the last one."""
+    settings, recorded = run.config.model_dump(mode="json"), run.manifest.get("config", {})
+    for change in differences(recorded, settings, without=()) if recorded else ():
+        logger.info("changed since the run began: %s", change)
+    if recorded and differences(recorded, settings, without=(*FREE_KEYS, "simulation")):
+        run.note(batch_sizes={})  # the batches differ, so their sizes must be found again
+    run.note(
+        format_version=FORMAT_VERSION,
+        status="running",
+        created=run.manifest.get("created", now()),
+        starts=run.manifest.get("starts", 0) + 1,
+        versions=versions(),
+        seed=run.config.seed,
+        config=settings,
+        folder=str(origin.resolve()),
+        error=None,
+    )
 
 
 def reopen_where_damaged(run: RunDirectory) -> None:

@@ -90,19 +90,7 @@ def run_trainer(
     """
     config = pipeline.config
     streamed = data.streams is not None
-    # Every rank counts all rows; rank 0 writes the quarantine.
-    quarantine_folder = directory.folder if process_group.rank == 0 else None
-    ledger = Ledger(quarantine_folder, max_bad_rows=config.data.max_bad_rows, resumable=streamed)
-    with synchronized_errors(process_group, "reading the rows"):
-        datasets = build_training_datasets(
-            pipeline,
-            data,
-            ledger,
-            progress=directory.progress,
-            ranks=process_group.world_size,
-            recorded_batches=directory.manifest.get("batches_per_step") if directory.has_checkpoints else None,
-        )
-    log_left_out(ledger, directory)
+    datasets, ledger = build_datasets(pipeline, data, directory, process_group=process_group)
     recorded = recorded_sizes(directory, datasets)
     sizes = run_sizes(
         trainer, pipeline, tuner, shape=datasets.shape, eval_datasets=datasets.eval_datasets, recorded=recorded
@@ -114,7 +102,7 @@ def run_trainer(
 
     mixed_data = config.data if data.mixed else None
     evaluator = LocalEvaluator(pipeline, tuner, sizes=sizes, mixed_data=mixed_data, objective=objective_of(trainer))
-    work = TrainerContext(
+    context = TrainerContext(
         config=config,
         lm=pipeline.lm,
         batches=loader,
@@ -126,7 +114,7 @@ def run_trainer(
     )
     try:
         with tuner.guard(sizes.training) if sizes.training is not None else nullcontext():
-            result = trainer.train(work)
+            result = trainer.train(context)
         if streamed:
             ledger.check()
         if loader is not None:
@@ -140,6 +128,34 @@ def run_trainer(
     if config.trainer.type == "custom":
         process_group.run_on_rank_zero(lambda: save_unless_saved(pipeline, directory.folder / "model"), "the model")
     return result
+
+
+def build_datasets(
+    pipeline: Pipeline, data: RunData, directory: RunDirectory, *, process_group: ProcessGroup
+) -> tuple[TrainingDatasets, Ledger]:
+    """Check and tokenize the rows of a run. Return its datasets, and the ledger of the rows left out.
+
+    Args:
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        directory: The open run.
+        process_group: The ranks that train.
+    """
+    # Every rank counts all rows; rank 0 writes the quarantine.
+    quarantine_folder = directory.folder if process_group.rank == 0 else None
+    max_bad_rows = pipeline.config.data.max_bad_rows
+    ledger = Ledger(quarantine_folder, max_bad_rows=max_bad_rows, resumable=data.streams is not None)
+    with synchronized_errors(process_group, "reading the rows"):
+        datasets = build_training_datasets(
+            pipeline,
+            data,
+            ledger,
+            progress=directory.progress,
+            ranks=process_group.world_size,
+            recorded_batches=directory.manifest.get("batches_per_step") if directory.has_checkpoints else None,
+        )
+    log_left_out(ledger, directory)
+    return datasets, ledger
 
 
 @dataclass(frozen=True)

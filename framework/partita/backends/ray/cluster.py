@@ -212,17 +212,12 @@ class RayRankLauncher:
             """Run on every worker."""
             work_as_rank(sent, board, threads=threads, quiet=quiet)
 
-        each = {RANK_RESOURCE: 1.0} if is_own(self.ray) else {"CPU": 1.0}
         self.trainer = torch_trainer.TorchTrainer(
             rank,
             torch_config=torch_trainer.TorchConfig(
                 backend="cpu:gloo,cuda:nccl" if gpus else "gloo", timeout_s=math.ceil(backend.timeout_seconds)
             ),
-            scaling_config=train.ScalingConfig(
-                num_workers=self.workers,
-                use_gpu=bool(gpus),
-                resources_per_worker={**each, "GPU": 1.0} if gpus else each,
-            ),
+            scaling_config=scaling_config(self.ray, train, workers=self.workers, gpus=gpus),
             run_config=train.RunConfig(
                 name="partita",
                 storage_path=str(storage),
@@ -333,6 +328,21 @@ def places(ray: Any, backend: RayBackendConfig, *, device: str) -> tuple[int, in
     """Return the number of workers, and of the cluster's GPUs that they may use."""
     gpus = 0 if device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
     return (gpus or 1) if backend.workers == "auto" else backend.workers, gpus
+
+
+def scaling_config(ray: Any, train: Any, *, workers: int, gpus: int) -> Any:
+    """Return Ray Train's ScalingConfig.
+
+    Args:
+        ray: The Ray module.
+        train: The module `ray.train`.
+        workers: Number of ranks.
+        gpus: Number of the cluster's GPUs that they may use.
+    """
+    # On a Ray that this process started, ranks are limited by a resource of ours: they may be more than its CPUs.
+    each = {RANK_RESOURCE: 1.0} if is_own(ray) else {"CPU": 1.0}
+    per_worker = {**each, "GPU": 1.0} if gpus else each
+    return train.ScalingConfig(num_workers=workers, use_gpu=bool(gpus), resources_per_worker=per_worker)
 
 
 def resources(ray: Any) -> dict[str, float]:
