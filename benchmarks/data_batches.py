@@ -150,7 +150,7 @@ def planned(lengths: np.ndarray, batching: dict[str, Any], *, lines: int) -> Pla
 
     from partita.data.batching.indexed import IndexedPlanner
     from partita.data.batching.policies import build_policy
-    from partita_schema.batching import Batching
+    from partita_schema.sections.batching import Batching
 
     policy = build_policy(TypeAdapter(Batching).validate_python(batching), batch_size=lines)
     planner = IndexedPlanner(lengths, policy=policy, batches_per_step=1, seed=1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from partita_schema.errors import ConfigError, DataError, Problem
-from partita_schema.trainer import CustomTrainer
+from partita_schema.sections.trainer import CustomTrainer
 from partita_trainers import Batch, LanguageModel, ProbeContext, TrainerContext, TrainingProbe, TrainResult
 
 DEFAULTS = {"steps": 240, "learning_rate": 1e-3, "radius": 0.02}

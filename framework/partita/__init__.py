@@ -13,6 +13,7 @@ by `partita.data` (sources, formatters), `partita.simulation` (environments, age
 
 from typing import TYPE_CHECKING
 
+from partita_schema.common.lazy import lazy_exports
 from partita_schema.errors import (
     ConfigError,
     DataError,
@@ -34,7 +35,6 @@ from partita_schema.errors import (
     TrainingError,
     WriteError,
 )
-from partita_schema.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from partita.generation.predictions import Answer, Predictions, PredictionStats

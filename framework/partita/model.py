@@ -10,9 +10,8 @@ from partita.backends.open import open_backend
 from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.export import upload
 from partita.simulation.report import SimulationReport
-from partita_schema.config import Config
+from partita_schema.config import Config, summary
 from partita_schema.load import load_config
-from partita_schema.summary import summary
 from partita_trainers.base import TrainResult
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import Any, get_args
 
 from pydantic import AfterValidator, BaseModel
 
-from partita_schema.agents import ModelAgentConfig
-from partita_schema.backend import EndpointBackendConfig, RayBackendConfig
+from partita_schema.base import check_part, check_target, is_target
 from partita_schema.config import Config
-from partita_schema.model import ModelParameters
-from partita_schema.simulation import EnvironmentWorldConfig
-from partita_schema.target import check_part, check_target, is_target
+from partita_schema.sections.agents import ModelAgentConfig
+from partita_schema.sections.backend import EndpointBackendConfig, RayBackendConfig
+from partita_schema.sections.model import ModelParameters
+from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 Path = tuple[str, ...]
 

@@ -9,8 +9,8 @@ import yaml
 
 from partita_schema.config import Config
 from partita_schema.load import LoadedConfig
-from partita_schema.tree import Path, dotted
-from partita_schema.variables import escaped
+from partita_schema.yaml.tree import Path, dotted
+from partita_schema.yaml.variables import escaped
 
 
 def resolved_yaml(loaded: LoadedConfig) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 
 
 class PartitaError(Exception):

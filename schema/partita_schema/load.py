@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partita_schema.check import check_tree
+from pydantic import ValidationError
+
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.overrides import apply_overrides, path_of
-from partita_schema.tree import Node, dotted, tree_of
-from partita_schema.variables import expand_variables
-from partita_schema.yaml_tree import read_yaml
+from partita_schema.yaml.overrides import apply_overrides, path_of
+from partita_schema.yaml.parse import read_yaml
+from partita_schema.yaml.tree import Node, dotted, tree_of
+from partita_schema.yaml.variables import expand_variables
 
 MAX_BYTES = 1_000_000
 """Maximum size of a configuration file in bytes."""
@@ -80,7 +81,7 @@ def is_ludwig(root: Node) -> bool:
 
 def converted(root: Node) -> tuple[Problem, ...]:
     """Convert a Ludwig tree in place, and return warnings."""
-    from partita_schema.ludwig import convert_ludwig
+    from partita_schema.compat.ludwig import convert_ludwig
 
     return convert_ludwig(root)
 
@@ -179,7 +180,7 @@ def near_files(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"; there is no folder {folder}"
-    from partita_schema.nearest import nearest
+    from partita_schema.common.text import nearest
 
     names = yaml_names(folder)
     near = nearest(path.name, names) or [name for name in names if Path(name).stem == path.stem]
@@ -212,3 +213,21 @@ def origin_of(node: Node | None) -> str:
     if node.origin is not None:
         return node.origin
     return str(node.key_place or node.place) if node.place else "given"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result of a check: a configuration, or problems."""
+
+    config: Config | None
+    problems: tuple[Problem, ...]
+
+
+def check_tree(root: Node) -> Checked:
+    """Return the configuration of a tree, or every problem in file order."""
+    try:
+        return Checked(Config.model_validate(root.plain()), ())
+    except ValidationError as error:
+        from partita_schema.problems.repair import problems_of
+
+        return Checked(None, problems_of(root, error))

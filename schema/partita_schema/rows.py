@@ -15,10 +15,10 @@ from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_l
 
 from partita_schema.cells import CellError, is_missing, shown, text_reader
 from partita_schema.config import Config
-from partita_schema.dialogue import DialogueConfig
 from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
-from partita_schema.features import DialogueInput, TextInput
-from partita_schema.outputs import OutputFeature
+from partita_schema.sections.dialogue import DialogueConfig
+from partita_schema.sections.features import DialogueInput, TextInput
+from partita_schema.sections.outputs import OutputFeature
 
 
 class ValueColumn(fields.Field[Any]):

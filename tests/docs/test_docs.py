@@ -23,9 +23,9 @@ import yaml
 
 from partita.cli.main import app
 from partita.outputs.decode import Decoder
-from partita_schema.adapter import Adapter, LoraAdapter
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
+from partita_schema.sections.adapter import Adapter, LoraAdapter
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

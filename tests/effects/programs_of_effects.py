@@ -14,7 +14,7 @@ import torch
 
 from partita.data.batching.collate import collate
 from partita.data.formatting.base import FormattedText, Segment
-from partita_schema.trainer import CustomTrainer
+from partita_schema.sections.trainer import CustomTrainer
 from partita_trainers.base import Batch, TrainerContext, TrainResult
 
 WORDS = ("one", "two", "three", "red")

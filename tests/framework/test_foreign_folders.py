@@ -15,11 +15,11 @@ from partita import ConfigError, Model, ModelError, PartitaError
 from partita.backends.agent_contexts import agent_contexts
 from partita.backends.context import RunContext
 from partita.backends.local import LocalBackend
+from partita_schema.base import check_part, check_target
 from partita_schema.code import code_of, takes_target
 from partita_schema.config import Config
 from partita_schema.load import load_config
-from partita_schema.simulation import Simulation
-from partita_schema.target import check_part, check_target
+from partita_schema.sections.simulation import Simulation
 
 from ..forks import COMMAND, Forks
 from ..json_lines import write_json_lines

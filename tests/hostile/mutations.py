@@ -95,7 +95,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def schema_places() -> list[tuple[str, ...]]:
     """Every key that the schema knows, as a path from the top."""
     from partita_schema.config import Config
-    from partita_schema.unknown_key import walk
+    from partita_schema.problems.unknown_key import walk
 
     return [(*section.rstrip(".").replace("[]", "").split("."),) for section, _ in walk(Config, "") if section]
 

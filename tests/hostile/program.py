@@ -198,7 +198,7 @@ def streamed(name: str) -> dict[str, int]:
     from partita.data.sources.sources import format_of
     from partita.data.sources.text_files import is_mostly_broken
     from partita_schema.errors import DataError
-    from partita_schema.sources import FileSource
+    from partita_schema.sections.sources import FileSource
 
     stream = open_stream(FileSource(type=format_of(name), path=name), folder=Path(), least_shards=1)
     good = bad = 0

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from partita_schema.atomic import write_atomically
+from partita_schema.common.files import write_atomically
 
 
 def test_a_file_that_was_written_is_on_the_disk(tmp_path: Path, forced: Any) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from partita_schema.backend import Backend, RayBackendConfig
+from partita_schema.sections.backend import Backend, RayBackendConfig
 
 BACKEND: TypeAdapter[Backend] = TypeAdapter(Backend)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 
 
 @pytest.mark.parametrize(

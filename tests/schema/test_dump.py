@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from partita_schema.dump import native_yaml, resolved_yaml, scalar
 from partita_schema.load import load_config
 from partita_schema.templates import TASKS, template
-from partita_schema.yaml_tree import read_yaml
+from partita_schema.yaml.parse import read_yaml
 
 from ..properties import examples
 

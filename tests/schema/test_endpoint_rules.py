@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from partita_schema.endpoint_rules import NOT_ON_SERVERS, sends_chat
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
-from partita_schema.prompt import Generation
+from partita_schema.rules.endpoint import NOT_ON_SERVERS, sends_chat
+from partita_schema.sections.prompt import Generation
 
 FILE: dict[str, Any] = {
     "base_model": "m",

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from partita_schema.load import load_config
-from partita_schema.model import EmbeddingBagModel
-from partita_schema.trainer import HogwildTrainer
+from partita_schema.sections.model import EmbeddingBagModel
+from partita_schema.sections.trainer import HogwildTrainer
 
 from .refusals import last_line_of
 

@@ -8,7 +8,7 @@ from partita_schema.config import Config
 from partita_schema.dump import native_yaml
 from partita_schema.errors import ConfigError
 from partita_schema.load import LoadedConfig, load_config
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.trainer import FinetuneTrainer
 
 FOLDER = Path(__file__).parent / "ludwig"
 FILES = sorted(FOLDER.glob("*.yaml"))

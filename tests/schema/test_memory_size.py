@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita_schema.memory_size import parse_memory
+from partita_schema.sections.memory_size import parse_memory
 
 WRITE = "write bytes, a text such as 12GB, or a share such as 0.5"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita_schema.nearest import distance, nearest
+from partita_schema.common.text import distance, nearest
 
 KEYS = ["batch_size", "epochs", "learning_rate", "r", "seed", "beta1", "beta2"]
 

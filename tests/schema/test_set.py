@@ -8,8 +8,8 @@ from marshmallow import ValidationError
 
 from partita_schema.config import Config
 from partita_schema.load import load_config
-from partita_schema.outputs import OUTPUT_MODELS
 from partita_schema.rows import reasons, row_schema
+from partita_schema.sections.outputs import OUTPUT_MODELS
 
 from .refusals import problems_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.trainer import FinetuneTrainer
 
 from .refusals import problems_of
 

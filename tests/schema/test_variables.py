@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from partita_schema.dump import native_yaml, resolved_yaml
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
-from partita_schema.variables import escaped, expanded
+from partita_schema.yaml.variables import escaped, expanded
 
 from .refusals import message_of
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from partita_schema.aliases import FOREIGN
+from partita_schema.common.text import folded
+from partita_schema.compat.aliases import FOREIGN
+from partita_schema.compat.ludwig_keys import IGNORED, RENAMED
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.load import load_config
-from partita_schema.ludwig_keys import IGNORED, RENAMED
-from partita_schema.nearest import folded
+from partita_schema.problems.unknown_key import unknown_key
 from partita_schema.reference import all_models
 from partita_schema.schema_tree import keys_of
-from partita_schema.unknown_key import unknown_key
 
 FOLDER = Path(__file__).parent / "wrong"
 GOOD = (FOLDER / "good.yaml").read_text(encoding="utf-8")

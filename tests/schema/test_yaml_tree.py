@@ -3,7 +3,7 @@
 import pytest
 
 from partita_schema.errors import ConfigError
-from partita_schema.yaml_tree import plain_value, read_yaml
+from partita_schema.yaml.parse import plain_value, read_yaml
 
 
 def message_of(text: str) -> str:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from partita_schema.common.checksums import DamagedError
 from partita_schema.errors import ResumeError
-from partita_schema.sealed import DamagedError
 from partita_trainers.checkpoint import (
     clear_unfinished,
     list_checkpoints,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from partita_schema.sealed import DamagedError, sealed
+from partita_schema.common.checksums import DamagedError, sealed
 from partita_trainers import file_sums
 from partita_trainers.file_sums import FILE, check_sums, file_sum, read_sums, summed
 

@@ -12,7 +12,7 @@ import torch
 
 from partita.distributed.thread_group import ThreadGroup
 from partita_schema.errors import TrainingError
-from partita_schema.trainer import NoTrainer
+from partita_schema.sections.trainer import NoTrainer
 from partita_trainers.base import Batch
 from partita_trainers.finetune import Finetune
 from partita_trainers.micro_batches import split_batch

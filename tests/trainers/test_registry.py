@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from partita_schema.errors import ConfigError
-from partita_schema.trainer import CustomTrainer, FinetuneTrainer, NoTrainer, Trainer
+from partita_schema.sections.trainer import CustomTrainer, FinetuneTrainer, NoTrainer, Trainer
 from partita_trainers.finetune import Finetune
 from partita_trainers.registry import TRAINERS, build_trainer, check_probe, load_class
 from partita_trainers.zero_shot import ZeroShot

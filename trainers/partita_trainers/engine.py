@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 
 from partita_schema.errors import ConfigError, Problem, TrainingError
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.accelerate_internals import PREPARED, reset_precision
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.batch_size.memory import attempt

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path, PurePosixPath
 
-from partita_schema.atomic import beside, write_atomically
-from partita_schema.sealed import DamagedError, sealed, unsealed
+from partita_schema.common.checksums import DamagedError, sealed, unsealed
+from partita_schema.common.files import beside, write_atomically
 
 FILE = "partita-checksums.json"
 FORMAT = 1

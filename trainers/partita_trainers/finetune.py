@@ -16,8 +16,8 @@ from accelerate.utils import set_seed
 
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
-from partita_schema.model import ScratchModel
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.model import ScratchModel
+from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batches, GlobalBatch, Metrics, ProbeContext, TrainerContext, TrainResult
 from partita_trainers.batch_size.training_probe import TrainingProbe
 from partita_trainers.checkpoint import (

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import torch
 
-from partita_schema.counted import counted
+from partita_schema.common.checksums import hash_to_int
+from partita_schema.common.text import counted
 from partita_schema.errors import DivergenceError, OutOfStepError, TrainingError
-from partita_schema.hashing import hash_to_int
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.engine import IDLE, MicroBatchLoss, TrainEngine

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, cast
 
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
-from partita_schema.trainer import HogwildTrainer
+from partita_schema.sections.trainer import HogwildTrainer
 from partita_trainers.bags import BagModel, Bags, joined
 from partita_trainers.base import Batches, Metrics, ProbeContext, TrainerContext, TrainResult
 from partita_trainers.checkpoint import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Batch
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from partita_schema.common.text import nearest
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.nearest import nearest
-from partita_schema.trainer import CustomTrainer, FinetuneTrainer, HogwildTrainer, NoTrainer
+from partita_schema.sections.trainer import CustomTrainer, FinetuneTrainer, HogwildTrainer, NoTrainer
 from partita_trainers.base import Trainer
 
 TRAINERS = {

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita_schema.errors import DataError
-from partita_schema.trainer import FinetuneTrainer, LearningRateScheduler
+from partita_schema.sections.trainer import FinetuneTrainer, LearningRateScheduler
 from partita_trainers.base import Batches
 
 DEFAULT_EPOCHS = 3.0

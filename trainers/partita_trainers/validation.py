@@ -1,7 +1,7 @@
 """Best checkpoint and early stopping.
 
-`partita_schema.metrics` defines for each metric whether lower or higher is better. On a tie the earlier evaluation
-wins, and NaN is never the best.
+`partita_schema.sections.outputs` defines for each metric whether lower or higher is better. On a tie the earlier
+evaluation wins, and NaN is never the best.
 """
 
 import math
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from partita_schema.common.text import nearest
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.metrics import direction_of
-from partita_schema.nearest import nearest
+from partita_schema.sections.outputs import direction_of
 from partita_trainers.base import Metrics
 
 

@@ -1,6 +1,6 @@
 """Evaluation of the model without training."""
 
-from partita_schema.trainer import NoTrainer
+from partita_schema.sections.trainer import NoTrainer
 from partita_trainers.base import Metrics, ProbeContext, TrainerContext, TrainResult
 
 

@@ -8,10 +8,10 @@ from partita.backends.context import RunContext
 from partita.backends.endpoint.backend import REFUSALS
 from partita.simulation.opening import section_of
 from partita.simulation.participants import other_agents, place_of
-from partita_schema.agents import ModelAgentConfig
-from partita_schema.backend import EndpointBackendConfig
 from partita_schema.errors import ConfigError, PartitaError, Problem
 from partita_schema.load import load_config
+from partita_schema.sections.agents import ModelAgentConfig
+from partita_schema.sections.backend import EndpointBackendConfig
 
 SHARED_SECTIONS = ("version", "model_parameters", "trust_remote_code", "seed", "prompt", "generation", "preprocessing")
 """Sections that also apply to another base model."""

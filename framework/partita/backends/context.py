@@ -29,7 +29,7 @@ from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_schema.load import LoadedConfig, load_config
-from partita_schema.model import ScratchModel
+from partita_schema.sections.model import ScratchModel
 from partita_trainers.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)

@@ -3,11 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from partita_schema.backend import RayBackendConfig, TorchrunBackendConfig
-from partita_schema.batching import PackBatching, TokenBudgetBatching
+from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.counted import counted
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.backend import RayBackendConfig, TorchrunBackendConfig
+from partita_schema.sections.batching import PackBatching, TokenBudgetBatching
+from partita_schema.sections.trainer import FinetuneTrainer
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ from partita.training.run import (
     train_in,
 )
 from partita.training.self_training import SelfTraining, check_rounds, rounds_of
-from partita_schema.model import EmbeddingBagModel
-from partita_schema.self_training import SelfTrainingConfig
+from partita_schema.sections.model import EmbeddingBagModel
+from partita_schema.sections.self_training import SelfTrainingConfig
 from partita_trainers.base import TrainResult
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from partita.distributed.init import THREADS_BY_HAND, available_cores, init_process_group
 from partita.distributed.world import LAUNCHED, get_world
-from partita_schema.backend import RayBackendConfig, TorchrunBackendConfig
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, JobError, Problem
+from partita_schema.sections.backend import RayBackendConfig, TorchrunBackendConfig
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 logger = logging.getLogger(__name__)

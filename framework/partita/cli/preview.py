@@ -7,7 +7,7 @@ import typer
 
 from partita.cli.options import Overrides
 from partita.cli.standard_streams import StdinFormat, dataset_path
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ import typer
 
 from partita.cli.options import AsJson, File, Overrides, Quiet, print_metrics, print_wrapped, start_model
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.errors import ConfigError, Problem
 
 

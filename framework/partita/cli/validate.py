@@ -17,8 +17,8 @@ def validate(
 ) -> None:
     """Check configuration files without loading a model or data. All errors are reported at once, with their lines."""
     with no_garbage_collection():
+        from partita_schema.config import summary
         from partita_schema.load import load_config
-        from partita_schema.summary import summary
 
         failed = False
         for file in files:

@@ -5,7 +5,7 @@ This package exports what users implement: sources, formatters and collators.
 
 from typing import TYPE_CHECKING
 
-from partita_schema.lazy import lazy_exports
+from partita_schema.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from partita.data.batching.collate import collate

@@ -7,8 +7,8 @@ import numpy as np
 
 from partita.data.batching.choice import expected_padding
 from partita.data.batching.policies import Policy
-from partita_schema.batching import Batching
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
+from partita_schema.sections.batching import Batching
 
 
 @dataclass(frozen=True)

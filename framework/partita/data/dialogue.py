@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from partita.data.rows import RowKeys, Rows, digest
+from partita_schema.common.checksums import hash_to_int
 from partita_schema.config import Config
-from partita_schema.dialogue import DialogueConfig
 from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
-from partita_schema.hashing import hash_to_int
+from partita_schema.sections.dialogue import DialogueConfig
 
 Message = dict[str, Any]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from partita_schema.hashing import hash_to_int
+from partita_schema.common.checksums import hash_to_int
 
 Status = Literal["done", "truncated", "failed"]
 """Status of a finished episode.

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from partita.data.rows import BadRow
-from partita_schema.atomic import beside, write_atomically
-from partita_schema.counted import counted
+from partita_schema.common.checksums import parse_json
+from partita_schema.common.files import beside, write_atomically
+from partita_schema.common.text import counted
 from partita_schema.errors import DataError
-from partita_schema.sealed import parse_json
 
 logger = logging.getLogger(__name__)
 

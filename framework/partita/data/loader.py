@@ -12,8 +12,8 @@ from partita.data.batching.cursor import Cursor, Resume, batching_parts, continu
 from partita.data.batching.indexed import PLANNER_VERSION, IndexedPlanner, Order, PlannedStep
 from partita.data.batching.policies import build_policy
 from partita.data.tokenized import TokenizedDataset
-from partita_schema.batching import Batching
 from partita_schema.errors import DataError, ResumeError
+from partita_schema.sections.batching import Batching
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 

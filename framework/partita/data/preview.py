@@ -19,7 +19,7 @@ from partita.data.splits import TRAINING, has_answers, is_streamed, open_splits
 from partita.data.tokenized import encoded_chunks, note_chunk
 from partita_schema.config import Config
 from partita_schema.errors import DataError
-from partita_schema.model import ScratchModel
+from partita_schema.sections.model import ScratchModel
 
 MEASURED_ROWS = 1000
 """Number of evenly spaced training rows whose lengths are measured; of dialogues, all rows expanded from them."""

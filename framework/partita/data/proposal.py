@@ -14,7 +14,7 @@ from partita.data.sources import tables
 from partita.data.sources.readers import READERS
 from partita.data.sources.records import MAX_ROW_BYTES
 from partita.data.sources.sources import find_files, format_of
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.dump import scalar
 from partita_schema.errors import DataError, shortened
 

@@ -21,7 +21,7 @@ from partita.data.streams.shard_group import ShardPlan
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.rows import check_rows, row_schema
-from partita_schema.sources import CustomSource, FileSource, HubSource, Source
+from partita_schema.sections.sources import CustomSource, FileSource, HubSource, Source
 
 SAMPLED_ROWS = 2048
 """Number of rows at the start of a stream from which lengths are estimated."""

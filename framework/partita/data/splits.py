@@ -14,14 +14,14 @@ from partita.data.rows import Rows
 from partita.data.sources.csv_reader import other_separator
 from partita.data.sources.mixed import joined, open_mix
 from partita.data.sources.sources import open_rows
+from partita_schema.common.checksums import hash_to_int
+from partita_schema.common.text import nearest
 from partita_schema.config import Config
-from partita_schema.data import FixedSplit, HashSplit, StratifySplit
 from partita_schema.dialogue_formats import has_dialogues
 from partita_schema.errors import DataError
-from partita_schema.features import DialogueInput, TextInput
-from partita_schema.hashing import hash_to_int
-from partita_schema.nearest import nearest
-from partita_schema.sources import SimulationSource
+from partita_schema.sections.data import FixedSplit, HashSplit, StratifySplit
+from partita_schema.sections.features import DialogueInput, TextInput
+from partita_schema.sections.sources import SimulationSource
 
 TRAINING, VALIDATION, TEST = "training", "validation", "test"
 DIALOGUES_LOOKED_AT = 100

@@ -25,9 +25,9 @@ from partita.data.rows import Rows, digest
 from partita.data.token_files import DamagedTokens, TokenWriter, read_tokens
 from partita.data.tokenized import IN_THIS_PROCESS, TokenizedDataset, encoded_chunks, note_chunk, save_checked
 from partita.runs.files import WRITE_ERRORS, not_inherited
-from partita_schema.atomic import sync_folder
-from partita_schema.data import LoaderOptions
+from partita_schema.common.files import sync_folder
 from partita_schema.errors import WriteError
+from partita_schema.sections.data import LoaderOptions
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from partita.data.chunks import EncodedChunk
 from partita.data.ledger import LEDGER, QUARANTINE
 from partita.data.rows import RowKeys
 from partita.data.tokenized import TokenizedDataset
-from partita_schema.atomic import write_atomically
-from partita_schema.sealed import DamagedError, sealed, unsealed
+from partita_schema.common.checksums import DamagedError, sealed, unsealed
+from partita_schema.common.files import write_atomically
 
 FORMAT = 2
 """Increased whenever the meaning of the files changes."""

@@ -11,8 +11,8 @@ from partita.data.ledger import Ledger
 from partita.data.rows import RowKeys, Rows, digest
 from partita.data.workers import EncodingWorkers
 from partita_schema.config import Config
-from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError
+from partita_schema.sections.data import LoaderOptions
 
 IN_THIS_PROCESS = LoaderOptions()
 """Loader options without worker processes."""

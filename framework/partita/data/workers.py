@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError
+from partita_schema.sections.data import LoaderOptions
 from partita_trainers.interrupt import end_with_parent
 
 Input = TypeVar("Input")

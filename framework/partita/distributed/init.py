@@ -5,7 +5,7 @@ import os
 from functools import cache
 
 from partita.distributed.world import DistributedEnv, get_world
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.errors import PartitaError
 from partita_trainers.process_group import ProcessGroup
 

@@ -24,9 +24,9 @@ import numpy.typing as npt
 from partita.generation.record import STATUSES, PredictionRecord, Status, json_line, read_record
 from partita.outputs.base import clipped
 from partita.runs.files import open_private, why_not_written
-from partita_schema.atomic import beside
+from partita_schema.common.checksums import DamagedError, sealed_line, unsealed_line
+from partita_schema.common.files import beside
 from partita_schema.errors import ResumeError, WriteError
-from partita_schema.sealed import DamagedError, sealed_line, unsealed_line
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from partita.generation.prompts import EncodedPrompts, PromptRows, PromptSource
 from partita.generation.record import fingerprint_of
 from partita.outputs.registry import output_types
 from partita.runs.progress import NoProgress
+from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.counted import counted
 from partita_trainers.interrupt import interruption, never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 

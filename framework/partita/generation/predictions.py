@@ -17,8 +17,8 @@ from partita.generation.tables import CHUNK_ROWS, arrow_tables, column_types, wr
 from partita.outputs.base import ColumnType
 from partita.outputs.decode import Decoded, Decoder
 from partita.outputs.registry import output_types
+from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.counted import counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from partita.data.rows import digest
-from partita_schema.hashing import json_digest
-from partita_schema.sealed import unsealed_line
+from partita_schema.common.checksums import json_digest, unsealed_line
 
 Status = Literal["ok", "error", "skipped"]
 STATUSES: tuple[Status, ...] = ("ok", "error", "skipped")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita_schema.errors import ModelError
-from partita_schema.model import ScratchModel
+from partita_schema.sections.model import ScratchModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast

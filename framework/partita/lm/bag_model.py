@@ -33,7 +33,7 @@ from partita.tokenizers.hub import check_intact, digest, tensors_digest
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, ResumeError
-from partita_schema.model import EmbeddingBagModel
+from partita_schema.sections.model import EmbeddingBagModel
 from partita_trainers.bags import Bags
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Purpose, Timing

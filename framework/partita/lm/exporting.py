@@ -14,8 +14,8 @@ from partita.lm.precision import quantized_layers
 from partita.lm.saving import adapter_tensors, save_adapter
 from partita.tokenizers.hub import BASE, digest, folder_digest, hub_commit
 from partita.tokenizers.load import tokenizer_digest
-from partita_schema.adapter import LoraAdapter
-from partita_schema.model import ScratchModel
+from partita_schema.sections.adapter import LoraAdapter
+from partita_schema.sections.model import ScratchModel
 from partita_trainers.file_sums import summed
 
 if TYPE_CHECKING:

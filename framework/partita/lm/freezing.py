@@ -8,7 +8,7 @@ from torch import nn
 
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.trainer import FinetuneTrainer
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from partita.lm.row import NOT_NUMBERS, Row
 from partita.lm.sampler import Sampler, row_processors
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, shortened
-from partita_schema.prompt import Generation
+from partita_schema.sections.prompt import Generation
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast

@@ -16,8 +16,8 @@ from partita.tokenizers.hub import find_base
 from partita_schema.base import NonNegativeInt, Number, Positive, PositiveInt, StrictBool
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.model import NewModel
-from partita_schema.prompt import Generation
+from partita_schema.sections.model import NewModel
+from partita_schema.sections.prompt import Generation
 
 FILE_NAME = "generation_config.json"
 

@@ -36,9 +36,9 @@ from partita.lm.slots import Slots, SlotWay
 from partita.lm.worst_case import TIMED_STEPS, batch_decode_step, batch_worst_case, reachable_tokens, timed_length
 from partita.lm.worst_slots import slots_decode_step, slots_worst_case
 from partita.tokenizers.hub import digest, tensors_digest
-from partita_schema.adapter import AdaloraAdapter
 from partita_schema.errors import ModelError
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.adapter import AdaloraAdapter
+from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Purpose, Timing
 

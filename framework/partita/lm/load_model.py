@@ -15,9 +15,9 @@ from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.loading import find_device, load_base, seeded
 from partita.lm.precision import choose_kernels
 from partita.tokenizers.hub import find_sources, quiet_libraries
-from partita_schema.adapter import Adapter
 from partita_schema.config import Config
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.adapter import Adapter
+from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from partita.lm.precision import bitsandbytes_config, faster_dtype
 from partita.tokenizers.hub import check_intact, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.model import ModelParameters, RopeScaling, ScratchModel
+from partita_schema.sections.model import ModelParameters, RopeScaling, ScratchModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast

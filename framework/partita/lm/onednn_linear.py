@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from partita_schema.sealed import sealed, unsealed
+from partita_schema.common.checksums import sealed, unsealed
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.linux import processor

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from partita.lm.onednn_linear import use_onednn, using_onednn
-from partita_schema.model import Quantization
+from partita_schema.sections.model import Quantization
 from partita_trainers.batch_size.clock import now
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The protocol of output types: decoding, metrics and columns of predictions.
 
-A type of output is one file here and one in `partita_schema.outputs`; `registry` is the table. Other code asks the
-object of a type and does not look at which type it is.
+A type of output is one file here and one in `partita_schema.sections.outputs`; `registry` is the table. Other code
+asks the object of a type and does not look at which type it is.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from partita_schema.cells import compact_json
-from partita_schema.outputs import OutputFeature
+from partita_schema.sections.outputs import OutputFeature
 
 ColumnType = Literal["boolean", "integer", "number", "text", "json"]
 """json: any value that fits none of the other types; written as JSON text to formats without nested values."""

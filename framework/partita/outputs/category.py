@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from partita.outputs.base import ColumnType, OutputType, Reader, ReadError, clipped
-from partita_schema.outputs.category import CategoryOutput, Match
+from partita_schema.sections.outputs.category import CategoryOutput, Match
 
 MARKS = " \t\r\n.,;:!?\"'`*()[]<>\u2018\u2019\u201c\u201d"
 """Characters that may surround a label."""

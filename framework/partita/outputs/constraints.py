@@ -7,8 +7,8 @@ from typing import Protocol
 from partita.lm.base import GenerationOptions, Label
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.grammar import answer_grammar
-from partita_schema.outputs import OutputFeature
+from partita_schema.sections.outputs import OutputFeature
+from partita_schema.sections.outputs.grammar import answer_grammar
 
 
 class AnswerEncoder(Protocol):

@@ -14,7 +14,7 @@ from partita.outputs.registry import output_type
 from partita_schema.cells import compact_json
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.outputs import OutputFeature
+from partita_schema.sections.outputs import OutputFeature
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from partita.outputs.base import OutputType, Reader, ReadError
 from partita.outputs.find_json import find_json
 from partita_schema.json_values import json_validator, schema_mistake
-from partita_schema.outputs.json import JsonOutput
+from partita_schema.sections.outputs.json import JsonOutput
 
 MAX_REASON = 200
 """Length limit of a reason, in characters."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from partita.outputs.base import OutputType, Reader, ReadError, clipped, exact_sum
-from partita_schema.outputs.number import NumberDecoder, NumberOutput
+from partita_schema.sections.outputs.number import NumberDecoder, NumberOutput
 
 SEPARATORS = ",_'\u2019 \u00a0\u202f"
 """Thousands separators; a number must use the same one throughout."""

@@ -1,4 +1,4 @@
-"""The table of output types; the table of their sections is in `partita_schema.outputs`."""
+"""The table of output types; the table of their sections is in `partita_schema.sections.outputs`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from partita.outputs.number import NumberType
 from partita.outputs.set import SetType
 from partita.outputs.text import TextType
 from partita_schema.config import Config
-from partita_schema.outputs import OutputFeature
+from partita_schema.sections.outputs import OutputFeature
 
 OUTPUT_TYPES: dict[str, type[OutputType[Any]]] = {
     "text": TextType,

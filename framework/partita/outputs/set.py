@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from partita.outputs.base import OutputType, Reader, ReadError, clipped, exact_sum
 from partita.outputs.find_json import find_json
 from partita_schema.cells import compact_json
-from partita_schema.outputs.set import SetOutput
+from partita_schema.sections.outputs.set import SetOutput
 
 MARKS = ".\"'`"
 """Characters that may surround a label between commas."""

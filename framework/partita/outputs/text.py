@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from partita.outputs.base import OutputType, Reader, exact_sum
-from partita_schema.outputs.text import TextOutput
+from partita_schema.sections.outputs.text import TextOutput
 
 ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
 """ROUGE metrics and their names in the library."""

@@ -17,7 +17,7 @@ from partita.pipeline.training_shape import TrainingShape
 from partita.runs.manifest import versions
 from partita_schema.config import Config
 from partita_schema.errors import OtherRankError
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.batch_size.cache import Cache, bucket
 from partita_trainers.batch_size.memory import device_memory
 from partita_trainers.batch_size.probe import BatchSize, Probe, Purpose

@@ -29,7 +29,7 @@ from partita.outputs.decode import Decoder
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
 from partita_schema.errors import DataError
-from partita_schema.model import EmbeddingBagModel
+from partita_schema.sections.model import EmbeddingBagModel
 
 if TYPE_CHECKING:
     from partita_trainers.base import Batch

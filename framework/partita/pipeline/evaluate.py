@@ -21,10 +21,10 @@ from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline, PipelineParts
 from partita.pipeline.eval_dataset import EvalDataset
 from partita.pipeline.tune import max_loss_tokens_of, prompt_lengths
-from partita_schema.counted import counted
-from partita_schema.data import Data
+from partita_schema.common.text import counted
 from partita_schema.errors import OutOfMemory
 from partita_schema.rows import row_schema
+from partita_schema.sections.data import Data
 from partita_trainers.base import Batch, Metrics
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective, ObjectiveContext, metric_values

@@ -8,10 +8,10 @@ from typing import Any
 
 from partita.pipeline.build import Labels
 from partita.runs.manifest import MANIFESTS
-from partita_schema.atomic import write_atomically
+from partita_schema.common.checksums import sealed
+from partita_schema.common.files import write_atomically
 from partita_schema.config import Config
 from partita_schema.records import FORMAT_VERSION
-from partita_schema.sealed import sealed
 
 
 def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from partita.data.rows import Rows, digest
 from partita.pipeline.build import PipelineParts
 from partita.tokenizers.hub import folder_digest
-from partita_schema.outputs import OutputFeature
+from partita_schema.sections.outputs import OutputFeature
 
 
 def answer_fingerprint(parts: PipelineParts, rows: Rows, *, result: Path | None) -> dict[str, str]:

@@ -13,10 +13,10 @@ from partita.data.batching.choice import choose_batching
 from partita.data.batching.indexed import IndexedPlanner, Order
 from partita.data.batching.policies import FIXED_WINDOW, Policy, build_policy
 from partita.data.tokenized import TokenizedDataset
-from partita_schema.batching import AutoBatching, Batching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
 from partita_schema.errors import DataError
-from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer, HogwildTrainer
+from partita_schema.sections.batching import AutoBatching, Batching, FixedBatching, PackBatching, TokenBudgetBatching
+from partita_schema.sections.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer, HogwildTrainer
 from partita_trainers.batch_size.probe import BatchSize, Volume
 
 SAMPLED_ROWS = 20_000

@@ -18,10 +18,10 @@ from partita.pipeline.build import Pipeline, PipelineParts
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.pipeline.probes import countable_rows
 from partita.pipeline.training_shape import TrainingShape
-from partita_schema.batching import PackBatching
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import row_schema
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.batching import PackBatching
+from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import ProbeContext, Trainer
 from partita_trainers.batch_size.probe import BatchSize, Probe
 from partita_trainers.batch_size.probe_runner import ProbeRunner

@@ -6,7 +6,7 @@ This module needs no heavy library. Memory is in powers of 1000, as in the confi
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 
 PREFILL_TITLES = {"generation": "prefill s", "evaluation": "forward s", "training": "step s"}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.linux import cgroup_free_bytes, cgroup_total, meminfo, processor
 

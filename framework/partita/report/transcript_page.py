@@ -16,8 +16,8 @@ from partita.report.page_head import HEAD
 from partita.runs.files import writing
 from partita.simulation.report import RolloutOutcomes, column
 from partita.simulation.run import SimulationResult
-from partita_schema.atomic import write_atomically
-from partita_schema.counted import counted
+from partita_schema.common.files import write_atomically
+from partita_schema.common.text import counted
 
 MOST = 200
 """Maximum number of dialogues on a page, over all histories."""

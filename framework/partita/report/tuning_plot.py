@@ -19,8 +19,8 @@ from partita.report.batch_sizes import (
     refused_rows,
     speed_points,
 )
-from partita_schema.atomic import write_atomically
-from partita_schema.counted import counted
+from partita_schema.common.files import write_atomically
+from partita_schema.common.text import counted
 from partita_schema.errors import DataError, PartitaError, WriteError
 from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 from partita_trainers.batch_size.search import between

@@ -18,13 +18,13 @@ from partita.runs.files import lock, strict_json, without_infinities, writing
 from partita.runs.manifest import FREE_KEYS, check_free, check_same, differences, now, read_manifest, versions
 from partita.runs.progress import show_progress
 from partita.runs.tracking import Trackers
-from partita_schema.atomic import write_atomically
+from partita_schema.common.checksums import DamagedError, parse_json, sealed
+from partita_schema.common.files import write_atomically
+from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.counted import counted
 from partita_schema.errors import OtherRankError, ResumeError
 from partita_schema.records import FORMAT_VERSION, ManifestRecord
-from partita_schema.sealed import DamagedError, parse_json, sealed
-from partita_schema.variables import escaped
+from partita_schema.yaml.variables import escaped
 from partita_trainers.file_sums import check_sums
 from partita_trainers.process_group import ProcessGroup
 

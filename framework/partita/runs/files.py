@@ -15,7 +15,7 @@ from typing import IO, Any, TextIO
 
 from safetensors import SafetensorError
 
-from partita_schema.atomic import sync_folder
+from partita_schema.common.files import sync_folder
 from partita_schema.errors import ResumeError, WriteError
 
 WRITE_ERRORS = (

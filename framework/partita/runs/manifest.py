@@ -12,11 +12,11 @@ from typing import Any
 
 from marshmallow import ValidationError
 
+from partita_schema.common.checksums import DamagedError, unsealed
+from partita_schema.common.text import nearest
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError, ResumeError
-from partita_schema.nearest import nearest
 from partita_schema.records import FORMAT_VERSION, ManifestRecord
-from partita_schema.sealed import DamagedError, unsealed
 
 PACKAGES = ("partita", "torch", "transformers", "peft", "bitsandbytes", "datasets", "accelerate", "tokenizers", "numpy")
 

@@ -9,7 +9,7 @@ from partita.data.episode import Episode, EpisodeTurn
 from partita.simulation.agents import Agent, TurnContext
 from partita.simulation.contract import Checker, Environment, Message, Verdict
 from partita.simulation.worlds import Play, RequestTurn, World
-from partita_schema.lazy import lazy_exports
+from partita_schema.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from partita.simulation.rollout import Rollout

@@ -15,7 +15,7 @@ from typing import Any
 
 from partita.simulation.contract import ContractError, StepTimeoutError
 from partita.simulation.fork_server import receive, send
-from partita_schema.simulation import EnvironmentWorldConfig
+from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 SERVER = """
 import json, sys

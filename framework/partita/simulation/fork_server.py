@@ -28,7 +28,7 @@ from typing import Any
 
 from partita.simulation.adapters import adapted, load_environment
 from partita.simulation.contract import Environment, answered, described, opened
-from partita_schema.simulation import EnvironmentWorldConfig
+from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 LENGTH = struct.Struct("!Q")
 PR_SET_PDEATHSIG = 1

@@ -18,11 +18,11 @@ from partita.simulation.registry import CHECKERS, ROLLOUTS, TRANSCRIPTS, WORLDS,
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
 from partita.simulation.worlds import CheckedWorld, Closing, CustomWorld, EnvironmentWorld, ReplayWorld, World
-from partita_schema.agents import CustomWorldConfig, GoldAgentConfig
 from partita_schema.config import Config
 from partita_schema.dialogue_formats import FormatError, read_dialogue
 from partita_schema.errors import ConfigError, DataError, Problem
-from partita_schema.simulation import EnvironmentWorldConfig, ReplayWorldConfig, Simulation
+from partita_schema.sections.agents import CustomWorldConfig, GoldAgentConfig
+from partita_schema.sections.simulation import EnvironmentWorldConfig, ReplayWorldConfig, Simulation
 
 
 @dataclass(frozen=True)

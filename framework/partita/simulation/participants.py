@@ -21,18 +21,17 @@ from partita.simulation.rollout import Rollout
 from partita.simulation.speakers import ModelSpec
 from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import Conversation, World
-from partita_schema.agents import (
+from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.sections.agents import (
     CustomWorldConfig,
     GoldAgentConfig,
     ModelAgentConfig,
     ScriptedAgentConfig,
     SelfPlayWorldConfig,
     UserSimWorldConfig,
-    agents_beside_main,
 )
-from partita_schema.errors import ConfigError, DataError, Problem
-from partita_schema.prompt import template_fields
-from partita_schema.simulation import Simulation
+from partita_schema.sections.prompt import template_fields
+from partita_schema.sections.simulation import Simulation, agents_beside_main
 from partita_trainers.batch_size.probe import BatchSize
 
 SpeakingAgent: TypeAlias = ModelAgentConfig | ScriptedAgentConfig | GoldAgentConfig

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from partita.data.parts import load_part
 from partita.simulation.contract import described
+from partita_schema.base import is_target
+from partita_schema.common.text import nearest
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.nearest import nearest
-from partita_schema.target import is_target
 
 Kind = TypeVar("Kind")
 

@@ -22,7 +22,7 @@ from partita.simulation.agents import Agent
 from partita.simulation.contract import StepTimeoutError
 from partita.simulation.speakers import ModelSpeaker, ModelSpec, ProgramSpeaker, Speaker, TurnResult
 from partita.simulation.worlds import Play, World, failure
-from partita_schema.simulation import Limits
+from partita_schema.sections.simulation import Limits
 from partita_trainers.interrupt import never
 
 logger = logging.getLogger(__name__)

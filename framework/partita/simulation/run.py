@@ -32,10 +32,10 @@ from partita.simulation.report import RolloutOutcomes, SimulationReport, outcome
 from partita.simulation.shared_rollout import rollout
 from partita.simulation.transcripts import Transcripts, open_transcripts
 from partita.simulation.worlds import World
-from partita_schema.agents import ModelAgentConfig
-from partita_schema.counted import counted
-from partita_schema.simulation import ReplayWorldConfig as ReplaySection
-from partita_schema.simulation import Simulation
+from partita_schema.common.text import counted
+from partita_schema.sections.agents import ModelAgentConfig
+from partita_schema.sections.simulation import ReplayWorldConfig as ReplaySection
+from partita_schema.sections.simulation import Simulation
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
 
 logger = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from partita.generation.work_queue import WorkQueue, drain
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
 from partita.simulation.turns import log_prompt_counts
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.errors import SimulationError
-from partita_schema.simulation import Limits
+from partita_schema.sections.simulation import Limits
 from partita_trainers.base import Progress
 from partita_trainers.interrupt import interruption
 from partita_trainers.process_group import ProcessGroup, synchronized_errors

@@ -29,7 +29,7 @@ from partita.simulation.turns import TurnEncoder, TurnPrompt
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
 
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 
 logger = logging.getLogger(__name__)
 

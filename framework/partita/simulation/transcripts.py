@@ -21,10 +21,10 @@ from typing import Any
 
 from partita.data.episode import Episode, from_line
 from partita.runs.files import open_private, writing
-from partita_schema.atomic import replacing
-from partita_schema.counted import counted
+from partita_schema.common.checksums import DamagedError, sealed_line, unsealed_line
+from partita_schema.common.files import replacing
+from partita_schema.common.text import counted
 from partita_schema.errors import ResumeError
-from partita_schema.sealed import DamagedError, sealed_line, unsealed_line
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, main_process_first
 
 logger = logging.getLogger(__name__)

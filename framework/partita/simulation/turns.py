@@ -19,7 +19,7 @@ from typing import Any
 from partita.data.episode import AGENT, Episode
 from partita.data.formatting.row_tokenizer import PromptExample, RowTokenizer
 from partita.simulation.worlds import filled
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 
 logger = logging.getLogger(__name__)
 

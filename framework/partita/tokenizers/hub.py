@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita_schema.common.checksums import DamagedError, json_digest, parse_json
+from partita_schema.common.text import nearest
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, PartitaError
-from partita_schema.hashing import json_digest
-from partita_schema.model import NewModel
-from partita_schema.nearest import nearest
-from partita_schema.sealed import DamagedError, parse_json
+from partita_schema.sections.model import NewModel
 from partita_trainers.file_sums import FILE as SUMS
 from partita_trainers.file_sums import check_sums, file_sum
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from partita.tokenizers.hub import check_intact, digest, find_base, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.model import NewModel, ScratchModel
+from partita_schema.sections.model import NewModel, ScratchModel
 from partita_trainers.file_sums import write_sums
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.pipeline.training_shape import TrainingShape, training_shape
 from partita.training.plan import plan_rows, plan_streams
-from partita_schema.trainer import NoTrainer
+from partita_schema.sections.trainer import NoTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 

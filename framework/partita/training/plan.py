@@ -15,10 +15,10 @@ from partita.data.streams.loader import count_shard_groups
 from partita.data.streams.shard_group import ShardPlan
 from partita.data.tokenized import TokenizedDataset
 from partita.pipeline.training_shape import TrainingShape, training_shape
+from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.counted import counted
 from partita_schema.errors import DataError
-from partita_schema.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
+from partita_schema.sections.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.schedule import DEFAULT_EPOCHS
 

@@ -18,12 +18,11 @@ from partita.pipeline.evaluate import LocalEvaluator, evaluate_dataset
 from partita.pipeline.tune import run_sizes
 from partita.runs.directory import RunDirectory
 from partita.training.datasets import TrainingDatasets, build_training_datasets, training_loader
+from partita_schema.common.text import counted, nearest
 from partita_schema.config import Config
-from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, Problem, ResumeError
-from partita_schema.metrics import direction_of
-from partita_schema.nearest import nearest
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.outputs import direction_of
+from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Metrics, Trainer, TrainerContext, TrainResult
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize

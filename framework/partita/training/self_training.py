@@ -29,14 +29,14 @@ from partita.simulation.opening import build_world, find_keepers, open_tasks, se
 from partita.simulation.participants import AgentModel, build_programs
 from partita.simulation.run import simulate
 from partita.training.run import finished_result, train_in
-from partita_schema.atomic import write_atomically
+from partita_schema.common.checksums import DamagedError, sealed, unsealed, unsealed_line
+from partita_schema.common.files import write_atomically
+from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.counted import counted
 from partita_schema.errors import ConfigError, NothingToLearnError, Problem, ResumeError
-from partita_schema.sealed import DamagedError, sealed, unsealed, unsealed_line
-from partita_schema.self_training import SelfTrainingConfig
-from partita_schema.simulation import Simulation, Tasks
-from partita_schema.sources import SimulationSource, default_name
+from partita_schema.sections.self_training import SelfTrainingConfig
+from partita_schema.sections.simulation import Simulation, Tasks
+from partita_schema.sections.sources import SimulationSource, default_name
 from partita_trainers.base import TrainResult
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.memory import free_everything

@@ -4,7 +4,7 @@ from typing import get_args
 
 from partita.backends.base import Backend
 from partita.backends.open import BACKENDS
-from partita_schema.backend import Backend as BackendSection
+from partita_schema.sections.backend import Backend as BackendSection
 
 
 def test_every_backend_of_the_schema_has_a_class() -> None:

@@ -17,8 +17,8 @@ from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.config import Config
-from partita_schema.data import LoaderOptions
 from partita_schema.errors import ConfigError, DataError
+from partita_schema.sections.data import LoaderOptions
 
 Make = Callable[..., Config]
 PARTS = """

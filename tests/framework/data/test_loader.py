@@ -19,10 +19,10 @@ from partita.data.sources.sources import open_rows
 from partita.data.tokenized import TokenizedDataset, texts
 from partita.distributed.thread_group import ThreadGroup
 from partita.tokenizers.load import byte_tokenizer, train_tokenizer
-from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
-from partita_schema.model import ScratchModel
+from partita_schema.sections.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
+from partita_schema.sections.model import ScratchModel
 from partita_trainers.base import Batch, GlobalBatch
 
 from ...json_lines import read_json_lines

@@ -14,7 +14,7 @@ from partita.data.proposal import FIRST_ROWS, Proposal, proposal_of, read_first_
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.load import load_config
-from partita_schema.outputs.set import SetOutput
+from partita_schema.sections.outputs.set import SetOutput
 from partita_schema.templates import TASKS, template
 
 from ...json_lines import write_json_lines

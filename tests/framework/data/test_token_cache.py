@@ -23,10 +23,10 @@ from partita.data.sources.sources import open_rows
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
 from partita.tokenizers.load import byte_tokenizer
+from partita_schema.common.checksums import sealed
 from partita_schema.config import Config
-from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, WriteError
-from partita_schema.sealed import sealed
+from partita_schema.sections.data import LoaderOptions
 
 from ...json_lines import read_json_lines
 

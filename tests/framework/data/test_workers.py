@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from partita.data.workers import EncodingWorkers
-from partita_schema.data import LoaderOptions
 from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.sections.data import LoaderOptions
 
 
 def double(number: int) -> int:
@@ -254,7 +254,7 @@ def test_workers_end_with_a_killed_program(tmp_path: Path, start_method: str) ->
     script.write_text(
         "import os, time\n"
         "from partita.data.workers import EncodingWorkers\n"
-        "from partita_schema.data import LoaderOptions\n"
+        "from partita_schema.sections.data import LoaderOptions\n"
         "def work(number):\n"
         "    return os.getpid()\n"
         "if __name__ == '__main__':\n"
@@ -280,7 +280,7 @@ def test_workers_that_are_alive_when_a_program_ends_are_ended_quietly(tmp_path: 
         "import os\n"
         "import torch\n"  # among what it leaves behind, generators are closed only when modules are gone
         "from partita.data.workers import EncodingWorkers\n"
-        "from partita_schema.data import LoaderOptions\n"
+        "from partita_schema.sections.data import LoaderOptions\n"
         "def work(number):\n"
         "    return os.getpid()\n"
         "def results():\n"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from partita.generation.journal import Journal
 from partita.generation.record import PredictionRecord, row_key
+from partita_schema.common.checksums import sealed_line
 from partita_schema.errors import ResumeError, WriteError
-from partita_schema.sealed import sealed_line
 
 from ...properties import examples
 

@@ -13,7 +13,7 @@ from partita.lm.base import GenerationOptions, GenerationRequest, Label
 from partita.lm.embedding_bag import bags_of
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import ModelError, ResumeError
-from partita_schema.model import EmbeddingBagModel
+from partita_schema.sections.model import EmbeddingBagModel
 from partita_trainers.base import Batch
 
 VOCABULARY = 100

@@ -8,7 +8,7 @@ import torch
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.generation import RowLimits, generation_options
 from partita_schema.errors import ModelError
-from partita_schema.model import Architecture
+from partita_schema.sections.model import Architecture
 
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 STORIES = Path(__file__).parents[4] / "shared" / "models" / "stories260k"

@@ -21,7 +21,7 @@ from partita.lm.generation_defaults import (
     read_checkpoint,
 )
 from partita_schema.errors import ModelError
-from partita_schema.prompt import Generation
+from partita_schema.sections.prompt import Generation
 from partita_trainers.file_sums import FILE as SUMS
 
 SIZES = ((3, 20), (17, 12), (9, 6), (1, 7))

@@ -30,7 +30,7 @@ from partita.tokenizers.load import (
 )
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.grammar import answer_grammar
+from partita_schema.sections.outputs.grammar import answer_grammar
 
 from ...properties import ends, examples
 

@@ -13,7 +13,7 @@ from partita.lm.base import GenerationOptions
 from partita.lm.loading import find_device
 from partita.tokenizers.hub import explain
 from partita_schema.errors import ModelError
-from partita_schema.model import Architecture, ModelParameters
+from partita_schema.sections.model import Architecture, ModelParameters
 
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from partita.lm.loss import padding_mask
-from partita_schema.model import Architecture
+from partita_schema.sections.model import Architecture
 from partita_trainers.base import Batch
 
 ARCHITECTURES = typing.get_args(Architecture)

@@ -10,7 +10,7 @@ from torch import nn
 
 from partita.lm import onednn_linear
 from partita.lm.onednn_linear import OneDnnLinear, largest, onednn_is_faster, save_first, use_onednn
-from partita_schema.sealed import sealed, unsealed
+from partita_schema.common.checksums import sealed, unsealed
 
 
 @pytest.fixture(autouse=True)

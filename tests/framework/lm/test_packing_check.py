@@ -10,7 +10,7 @@ import torch
 
 from partita.lm.neftune import row_lengths
 from partita_schema.errors import ModelError
-from partita_schema.model import Architecture
+from partita_schema.sections.model import Architecture
 from partita_trainers.base import Batch
 from partita_trainers.file_sums import FILE as SUMS
 

@@ -16,7 +16,7 @@ from partita.lm.base import GenerationOptions, SlotRequest
 from partita.lm.row import Row
 from partita.lm.slot_kv_cache import PrefixCache, SlotKVCache, SlotLayer
 from partita.lm.slots import Slots, SlotWay
-from partita_schema.model import Architecture
+from partita_schema.sections.model import Architecture
 
 from ...properties import ends, examples
 

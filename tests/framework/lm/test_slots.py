@@ -24,7 +24,7 @@ from partita.lm.slot_attention import chunks
 from partita.lm.slot_kv_cache import SlotKVCache
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import OutOfMemory
-from partita_schema.model import Architecture
+from partita_schema.sections.model import Architecture
 from partita_trainers.file_sums import FILE as SUMS
 
 from ...properties import ends, examples

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from partita.lm.base import GenerationOptions
-from partita_schema.trainer import FinetuneTrainer
+from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import GlobalBatch, ProbeContext, TrainerContext
 from partita_trainers.batch_size.probe import Volume
 from partita_trainers.checkpoint import random_state

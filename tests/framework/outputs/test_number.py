@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from partita.outputs.base import ReadError
 from partita.outputs.number import NumberReader
-from partita_schema.outputs.number import NumberDecoder
+from partita_schema.sections.outputs.number import NumberDecoder
 
 
 def read(text: str, **options: Any) -> float:

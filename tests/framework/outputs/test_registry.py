@@ -3,7 +3,7 @@
 from typing import get_args
 
 from partita.outputs.registry import OUTPUT_TYPES
-from partita_schema.outputs import OUTPUT_MODELS
+from partita_schema.sections.outputs import OUTPUT_MODELS
 
 
 def test_every_type_of_the_schema_has_a_class_here() -> None:

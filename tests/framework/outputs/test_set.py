@@ -22,8 +22,8 @@ from partita.outputs.scores import Scorer
 from partita.pipeline.fingerprint import output_part
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import DataError
-from partita_schema.grammar import answer_grammar
-from partita_schema.outputs.set import SetOutput
+from partita_schema.sections.outputs.grammar import answer_grammar
+from partita_schema.sections.outputs.set import SetOutput
 
 from .conftest import config_of
 

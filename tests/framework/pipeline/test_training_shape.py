@@ -12,8 +12,8 @@ from partita.data.loader import Loader
 from partita.data.rows import RowKeys
 from partita.data.tokenized import TokenizedDataset
 from partita.pipeline.training_shape import TrainingShape, training_shape
-from partita_schema.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
+from partita_schema.sections.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_trainers.batch_size.probe import BatchSize, Volume
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=70).map(np.array)

@@ -14,11 +14,11 @@ import yaml
 from partita.runs.directory import RunDirectory, open_run
 from partita.runs.files import lock, strict_json
 from partita.runs.manifest import ChosenRun, check_same, choose_folder, find_finished, leaves, read_manifest
-from partita_schema.backend import TorchrunBackendConfig
+from partita_schema.common.checksums import sealed
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError, ResumeError, WriteError
-from partita_schema.sealed import sealed
-from partita_schema.simulation import EnvironmentWorldConfig, Simulation, Tasks
+from partita_schema.sections.backend import TorchrunBackendConfig
+from partita_schema.sections.simulation import EnvironmentWorldConfig, Simulation, Tasks
 from partita_trainers.file_sums import summed
 
 from ...json_lines import read_json_lines

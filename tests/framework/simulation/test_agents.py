@@ -12,7 +12,7 @@ from partita import ConfigError, DataError, Model
 from partita.data.episode import Episode, from_line
 from partita.simulation import run as simulation_run
 from partita.simulation.turns import TurnEncoder
-from partita_schema.sealed import KEY as CHECKSUM
+from partita_schema.common.checksums import KEY as CHECKSUM
 
 from ...json_lines import read_json_lines
 from ...properties import ends
@@ -275,7 +275,7 @@ def test_models_share_what_memory_holds() -> None:
     from types import SimpleNamespace
 
     from partita.simulation.participants import find_sizes
-    from partita_schema.simulation import Simulation
+    from partita_schema.sections.simulation import Simulation
     from partita_trainers.batch_size.probe import BatchSize
 
     size = BatchSize(rows=48, origin="tuned", device="cpu", max_fitting=64)

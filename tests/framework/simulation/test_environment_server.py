@@ -13,7 +13,7 @@ import pytest
 from partita.simulation.adapters import tools_of
 from partita.simulation.contract import StepTimeoutError
 from partita.simulation.environment_server import EnvironmentServer, RemoteError
-from partita_schema.simulation import EnvironmentWorldConfig
+from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 from . import programs_of_tests
 
@@ -110,7 +110,7 @@ KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
 from partita.simulation.environment_server import EnvironmentServer
-from partita_schema.simulation import EnvironmentWorldConfig
+from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 options = {"misbehaves": True, "pids": sys.argv[2]}
 world = EnvironmentWorldConfig(type="environment", environment="worlds_of_tests:Deadly", options=options)

@@ -9,7 +9,7 @@ import pytest
 from partita.data.episode import Episode
 from partita.simulation.shared_rollout import RolloutProgress, record
 from partita.simulation.transcripts import Transcripts
-from partita_schema.simulation import Limits
+from partita_schema.sections.simulation import Limits
 from partita_trainers.process_group import SINGLE_PROCESS
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from partita.tokenizers.load import byte_tokenizer, load_tokenizer, read_tokenizer, tokenizer_digest, train_tokenizer
 from partita_schema.errors import ModelError
-from partita_schema.model import ScratchModel
+from partita_schema.sections.model import ScratchModel
 
 from ...properties import examples
 from ..lm.conftest import build_config

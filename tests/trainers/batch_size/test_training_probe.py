@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import partita_trainers.engine
-from partita_schema.trainer import CustomTrainer
+from partita_schema.sections.trainer import CustomTrainer
 from partita_trainers.base import ProbeContext
 from partita_trainers.batch_size.probe import Volume
 from partita_trainers.batch_size.training_probe import TrainingProbe

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from partita_schema.memory_size import parse_memory
+from partita_schema.sections.memory_size import parse_memory
 from partita_trainers.batch_size import linux
 
 T = TypeVar("T")

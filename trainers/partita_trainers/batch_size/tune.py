@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.memory import gigabytes
 from partita_trainers.batch_size.probe import BatchSize, Probe, ProbeResult, Volume

@@ -18,7 +18,7 @@ import httpx2
 from partita.backends.endpoint.protocol import EndpointReply, Mode
 from partita.backends.endpoint.redaction import Redaction, redacted_logs
 from partita.backends.endpoint.request_sender import RateLimiter, RequestFailure, RequestSender
-from partita_schema.backend import EndpointBackendConfig
+from partita_schema.sections.backend import EndpointBackendConfig
 
 
 @dataclass(frozen=True)

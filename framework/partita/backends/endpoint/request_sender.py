@@ -22,7 +22,7 @@ from partita.backends.endpoint.protocol import PATHS, AnswerError, EndpointReply
 from partita.backends.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
 from partita.backends.endpoint.redaction import Redaction
 from partita.generation.prompts import described
-from partita_schema.backend import EndpointBackendConfig
+from partita_schema.sections.backend import EndpointBackendConfig
 
 logger = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from partita.generation.prompts import Lengths
 from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings, RowRequests, RowResult, plan
 from partita.lm.base import Generated, GenerationOptions
 from partita.tokenizers.load import byte_tokenizer
-from partita_schema.backend import EndpointBackendConfig
 from partita_schema.config import Config
-from partita_schema.endpoint_rules import sends_chat
 from partita_schema.errors import DataError, ModelError, PartitaError, ServerError
+from partita_schema.rules.endpoint import sends_chat
+from partita_schema.sections.backend import EndpointBackendConfig
 
 BYTES_PER_TOKEN = 4
 """Approximate value for English text; replaced by the server's count when it is reported."""

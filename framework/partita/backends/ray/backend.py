@@ -33,9 +33,9 @@ from partita.simulation.report import SimulationReport
 from partita.simulation.transcripts import forget
 from partita.tokenizers.load import load_tokenizer
 from partita.training.run import check_validation_metric
-from partita_schema.backend import RayBackendConfig
-from partita_schema.counted import counted
-from partita_schema.model import EmbeddingBagModel, ScratchModel
+from partita_schema.common.text import counted
+from partita_schema.sections.backend import RayBackendConfig
+from partita_schema.sections.model import EmbeddingBagModel, ScratchModel
 from partita_trainers.base import Batch, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS

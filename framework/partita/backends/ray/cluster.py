@@ -31,8 +31,8 @@ from partita.backends.ray.messages import (
 from partita.backends.ray.rank import run_rank
 from partita.backends.ray.work_items import WorkItem
 from partita.distributed.init import available_cores
-from partita_schema.backend import RayBackendConfig
 from partita_schema.errors import ConfigError, DataError, JobError, PartitaError, Problem, TrainingError
+from partita_schema.sections.backend import RayBackendConfig
 
 POST = "post"
 """Name of the worker thread that receives rows while another one answers."""

@@ -12,9 +12,9 @@ from partita.backends.ray.cluster import RayRankLauncher
 from partita.backends.ray.rank_monitor import follow
 from partita.distributed.world import get_world
 from partita.runs.files import writing
-from partita_schema.backend import RayBackendConfig
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError
+from partita_schema.sections.backend import RayBackendConfig
 
 
 def check_is_alone() -> None:

@@ -26,7 +26,7 @@ from partita.backends.ray.messages import (
 )
 from partita.lm.base import BatchWay, GenerationOptions
 from partita.outputs.base import clipped
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.errors import JobError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ hold a varying number of rows, so it is used only if it is configured.
 import numpy as np
 
 from partita.data.batching.policies import Policy, build_policy
-from partita_schema.batching import AutoBatching, Batching, BucketBatching, FixedBatching
+from partita_schema.sections.batching import AutoBatching, Batching, BucketBatching, FixedBatching
 
 LITTLE_PADDING = 0.03
 """Share of padding below which sorting is not worth it."""

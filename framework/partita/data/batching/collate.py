@@ -15,7 +15,7 @@ from partita.data.batching.plan import PlannedBatch, alone
 from partita.data.formatting.row_tokenizer import IGNORED
 from partita.data.parts import load_part, source_digest
 from partita.data.tokenized import TokenizedDataset
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.errors import DataError
 from partita_trainers.base import Batch
 

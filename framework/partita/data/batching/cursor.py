@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from partita.data.rows import digest
-from partita_schema.batching import Batching
 from partita_schema.errors import ResumeError
+from partita_schema.sections.batching import Batching
 
 logger = logging.getLogger(__name__)
 

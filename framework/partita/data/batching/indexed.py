@@ -14,7 +14,7 @@ import numpy as np
 
 from partita.data.batching.plan import NOTHING, PlannedBatch
 from partita.data.batching.policies import Policy, longest_to_front, refuse_longer
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.errors import DataError, ResumeError
 
 PLANNER_VERSION = 3

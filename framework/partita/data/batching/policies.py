@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from partita.data.batching.plan import PlannedBatch, alone
-from partita_schema.batching import (
+from partita_schema.errors import DataError
+from partita_schema.sections.batching import (
     AutoBatching,
     Batching,
     BucketBatching,
@@ -21,7 +22,6 @@ from partita_schema.batching import (
     PackBatching,
     TokenBudgetBatching,
 )
-from partita_schema.errors import DataError
 
 FIXED_WINDOW = 2048
 """Rows in a window if nothing is sorted; a stream is shuffled over this many rows."""

@@ -16,8 +16,8 @@ from partita.data.dialogue import HistoryLimits, Mode, context_of, history
 from partita.data.formatting.base import FormattedText, Segment
 from partita.data.formatting.chat import ChatTemplate, Rendered, by_marks
 from partita_schema.config import Config
-from partita_schema.dialogue import DialogueConfig
 from partita_schema.errors import ModelError, RewrittenError, RowError
+from partita_schema.sections.dialogue import DialogueConfig
 
 logger = logging.getLogger(__name__)
 

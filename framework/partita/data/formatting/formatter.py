@@ -13,11 +13,11 @@ from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.dialogue import DialogueFormatter
 from partita.data.parts import load_part, source_digest
 from partita_schema.cells import compact_json
+from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.counted import counted
 from partita_schema.errors import DataError, ModelError
-from partita_schema.features import TextInput
-from partita_schema.prompt import template_fields
+from partita_schema.sections.features import TextInput
+from partita_schema.sections.prompt import template_fields
 
 
 class Formatter:

@@ -15,8 +15,8 @@ from partita.data.sources.sources import open_rows
 from partita.data.splits import check_columns
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError
-from partita_schema.prompt import SemanticRetrieval
 from partita_schema.rows import check_rows, row_schema
+from partita_schema.sections.prompt import SemanticRetrieval
 
 
 def build_retriever(config: Config, *, training: Rows | None, folder: Path) -> Retriever | None:

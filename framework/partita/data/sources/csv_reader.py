@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from partita.data.sources.csv_rows import CsvRow, CsvRows
 from partita.data.sources.records import MAX_ROW_BYTES, UTF16_MARKS, SourceRecord, bad, dump
-from partita_schema.counted import counted
+from partita_schema.common.text import counted
 from partita_schema.errors import DataError, shortened
 
 SEPARATORS = {";": "';'", "\t": "a tab", "|": "'|'"}

@@ -14,7 +14,7 @@ from partita.data.parts import load_part, source_digest
 from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store, digest
 from partita_schema.errors import DataError
 from partita_schema.json_values import is_too_deep
-from partita_schema.sources import CustomSource
+from partita_schema.sections.sources import CustomSource
 
 
 def open_in_memory(dataset: Any, *, name: str) -> Rows:

@@ -18,9 +18,9 @@ import numpy as np
 
 from partita.data.rows import RowKeys, Rows, digest
 from partita.data.sources.sources import open_rows
-from partita_schema.batching import FixedBatching
-from partita_schema.data import Data
 from partita_schema.errors import DataError
+from partita_schema.sections.batching import FixedBatching
+from partita_schema.sections.data import Data
 
 Stop = Literal["first", "all", "all_once"]
 WHOLE = 1_000_000

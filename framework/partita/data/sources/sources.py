@@ -20,9 +20,9 @@ from partita.data.sources.records import MAX_ROW_BYTES
 from partita.data.sources.tables import open_hub, open_tables
 from partita.data.sources.text_files import open_text
 from partita.data.sources.transcripts import open_transcripts
+from partita_schema.common.text import nearest
 from partita_schema.errors import DataError
-from partita_schema.nearest import nearest
-from partita_schema.sources import CustomSource, FileSource, HubSource, SimulationSource, Source
+from partita_schema.sections.sources import CustomSource, FileSource, HubSource, SimulationSource, Source
 
 ENDINGS = {f".{kind}": kind for kind in (*READERS, "parquet", "arrow")} | {".ndjson": "jsonl", ".text": "txt"}
 """Format by file extension."""

@@ -18,7 +18,7 @@ from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, digest
 from partita.data.sources.in_memory import hash_rows
 from partita.data.sources.records import MAX_RAW
 from partita_schema.errors import DataError
-from partita_schema.sources import HubSource
+from partita_schema.sections.sources import HubSource
 
 if TYPE_CHECKING:
     import datasets

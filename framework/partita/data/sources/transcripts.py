@@ -13,9 +13,9 @@ from typing import Any
 from partita.data.episode import Episode, from_line
 from partita.data.rows import Rows
 from partita.data.sources.in_memory import open_in_memory
+from partita_schema.common.checksums import DamagedError, unsealed_line
 from partita_schema.errors import DataError, NothingToLearnError
-from partita_schema.sealed import DamagedError, unsealed_line
-from partita_schema.sources import Select, SimulationSource, Target
+from partita_schema.sections.sources import Select, SimulationSource, Target
 
 Row = dict[str, Any]
 

@@ -22,7 +22,7 @@ from partita.data.sources.in_memory import check_iterable, content_of, iterable_
 from partita.data.sources.records import MAX_RAW
 from partita.data.streams.base import StreamRow
 from partita_schema.errors import DataError
-from partita_schema.sources import CustomSource
+from partita_schema.sections.sources import CustomSource
 
 
 class CustomStream:

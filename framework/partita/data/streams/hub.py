@@ -16,7 +16,7 @@ from partita.data.streams.base import Stream, StreamRow
 from partita.data.streams.files import FileStream
 from partita.data.streams.parquet import stream_row
 from partita_schema.errors import DataError
-from partita_schema.sources import HubSource
+from partita_schema.sections.sources import HubSource
 
 BATCH = 512
 """Rows that are decoded at a time."""

@@ -20,8 +20,8 @@ from partita.data.contract import Position
 from partita.data.sources.mixed import Mixer
 from partita.data.streams.base import Stream, StreamRow
 from partita.data.streams.sharding import deal
+from partita_schema.common.checksums import parse_json
 from partita_schema.errors import ResumeError
-from partita_schema.sealed import parse_json
 
 OPEN = 4
 """Number of open shards of a source in a group."""

@@ -24,8 +24,8 @@ from partita.data.splits import TRAINING
 from partita.data.streams.shard_group import CHUNK, SeenWindow, ShardGroup, ShardPlan
 from partita.data.tokenized import NO_ROWS, TokenizedDataset
 from partita.data.workers import EncodingWorkers
-from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, ResumeError
+from partita_schema.sections.data import LoaderOptions
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 

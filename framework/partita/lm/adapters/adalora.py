@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partita_schema.adapter import AdaloraAdapter
+from partita_schema.sections.adapter import AdaloraAdapter
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -18,8 +18,8 @@ from partita.lm.adapters.inits import initialize, linear_targets, prepare_init
 from partita.lm.architectures import check_pickles
 from partita.lm.precision import bridge_types
 from partita.tokenizers.hub import check_intact, loading
-from partita_schema import adapter as schema
 from partita_schema.errors import ModelError
+from partita_schema.sections import adapter as schema
 from partita_trainers.base import Batch
 
 if TYPE_CHECKING:

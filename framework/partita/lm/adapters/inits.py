@@ -12,8 +12,8 @@ import torch
 
 from partita.lm.loss import padding_mask
 from partita.lm.precision import is_quantized, plain_weight
-from partita_schema import adapter as schema
 from partita_schema.errors import ModelError
+from partita_schema.sections import adapter as schema
 from partita_trainers.base import Batch
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from partita.simulation.adapters.gymnasium import GymnasiumEnvironment, creator,
 from partita.simulation.adapters.tools import ToolEnvironment, Tools
 from partita.simulation.contract import Environment, UnfitError
 from partita.simulation.registry import ENVIRONMENTS
+from partita_schema.base import is_target
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.simulation import EnvironmentWorldConfig
-from partita_schema.target import is_target
+from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 KEY = "simulation.world.environment"
 

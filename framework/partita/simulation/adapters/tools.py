@@ -17,8 +17,8 @@ from types import MethodType
 from typing import Any
 
 from partita.simulation.contract import ContractError, Message, UnfitError, messages_of, shown
+from partita_schema.common.text import nearest
 from partita_schema.json_values import json_validator, schema_mistake
-from partita_schema.nearest import nearest
 
 NOT_TOOLS = ("reset", "close", "reward", "get_reward")
 CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from partita.data.batching.choice import choose_batching, expected_padding
 from partita.data.batching.policies import build_policy
-from partita_schema.batching import AutoBatching, BucketBatching, FixedBatching, PackBatching
+from partita_schema.sections.batching import AutoBatching, BucketBatching, FixedBatching, PackBatching
 
 
 def skewed(rows: int) -> np.ndarray:

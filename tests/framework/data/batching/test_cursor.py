@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.batching.cursor import Cursor, batching_parts, continued, plan_hash, short_parts
-from partita_schema.batching import BucketBatching, TokenBudgetBatching
 from partita_schema.errors import ResumeError
+from partita_schema.sections.batching import BucketBatching, TokenBudgetBatching
 
 PARTS = {"files": "f1", "tokenizer": "t1", "seed": "42"}
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from partita.data.batching.indexed import IndexedPlanner, PlannedStep
 from partita.data.batching.policies import Policy, build_policy
 from partita.data.sources.mixed import MixedOrder
-from partita_schema.batching import (
+from partita_schema.errors import DataError, ResumeError
+from partita_schema.sections.batching import (
     Batching,
     BucketBatching,
     FixedBatching,
     PackBatching,
     TokenBudgetBatching,
 )
-from partita_schema.errors import DataError, ResumeError
 
 from ....properties import examples
 

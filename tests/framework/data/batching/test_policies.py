@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from partita.data.batching.plan import PlannedBatch
 from partita.data.batching.policies import POLICIES, Fixed, Policy, build_policy
-from partita_schema.batching import (
+from partita_schema.errors import DataError
+from partita_schema.sections.batching import (
     AutoBatching,
     Batching,
     BucketBatching,
@@ -16,7 +17,6 @@ from partita_schema.batching import (
     PackBatching,
     TokenBudgetBatching,
 )
-from partita_schema.errors import DataError
 
 from ....properties import examples
 

@@ -14,7 +14,7 @@ from partita.data.splits import open_splits
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError
 from partita_schema.load import load_config
-from partita_schema.sources import CustomSource
+from partita_schema.sections.sources import CustomSource
 
 
 def write(path: Path, count: int, **extra: Any) -> None:

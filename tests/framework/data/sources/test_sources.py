@@ -17,7 +17,7 @@ from partita.data.sources.readers import READERS
 from partita.data.sources.sources import ENDINGS, open_rows
 from partita.data.sources.tables import quiet_datasets
 from partita_schema.errors import DataError
-from partita_schema.sources import FileSource
+from partita_schema.sections.sources import FileSource
 
 ROWS = [{"question": f"why {i}?", "answer": f"because {i}"} for i in range(5)]
 

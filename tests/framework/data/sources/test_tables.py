@@ -9,7 +9,7 @@ import pytest
 
 from partita.data.run_data import open_stream
 from partita.data.sources.sources import open_rows
-from partita_schema.sources import FileSource
+from partita_schema.sections.sources import FileSource
 
 FAR = [0, 1, 10**14, 3, 4]
 COLUMNS = {

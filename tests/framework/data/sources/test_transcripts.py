@@ -9,7 +9,7 @@ import pytest
 from partita.data.episode import Episode
 from partita.data.sources.sources import open_rows
 from partita_schema.errors import DataError
-from partita_schema.sources import SimulationSource
+from partita_schema.sections.sources import SimulationSource
 
 
 def dialogue(key: str, answers: list[tuple[str, str | None]], **outcome: Any) -> Episode:

@@ -10,7 +10,7 @@ from partita.data.run_data import open_stream
 from partita.data.streams.base import Stream
 from partita.data.streams.interleaved_reader import InterleavedReader
 from partita_schema.errors import ConfigError, DataError
-from partita_schema.sources import CustomSource
+from partita_schema.sections.sources import CustomSource
 
 SOURCES = '''
 class Squares:

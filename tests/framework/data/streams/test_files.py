@@ -29,7 +29,7 @@ from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.streams.sharding import unevenness
 from partita_schema.config import Config
 from partita_schema.errors import DataError
-from partita_schema.sources import FileSource
+from partita_schema.sections.sources import FileSource
 
 from ....properties import examples
 

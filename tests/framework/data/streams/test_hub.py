@@ -11,7 +11,7 @@ from partita.data.streams.base import Stream
 from partita.data.streams.files import FileStream
 from partita.data.streams.hub import DatasetsStream
 from partita_schema.errors import DataError
-from partita_schema.sources import HubSource
+from partita_schema.sections.sources import HubSource
 
 ROWS = [{"question": f"why {i}?", "count": i} for i in range(1300)]
 

@@ -28,12 +28,12 @@ from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.streams.loader import StreamLoader, count_shard_groups, merged
 from partita.distributed.thread_group import ThreadGroup
 from partita.tokenizers.load import byte_tokenizer, train_tokenizer
-from partita_schema.batching import BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_schema.config import Config
-from partita_schema.data import LoaderOptions
 from partita_schema.errors import DataError, ResumeError
-from partita_schema.model import ScratchModel
-from partita_schema.sources import FileSource
+from partita_schema.sections.batching import BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
+from partita_schema.sections.data import LoaderOptions
+from partita_schema.sections.model import ScratchModel
+from partita_schema.sections.sources import FileSource
 from partita_trainers.base import GlobalBatch
 
 from ....properties import examples

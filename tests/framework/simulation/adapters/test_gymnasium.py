@@ -11,7 +11,7 @@ from partita import ConfigError, Model
 from partita.simulation.adapters import load_environment
 from partita.simulation.adapters.gymnasium import GymnasiumEnvironment
 from partita.simulation.contract import ContractError, UnfitError, answered, opened
-from partita_schema.simulation import EnvironmentWorldConfig
+from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 from ....json_lines import read_json_lines
 from ..programs_of_tests import Guess, Guesses, Picture

@@ -21,7 +21,7 @@ from partita.simulation.speakers import ModelSpec
 from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import Closing, EnvironmentWorld
 from partita_schema.load import load_config
-from partita_schema.simulation import Limits
+from partita_schema.sections.simulation import Limits
 
 from ..programs_of_tests import Counter, Mute, Shop, Stall, Undescribed
 

@@ -1,0 +1,49 @@
+"""Text for messages: numbers with nouns, and suggestions for misspelled names."""
+
+from collections.abc import Iterable
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun, such as `1 row` or `2,000 rows`. Pass `plural` for irregular nouns."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def distance(left: str, right: str) -> int:
+    """Return the edit distance with swaps of adjacent characters (optimal string alignment)."""
+    before: list[int] = []
+    above = list(range(len(right) + 1))
+    for row, first in enumerate(left, start=1):
+        current = [row]
+        for column, second in enumerate(right, start=1):
+            cost = min(above[column] + 1, current[-1] + 1, above[column - 1] + (first != second))
+            if row > 1 and column > 1 and first == right[column - 2] and left[row - 2] == second:
+                cost = min(cost, before[column - 2] + 1)
+            current.append(cost)
+        before, above = above, current
+    return above[-1]
+
+
+def folded(name: str) -> str:
+    """Return the name in lower case without separators, so that batchSize and batch-size equal batch_size."""
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to three known names that `name` may be a misspelling of, all at the smallest distance.
+
+    Up to 1 edit is allowed for names under 6 characters, 2 under 12, and 3 for longer names.
+    """
+    max_edits = 1 if len(name) < 6 else 2 if len(name) < 12 else 3
+    if len(name) > 100:
+        return []
+    by_distance: dict[int, list[str]] = {}
+    for candidate in dict.fromkeys(known):
+        if folded(candidate) == folded(name):
+            by_distance.setdefault(0, []).append(candidate)
+        elif abs(len(candidate) - len(name)) <= max_edits:
+            by_distance.setdefault(distance(name.lower(), candidate.lower()), []).append(candidate)
+    best = min(by_distance, default=max_edits + 1)
+    # Every name of one letter is one edit away from every other: such a match means nothing.
+    if best > max_edits or best >= len(name):
+        return []
+    return by_distance[best][:3]

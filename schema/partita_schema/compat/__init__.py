@@ -1,0 +1,1 @@
+"""Other tools' configurations, and the names that they use for ours."""

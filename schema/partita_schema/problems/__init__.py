@@ -1,0 +1,1 @@
+"""Explanations of pydantic's errors in terms of the file."""

@@ -1,0 +1,134 @@
+"""All problems of an invalid configuration.
+
+pydantic skips cross-field rules in a section with an invalid key. To report everything at once, each mistake is
+repaired in a copy of the tree (a misspelled key is renamed, a wrong value is removed), and the copy is checked again
+until no new mistake appears. Mistakes that may only follow from a repair are not reported.
+"""
+
+import re
+
+from pydantic import ValidationError
+
+from partita_schema.config import Config
+from partita_schema.errors import Problem
+from partita_schema.problems.explain import LocatedProblem, mistakes_of
+from partita_schema.schema_tree import Items, OneOf, Section, Shape, Tagged, keys_of
+from partita_schema.yaml.tree import Node, Path, SourcePosition, dotted
+
+MAX_ROUNDS = 10
+"""Maximum number of checks of the repaired tree."""
+
+
+def problems_of(root: Node, error: ValidationError) -> tuple[Problem, ...]:
+    """Return every problem in file order. `error` is the ValidationError of the whole tree."""
+    tree, problems, removed = root.copy(), dict[Path, Problem](), set[str]()
+    current: ValidationError | None = error
+    for _ in range(MAX_ROUNDS):
+        if current is None:
+            break
+        errors = [dict(one) for one in current.errors(include_url=False, include_input=False)]
+        fresh = [m for m in mistakes_of(errors, tree) if m.path not in problems and not speaks_of(m, removed)]
+        # Look up the place first, because the repair may move or remove the key.
+        problems |= {mistake.path: problem_of(mistake, tree) for mistake in fresh}
+        repaired = [repair(tree, mistake, removed) for mistake in fresh]
+        if not any(repaired):
+            break
+        current = error_of(tree)
+    return tuple(sorted(problems.values(), key=in_file_order))
+
+
+def error_of(tree: Node) -> ValidationError | None:
+    try:
+        Config.model_validate(tree.plain())
+    except ValidationError as error:
+        return error
+    return None
+
+
+def speaks_of(mistake: LocatedProblem, removed: set[str]) -> bool:
+    """Return whether a rule mentions a removed key, since only the removal may have violated it."""
+    return mistake.kind == "rule" and not removed.isdisjoint(re.findall(r"\w+", mistake.message))
+
+
+def repair(tree: Node, mistake: LocatedProblem, removed: set[str]) -> bool:
+    """Repair a mistake in the tree. Return False if that is not possible."""
+    if mistake.kind == "missing":
+        return False
+    parent = tree.find(mistake.path[:-1])
+    if mistake.kind == "unknown" and parent is not None:
+        node = parent.mapping().pop(str(mistake.path[-1]))
+        if mistake.meant is not None:
+            parent.mapping().setdefault(mistake.meant, node)
+        return True
+    node_at = tree.find(mistake.path)
+    if mistake.kind == "type" and mistake.meant is not None and node_at is not None:
+        node_at.value = mistake.meant
+        return True
+    return remove(tree, mistake.path, removed)
+
+
+def remove(tree: Node, path: Path, removed: set[str]) -> bool:
+    """Remove the innermost key of the path that is optional. Return whether there was one."""
+    for length in range(len(path), 0, -1):
+        parent, key = tree.find(path[: length - 1]), path[length - 1]
+        if parent is None or not isinstance(key, str) or required(path[:length], tree):
+            continue
+        if parent.mapping().pop(key, None) is not None:
+            removed.update(part for part in path if isinstance(part, str))
+            return True
+    return False
+
+
+def required(path: Path, tree: Node) -> bool:
+    """Return whether a key is required, or not a key of the schema."""
+    shape: Shape = Section(Config)
+    for depth, part in enumerate(path):
+        shape = concrete(shape, tree.find(path[:depth]))
+        if isinstance(shape, Items) and isinstance(part, int):
+            shape = shape.item
+        elif isinstance(shape, Section) and part in keys_of(shape.model):
+            key = keys_of(shape.model)[str(part)]
+            if depth == len(path) - 1:
+                return key.required
+            shape = key.shape
+        else:
+            return True
+    return True
+
+
+def concrete(shape: Shape, node: Node | None) -> Shape:
+    """Return the union arm that the node matches."""
+    if isinstance(shape, OneOf):
+        fitting = [arm for arm in shape.arms if isinstance(arm, Section | Tagged | Items)]
+        shape = fitting[0] if fitting else shape
+    if isinstance(shape, Tagged) and node is not None:
+        tag = node.find(("type",))
+        model = shape.arm(tag.value) if tag else None
+        return Section(model) if model else shape
+    return shape
+
+
+def problem_of(mistake: LocatedProblem, root: Node) -> Problem:
+    place = place_of(mistake, root)
+    node = root.find(mistake.path)
+    written = f" (written as {node.written})" if node is not None and node.written else ""
+    file, line, column = (place.file, place.line, place.column) if place else (None, None, None)
+    return Problem(dotted(mistake.path), mistake.message + written, file, line, column)
+
+
+def place_of(mistake: LocatedProblem, root: Node) -> SourcePosition | None:
+    """Return where to report a mistake: at the key of an unknown or missing key or section, at the value of a wrong
+    scalar."""
+    for length in range(len(mistake.path), -1, -1):
+        node = root.find(mistake.path[:length])
+        if node is None:
+            continue
+        scalar = not isinstance(node.value, dict | list) and node.text != ""
+        if length == len(mistake.path) and scalar and mistake.kind != "unknown":
+            return node.place
+        return node.key_place or node.place
+    return None
+
+
+def in_file_order(problem: Problem) -> tuple[bool, int, int]:
+    return problem.line is None, problem.line or 0, problem.column or 0

@@ -1,0 +1,154 @@
+"""Advice about unknown keys: the key that was meant, or where it belongs."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from partita_schema.base import ConfigModel
+from partita_schema.common.text import folded, nearest
+from partita_schema.compat.aliases import FOREIGN
+from partita_schema.compat.ludwig_keys import IGNORED, RENAMED
+from partita_schema.config import Config
+from partita_schema.schema_tree import Items, Section, Tagged, keys_of, models_of
+from partita_schema.sections.trainer import UNSUPPORTED_BY_HOGWILD, HogwildTrainer, NoTrainer
+from partita_schema.yaml.tree import Node, Path, dotted
+
+RENAMED_KEYS = {
+    "data.shaper": "formatter",
+    "simulation.seats": "agents",
+    "simulation.train_on": "self_training",
+}
+"""Former names of keys, kept until the first release."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A message about a key, and the key of the same section that was most likely meant."""
+
+    message: str
+    meant: str | None = None
+
+
+def unknown_key(
+    path: Path, *, model: type[ConfigModel], siblings: Tagged | None, section: Mapping[str, Node]
+) -> Advice:
+    """Return advice about the last key of `path`, which `model` does not have.
+
+    Args:
+        path: Path of the unknown key.
+        model: The section that the key is in.
+        siblings: The union that `model` belongs to, or None.
+        section: All keys of the section in the file.
+    """
+    key, own = str(path[-1]), keys_of(model)
+    where = re.sub(r"\[\d+\]", "", dotted(path))
+    if where in RENAMED_KEYS:
+        return Advice(f"was renamed to {RENAMED_KEYS[where]}")
+    if model is HogwildTrainer and key in UNSUPPORTED_BY_HOGWILD:
+        return Advice(UNSUPPORTED_BY_HOGWILD[key])
+    mangled = mangled_key(key, own)
+    if mangled is not None:
+        return mangled
+    foreign = FOREIGN.get(f"{dotted(path[:-1])}.{key}") or FOREIGN.get(key)
+    if foreign is not None and foreign != where:
+        return Advice(f"unknown key; write {relative(foreign, path)}")
+    ludwig = ludwig_key(path)
+    if ludwig is not None:
+        return Advice(ludwig)
+    near = nearest(key, own)
+    if near and (len(key) > 3 or folded(near[0]) == folded(key)):
+        return meant(near, section)
+    other = other_arm(key, model, siblings)
+    if other is not None:
+        return Advice(other)
+    elsewhere = places_of(key)
+    if elsewhere:
+        sections = [place.rpartition(".")[0] or "the top of the file" for place in elsewhere[:2]]
+        return Advice(f"unknown key; {key} belongs to {' or '.join(sections)}")
+    if near:
+        return meant(near, section)
+    far = [place for name in nearest(key, known_names()) for place in places_of(name) if len(key) > 4]
+    if far:
+        return Advice(f"unknown key; did you mean {' or '.join(far[:2])}?")
+    return Advice(f"unknown key; {allowed(own, model)}")
+
+
+def ludwig_key(path: Path) -> str | None:
+    """Return advice about a key that only Ludwig has, or None."""
+    pattern = ".".join("*" if isinstance(part, int) else part for part in path)
+    if pattern in RENAMED:
+        return f"unknown key; write {relative(RENAMED[pattern], path)}"
+    if pattern in IGNORED:
+        return f"this key of Ludwig's has no effect here: {IGNORED[pattern]}; remove it"
+    return None
+
+
+def meant(near: list[str], section: Mapping[str, Node]) -> Advice:
+    free = [name for name in near if name not in section] or near
+    only = free[0] if len(free) == 1 and free[0] not in section else None
+    return Advice(f"unknown key; did you mean {' or '.join(free)}?", meant=only)
+
+
+def allowed(own: Mapping[str, object], model: type[ConfigModel]) -> str:
+    if len(own) <= 20:
+        return f"write one of {', '.join(own)}"
+    return "see partita schema --markdown for the keys of this section"
+
+
+def mangled_key(key: str, own: Mapping[str, object]) -> Advice | None:
+    """Return advice about `r:8` without a space, or `trainer.epochs` as one key."""
+    name, colon, value = key.partition(":")
+    if colon and name in own:
+        return Advice(f"a space is missing after the colon; write {name}: {value}")
+    section, dot, rest = key.partition(".")
+    if dot and section in own:
+        return Advice(f"keys are not joined by dots in the file; write {section}: {{{rest}: ...}}")
+    return None
+
+
+def relative(target: str, path: Path) -> str:
+    """Return a key path relative to the section of `path`."""
+    section = "".join(f"{part}." for part in path[:-1] if isinstance(part, str))
+    return target.removeprefix(section) if section else target
+
+
+def other_arm(key: str, model: type[ConfigModel], siblings: Tagged | None) -> str | None:
+    """Return advice about a key that belongs to another type of the same section, or None."""
+    if siblings is None:
+        return None
+    tags = [tag for tag, other in siblings.arms if other is not model and key in keys_of(other)]
+    own = next(tag for tag, other in siblings.arms if other is model)
+    if not tags:
+        return None
+    if model is NoTrainer:
+        return f"nothing is trained with type: none; write type: {tags[0]} or remove {key}"
+    return f"{key} has no effect with type: {own}; remove it, it belongs to type: {' or '.join(tags[:3])}"
+
+
+@cache
+def all_places() -> dict[str, tuple[str, ...]]:
+    """Return the paths of every key, shortest first."""
+    by_name: dict[str, list[str]] = {}
+    for place, name in sorted(walk(Config, ""), key=lambda item: item[0].count(".")):
+        by_name.setdefault(name, [])
+        if place not in by_name[name]:
+            by_name[name].append(place)
+    return {name: tuple(places) for name, places in by_name.items()}
+
+
+def walk(model: type[ConfigModel], section: str) -> Iterator[tuple[str, str]]:
+    for name, key in keys_of(model).items():
+        yield f"{section}{name}", name
+        mark = "[]" if isinstance(key.shape, Items) and not isinstance(key.shape.item, Section | Tagged) else ""
+        for _, inner in models_of(key.shape):
+            yield from walk(inner, f"{section}{name}{mark}.")
+
+
+def known_names() -> list[str]:
+    return list(all_places())
+
+
+def places_of(name: str) -> tuple[str, ...]:
+    """Return the paths where a key of this name belongs; empty for names that occur everywhere."""
+    return () if name in ("type", "name", "column", "split") else all_places().get(name, ())

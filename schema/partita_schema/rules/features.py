@@ -1,0 +1,73 @@
+"""Rules for the inputs and outputs together: their names, and what a dialogue excludes."""
+
+from collections.abc import Iterator
+
+from partita_schema.base import Refusal, is_set
+from partita_schema.sections.config_sections import ConfigSections
+from partita_schema.sections.prompt import SPECIAL_FIELDS
+
+NO_DIALOGUE = "no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it"
+
+
+def duplicate_names(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield features with the name of another one, or with a name that means something in templates."""
+    seen: set[str] = set()
+    sections = (("input_features", config.input_features), ("output_features", config.output_features))
+    for section, features in sections:
+        for place, feature in enumerate(features):
+            at = f"{section}.{place}.name"
+            if feature.name in seen:
+                yield at, f"another feature is named {feature.name!r}; write a different name"
+            if feature.name in SPECIAL_FIELDS:
+                yield at, f"the name {feature.name} has a meaning in templates; choose another"
+            seen.add(feature.name)
+
+
+def features_beside_a_dialogue(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield inputs and outputs that cannot be used with a dialogue, which is the whole prompt."""
+    if config.dialogue_input is None:
+        if is_set(config.data, "dialogue"):
+            yield (
+                "data.dialogue",
+                NO_DIALOGUE,
+            )
+        return
+    for place, feature in enumerate(config.input_features):
+        if feature is not config.dialogue_input:
+            what = "a second dialogue" if feature.type == "dialogue" else "another input"
+            yield (
+                f"input_features.{place}",
+                (
+                    f"{what} beside {config.dialogue_input.name!r}, which is the whole prompt; remove it, "
+                    "or make it a message of the dialogue"
+                ),
+            )
+    if len(config.output_features) > 1:
+        yield "output_features.1", "a dialogue has one output, its reply; remove the others"
+    if not config.output_features[0].free_text:
+        yield (
+            "output_features.0.type",
+            f"the reply of a dialogue is a text, not a {config.output_features[0].type}; write type: text",
+        )
+
+
+def prompts_of_dialogues(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield keys that write a prompt; the messages of a dialogue are the prompt."""
+    for key in ("template", "task", "examples", "retrieval") if config.dialogue_input else ():
+        if is_set(config.prompt, key):
+            instead = "write system" if key in ("template", "task") else "put the examples into the dialogues"
+            yield (
+                f"prompt.{key}",
+                f"{key} has no place in a dialogue, whose messages are the prompt; remove it, or {instead}",
+            )
+    if config.dialogue_input and config.data.formatter is not None:
+        yield "data.formatter", "a custom formatter takes rows of text; remove it, or write type: text"
+
+
+def simulation_without_dialogue(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield `simulation` if no input is a dialogue."""
+    if config.simulation is not None and config.dialogue_input is None:
+        yield (
+            "simulation",
+            NO_DIALOGUE,
+        )

@@ -1,0 +1,68 @@
+"""Rules for the trainer and the model that it trains."""
+
+from collections.abc import Iterator
+
+from partita_schema.base import Refusal
+from partita_schema.sections.config_sections import ConfigSections
+from partita_schema.sections.model import ScratchModel
+from partita_schema.sections.trainer import FinetuneTrainer
+
+
+def trained_quantization(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield a quantization that cannot be trained or has no effect."""
+    if config.quantization is not None and isinstance(config.base_model, ScratchModel):
+        yield "quantization", "a new model has no weights worth quantizing; remove quantization"
+    if config.quantization is not None and config.adapter is None and config.trains:
+        yield "quantization", "quantized weights cannot be trained; add adapter: {type: lora} or remove quantization"
+
+
+def impossible_self_training(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield what makes rounds of self-training impossible."""
+    if config.simulation is None or config.simulation.self_training is None:
+        return
+    if not isinstance(config.trainer, FinetuneTrainer):
+        yield (
+            "simulation.self_training",
+            (
+                f"trainer: {{type: {config.trainer.type}}} trains no rounds; write type: finetune, or remove "
+                "self_training"
+            ),
+        )
+    if config.data.streaming:
+        yield (
+            "simulation.self_training",
+            (
+                "rounds are mixed with rows by index; remove streaming, or train on data first and write rounds in a "
+                "separate file, with base_model: runs/NAME/model"
+            ),
+        )
+    if isinstance(config.base_model, ScratchModel) and config.data.source is None and config.data.mix is None:
+        yield "data", "a new model cannot speak yet; write data.source, rows to learn from"
+
+
+def fastest_dtype(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield a dtype that is meant for inference only."""
+    if config.model_parameters.dtype == "fastest" and config.trains:
+        yield "model_parameters.dtype", "fastest is for answers alone; write auto, or with an adapter bfloat16"
+
+
+def two_batch_sizes(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield a batch size that has no effect beside a token budget."""
+    if config.data.batching.type == "token_budget" and isinstance(config.trainer.batch_size, int):
+        yield (
+            "trainer.batch_size",
+            "batch_size has no effect with data.batching: {type: token_budget}; write max_tokens or max_rows there",
+        )
+
+
+def unknown_metric(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield a validation metric that belongs to no output."""
+    if not isinstance(config.trainer, FinetuneTrainer) or "." not in config.trainer.validation_metric:
+        return
+    metric = config.trainer.validation_metric
+    names = [feature.name for feature in config.output_features]
+    if not any(metric.startswith(f"{name}.") for name in names):
+        yield (
+            "trainer.validation_metric",
+            f"{metric!r} names no output; write loss, or a metric after one of {', '.join(f'{n}.' for n in names)}",
+        )

@@ -1,0 +1,93 @@
+"""All sections of the configuration, without the rules between them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from partita_schema.base import ConfigModel, Name, NonNegativeInt, StrictBool
+from partita_schema.sections.adapter import Adapter
+from partita_schema.sections.backend import Backend, LocalBackendConfig
+from partita_schema.sections.data import Data, Preprocessing, RandomSplit, Split
+from partita_schema.sections.features import Defaults, DialogueInput, InputFeature
+from partita_schema.sections.model import EmbeddingBagModel, ModelParameters, Quantization, ScratchModel
+from partita_schema.sections.outputs import OutputFeature
+from partita_schema.sections.prompt import SPECIAL_FIELDS, Generation, Prompt, template_fields
+from partita_schema.sections.simulation import Simulation
+from partita_schema.sections.trainer import NoTrainer, Trainer
+
+Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
+
+
+class ConfigSections(ConfigModel):
+    """The sections of a configuration. `Config` adds the rules between them."""
+
+    version: Literal[1] = 1
+    """Version of the configuration format. 1 is the only version."""
+    model_type: Literal["llm"] = "llm"
+    """Kind of model. Only llm (language models) is supported."""
+    base_model: Annotated[ScratchModel | EmbeddingBagModel, Field(discriminator="type")] | Name
+    """Model to start from: a Hugging Face Hub id or a local folder. `{type: scratch, ...}` trains a new language model
+    from random weights; `{type: embedding_bag}` trains a new bag-of-words classifier."""
+    model_parameters: ModelParameters = ModelParameters.model_construct()
+    """How the base model is loaded and run: dtype, device, attention kernel."""
+    trust_remote_code: StrictBool = False
+    """Run Python code that comes with the model repository, as in transformers. false: that code is never run."""
+    seed: NonNegativeInt = 42
+    """Random seed of the run: weight initialization, row order, splits and sampling."""
+    input_features: Annotated[tuple[InputFeature, ...], Field(min_length=1)]
+    """Columns that go into the prompt. `type` defaults to text."""
+    output_features: Annotated[tuple[OutputFeature, ...], Field(min_length=1)]
+    """What the model answers. With several outputs, the answer is one JSON object with the output names as keys."""
+    prompt: Prompt = Prompt.model_construct()
+    """How a row becomes a prompt."""
+    generation: Generation = Generation.model_construct()
+    """How the model generates answers (decoding options)."""
+    adapter: Adapter | None = None
+    """PEFT adapter (such as LoRA) to train on the frozen base model. Default: no adapter; all weights are trained."""
+    quantization: Quantization | None = None
+    """Load the base model in 4 or 8 bits with bitsandbytes. Default: no quantization."""
+    preprocessing: Preprocessing = Preprocessing.model_construct()
+    """Row sampling and length limits."""
+    data: Data = Data.model_construct()
+    """Datasets, splits, and how rows are grouped into batches."""
+    trainer: Trainer = NoTrainer.model_construct(type="none")
+    """How the model is trained. none: not at all (zero-shot); finetune: supervised fine-tuning; hogwild: lock-free
+    training of a bag of words; custom: your own class."""
+    backend: Backend = LocalBackendConfig.model_construct()
+    """Where the run executes: this process, torchrun, Ray, or an OpenAI-compatible server."""
+    simulation: Simulation | None = None
+    """Multi-turn simulation (`partita simulate`): the model talks to an environment, to the user turns of a dataset, or
+    to another model. Default: none."""
+    tracking: tuple[Tracker, ...] = ()
+    """Experiment trackers that receive the metrics, through accelerate. Default: none."""
+    defaults: Defaults = Defaults.model_construct()
+    """Default options by feature type."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the trainer changes weights; `trainer: {type: none}` only evaluates."""
+        return self.trainer.type != "none"
+
+    @property
+    def dialogue_input(self) -> DialogueInput | None:
+        """The input feature of type dialogue, or None."""
+        return next((feature for feature in self.input_features if isinstance(feature, DialogueInput)), None)
+
+    @property
+    def split(self) -> Split:
+        """The split of the source; random 90/5/5 by default."""
+        return self.data.split or self.preprocessing.split or RandomSplit()
+
+    @property
+    def shown_columns(self) -> tuple[str, ...]:
+        """Names that the prompt shows: input features, and data columns that only the template names.
+
+        Without a template, or with {__sample__} in it, every input is shown. As in Ludwig, a template may also name
+        data columns that are not features. Inputs that the template does not show are not read.
+        """
+        inputs = tuple(feature.name for feature in self.input_features)
+        if self.prompt.template is None:
+            return inputs
+        fields = template_fields(self.prompt.template)
+        named = [name for name in fields if name not in SPECIAL_FIELDS]
+        return tuple(dict.fromkeys([*inputs, *named] if "__sample__" in fields else named))

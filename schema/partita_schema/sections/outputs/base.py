@@ -1,0 +1,91 @@
+"""Base class of output features: what other code asks them, whatever their type."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from partita_schema.base import ConfigModel, PositiveInt
+from partita_schema.cells import plain_text
+from partita_schema.sections.features import FeatureBase
+from partita_schema.sections.outputs.grammar_rules import json_rule
+
+Direction = Literal["lower", "higher"]
+ReadCell = Callable[[Any], Any]
+"""Converts a cell of the data to a value. Raises CellError."""
+
+
+class ValuePreprocessing(ConfigModel):
+    """How a column becomes the training target, and how long an answer may be."""
+
+    max_sequence_length: PositiveInt | None = None
+    """Maximum number of answer tokens kept in training. Also the maximum number of generated tokens, unless
+    generation.max_new_tokens is set. Default: all tokens in training."""
+    missing_value_strategy: Literal["drop_row", "fill_with_const"] = "drop_row"
+    """What to do with a row without a value. drop_row: drop and count the row; fill_with_const: use fill_value."""
+    fill_value: str = ""
+    """Value for missing values, as text; used with fill_with_const."""
+
+
+class OutputBase(FeatureBase):
+    """Base class of output features: the questions of other code, with the answers that most types give.
+
+    A type overrides the answers in which it differs. `partita.outputs` holds what needs the run: decoding and metrics.
+    """
+
+    METRICS: ClassVar[Mapping[str, Direction]]
+    """Metrics of this type beside `invalid`, `errors` and `n`, and whether lower or higher is better."""
+    free_text: ClassVar[bool] = False
+    """Whether any text is a value, which may be truncated and is the reply in a dialogue."""
+    has_labels: ClassVar[bool] = False
+    """Whether values are made of labels; without `labels`, those of the training data are used."""
+    one_label: ClassVar[bool] = False
+    """Whether a value is exactly one label, which a classifier can choose."""
+    truncated: ClassVar[bool] = True
+    """Whether training targets are truncated to preprocessing.max_sequence_length."""
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """All labels if the file lists them, otherwise None."""
+        return None
+
+    @property
+    def constrain(self) -> bool | None:
+        """Whether answers are constrained by a grammar; None if this type is only constrained along with others."""
+        return None
+
+    @property
+    def scoring(self) -> bool:
+        """Whether labels are scored instead of generating an answer."""
+        return False
+
+    @property
+    def answer_format(self) -> str:
+        """Name of the way in which values are written, if the type has more than one; empty if it has one."""
+        return ""
+
+    @abstractmethod
+    def cell_reader(self) -> ReadCell:
+        """Return the function that converts cells of the data."""
+
+    def labels_in(self, value: Any) -> tuple[str, ...]:
+        """Return the labels of a value."""
+        return ()
+
+    def answer_labels(self, seen: Sequence[str]) -> tuple[str, ...]:
+        """Return all labels as they are written in answers. `seen` are those of the data, if the file lists none."""
+        return ()
+
+    def answer_text(self, value: Any) -> str:
+        """Return the answer with this value alone."""
+        return plain_text(value)
+
+    def answer_member(self, value: Any) -> Any:
+        """Return what stands for this value in the JSON object of several outputs."""
+        return value
+
+    def grammar(self, rule: str, *, seen: Sequence[str], alone: bool) -> list[str]:
+        """Return grammar rules of a value, the first of which is called `rule`.
+
+        `seen` are the labels of the data. If not `alone`, the value is a member of the JSON object of several outputs.
+        """
+        return [json_rule(rule, {"type": "string"})]

@@ -1,0 +1,119 @@
+"""Where rows are read from; a union on `type`."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from partita_schema.base import ConfigModel, Name, Positive, StrictBool, check_target
+
+
+class FileSource(ConfigModel):
+    """Rows in files."""
+
+    type: Literal["csv", "tsv", "json", "jsonl", "parquet", "arrow", "txt", "parlai"]
+    """Format of the files. parlai is ParlAI's dialogue text format."""
+    path: Name
+    """File, glob, or URL that fsspec can open. Relative paths are relative to the folder of the YAML file."""
+    streaming: StrictBool = False
+    """Read rows while training, for data that is larger than memory or endless. Memory holds one window of rows per
+    shard group, plus the windows that loader workers read ahead. There are up to 16 shard groups, a number that divides
+    the micro-batches of an optimizer step."""
+
+
+class HubSource(ConfigModel):
+    """A dataset on the Hugging Face Hub, or a local folder with the same layout."""
+
+    type: Literal["hub"]
+    """A Hugging Face dataset."""
+    name: Name
+    """Dataset id on the Hub, or a folder."""
+    subset: Name | None = None
+    """Configuration name (subset) of the dataset. Default: the default configuration."""
+    split: Name = "train"
+    """Split of the dataset."""
+    revision: Name | None = None
+    """Branch, tag or commit of the dataset. Default: the main branch."""
+    streaming: StrictBool = False
+    """Read rows while training. Memory holds one window of rows per shard group, as for files."""
+
+
+class CustomSource(ConfigModel):
+    """Rows from your own source class."""
+
+    type: Literal["custom"]
+    """Your own source class."""
+    target: Annotated[str, AfterValidator(check_target)]
+    """The class, as `module:Class`."""
+    options: dict[str, object] = {}
+    """Keyword arguments for the class."""
+    streaming: StrictBool = False
+    """Read rows while training; the source may be endless."""
+
+
+Select = Literal["corrected", "succeeded", "all"]
+"""Which dialogues of a simulation to learn from: unsuccessful ones with a known correct answer (corrected), successful
+ones (succeeded), or both (all)."""
+Target = Literal["last_agent_turn", "every_agent_turn"]
+"""Which answers of a dialogue to learn, each in a row with the messages before it, including what the model said."""
+
+
+class SimulationSource(ConfigModel):
+    """Training rows from the transcripts of a simulation, with correct answers in place of wrong ones."""
+
+    type: Literal["simulation"]
+    """Transcripts of a simulation."""
+    path: Name
+    """Transcript file, such as runs/desk/transcripts/predicted.jsonl, or a glob."""
+    select: Select = "corrected"
+    """Which dialogues to learn from. corrected: unsuccessful ones with a known correct answer, which replaces the
+    model's. succeeded: successful ones, unchanged. all: both."""
+    target: Target = "last_agent_turn"
+    """Which answers to learn. last_agent_turn: the last one. every_agent_turn: every answer whose correct version is
+    known, one row each. The prompt holds what was actually said, wrong answers included."""
+
+
+Source = Annotated[FileSource | HubSource | CustomSource | SimulationSource, Field(discriminator="type")]
+"""A source, selected by its type. A string is a path, whose extension gives the type, or a Hub dataset id."""
+
+
+class WeightedSource(ConfigModel):
+    """One source of a mix."""
+
+    source: Source | Name
+    """Path, glob, Hub dataset id, or mapping with `type`."""
+    weight: Positive = 1.0
+    """Sampling weight, relative to the weights of the other sources."""
+    name: Name | None = None
+    """Name used in row keys and counts, without a slash. Default: the name of the file (for a glob, of its folder),
+    dataset or class."""
+
+
+def default_name(source: Source | str) -> str:
+    """Return the name of a source that has none in the file."""
+    if isinstance(source, CustomSource):
+        return source.target.partition(":")[2]
+    text = source if isinstance(source, str) else source.name if isinstance(source, HubSource) else source.path
+    parts = [part for part in re.split(r"[/\\]+", text) if part and not re.search(r"[*?\[]", part)]
+    last = parts[-1] if parts else "rows"
+    return last.partition(".")[0] or last
+
+
+def mix_names(mix: Sequence[WeightedSource]) -> tuple[str, ...]:
+    """Return a unique name for each source of a mix: the name in the file, or one derived from what it reads."""
+    taken = {part.name for part in mix if part.name is not None}
+    last_numbers: dict[str, int] = {}
+    names: list[str] = []
+    for part in mix:
+        if part.name is not None:
+            names.append(part.name)
+            continue
+        wanted = default_name(part.source)
+        number = last_numbers.get(wanted, 0) + 1
+        while (name := wanted if number == 1 else f"{wanted}-{number}") in taken:
+            number += 1
+        last_numbers[wanted] = number
+        taken.add(name)
+        names.append(name)
+    return tuple(names)

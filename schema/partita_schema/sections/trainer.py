@@ -1,0 +1,348 @@
+"""How the model is trained, if at all; a union on `type`."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from partita_schema.base import (
+    ConfigModel,
+    Fraction,
+    Name,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    StrictBool,
+    check_regex,
+    check_target,
+    is_set,
+    rule_error,
+)
+from partita_schema.sections.memory_size import Memory
+
+DEFAULT_STEP_ROWS = 16
+SplitName = Literal["training", "validation", "test"]
+
+
+class TrainerBase(ConfigModel):
+    """Options of all trainers."""
+
+    batch_size: PositiveInt | Literal["auto"] = "auto"
+    """Rows per process in one forward pass (the micro-batch size). auto: the largest that fits in memory, measured on
+    the device with the longest rows of the data."""
+    eval_batch_size: PositiveInt | Literal["auto"] | None = None
+    """Batch size for evaluation and prediction. auto: measured separately for each. Default: batch_size if it is a
+    number, otherwise auto."""
+    max_batch_size: PositiveInt | None = None
+    """Upper limit for a batch size chosen by auto. Default: limited only by memory and the number of rows."""
+    memory_budget: Memory | None = None
+    """Maximum device memory of the run, including the model: bytes, a size such as 12GB, 500MB or 1.5GiB, or a fraction
+    of the device's memory (above 0, at most 1). Default: the free memory, less a safety margin."""
+
+    @model_validator(mode="after")
+    def limit_has_something_to_limit(self) -> "TrainerBase":
+        if self.max_batch_size is not None and "auto" not in (self.batch_size, self.eval_batch_size):
+            raise rule_error(
+                f"max_batch_size has no effect with batch_size: {self.batch_size}; "
+                "remove it, or write auto for batch_size or eval_batch_size",
+                at="max_batch_size",
+            )
+        return self
+
+
+class NoTrainer(TrainerBase):
+    """No training: the model is used as it is (zero-shot)."""
+
+    type: Literal["none"]
+    """No training."""
+    evaluate: tuple[SplitName, ...] = ("validation", "test")
+    """Splits that `train` evaluates on, if they have rows."""
+
+
+class Optimizer(ConfigModel):
+    """The optimizer."""
+
+    type: Literal[
+        "adamw",
+        "adam",
+        "adamw_8bit",
+        "paged_adamw",
+        "paged_adamw_8bit",
+        "adafactor",
+        "lion",
+        "lion_8bit",
+        "muon",
+        "schedule_free_adamw",
+        "sgd",
+    ] = "adamw"
+    """Optimizer algorithm. The 8-bit and paged optimizers and lion come from bitsandbytes. schedule_free_adamw needs no
+    learning rate schedule."""
+    betas: tuple[Fraction, Fraction] | None = None
+    """Decay rates of the moving averages (adam family and lion). Default: the algorithm's own."""
+    eps: Positive | None = None
+    """Small constant added to denominators for numerical stability. Default: the algorithm's own."""
+    weight_decay: NonNegative = 0.0
+    """Weight decay coefficient (decoupled, as in AdamW)."""
+    momentum: Fraction | None = None
+    """Momentum factor (sgd and muon). Default: 0 for sgd, 0.95 for muon."""
+    nesterov: StrictBool | None = None
+    """Use Nesterov momentum (sgd and muon). Default: the algorithm's own."""
+    fused: StrictBool | Literal["auto"] = "auto"
+    """Use torch's fused implementation (adamw, adam and sgd). auto: on an accelerator."""
+
+    @model_validator(mode="after")
+    def nesterov_has_momentum(self) -> "Optimizer":
+        if self.type == "sgd" and self.nesterov and not self.momentum:
+            raise rule_error("nesterov needs momentum; write momentum: 0.9 beside it", at="nesterov")
+        return self
+
+    @model_validator(mode="after")
+    def keys_fit_the_algorithm(self) -> "Optimizer":
+        owners = {
+            "betas": {
+                "adamw",
+                "adam",
+                "adamw_8bit",
+                "paged_adamw",
+                "paged_adamw_8bit",
+                "lion",
+                "lion_8bit",
+                "schedule_free_adamw",
+            },
+            "eps": {
+                "adamw",
+                "adam",
+                "adamw_8bit",
+                "paged_adamw",
+                "paged_adamw_8bit",
+                "adafactor",
+                "muon",
+                "schedule_free_adamw",
+            },
+            "momentum": {"sgd", "muon"},
+            "nesterov": {"sgd", "muon"},
+            "fused": {"adamw", "adam", "sgd"},
+        }
+        for key, types in owners.items():
+            if is_set(self, key) and self.type not in types:
+                raise rule_error(f"{key} has no effect on {self.type}; remove it", at=key)
+        return self
+
+
+class LearningRateScheduler(ConfigModel):
+    """How the learning rate changes during training."""
+
+    decay: Literal["none", "constant", "linear", "cosine", "exponential", "inverse_sqrt", "wsd"] = "cosine"
+    """Shape of the schedule after warmup. wsd (warmup-stable-decay): constant, then decay over the last tenth of the
+    steps. none and constant are the same."""
+    warmup_fraction: Fraction | None = None
+    """Fraction of all optimizer steps used for linear warmup from 0. Default: 0.03, and at least 5 steps in runs of 50
+    steps or more."""
+    warmup_steps: NonNegativeInt | None = None
+    """Number of optimizer steps used for linear warmup, instead of warmup_fraction."""
+    min_ratio: Fraction | None = None
+    """Final learning rate as a fraction of learning_rate. Default: 0.1 for cosine, otherwise 0."""
+    decay_rate: Positive | None = None
+    """Factor applied to the learning rate every decay_steps (exponential). Default: 0.96."""
+    decay_steps: PositiveInt | None = None
+    """Optimizer steps per application of decay_rate (exponential). Default: a hundredth of all steps."""
+
+    @model_validator(mode="after")
+    def warmup_is_said_once(self) -> "LearningRateScheduler":
+        if self.warmup_fraction is not None and self.warmup_steps is not None:
+            raise rule_error("warmup_fraction and warmup_steps say the same; keep one", at="warmup_steps")
+        for key in ("decay_rate", "decay_steps"):
+            if getattr(self, key) is not None and self.decay != "exponential":
+                raise rule_error(f"{key} has no effect without decay: exponential; remove it", at=key)
+        if self.min_ratio is not None and self.decay in ("none", "constant"):
+            raise rule_error(f"min_ratio has no effect with decay: {self.decay}; remove it", at="min_ratio")
+        return self
+
+
+class GradientClipping(ConfigModel):
+    """Gradient clipping before each optimizer step."""
+
+    clipglobalnorm: Positive | None = 1.0
+    """Maximum norm of all gradients together; null disables it."""
+    clipvalue: Positive | None = None
+    """Maximum absolute value of a gradient element. Default: no limit."""
+
+
+def false_is_no(value: object) -> object:
+    """Return "no" for False, because YAML reads an unquoted `no` as false."""
+    return "no" if value is False else value
+
+
+class FinetuneTrainer(TrainerBase):
+    """Supervised fine-tuning of all weights or of an adapter."""
+
+    type: Literal["finetune"]
+    """Supervised fine-tuning."""
+    epochs: Positive | None = None
+    """Passes over the training rows; may be fractional (0.5 is half a pass). Default: 3, or as many as max_steps
+    needs."""
+    max_steps: PositiveInt | None = None
+    """Maximum number of optimizer steps. With epochs, training stops at whichever limit is reached first. Default:
+    determined by epochs."""
+    learning_rate: Positive | Literal["auto"] | None = None
+    """Peak learning rate. auto: chosen by a learning rate range test before training. Default: 2e-4 with an adapter,
+    1e-3 for a new model, 2e-5 for a pretrained model."""
+    learning_rate_scheduler: LearningRateScheduler = LearningRateScheduler.model_construct()
+    """How the learning rate changes during training."""
+    optimizer: Optimizer = Optimizer.model_construct()
+    """The optimizer and its options."""
+    gradient_accumulation_steps: PositiveInt | None = None
+    """Micro-batches per process and optimizer step. Default: as many as effective_batch_size needs."""
+    effective_batch_size: PositiveInt | None = None
+    """Rows per optimizer step, over all processes; must be a multiple of batch_size. Default: 16, or batch_size if that
+    is larger."""
+    gradient_clipping: GradientClipping = GradientClipping.model_construct()
+    """Gradient clipping before each optimizer step."""
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16", "auto"], BeforeValidator(false_is_no)] = "auto"
+    """Data type of the forward pass (autocast). auto: bf16 on a GPU that supports it, otherwise no."""
+    gradient_checkpointing: StrictBool = False
+    """Recompute activations in the backward pass instead of storing them: less memory, about a third more time."""
+    compile: StrictBool = False
+    """Compile the model with torch.compile."""
+    completion_only_loss: StrictBool = True
+    """Compute the loss on the answers only. false: on the prompts too."""
+    early_stop: NonNegativeInt = 0
+    """Stop after this many evaluations in a row without a better validation_metric; 0 disables early stopping."""
+    validation_metric: Name = "loss"
+    """Metric that selects the best checkpoint: loss, a metric of the first output, or `OUTPUT.METRIC`."""
+    evaluate_generated: StrictBool | Literal["auto"] = "auto"
+    """Generate answers during evaluation and score them. auto: only if validation_metric needs generated answers, and
+    at the end of training."""
+    max_generated_rows: PositiveInt = 256
+    """Maximum number of validation rows to generate answers for in each evaluation during training."""
+    evaluations_per_epoch: Positive = 1.0
+    """Evaluations per epoch; 0.5 evaluates every two epochs."""
+    steps_per_evaluation: PositiveInt | None = None
+    """Optimizer steps between evaluations; overrides evaluations_per_epoch."""
+    skip_all_evaluation: StrictBool = False
+    """Train without any evaluation."""
+    checkpoints_per_epoch: NonNegative = 1.0
+    """Checkpoints per epoch; 0 saves one at the end only."""
+    steps_per_checkpoint: PositiveInt | None = None
+    """Optimizer steps between checkpoints; overrides checkpoints_per_epoch."""
+    keep_checkpoints: PositiveInt = 2
+    """Number of most recent checkpoints to keep, in addition to the best one."""
+    restore_best: StrictBool = True
+    """Use the checkpoint with the best validation_metric as the trained model. false: the last checkpoint."""
+    layers_to_freeze_regex: Name | None = None
+    """Regular expression for parameter names; parameters that it matches anywhere in the name are frozen. Default:
+    none."""
+    evaluate_test: StrictBool = True
+    """Evaluate the trained model on the test rows, if there are any."""
+
+    @model_validator(mode="after")
+    def accumulation_is_said_once(self) -> "FinetuneTrainer":
+        if self.gradient_accumulation_steps is not None and self.effective_batch_size is not None:
+            raise rule_error(
+                "gradient_accumulation_steps and effective_batch_size say the same; keep one",
+                at="gradient_accumulation_steps",
+            )
+        if self.effective_batch_size is None or self.batch_size == "auto":
+            return self
+        if self.effective_batch_size % self.batch_size:
+            near = max(1, round(self.effective_batch_size / self.batch_size)) * self.batch_size
+            raise rule_error(
+                f"effective_batch_size {self.effective_batch_size} is not a multiple of batch_size {self.batch_size}; "
+                f"write {near}",
+                at="effective_batch_size",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def early_stopping_evaluates(self) -> "FinetuneTrainer":
+        if self.early_stop and self.skip_all_evaluation:
+            raise rule_error("early_stop needs evaluations; remove it or skip_all_evaluation", at="early_stop")
+        return self
+
+    @model_validator(mode="after")
+    def freeze_pattern_compiles(self) -> "FinetuneTrainer":
+        if self.layers_to_freeze_regex is not None:
+            check_regex(self.layers_to_freeze_regex, at="layers_to_freeze_regex")
+        return self
+
+    def accumulation(self, batch_size: int) -> int:
+        """Return the number of micro-batches of this size per optimizer step; at least 1."""
+        if self.gradient_accumulation_steps is not None:
+            return self.gradient_accumulation_steps
+        rows = self.effective_batch_size or max(DEFAULT_STEP_ROWS, batch_size)
+        return max(1, rows // batch_size)
+
+    @property
+    def step_rows(self) -> int | None:
+        """Rows per optimizer step, or None if the file sets the number of micro-batches instead."""
+        if self.gradient_accumulation_steps is not None:
+            return None
+        if self.effective_batch_size is not None:
+            return self.effective_batch_size
+        if self.batch_size == "auto":
+            return DEFAULT_STEP_ROWS
+        return self.batch_size * self.accumulation(self.batch_size)
+
+
+UNSUPPORTED_BY_HOGWILD = {
+    "gradient_clipping": "the norm of all gradients would need every worker to wait; remove it, or write a lower "
+    "learning_rate",
+    "deterministic": "workers write over each other, and no two runs of several are the same; remove it, and write "
+    "workers: 1 for the same weights each time",
+    "mixed_precision": "sparse gradients are float32; remove it",
+    "gradient_accumulation_steps": "each batch of a worker is an update; remove it, and write batch_size",
+    "effective_batch_size": "each batch of a worker is an update; remove it, and write batch_size",
+    "device": "workers share the memory of the processor; remove it",
+}
+"""Keys of other trainers that hogwild does not support, with the reason and what to write instead."""
+
+
+class SparseOptimizer(ConfigModel):
+    """The optimizer for sparse gradients."""
+
+    type: Literal["adagrad", "sgd"] = "adagrad"
+    """Optimizer algorithm. adagrad: a learning rate per weight that decreases with its gradients (Duchi et al. 2011).
+    sgd: learning_rate for all weights."""
+
+
+class HogwildTrainer(TrainerBase):
+    """Lock-free training of a sparse model by processes that share its weights (Hogwild, Recht et al. 2011)."""
+
+    type: Literal["hogwild"]
+    """Lock-free training of `base_model: {type: embedding_bag}` on a CPU."""
+    workers: PositiveInt = 2
+    """Number of training processes, each with one thread. Results are reproducible bit for bit with 1 worker, and
+    differ from run to run with more."""
+    epochs: PositiveInt = 5
+    """Passes over the training rows."""
+    batch_size: PositiveInt = 16
+    """Rows per update of a worker."""
+    eval_batch_size: PositiveInt = 1024
+    """Batch size for evaluation and prediction, in rows."""
+    learning_rate: Positive | None = None
+    """Learning rate. Default: 0.1 for adagrad, 1 for sgd."""
+    optimizer: SparseOptimizer = SparseOptimizer.model_construct()
+    """The optimizer and its options."""
+    evaluate_test: StrictBool = True
+    """Evaluate the trained model on the test rows, if there are any."""
+
+    @model_validator(mode="after")
+    def limit_has_something_to_limit(self) -> "HogwildTrainer":
+        for key in ("max_batch_size", "memory_budget"):
+            if is_set(self, key):
+                raise rule_error(f"{key} has no effect on hogwild, whose sizes are numbers; remove it", at=key)
+        return self
+
+
+class CustomTrainer(TrainerBase):
+    """A trainer class outside partita."""
+
+    type: Literal["custom"]
+    """Your own trainer class."""
+    target: Annotated[str, AfterValidator(check_target)]
+    """The class, as `module:Class`."""
+    options: dict[str, object] = {}
+    """Options passed to the class."""
+
+
+Trainer = Annotated[NoTrainer | FinetuneTrainer | HogwildTrainer | CustomTrainer, Field(discriminator="type")]

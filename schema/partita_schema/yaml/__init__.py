@@ -1,0 +1,1 @@
+"""Reading YAML: positions, strict scalars, variables and overrides."""
