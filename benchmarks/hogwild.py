@@ -24,9 +24,9 @@ from fixtures import read_rows
 from harness import SHARED, Limit, Result, Row, main
 
 from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
-from partita_trainers.bags import Bags, chosen
-from partita_trainers.hogwild_worker import CONTEXT, SharedCounters, SharedState, change, first_sums, train_epoch
-from partita_trainers.hogwild_workers import HogwildWorkers, share
+from partita_trainers.hogwild.bags import Bags, chosen
+from partita_trainers.hogwild.worker import CONTEXT, SharedCounters, SharedState, change, first_sums, train_epoch
+from partita_trainers.hogwild.workers import HogwildWorkers, share
 
 BATCH_SIZE = 16
 VOCABULARY = 8192

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from partita import Model
 from partita_schema.errors import ConfigError, PartitaError, ResumeError, TrainingError
-from partita_trainers import hogwild, hogwild_workers
+from partita_trainers.hogwild import trainer as hogwild
+from partita_trainers.hogwild import workers as hogwild_workers
 from partita_trainers.process_group import ProcessGroup
 
 from ..forks import COMMAND, Forks

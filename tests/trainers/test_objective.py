@@ -26,9 +26,9 @@ from partita_trainers.objective import (
 )
 from partita_trainers.registry import build_trainer
 
-from .batch_size.test_training_probe import probe_context
 from .conftest import comparable, make_config
 from .test_step import limit_memory
+from .test_training_probe import probe_context
 
 
 class HardRows:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
         TrainResult,
     )
     from partita_trainers.batch_size.probe import Probe, Timing, Volume
-    from partita_trainers.batch_size.training_probe import TrainingProbe
     from partita_trainers.finetune import Finetune
     from partita_trainers.objective import Objective, ObjectiveContext, WeightedMean
     from partita_trainers.process_group import ProcessGroup
+    from partita_trainers.training_probe import TrainingProbe
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -34,7 +34,7 @@ else:
                 *("Trainer", "TrainerContext", "TrainResult"),
             ),
             "partita_trainers.batch_size.probe": ("Probe", "Timing", "Volume"),
-            "partita_trainers.batch_size.training_probe": ("TrainingProbe",),
+            "partita_trainers.training_probe": ("TrainingProbe",),
             "partita_trainers.finetune": ("Finetune",),
             "partita_trainers.objective": ("Objective", "ObjectiveContext", "WeightedMean"),
             "partita_trainers.process_group": ("ProcessGroup",),

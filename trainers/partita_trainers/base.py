@@ -6,6 +6,7 @@ with a `train` method, and a `probe` method if its batch size can be tuned.
 Shapes: B lines of a batch, T tokens of the longest line. A line holds one row, or several if rows are packed.
 """
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -291,3 +292,13 @@ class Trainer(Protocol):
         The probe runs only inside its context. On exit, the model and the random generators are restored. A custom
         class may omit this method; its configurations then need a number.
         """
+
+
+def save_result(lm: LanguageModel, folder: Path) -> None:
+    """Replace `model/` in the run folder atomically, so that no files of an older model remain."""
+    final, beside = folder / "model", folder / ".model.writing"
+    shutil.rmtree(beside, ignore_errors=True)
+    lm.save(beside)
+    if final.exists():
+        shutil.rmtree(final)
+    beside.rename(final)

@@ -18,8 +18,7 @@ from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.sections.model import ScratchModel
 from partita_schema.sections.trainer import FinetuneTrainer
-from partita_trainers.base import Batches, GlobalBatch, Metrics, ProbeContext, TrainerContext, TrainResult
-from partita_trainers.batch_size.training_probe import TrainingProbe
+from partita_trainers.base import Batches, GlobalBatch, Metrics, ProbeContext, TrainerContext, TrainResult, save_result
 from partita_trainers.checkpoint import (
     check_intact,
     list_checkpoints,
@@ -35,11 +34,11 @@ from partita_trainers.loss_history import LossHistory
 from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import CROSS_ENTROPY, Objective
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
-from partita_trainers.result import save_result
 from partita_trainers.schedule import learning_rate_share, plan_schedule
 from partita_trainers.source_counts import SourceCounts
 from partita_trainers.step import open_steps, take_step
 from partita_trainers.step_stats import StepResult, step_record
+from partita_trainers.training_probe import TrainingProbe
 from partita_trainers.validation import Validation
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from partita_trainers.base import Trainer
 TRAINERS = {
     "none": "partita_trainers.zero_shot:ZeroShot",
     "finetune": "partita_trainers.finetune:Finetune",
-    "hogwild": "partita_trainers.hogwild:Hogwild",
+    "hogwild": "partita_trainers.hogwild.trainer:Hogwild",
 }
 """`module:Class` by the `type` of the section. `custom` names its own class."""
 

@@ -34,10 +34,10 @@ from partita.tokenizers.load import tokenizer_digest
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, ResumeError
 from partita_schema.sections.model import EmbeddingBagModel
-from partita_trainers.bags import Bags
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Purpose, Timing
 from partita_trainers.file_sums import summed
+from partita_trainers.hogwild.bags import Bags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

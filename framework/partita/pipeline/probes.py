@@ -15,8 +15,8 @@ from partita.generation.engine import Engine
 from partita.lm.base import PADDED, SHORTEST_PREFIX, BatchWay, GenerationOptions, GenerativeModel
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Purpose, Timing, Volume
-from partita_trainers.batch_size.worst_batch import worst_batch
 from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext
+from partita_trainers.training_probe import worst_batch
 
 MAX_ELEMENTS = 2**31 - 1
 """Maximum number of elements of a tensor for kernels with 32-bit indices."""

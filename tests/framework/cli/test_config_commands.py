@@ -65,7 +65,8 @@ def test_warnings_of_a_ludwig_file_are_shown(
 
 HEAVY = {"torch", "transformers", "pandas", "numpy", "marshmallow", "jsonschema", "jinja2"}
 FOR_MISTAKES = {
-    f"partita_schema.{name}" for name in ("repair", "problems", "schema_tree", "unknown_key", "wrong_value")
+    f"partita_schema.{name}"
+    for name in ("problems.repair", "problems.explain", "schema_tree", "problems.unknown_key", "problems.wrong_value")
 }
 FOR_OTHER_FILES = {f"partita_schema.{name}" for name in ("ludwig", "dump", "reference", "rows", "yaml_words")}
 

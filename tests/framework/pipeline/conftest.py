@@ -208,7 +208,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
         "partita.lm.worst_case",
         "partita.lm.worst_slots",
         "partita.pipeline.probes",
-        "partita_trainers.batch_size.training_probe",
+        "partita_trainers.training_probe",
     ):
         monkeypatch.setattr(f"{module}.now", lambda device: result.seconds)
     # How long a machine takes for a probe shall decide nothing here.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from .refusals import problems_of
+from ..refusals import problems_of
 
 STREAM = {"type": "jsonl", "path": "a.jsonl", "streaming": True}
 STEPS = {"type": "finetune", "max_steps": 5}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from partita_trainers.batch_size.worst_batch import worst_batch
+from partita_trainers.training_probe import worst_batch
 
 
 def test_rows_are_as_long_as_said_and_the_last_tokens_are_learned() -> None:

@@ -11,7 +11,7 @@ from partita_schema.load import load_config
 from partita_schema.rows import reasons, row_schema
 from partita_schema.sections.outputs import OUTPUT_MODELS
 
-from .refusals import problems_of
+from ..refusals import problems_of
 
 
 def raw(preprocessing: dict[str, Any] | None = None, **decoder: Any) -> dict[str, Any]:

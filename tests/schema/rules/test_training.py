@@ -8,7 +8,7 @@ from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 from partita_schema.sections.trainer import FinetuneTrainer
 
-from .refusals import problems_of
+from ..refusals import problems_of
 
 
 def problems(**trainer: Any) -> list[str]:

@@ -8,7 +8,7 @@ from partita_schema.load import load_config
 from partita_schema.sections.model import EmbeddingBagModel
 from partita_schema.sections.trainer import HogwildTrainer
 
-from .refusals import last_line_of
+from ..refusals import last_line_of
 
 FILE: dict[str, Any] = {
     "base_model": {"type": "embedding_bag"},

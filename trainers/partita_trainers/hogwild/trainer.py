@@ -16,8 +16,7 @@ from typing import Any, cast
 from partita_schema.common.text import counted
 from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
 from partita_schema.sections.trainer import HogwildTrainer
-from partita_trainers.bags import BagModel, Bags, joined
-from partita_trainers.base import Batches, Metrics, ProbeContext, TrainerContext, TrainResult
+from partita_trainers.base import Batches, Metrics, ProbeContext, TrainerContext, TrainResult, save_result
 from partita_trainers.checkpoint import (
     checkpoint_name,
     load_state,
@@ -26,10 +25,10 @@ from partita_trainers.checkpoint import (
     remove_checkpoints,
     write_checkpoint,
 )
-from partita_trainers.hogwild_worker import SharedCounters, SharedState, first_sums
-from partita_trainers.hogwild_workers import HogwildWorkers, share
+from partita_trainers.hogwild.bags import BagModel, Bags, joined
+from partita_trainers.hogwild.worker import SharedCounters, SharedState, first_sums
+from partita_trainers.hogwild.workers import HogwildWorkers, share
 from partita_trainers.interrupt import Interruption, interruption
-from partita_trainers.result import save_result
 
 logger = logging.getLogger(__name__)
 

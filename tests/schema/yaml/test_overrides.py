@@ -4,7 +4,7 @@ import pytest
 
 from partita_schema.load import load_config
 
-from .refusals import message_of
+from ..refusals import message_of
 
 TEXT = "base_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.multiprocessing
 
-from partita_trainers.bags import Bags, chosen
+from partita_trainers.hogwild.bags import Bags, chosen
 from partita_trainers.interrupt import end_with_parent
 
 CONTEXT = torch.multiprocessing.get_context("spawn")  # a fork would copy the locks of torch's threads, even held ones

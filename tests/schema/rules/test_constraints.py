@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from .refusals import problems_of
+from ..refusals import problems_of
 
 JSON: dict[str, Any] = {"name": "value", "type": "json", "decoder": {"constrain": True}}
 LABEL: dict[str, Any] = {"name": "label", "type": "category", "decoder": {"scoring": True, "labels": ["a", "b"]}}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from partita.lm.embedding_bag import EmbeddingBagClassifier
-from partita_trainers.bags import Bags, chosen, joined
-from partita_trainers.hogwild_worker import FIRST_SUM, SharedCounters, SharedState, first_sums, learn, train_epoch
+from partita_trainers.hogwild.bags import Bags, chosen, joined
+from partita_trainers.hogwild.worker import FIRST_SUM, SharedCounters, SharedState, first_sums, learn, train_epoch
 
 
 def make_rows(count: int, *, seed: int = 3) -> Bags:

@@ -6,7 +6,7 @@ import pytest
 
 from partita_schema.load import load_config
 
-from .refusals import last_line_of
+from ..refusals import last_line_of
 
 FILE: dict[str, Any] = {
     "base_model": "base",

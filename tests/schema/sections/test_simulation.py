@@ -6,7 +6,7 @@ import pytest
 
 from partita_schema.load import load_config
 
-from .refusals import last_line_of
+from ..refusals import last_line_of
 
 WORLD = {"type": "environment", "environment": "desk:Desk"}
 CUSTOM = {"type": "custom", "target": "plays:Panel"}

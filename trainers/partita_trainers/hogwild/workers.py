@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from partita_schema.errors import TrainingError
-from partita_trainers.hogwild_worker import CONTEXT, SharedState, work
+from partita_trainers.hogwild.worker import CONTEXT, SharedState, work
 
 LOOK_SECONDS = 0.2
 """Interval between progress updates, in seconds."""

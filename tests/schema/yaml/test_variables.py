@@ -12,7 +12,7 @@ from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 from partita_schema.yaml.variables import escaped, expanded
 
-from .refusals import message_of
+from ..refusals import message_of
 
 TEXT = """\
 base_model: ${MODEL}

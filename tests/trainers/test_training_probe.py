@@ -14,17 +14,17 @@ import partita_trainers.engine
 from partita_schema.sections.trainer import CustomTrainer
 from partita_trainers.base import ProbeContext
 from partita_trainers.batch_size.probe import Volume
-from partita_trainers.batch_size.training_probe import TrainingProbe
 from partita_trainers.checkpoint import random_state
 from partita_trainers.engine import TrainEngine
 from partita_trainers.finetune import Finetune
 from partita_trainers.registry import check_probe
+from partita_trainers.training_probe import TrainingProbe
 from partita_trainers.zero_shot import ZeroShot
 
-from ...properties import first
-from ..conftest import comparable, run
+from ..properties import first
+from .conftest import comparable, run
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_trainer" / "sharpness.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_trainer" / "sharpness.py"
 OPTIMIZERS = ["adamw", "adafactor", "sgd", "muon", "lion_8bit", "adamw_8bit", "paged_adamw_8bit", "schedule_free_adamw"]
 
 
