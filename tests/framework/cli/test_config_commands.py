@@ -68,7 +68,7 @@ FOR_MISTAKES = {
     f"partita_schema.{name}"
     for name in ("problems.repair", "problems.explain", "schema_tree", "problems.unknown_key", "problems.wrong_value")
 }
-FOR_OTHER_FILES = {f"partita_schema.{name}" for name in ("ludwig", "dump", "reference", "rows", "yaml_words")}
+FOR_OTHER_FILES = {f"partita_schema.{name}" for name in ("compat.ludwig", "dump", "reference", "rows", "yaml.words")}
 
 
 def loaded_by(*arguments: str) -> tuple[str, set[str]]:
