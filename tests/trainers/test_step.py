@@ -270,8 +270,8 @@ def test_memory_that_ends_while_weights_change_stops_and_says_that_they_may_be_h
         run(work)
     assert str(error.value) == (
         "step 4: out of memory while the weights were updated; some of them may have changed already. The last "
-        "checkpoint is intact: free memory on the device and start the run again, or begin a new one with an adapter or "
-        "optimizer: {type: adamw_8bit}"
+        "checkpoint is intact: free memory on the device and start the run again, or begin a new one with an adapter "
+        "or optimizer: {type: adamw_8bit}"
     )
     assert list_checkpoints(work.run.checkpoints) == [2]
     assert len(work.run.log) == 3
