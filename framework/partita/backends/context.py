@@ -96,8 +96,8 @@ class RunContext:
         return context
 
     def for_other_process(self) -> "RunContext":
-        """Return a copy for another process: the configuration with absolute paths, without the model."""
-        loaded = replace(load_config(self.config), folder=self.loaded.folder.resolve())
+        """Return a copy for another process: the user's file with an absolute folder, without the model."""
+        loaded = replace(self.loaded, folder=self.loaded.folder.resolve(), warnings=())  # they were logged here
         copy = RunContext(loaded, quiet=self.quiet)
         copy.distrusted, copy.allows_saved_code = self.distrusted, self.allows_saved_code
         return copy

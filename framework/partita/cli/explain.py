@@ -60,7 +60,7 @@ def print_record(
 
     Args:
         loaded: The configuration.
-        generation: How generation is constrained, if it is.
+        generation: The generation settings and where each comes from; None if nothing is generated.
         layout: The processes that the file asks for, if any.
         planned: The plan of a training file's batches, if data was given.
     """

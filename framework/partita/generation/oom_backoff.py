@@ -48,10 +48,6 @@ class BatchBudget:
             return self.current_limit
         return min(self.max_rows, max(1, self.current_limit * self.limit_tokens // max(1, tokens)))
 
-    def with_batch_size(self, batch_size: int) -> "BatchBudget":
-        """Return a new budget of this batch size under the same guard."""
-        return BatchBudget(batch_size, guard=self.guard)
-
 
 @dataclass(frozen=True)
 class BatchPart(Generic[T]):

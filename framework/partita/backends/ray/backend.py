@@ -106,10 +106,10 @@ class RayBackend(Backend):
         build_trainer(context.config.trainer, folder=context.loaded.folder)
         chosen = ChosenRun(Path(run)) if run is not None else context.choose_run()
         folder = chosen.folder
+        self._pool = self._parts = None  # they hold the model of another run
         manifest = read_manifest(folder)
         if manifest.get("status") == "done" and manifest.get("config") == context.config.model_dump(mode="json"):
             return LocalBackend(context).train(dataset, folder)
-        self._pool = self._parts = None
         if chosen.not_continued:
             logger.info("%s", chosen.not_continued)
         if not context.config.trains:
