@@ -58,12 +58,12 @@ def walk(model: BaseModel, key: str) -> Iterator[tuple[str, str]]:
     """Yield the key and value of everything in a section that runs code."""
     yield from special(model, key)
     for name, field in type(model).model_fields.items():
-        value, place = getattr(model, name), f"{key}.{name}".removeprefix(".")
+        value, path = getattr(model, name), f"{key}.{name}".removeprefix(".")
         if isinstance(value, str):
             if is_target(value) and takes_target(field.annotation, field.metadata):
-                yield place, value
+                yield path, value
         else:
-            yield from walk_values(value, place)
+            yield from walk_values(value, path)
 
 
 def walk_values(value: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -273,7 +273,7 @@ def message_of(item: object, where: str, keys: MessageKeys, ignored: Collection[
 
     Args:
         item: The message as the row has it.
-        where: Its place in the row, for errors.
+        where: Its path in the row, for errors.
         keys: Names of its keys and roles.
         ignored: Keys that may be there besides, and are not read.
 

@@ -39,7 +39,7 @@ def without_defaults(value: Any, path: Path, origins: Mapping[str, str]) -> Any:
             key: item for key, item in section.items() if item != {} or origins.get(dotted((*path, key))) not in PLAIN
         }
     if isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
-        return [without_defaults(entry, (*path, place), origins) for place, entry in enumerate(value)]
+        return [without_defaults(entry, (*path, index), origins) for index, entry in enumerate(value)]
     return {} if origins.get(dotted(path)) == "default" and value != "auto" else value
 
 
@@ -97,8 +97,8 @@ def item_lines(item: object, path: Path, head: str, origins: Mapping[str, str]) 
         yield from section_lines(item, path, origins)
     elif isinstance(item, list) and any(isinstance(entry, dict) for entry in item):
         yield head, ""
-        for place, entry in enumerate(item):
-            yield from entry_lines(entry, (*path, place), origins)
+        for index, entry in enumerate(item):
+            yield from entry_lines(entry, (*path, index), origins)
     else:
         yield f"{head} {scalar(item)}", origins.get(dotted(path), "")
 

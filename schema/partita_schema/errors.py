@@ -62,8 +62,8 @@ class Problem:
     """Column number, from 1."""
 
     def __str__(self) -> str:
-        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
-        parts = place, shortened(self.path, MAX_PATH), shortened(self.message, MAX_MESSAGE)
+        location = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        parts = location, shortened(self.path, MAX_PATH), shortened(self.message, MAX_MESSAGE)
         return ": ".join(part for part in parts if part)
 
 

@@ -53,8 +53,8 @@ def schema_mistake(validator: Any, value: Any) -> str | None:
     error = best_match(validator.iter_errors(value))
     if error is None:
         return None
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
-    return f"{place}: {error.message}" if place else str(error.message)
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
+    return f"{path}: {error.message}" if path else str(error.message)
 
 
 def broken_reference(json_schema: dict[str, Any]) -> str | None:

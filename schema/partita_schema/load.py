@@ -198,8 +198,8 @@ def origins_of(config: Config, root: Node) -> dict[str, str]:
             for key, item in value.items():
                 visit(item, (*path, str(key)))
         elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            for place, item in enumerate(value):
-                visit(item, (*path, place))
+            for index, item in enumerate(value):
+                visit(item, (*path, index))
         else:
             origins[dotted(path)] = origin_of(root.find(path))
 
@@ -212,7 +212,7 @@ def origin_of(node: Node | None) -> str:
         return "default"
     if node.origin is not None:
         return node.origin
-    return str(node.key_place or node.place) if node.place else "given"
+    return str(node.key_position or node.position) if node.position else "given"
 
 
 @dataclass(frozen=True)

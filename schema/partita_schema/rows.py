@@ -58,11 +58,11 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
             return dialogue
         messages = dialogue["messages"]
         if self.supervised:
-            place = max((place for place, message in enumerate(messages) if message.get("learned")), default=None)
-            if place is None:
+            index = max((index for index, message in enumerate(messages) if message.get("learned")), default=None)
+            if index is None:
                 raise ValidationError("the dialogue has no answer to learn: no assistant message after a question")
-            right = messages[place].get("labels") or [messages[place]["content"]]
-            return {"messages": messages[:place], "labels": right}
+            right = messages[index].get("labels") or [messages[index]["content"]]
+            return {"messages": messages[:index], "labels": right}
         while messages[-1]["role"] == "assistant":
             messages = messages[:-1]
         return {"messages": messages, "labels": []}
@@ -101,21 +101,21 @@ class RowSchema(Schema):
         if not isinstance(data, Mapping):
             raise ValidationError(f"{shown(data)} is not a row; a row is a mapping from column to value")
         picked, errors = {}, {}
-        for place, cell in enumerate(self.cells):
+        for index, cell in enumerate(self.cells):
             value = data if cell.whole else data.get(cell.column)
             if not is_missing(value):
-                picked[str(place)] = value
+                picked[str(index)] = value
             elif cell.fill is None or (cell.column not in data and not cell.absent):
                 errors[cell.column] = [f"column {cell.column} is missing or empty"]
             else:
-                picked[str(place)] = cell.fill
+                picked[str(index)] = cell.fill
         if errors:
             raise ValidationError(errors)
         return picked
 
     @post_load
     def by_name(self, data: Mapping[str, Any], **_: Any) -> dict[str, Any]:
-        row = {cell.name: data[str(place)] for place, cell in enumerate(self.cells)}
+        row = {cell.name: data[str(index)] for index, cell in enumerate(self.cells)}
         if self.reply is not None:
             dialogue, output = self.reply
             row[output] = row[dialogue]["labels"][0]
@@ -140,7 +140,7 @@ def row_schema(config: Config, *, supervised: bool) -> RowSchema:
         cells = [input_cell(inputs[name]) if name in inputs else template_cell(name) for name in config.shown_columns]
     if supervised and dialogue is None:
         cells += [output_cell(feature) for feature in config.output_features]
-    kind = RowSchema.from_dict({str(place): cell.field for place, cell in enumerate(cells)}, name="Row")
+    kind = RowSchema.from_dict({str(index): cell.field for index, cell in enumerate(cells)}, name="Row")
     schema = kind()
     assert isinstance(schema, RowSchema)
     schema.cells = tuple(cells)
@@ -195,11 +195,11 @@ class CheckedRows:
 def check_rows(schema: Schema, rows: Iterable[Mapping[str, Any]]) -> CheckedRows:
     """Validate rows. Each row is either in `clean` or in `bad`."""
     checked = CheckedRows({}, {})
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         try:
-            checked.clean[place] = schema.load(row)
+            checked.clean[index] = schema.load(row)
         except ValidationError as error:
-            checked.bad[place] = tuple(reasons(error))
+            checked.bad[index] = tuple(reasons(error))
     return checked
 
 

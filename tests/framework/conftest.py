@@ -104,7 +104,7 @@ def memory_ceiling() -> MemoryCeiling:
             rows, length = kwargs["input_ids"].shape
             cache = kwargs.get("past_key_values")
             if isinstance(cache, SlotKVCache):
-                held = rows * length + cache.place.slots * cache.place.tokens
+                held = rows * length + cache.layout.slots * cache.layout.tokens
             else:
                 held = rows * (length + (cache.get_seq_length() if cache is not None else 0))
             passes.append((rows, held))

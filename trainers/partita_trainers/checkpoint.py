@@ -188,12 +188,12 @@ def save_state(path: Path, state: Any) -> None:
 def apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors on the CPU without shared memory, which safetensors rejects and bitsandbytes uses."""
     separated: dict[str, torch.Tensor] = {}
-    places: set[int] = set()
+    pointers: set[int] = set()
     for name, tensor in tensors.items():
         own = tensor.detach().cpu().contiguous()
-        place = own.untyped_storage().data_ptr()
-        separated[name] = own.clone() if place in places else own
-        places.add(place)
+        pointer = own.untyped_storage().data_ptr()
+        separated[name] = own.clone() if pointer in pointers else own
+        pointers.add(pointer)
     return separated
 
 

@@ -109,14 +109,14 @@ def file_sums(paths: list[Path]) -> list[str]:
 
 def file_sum(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    place, now = path.resolve(), stamp(path)
-    known = _read.get(place)
+    resolved, now = path.resolve(), stamp(path)
+    known = _read.get(resolved)
     if known is not None and known[0] == now:
         return known[1]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if time.time_ns() - now[1] > SETTLED_NS:
-        _read[place] = (now, digest)
+        _read[resolved] = (now, digest)
     return digest
 
 

@@ -38,8 +38,8 @@ class StepStats:
             tokens=sum(batch.tokens for batch in batches),
             padded_tokens=sum(batch.input_ids_BT.numel() for batch in batches),
             digests={
-                process_group.rank + place * process_group.world_size: batch_digest(batch)
-                for place, batch in enumerate(batches)
+                process_group.rank + index * process_group.world_size: batch_digest(batch)
+                for index, batch in enumerate(batches)
             },
         )
 

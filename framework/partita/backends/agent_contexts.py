@@ -7,7 +7,7 @@ from typing import Any
 from partita.backends.context import RunContext
 from partita.backends.endpoint.backend import REFUSALS
 from partita.simulation.opening import section_of
-from partita.simulation.participants import other_agents, place_of
+from partita.simulation.participants import agent_key, other_agents
 from partita_schema.errors import ConfigError, PartitaError, Problem
 from partita_schema.load import load_config
 from partita_schema.sections.agents import ModelAgentConfig
@@ -28,10 +28,10 @@ def agent_contexts(context: RunContext) -> dict[str, RunContext]:
     for name, agent in other_agents(section_of(context.config)).items():
         if not isinstance(agent, ModelAgentConfig):
             continue
-        place = (agent.run, agent.file, agent.base_model)
-        if place not in named:  # a model of several agents is loaded once
-            named[place] = context if agent.is_own else agent_context(context, agent, name=name)
-        contexts[name] = named[place]
+        model = (agent.run, agent.file, agent.base_model)
+        if model not in named:  # a model of several agents is loaded once
+            named[model] = context if agent.is_own else agent_context(context, agent, name=name)
+        contexts[name] = named[model]
     return contexts
 
 
@@ -47,7 +47,7 @@ def agent_context(context: RunContext, agent: ModelAgentConfig, *, name: str) ->
         ConfigError: The model cannot be loaded, has no input of type dialogue, or is served by an endpoint.
     """
     key = "run" if agent.run is not None else "file" if agent.file is not None else "base_model"
-    where = f"{place_of(section_of(context.config), name)}.{key}"
+    where = f"{agent_key(section_of(context.config), name)}.{key}"
     folder = context.loaded.folder
     try:
         if agent.run is not None:

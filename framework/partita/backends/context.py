@@ -79,19 +79,19 @@ class RunContext:
             raise PartitaError(
                 f"the run in {folder} is not finished (status {status}); train again with --run {folder}"
             )
-        place = manifest_path(folder)
+        path = manifest_path(folder)
         if "config" not in manifest:
-            raise PartitaError(f"{place} has no config, so its prompt and outputs are unknown; restore it")
+            raise PartitaError(f"{path} has no config, so its prompt and outputs are unknown; restore it")
         try:
             context = cls(load_config(manifest["config"], overrides=overrides), quiet=quiet)
         except ConfigError as error:
-            problems = [replace(problem, file=problem.file or str(place)) for problem in error.problems]
+            problems = [replace(problem, file=problem.file or str(path)) for problem in error.problems]
             raise ConfigError(problems) from None
         context.loaded = replace(context.loaded, folder=Path(manifest.get("folder", ".")))
         context.run = folder
         context.allows_saved_code = trust_remote_code
         if not trust_remote_code:
-            context.distrusted = place
+            context.distrusted = path
             context.refuse_code("model")
         return context
 

@@ -13,26 +13,26 @@ T = TypeVar("T")
 class ThreadGroup:
     """One rank of a `partita_trainers.process_group.ProcessGroup` of threads."""
 
-    def __init__(self, rank: int, places: list[Any], met: Barrier, lock: Lock, counts: dict[int, int]) -> None:
+    def __init__(self, rank: int, shared: list[Any], met: Barrier, lock: Lock, counts: dict[int, int]) -> None:
         """Use `of` to create all ranks of a group."""
         self.rank = rank
-        self.world_size = self.local_world_size = len(places)
-        self._places, self._met, self._lock, self._counts = places, met, lock, counts
+        self.world_size = self.local_world_size = len(shared)
+        self._shared, self._met, self._lock, self._counts = shared, met, lock, counts
         self._asked = 0
 
     @classmethod
     def of(cls, ranks: int, *, timeout_seconds: float = 60.0) -> list["ThreadGroup"]:
         """Create a group of `ranks` threads; return one object per rank."""
-        places: list[Any] = [None] * ranks
+        shared: list[Any] = [None] * ranks
         met = Barrier(ranks, timeout=timeout_seconds)
         lock, counts = Lock(), dict[int, int]()
-        return [cls(rank, places, met, lock, counts) for rank in range(ranks)]
+        return [cls(rank, shared, met, lock, counts) for rank in range(ranks)]
 
     def all_gather_object(self, mine: T, about: str) -> list[T]:
         """Return the objects of all ranks, in rank order. Raises threading.BrokenBarrierError if a rank is missing."""
-        self._places[self.rank] = (about, mine)
+        self._shared[self.rank] = (about, mine)
         self._met.wait()
-        gathered = list(self._places)
+        gathered = list(self._shared)
         self._met.wait()
         if any(name != about for name, _ in gathered):
             raise AssertionError(f"ranks are not at the same collective: {sorted({name for name, _ in gathered})}")

@@ -174,7 +174,7 @@ def stream_requests(
     """
     if engine_of_requests(lm, requests, settings.options) == "static":
         whole = requests_in_batches(lm, requests, settings)
-        yield from ((place, answer.text) for place, answer in enumerate(whole) if answer.text)
+        yield from ((index, answer.text) for index, answer in enumerate(whole) if answer.text)
         return
     run = run_of_requests(lm, requests, settings)
     streamed: dict[int, str] = {}

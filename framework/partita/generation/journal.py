@@ -166,7 +166,7 @@ class Journal:
         start = self._size
         self._write(b"".join(lines))
         for record, line in zip(records, lines, strict=True):
-            self._place(record.row, record.status, record.attempt, start, len(line))
+            self._set_location(record.row, record.status, record.attempt, start, len(line))
             start += len(line)
         if time.monotonic() - self._synced > self._sync_seconds:
             self.sync()
@@ -245,7 +245,7 @@ class Journal:
         if changes:
             raise ResumeError(
                 f"{self.path} holds answers of another job: {'; '.join(changes)}. Undo the change, write to another "
-                "place, or start again with --fresh, which forgets these answers"
+                "path, or start again with --fresh, which forgets these answers"
             )
         return True
 
@@ -285,7 +285,7 @@ class Journal:
             elif keys is not None and not _is_of(record, keys):
                 stale += 1
             else:
-                self._place(record.row, record.status, record.attempt, offset, len(line))
+                self._set_location(record.row, record.status, record.attempt, offset, len(line))
         if damaged or stale:
             logger.warning(
                 "%s: %s damaged and %s outdated records; their rows count as not done", self.path, damaged, stale
@@ -297,7 +297,7 @@ class Journal:
                 logger.warning("%s: its torn end of %s bytes is cut off", self.path, f"{torn:,}")
             os.ftruncate(self._descriptor, self._size)
 
-    def _place(self, row: int, status: Status, attempt: int, offset: int, length: int) -> None:
+    def _set_location(self, row: int, status: Status, attempt: int, offset: int, length: int) -> None:
         self._offsets[row], self._lengths[row] = offset, length
         self._statuses[row] = STATUSES.index(status)
         self._attempts[row] = min(attempt, np.iinfo(np.int16).max)
@@ -322,7 +322,7 @@ def _lock(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ResumeError(
-            f"{path} is being written by another process; wait for it to end, or write to another place"
+            f"{path} is being written by another process; wait for it to end, or write to another path"
         ) from None
 
 
@@ -386,6 +386,5 @@ def _read_header(path: Path) -> dict[str, Any] | None:
     if any(read_record(line, rows=ANY_ROWS) is not None for _, line in _lines(path)):
         raise DamagedError("has a damaged first line")
     raise ResumeError(
-        f"{path} is not a journal of predictions; write to another place, or start again with --fresh, which "
-        "replaces it"
+        f"{path} is not a journal of predictions; write to another path, or start again with --fresh, which replaces it"
     )

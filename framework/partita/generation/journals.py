@@ -68,8 +68,8 @@ def open_journals(
         process_group: The ranks of the job.
     """
     with main_process_first(process_group, "opening the journals"):
-        place = path if process_group.rank == 0 else rank_path(path, process_group.rank)
-        own = Journal.open(place, fingerprint=fingerprint, keys=keys, fresh=fresh or process_group.rank > 0)
+        own_path = path if process_group.rank == 0 else rank_path(path, process_group.rank)
+        own = Journal.open(own_path, fingerprint=fingerprint, keys=keys, fresh=fresh or process_group.rank > 0)
         if process_group.rank == 0:
             absorb_all(own, fingerprint=fingerprint, keys=keys, fresh=fresh)
     with own:

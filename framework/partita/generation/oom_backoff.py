@@ -53,17 +53,17 @@ class BatchBudget:
 class BatchPart(Generic[T]):
     """A finished part of a batch: its result, or the failure of a single row that does not fit."""
 
-    places: range
+    indices: range
     """Indices of its rows in the batch."""
     result: T | None
     failure: Exception | None = None
     """The device's error for a single row that does not fit."""
 
 
-def halves(places: range) -> tuple[range, range]:
+def halves(indices: range) -> tuple[range, range]:
     """Split at least two indices into halves; the first one is the larger."""
-    middle = (len(places) + 1) // 2
-    return places[:middle], places[middle:]
+    middle = (len(indices) + 1) // 2
+    return indices[:middle], indices[middle:]
 
 
 def run_with_oom_backoff(
@@ -87,26 +87,26 @@ def run_with_oom_backoff(
     before, failed = (budget.current_limit, budget.limit_tokens), list[range]()
     waiting = [range(rows)] if rows else []
     while waiting:
-        places = waiting.pop()
-        if len(places) > max(1, budget.limit_at(tokens(places))):
-            waiting += reversed(halves(places))
+        indices = waiting.pop()
+        if len(indices) > max(1, budget.limit_at(tokens(indices))):
+            waiting += reversed(halves(indices))
             continue
-        result, failure = work(places)
+        result, failure = work(indices)
         budget.out_of_memory += failure is not None
         if result is not None:
-            yield BatchPart(places, result)
-        elif failure is not None and len(places) > 1:
-            failed.append(places)
-            budget.current_limit, budget.limit_tokens = len(halves(places)[0]), tokens(places)
-            waiting.append(places)
+            yield BatchPart(indices, result)
+        elif failure is not None and len(indices) > 1:
+            failed.append(indices)
+            budget.current_limit, budget.limit_tokens = len(halves(indices)[0]), tokens(indices)
+            waiting.append(indices)
             why = "too large for the device:" if is_too_large(failure) else "out of memory with"
-            logger.warning("%s %s: continuing with %s", why, describe(places), f"{budget.current_limit:,}")
+            logger.warning("%s %s: continuing with %s", why, describe(indices), f"{budget.current_limit:,}")
             logger.debug("device error: %s", failure)
         else:
             # Parts that contained this row may have failed because of it.
-            failed = [other for other in failed if places[0] not in other]
+            failed = [other for other in failed if indices[0] not in other]
             budget.current_limit, budget.limit_tokens = (
                 (len(halves(failed[-1])[0]), tokens(failed[-1])) if failed else before
             )
             if failure is not None:
-                yield BatchPart(places, None, failure)
+                yield BatchPart(indices, None, failure)

@@ -99,21 +99,21 @@ class AllRows:
         """Return rows in the requested order."""
         if not self._bad:
             return self._rows.get(indices)
-        readable = [self._place(index) for index in indices if index not in self._bad]
+        readable = [self._readable_index(index) for index in indices if index not in self._bad]
         rows = iter(self._rows.get(readable) if readable else [])
         return [{} if index in self._bad else next(rows) for index in indices]
 
     def key(self, index: int) -> str:
         """Return the name of a row, the same in every run."""
         bad = self._bad.get(index)
-        return self._rows.key(self._place(index)) if bad is None else bad.key
+        return self._rows.key(self._readable_index(index)) if bad is None else bad.key
 
     def sampling_key(self, index: int) -> str:
         """Return the key from which a row's random numbers are derived."""
         bad = self._bad.get(index)
-        return self._rows.sampling_key(self._place(index)) if bad is None else bad.key
+        return self._rows.sampling_key(self._readable_index(index)) if bad is None else bad.key
 
-    def _place(self, index: int) -> int:
+    def _readable_index(self, index: int) -> int:
         """Return the index of a readable row among the readable ones."""
         return index - int(np.searchsorted(self._bad_indices, index))
 

@@ -147,7 +147,7 @@ class EncodedPrompts:
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
         first, end = (
-            len(rows) * place // process_group.world_size for place in (process_group.rank, process_group.rank + 1)
+            len(rows) * rank // process_group.world_size for rank in (process_group.rank, process_group.rank + 1)
         )
         with synchronized_errors(process_group, "encoding the prompts"):
             for start in range(first, end, chunk):
@@ -178,9 +178,9 @@ class EncodedPrompts:
         tokenized: dict[int, list[int]] = {}
         if missing:
             clean = check_rows(self._schema, self._rows.get(missing)).clean
-            places = [missing[place] for place in clean]
-            encoded = self._encode(places, list(clean.values()))
-            tokenized = {index: list(prompt.input_ids) for index, prompt in zip(places, encoded, strict=True)}
+            present = [missing[number] for number in clean]
+            encoded = self._encode(present, list(clean.values()))
+            tokenized = {index: list(prompt.input_ids) for index, prompt in zip(present, encoded, strict=True)}
         return [tokenized[index] if index in tokenized else self._held[index] for index in indices]
 
     def _encoded_part(self, first: int, end: int) -> "EncodedPart":
@@ -205,9 +205,9 @@ class EncodedPrompts:
         self.errors |= {index: self._unreadable[index] for index in indices if index in self._unreadable}
         readable = [index for index in indices if index not in self._unreadable]
         checked = check_rows(self._schema, self._rows.get(readable))
-        for place, reasons in checked.bad.items():
-            self.skipped[readable[place]] = "; ".join(reasons)
-        clean = {readable[place]: row for place, row in checked.clean.items()}
+        for number, reasons in checked.bad.items():
+            self.skipped[readable[number]] = "; ".join(reasons)
+        clean = {readable[number]: row for number, row in checked.clean.items()}
         texts = {index: self._measure(index, prompt) for index, prompt in self._try_encode(clean)}
         for index in indices:
             key = row_key(texts.get(index, ""), row=self._rows.key(index), fingerprint=fingerprint)
@@ -332,7 +332,7 @@ def sampling_keys(rows: PromptRows) -> Keys:
 def common_beginning(prompts: Sequence[list[int]]) -> list[int]:
     """Return the tokens that all prompts begin with."""
     first, last = min(prompts), max(prompts)  # all others sort between these two and share their common prefix
-    same = next((place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None)
+    same = next((index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None)
     return first[: min(len(first), len(last)) if same is None else same]
 
 

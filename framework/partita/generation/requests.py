@@ -34,8 +34,8 @@ class RowRequests:
 
     def longest(self, rows: Sequence[int] | npt.NDArray[np.integer]) -> int:
         """Return the most tokens, prompt and answer, that one of these rows may have."""
-        places = np.asarray(rows)
-        return int((self.lengths[places] + self.new_tokens[places]).max())
+        indices = np.asarray(rows)
+        return int((self.lengths[indices] + self.new_tokens[indices]).max())
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ def plan(work: RowRequests, left: npt.NDArray[np.bool_]) -> tuple[list[int], dic
     copies: dict[int, list[int]] = {}
     if work.digests is not None and len(rows):
         _, first, inverse = np.unique(work.digests[rows], return_index=True, return_inverse=True)
-        for place in np.flatnonzero(first[inverse] != np.arange(len(rows))):
-            copies.setdefault(int(rows[first[inverse[place]]]), []).append(int(rows[place]))
+        for index in np.flatnonzero(first[inverse] != np.arange(len(rows))):
+            copies.setdefault(int(rows[first[inverse[index]]]), []).append(int(rows[index]))
         rows = rows[np.sort(first)]
     order = np.argsort(-work.lengths[rows].astype(np.int64), kind="stable")
     return rows[order].tolist(), copies

@@ -263,9 +263,9 @@ class Scheduler:
             self.record(RowResult(group[0].row, None, reason))
             return True
         logger.info("%s prompts failed together and are computed one by one: %s", len(group), reason)
-        for place, request in enumerate(group):
+        for index, request in enumerate(group):
             if not self.prefill(slots, [request]):
-                self.queue += [other.row for other in reversed(group[place + 1 :])]
+                self.queue += [other.row for other in reversed(group[index + 1 :])]
                 return False
         return True
 

@@ -115,24 +115,24 @@ def requests_in_batches(
         batch = [requests[index] for index in rows]
 
         def work(
-            places: range, batch: list[GenerationRequest] = batch
+            indices: range, batch: list[GenerationRequest] = batch
         ) -> tuple[list[Generated] | None, Exception | None]:
-            chosen = [batch[place] for place in places]
+            chosen = [batch[index] for index in indices]
             return attempt(lambda: lm.generate(chosen, options, seed=settings.seed))
 
-        def longest(places: range, batch: list[GenerationRequest] = batch) -> int:
-            return max(len(batch[place].input_ids) + batch[place].max_new_tokens for place in places)
+        def longest(indices: range, batch: list[GenerationRequest] = batch) -> int:
+            return max(len(batch[index].input_ids) + batch[index].max_new_tokens for index in indices)
 
-        def describe(places: range, batch: list[GenerationRequest] = batch) -> str:
-            return f"{counted(len(places), 'prompt')} of {counted(len(batch[places[0]].input_ids), 'token')}"
+        def describe(indices: range, batch: list[GenerationRequest] = batch) -> str:
+            return f"{counted(len(indices), 'prompt')} of {counted(len(batch[indices[0]].input_ids), 'token')}"
 
         for part in run_with_oom_backoff(len(batch), work, budget=settings.budget, tokens=longest, describe=describe):
             if part.result is None:
                 raise OutOfMemory(
-                    f"a prompt of {len(batch[part.places[0]].input_ids):,} tokens does not fit in memory even alone; "
+                    f"a prompt of {len(batch[part.indices[0]].input_ids):,} tokens does not fit in memory even alone; "
                     "shorten it, or write a smaller max_new_tokens"
                 ) from part.failure
-            answers.update(zip((int(rows[place]) for place in part.places), part.result, strict=True))
+            answers.update(zip((int(rows[index]) for index in part.indices), part.result, strict=True))
     return [answers[index] for index in range(len(requests))]
 
 
@@ -165,69 +165,69 @@ class StaticBatch:
         ):
             results = part.result
             if results is None:
-                results = [self.too_large(part.places[0])]
+                results = [self.too_large(part.indices[0])]
                 logger.info(
                     "a row %s; continuing with %s rows at a time",
                     results[0].error,
-                    f"{budget.limit_at(self.longest(part.places)):,}",
+                    f"{budget.limit_at(self.longest(part.indices)):,}",
                 )
-            lengths = self.lengths[part.places.start : part.places.stop]
+            lengths = self.lengths[part.indices.start : part.indices.stop]
             yield BatchResult(
                 results=tuple(results),
                 prompt_tokens=int(lengths.sum()),
                 padded_tokens=int(lengths.max()) * len(lengths),
                 seconds=time.perf_counter() - started,
-                batch_size=budget.limit_at(self.longest(part.places)),
+                batch_size=budget.limit_at(self.longest(part.indices)),
                 out_of_memory=budget.out_of_memory - before,
             )
             started, before = time.perf_counter(), budget.out_of_memory
 
-    def longest(self, places: range) -> int:
+    def longest(self, indices: range) -> int:
         """Return the length of a part's longest row, including new tokens."""
-        chosen = slice(places.start, places.stop)
+        chosen = slice(indices.start, indices.stop)
         return int((self.lengths[chosen] + self.new_tokens[chosen]).max())
 
-    def describe(self, places: range) -> str:
+    def describe(self, indices: range) -> str:
         """Describe a part for the log."""
-        return f"{counted(len(places), 'row')} of {counted(self.lengths[places[0]], 'prompt token')}"
+        return f"{counted(len(indices), 'row')} of {counted(self.lengths[indices[0]], 'prompt token')}"
 
-    def attempt_part(self, places: range) -> tuple[list[RowResult] | None, Exception | None]:
+    def attempt_part(self, indices: range) -> tuple[list[RowResult] | None, Exception | None]:
         """Return the results of a part's requested rows, or the failure if it does not fit."""
-        wanted_places = [place for place in places if self.wanted[place]]
-        if not wanted_places:
+        wanted_indices = [index for index in indices if self.wanted[index]]
+        if not wanted_indices:
             return None, None
         try:
-            answers, failure = attempt(lambda: self.answers(places))
+            answers, failure = attempt(lambda: self.answers(indices))
         except Exception as error:
             stop_if_broken(error)
             reason = described(error)
         else:
             if answers is None:
                 return None, failure
-            return [RowResult(int(self.rows[place]), answers[place - places.start]) for place in wanted_places], None
+            return [RowResult(int(self.rows[index]), answers[index - indices.start]) for index in wanted_indices], None
         # Outside the block above: a bound exception keeps the tensors of the failed pass alive.
-        logger.info("a batch of %s rows failed and is tried row by row: %s", len(places), reason)
-        return [self.answer_alone(place) for place in wanted_places], None
+        logger.info("a batch of %s rows failed and is tried row by row: %s", len(indices), reason)
+        return [self.answer_alone(index) for index in wanted_indices], None
 
-    def answer_alone(self, place: int) -> RowResult:
+    def answer_alone(self, index: int) -> RowResult:
         """Generate one row alone, and return its answer or error."""
-        row = int(self.rows[place])
+        row = int(self.rows[index])
         try:
-            answers, _ = attempt(lambda: self.answers([place]))
+            answers, _ = attempt(lambda: self.answers([index]))
         except Exception as error:
             stop_if_broken(error)
             return RowResult(row, None, described(error))
         if answers is not None:
             return RowResult(row, answers[0])
         self.settings.budget.out_of_memory += 1
-        return self.too_large(place)
+        return self.too_large(index)
 
-    def answers(self, places: Sequence[int]) -> list[Generated]:
+    def answers(self, indices: Sequence[int]) -> list[Generated]:
         """Generate these rows together."""
-        rows = [int(self.rows[place]) for place in places]
+        rows = [int(self.rows[index]) for index in indices]
         requests = [
-            GenerationRequest(tokens, int(self.new_tokens[place]), key=self.key(row))
-            for place, row, tokens in zip(places, rows, self.fetch(rows), strict=True)
+            GenerationRequest(tokens, int(self.new_tokens[index]), key=self.key(row))
+            for index, row, tokens in zip(indices, rows, self.fetch(rows), strict=True)
         ]
         answers = self.lm.generate(requests, self.settings.options, seed=self.settings.seed)
         if len(answers) != len(requests):
@@ -236,6 +236,6 @@ class StaticBatch:
             )
         return answers
 
-    def too_large(self, place: int) -> RowResult:
+    def too_large(self, index: int) -> RowResult:
         """Return the error of a row that does not fit alone."""
-        return RowResult(int(self.rows[place]), None, too_large(self.lengths[place], self.new_tokens[place]))
+        return RowResult(int(self.rows[index]), None, too_large(self.lengths[index], self.new_tokens[index]))

@@ -65,8 +65,8 @@ class PlannedRowQueue:
 
     def take(self, wanted: int) -> Sequence[int]:
         """Take the next rows."""
-        places = self.claims.take(wanted)
-        return self.order[places.start : places.stop]
+        claimed = self.claims.take(wanted)
+        return self.order[claimed.start : claimed.stop]
 
 
 def drain(claims: WorkQueue) -> Iterator[int]:

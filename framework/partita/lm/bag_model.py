@@ -79,7 +79,7 @@ class BagLanguageModel:
             )
         self.module.eval()
         end = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-        self.places = {(*label.ids, *end): place for place, label in enumerate(self.labels)}
+        self.label_indices = {(*label.ids, *end): index for index, label in enumerate(self.labels)}
 
     # Training
 
@@ -88,8 +88,8 @@ class BagLanguageModel:
         texts, labels = [], []
         for ids, learned in zip(batch.input_ids_BT.tolist(), batch.labels_BT.tolist(), strict=True):
             tokens = tuple(token for token in learned if token != -100)
-            texts.append(ids[: next(place for place, token in enumerate(learned) if token != -100)])
-            labels.append(self.places[tokens])
+            texts.append(ids[: next(index for index, token in enumerate(learned) if token != -100)])
+            labels.append(self.label_indices[tokens])
         ids_K, starts_N1 = self.bags_of(texts)
         return Bags(ids_K, starts_N1, torch.tensor(labels))
 
@@ -206,7 +206,7 @@ class BagLanguageModel:
         """Return the label with the highest score, the first one of a tie. Raise ModelError for NaN."""
         if any(score != score for score in scores):
             raise ModelError("the weights are not numbers any more; train again with a lower trainer.learning_rate")
-        best = max(range(len(scores)), key=lambda place: scores[place])
+        best = max(range(len(scores)), key=lambda index: scores[index])
         by_label = {label.text: score for label, score in zip(self.labels, scores, strict=True)}
         return Generated(
             (),

@@ -65,8 +65,8 @@ def find_batch_way(lm: LoadedModel) -> BatchWay:
     padded = largest_error(lm, rows, alone)
     if padded <= rounding_limit(lm):
         return PADDED
-    same = [place for place, length in enumerate(LENGTHS) if length == LENGTHS[0]]
-    equal = largest_error(lm, [rows[place] for place in same], [alone[place] for place in same])
+    same = [index for index, length in enumerate(LENGTHS) if length == LENGTHS[0]]
+    equal = largest_error(lm, [rows[index] for index in same], [alone[index] for index in same])
     if equal <= rounding_limit(lm):
         return BatchWay("equal lengths", f"{name} {changes(padded)} beside padding")
     return BatchWay("one row", f"{name} {changes(equal)} beside another row")

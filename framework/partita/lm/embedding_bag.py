@@ -71,6 +71,6 @@ def bag(tokens_T: np.ndarray, ngrams: int, vocabulary: int, buckets: int) -> np.
     for length in range(2, min(ngrams, len(tokens_T)) + 1):
         # The hash of an n-gram is that of all its tokens but the last, mixed with the last one.
         hashes = (hashes[:-1] + np.uint64(1)) * MIX + tokens_T[length - 1 :].astype(np.uint64)
-        places = ((hashes * MIX) >> UPPER) % np.uint64(buckets)
-        parts.append(places.astype(np.int64) + vocabulary)
+        bucket_ids = ((hashes * MIX) >> UPPER) % np.uint64(buckets)
+        parts.append(bucket_ids.astype(np.int64) + vocabulary)
     return np.concatenate(parts)

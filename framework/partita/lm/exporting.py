@@ -88,11 +88,11 @@ def identity(lm: LoadedModel) -> str:
     config = lm.config
     base: list[Any] = []
     if lm.adapted is not None or not (lm.trainable or lm.plain):
-        place = local_folder(lm.source)
+        folder = local_folder(lm.source)
         if isinstance(config.base_model, ScratchModel):
             base = [config.base_model.model_dump(mode="json"), config.seed]
-        elif place is not None:
-            base = [folder_digest(place)]
+        elif folder is not None:
+            base = [folder_digest(folder)]
         elif lm.source is not None:
             base = [lm.source, hub_commit(lm.source, revision=config.model_parameters.revision)]
     sections = [config.model_parameters, config.quantization, config.adapter if lm.adapted is not None else None]

@@ -156,16 +156,16 @@ class RowChoices:
         """Return scores that are 0 for the chosen token and -inf elsewhere; mark rows without a choice as broken."""
         new = input_ids[:, self.seen :].tolist()
         self.seen = input_ids.shape[1]
-        for place in self.going:
-            self.rows[place].new += new[place]
-        self.going = [place for place in self.going if not self.has_ended(self.rows[place])]
+        for index in self.going:
+            self.rows[index].new += new[index]
+        self.going = [index for index in self.going if not self.has_ended(self.rows[index])]
         chosen_B = torch.zeros(len(scores), dtype=torch.long, device=scores.device)  # any, where transformers pads
         if self.going:
-            places = torch.tensor(self.going, device=scores.device)
-            tokens_N, _ = self.sampler.choose(scores[places], [self.rows[place] for place in self.going])
-            for place in places[tokens_N < 0].tolist():
-                self.rows[place].broken = True
-            chosen_B[places] = tokens_N.clamp(min=0)
+            indices = torch.tensor(self.going, device=scores.device)
+            tokens_N, _ = self.sampler.choose(scores[indices], [self.rows[index] for index in self.going])
+            for index in indices[tokens_N < 0].tolist():
+                self.rows[index].broken = True
+            chosen_B[indices] = tokens_N.clamp(min=0)
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen_B[:, None], 0.0)
 
     def has_ended(self, row: Row) -> bool:
@@ -204,10 +204,10 @@ class BeamScores:
             return scores
         beams = len(input_ids) // len(self.requests)
         processed = []
-        for place, new in enumerate(input_ids[:, self.prompt_length :]):
-            prompt = torch.tensor(self.requests[place // beams].input_ids, device=new.device)
+        for index, new in enumerate(input_ids[:, self.prompt_length :]):
+            prompt = torch.tensor(self.requests[index // beams].input_ids, device=new.device)
             ids = torch.cat([prompt, new])[None]
-            processed.append(self.processors[place // beams](ids, scores[place : place + 1]))
+            processed.append(self.processors[index // beams](ids, scores[index : index + 1]))
         return torch.cat(processed)
 
 
@@ -259,9 +259,9 @@ def generate_batch(
             ends=sampler.end_ids,
             stop=options.stop,
             tokenizer=tokenizer,
-            logprob=logprobs[place] if logprobs else None,
+            logprob=logprobs[index] if logprobs else None,
         )
-        for place, (ids, limit) in enumerate(zip(answers, limits, strict=True))
+        for index, (ids, limit) in enumerate(zip(answers, limits, strict=True))
     ]
 
 
@@ -327,7 +327,7 @@ def finish(
         logprob: Log probability of the completion.
     """
     ids = row[:limit]
-    end = next((place for place, token in enumerate(ids) if token in ends), None)
+    end = next((index for index, token in enumerate(ids) if token in ends), None)
     ended = end is not None
     if ended:
         ids = ids[:end]
@@ -347,7 +347,7 @@ def finish(
 
 def first_stop(text: str, stop: Sequence[str]) -> int | None:
     """Return the position of the first stop string."""
-    return min((place for end in stop if (place := text.find(end)) >= 0), default=None)
+    return min((start for end in stop if (start := text.find(end)) >= 0), default=None)
 
 
 def left_padded(

@@ -260,11 +260,11 @@ class Explanation:
 def explain_generation(config: Config, *, folder: Path) -> Explanation:
     """Return the effective generation settings of a config, using local files only."""
     shipped: dict[str, Any] = {}
-    place = "not read, because of defaults: none"
+    source = "not read, because of defaults: none"
     try:
         if config.generation.defaults == "checkpoint":
-            shipped, place = shipped_generation(config, folder=folder)
-        return Explanation(place, effective_generation(config.generation, shipped))
+            shipped, source = shipped_generation(config, folder=folder)
+        return Explanation(source, effective_generation(config.generation, shipped))
     except ModelError as error:
         return Explanation(str(error), effective_generation(config.generation, {}))
 

@@ -28,25 +28,25 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast", *, size: int) -> list[byte
     alphabet = byte_level_alphabet()
     added, special = tokenizer.added_tokens_decoder, special_ids(tokenizer)
     spelled, left = [b""] * size, []
-    for token, place in tokenizer.get_vocab().items():
-        if place >= size or place in special:
+    for token, token_id in tokenizer.get_vocab().items():
+        if token_id >= size or token_id in special:
             continue
-        if place in added:
-            spelled[place] = token.encode()
+        if token_id in added:
+            spelled[token_id] = token.encode()
         elif "ByteLevel" in kinds and all(character in alphabet for character in token):
-            spelled[place] = bytes(alphabet[character] for character in token)
+            spelled[token_id] = bytes(alphabet[character] for character in token)
         elif "ByteFallback" in kinds and is_byte_name(token):
-            spelled[place] = bytes([int(token[3:5], 16)])
+            spelled[token_id] = bytes([int(token[3:5], 16)])
         else:
-            left.append(place)
-    for place, text in zip(left, texts_behind_another(tokenizer, left), strict=True):
-        spelled[place] = text.encode()
+            left.append(token_id)
+    for token_id, text in zip(left, texts_behind_another(tokenizer, left), strict=True):
+        spelled[token_id] = text.encode()
     return spelled
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
     """Return the ids of special tokens."""
-    marked = {place for place, token in tokenizer.added_tokens_decoder.items() if token.special}
+    marked = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     return marked | set(tokenizer.all_special_ids)
 
 
@@ -61,7 +61,7 @@ def byte_level_alphabet() -> dict[str, int]:
     """Return the byte of each character of byte-level tokens (Radford et al. 2019, in their published code)."""
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
 def is_byte_name(token: str) -> bool:
@@ -69,13 +69,13 @@ def is_byte_name(token: str) -> bool:
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
-def texts_behind_another(tokenizer: "PreTrainedTokenizerFast", places: Sequence[int]) -> list[str]:
+def texts_behind_another(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> list[str]:
     """Return what each token adds to the text of the first one: decoded alone, a leading space may be removed."""
-    if not places:
+    if not ids:
         return []
     decode = tokenizer.backend_tokenizer.decode_batch
-    before = len(decode([[places[0]]], skip_special_tokens=False)[0])
-    pairs = decode([[places[0], place] for place in places], skip_special_tokens=False)
+    before = len(decode([[ids[0]]], skip_special_tokens=False)[0])
+    pairs = decode([[ids[0], other] for other in ids], skip_special_tokens=False)
     return [text[before:] for text in pairs]
 
 
@@ -132,20 +132,20 @@ class Grammar:
         """Return which tokens may come next [N, V], on the CPU."""
         masks = np.zeros((len(rows), (self.size + 31) // 32), dtype=np.uint32)
         follows = [self.follow(row) for row in rows]
-        asked = [(row.matcher, place) for place, row in enumerate(rows) if follows[place]]
+        asked = [(row.matcher, index) for index, row in enumerate(rows) if follows[index]]
         if asked:
             self.executor.unsafe_compute_mask_ptr(asked, masks.ctypes.data, masks.shape[1] * 4, len(rows))
         bits = np.unpackbits(masks.view(np.uint8), axis=1, count=self.size, bitorder="little")
         allowed_NV = torch.from_numpy(bits.view(np.bool_))
         some_N: list[bool] = np.any(masks, axis=1).tolist()
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if row.matcher.is_error():
-                allowed_NV[place] = False
+                allowed_NV[index] = False
                 row.reason = f"{NO_TOKEN} ({first_line(row.matcher.get_error())})"
             elif row.matcher.is_stopped():
-                allowed_NV[place] = False
-                allowed_NV[place, self.ends] = True
-            elif not some_N[place]:
+                allowed_NV[index] = False
+                allowed_NV[index, self.ends] = True
+            elif not some_N[index]:
                 row.reason = NO_TOKEN
         return allowed_NV
 
@@ -163,7 +163,7 @@ class Vocabulary:
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, ends: Sequence[int], size: int) -> None:
         self.tokenizer = tokenizer
         self.tokens = token_bytes(tokenizer, size=size)
-        self.special_token_ids = sorted({*ends, *(place for place in special_ids(tokenizer) if place < size)})
+        self.special_token_ids = sorted({*ends, *(token_id for token_id in special_ids(tokenizer) if token_id < size)})
         self.eos_token_id, self.bos_token_id = ends[0], None
 
     def __call__(self, text: str) -> list[int]:

@@ -70,7 +70,7 @@ class LastTokens:
         self.write_keys(bound)
         hidden_NLH = next(iter(bound.arguments.values()))
         count, length = hidden_NLH.shape[:2]
-        self.pool.place.extend(self.pool.place.first, self.positions_N1, width=self.mask_N11W.shape[3])
+        self.pool.layout.extend(self.pool.layout.first, self.positions_N1, width=self.mask_N11W.shape[3])
         for name, value in bound.arguments.items():
             bound.arguments[name] = self.picked(value, count=count, length=length)
         extra = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
@@ -83,7 +83,7 @@ class LastTokens:
         """Run the layer until it has written the keys and values of all tokens."""
         assert self.pool is not None
         while len(self.pool.layers) < self.number:
-            self.pool.layers.append(StoppingLayer(self.pool.place))
+            self.pool.layers.append(StoppingLayer(self.pool.layout))
         last = self.pool.layers[self.number - 1]
         last.stops = True
         try:

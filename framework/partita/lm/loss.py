@@ -30,30 +30,30 @@ class AnswerPositions:
     """
 
     def __init__(self, output_layer: nn.Module | None) -> None:
-        self.places_K: torch.Tensor | None = None
+        self.indices_K: torch.Tensor | None = None
         self.attached = output_layer is not None
         if output_layer is not None:
             output_layer.register_forward_pre_hook(self.select)
 
     def select(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Select hidden states: [B, T, H] to [1, K, H]."""
-        if self.places_K is None:
+        if self.indices_K is None:
             return None
         hidden_BTH, *others = inputs
-        hidden_1KH = hidden_BTH.flatten(0, 1).index_select(0, self.places_K).unsqueeze(0)
+        hidden_1KH = hidden_BTH.flatten(0, 1).index_select(0, self.indices_K).unsqueeze(0)
         return (hidden_1KH, *others)
 
     @contextmanager
-    def only(self, places_K: torch.Tensor) -> Iterator[None]:
+    def only(self, indices_K: torch.Tensor) -> Iterator[None]:
         """Pass only these positions of the flattened batch to the output layer, in this order."""
-        self.places_K = places_K
+        self.indices_K = indices_K
         try:
             yield
         finally:
-            self.places_K = None
+            self.indices_K = None
 
 
-def label_places(batch: Batch, *, virtual_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+def label_indices(batch: Batch, *, virtual_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices [K] of flattened hidden states that predict a label, and those labels [K].
 
     `virtual_tokens` precede each row in the hidden states but not in the batch.
@@ -87,13 +87,13 @@ def label_cross_entropy(
         virtual_tokens: Virtual tokens before each row.
         more_inputs: Model inputs in addition to the ids.
     """
-    places_K, labels_K = label_places(batch, virtual_tokens=virtual_tokens)
+    indices_K, labels_K = label_indices(batch, virtual_tokens=virtual_tokens)
     if not len(labels_K):
         nothing_K = connected_empty(module, device=device)
         return nothing_K.sum() if reduction == "sum" else nothing_K
-    with positions.only(places_K.to(device)):
+    with positions.only(indices_K.to(device)):
         logits = module(input_ids=batch.input_ids_BT.to(device), **more_inputs, use_cache=False).logits
-    logits_KV = logits[0] if positions.attached else logits.flatten(0, 1)[places_K.to(device)]
+    logits_KV = logits[0] if positions.attached else logits.flatten(0, 1)[indices_K.to(device)]
     return cross_entropy(logits_KV.float(), labels_K.to(device), reduction=reduction)
 
 

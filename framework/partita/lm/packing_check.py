@@ -107,11 +107,11 @@ def isolation_error(lm: LoadedModel, isolation: Isolation) -> float | None:
     first, second = (ordinary[torch.randint(len(ordinary), (length,), generator=chance)] for length in LENGTHS)
     end = torch.full((2,), int(ordinary[0]))
     lines = [torch.cat([first, second, end[:1]]), torch.cat([second, first, end[:1]])]
-    places = [
+    positions = [
         torch.cat([torch.arange(len(row)) for row in rows])
         for rows in ((first, second, end[:1]), (second, first, end[:1]))
     ]
-    ids_BT, positions_BT = torch.stack(lines).to(lm.device), torch.stack(places).to(lm.device)
+    ids_BT, positions_BT = torch.stack(lines).to(lm.device), torch.stack(positions).to(lm.device)
     inputs = packed_inputs(positions_BT, isolation=isolation, model=lm.base)
     with lm.evaluating():
         alone = [logits_of(lm.module, row[None].to(lm.device))[0] for row in (first, second)]

@@ -98,12 +98,12 @@ class Sampler:
             scores_NV = torch.cat([self.processed(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
         elif self.least:
             early = [
-                place for place, row in enumerate(rows) if len(row.new) < min(self.least, row.request.max_new_tokens)
+                index for index, row in enumerate(rows) if len(row.new) < min(self.least, row.request.max_new_tokens)
             ]
             if early:
-                places = torch.tensor(early, device=self.device)
+                indices = torch.tensor(early, device=self.device)
                 scores_NV = scores_NV.clone() if self.logprobs or self.grammar is not None else scores_NV
-                scores_NV[places[:, None], self.ends] = -torch.inf
+                scores_NV[indices[:, None], self.ends] = -torch.inf
         if self.grammar is not None:
             scores_NV = self.grammar.held(scores_NV, rows, otherwise=logits_NV)
         tokens_N, valid_N = self.sampled(scores_NV, rows) if self.samples else greedy(scores_NV)

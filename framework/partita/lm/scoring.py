@@ -43,11 +43,11 @@ class LabelTree:
         for token in ids:
             parent = path[-1] if path else -1
             known = (p for p, held in enumerate(self.tokens) if held == token and self.parents[p] == parent)
-            place = next(known, len(self.tokens))
-            if place == len(self.tokens):
+            index = next(known, len(self.tokens))
+            if index == len(self.tokens):
                 self.tokens.append(token)
                 self.parents.append(parent)
-            path.append(place)
+            path.append(index)
         return path
 
     @property
@@ -61,9 +61,9 @@ class LabelTree:
     def seen(self) -> torch.Tensor:
         """Return which tokens each token attends to, including itself [T, T]."""
         seen_TT = torch.eye(len(self.tokens), dtype=torch.bool)
-        for place, parent in enumerate(self.parents):
+        for index, parent in enumerate(self.parents):
             if parent >= 0:
-                seen_TT[place] |= seen_TT[parent]
+                seen_TT[index] |= seen_TT[parent]
         return seen_TT
 
 
@@ -151,9 +151,9 @@ class ScoringSlots:
             part = slice(start, start + self.rows)
             later_NTV = self.read_labels(lengths[part], first=start, start=max(lengths))
             scores_of_rows += self.sums(first_NV[part], later_NTV)
-        for place, scores in enumerate(scores_of_rows):
+        for index, scores in enumerate(scores_of_rows):
             if any(score != score for score in scores):
-                self.slots.pool.clear(place, start=prefix)
+                self.slots.pool.clear(index, start=prefix)
         return scores_of_rows
 
     def read_labels(self, lengths: Sequence[int], *, first: int, start: int) -> torch.Tensor:
@@ -171,7 +171,7 @@ class ScoringSlots:
         seen_NTW = torch.cat([prompts_NTL, self.seen_TT.expand(rows, -1, -1)], dim=2)
         mask = torch.zeros(seen_NTW.shape, dtype=self.lm.base.dtype, device=device)
         mask = mask.masked_fill_(~seen_NTW, -torch.inf)[:, None]
-        self.slots.pool.place.read(first, rows, start=start)
+        self.slots.pool.layout.read(first, rows, start=start)
         return self.slots.run(self.tokens_T.expand(rows, -1), positions_NT, mask)
 
     def sums(self, first_NV: torch.Tensor, later_NTV: torch.Tensor) -> list[list[float]]:
@@ -193,7 +193,7 @@ class ScoringSlots:
         """Return the most probable label, the first one of a tie."""
         if any(score != score for score in scores):
             return SlotAnswer(request, None, error=NOT_NUMBERS)
-        best = max(range(len(scores)), key=lambda place: scores[place])
+        best = max(range(len(scores)), key=lambda index: scores[index])
         texts = [label.text for label in self.options.labels]
         logprob = scores[best] if self.options.logprobs else None
         by_label = dict(zip(texts, scores, strict=True))
@@ -209,5 +209,5 @@ class ScoringSlots:
 
 def before_end(label: Label, *, ends: Sequence[int]) -> tuple[int, ...]:
     """Return the tokens of a label before its first end token."""
-    end = next((place for place, token in enumerate(label.ids) if token in ends), len(label.ids))
+    end = next((index for index, token in enumerate(label.ids) if token in ends), len(label.ids))
     return label.ids[:end]

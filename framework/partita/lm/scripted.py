@@ -194,7 +194,7 @@ class ScriptedModel:
         finished = len(ids) < request.max_new_tokens
         ids = ids[: request.max_new_tokens]
         text = self.tokenizer.decode(ids)
-        cut = min((place for stop in options.stop if (place := text.find(stop)) >= 0), default=None)
+        cut = min((start for stop in options.stop if (start := text.find(stop)) >= 0), default=None)
         reason: Any = "stop" if finished or cut is not None else "length"
         return Generated(ids=tuple(ids), text=text if cut is None else text[:cut], finish_reason=reason)
 

@@ -35,19 +35,19 @@ def attends(base: Any) -> bool:
 
 
 @contextmanager
-def attending(base: Any, place: CacheLayout) -> Iterator[None]:
+def attending(base: Any, layout: CacheLayout) -> Iterator[None]:
     """Use this attention for slots in this context, if the model supports it."""
     before = attention_of(base.config)
     if not attends(base):
         yield
         return
-    current.place = place
+    current.layout = layout
     set_attention(base.config, NAME)
     try:
         yield
     finally:
         set_attention(base.config, before)
-        current.place = None
+        current.layout = None
 
 
 def slot_attention(
@@ -72,21 +72,21 @@ def slot_attention(
         scaling: Factor of the scores; None for 1 / sqrt(D).
         kwargs: Passed to the sdpa function outside of slots.
     """
-    place: CacheLayout | None = getattr(current, "place", None)
-    if place is None or attention_mask is None or kwargs.get("position_bias") is not None:
+    layout: CacheLayout | None = getattr(current, "layout", None)
+    if layout is None or attention_mask is None or kwargs.get("position_bias") is not None:
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output
-    if place.positions_NL is None or query.shape[2] > 1:
-        return read(place, query, key, value, attention_mask, scaling), None
+    if layout.positions_NL is None or query.shape[2] > 1:
+        return read(layout, query, key, value, attention_mask, scaling), None
     rows, heads, _, size = key.shape
     factor = size**-0.5 if scaling is None else scaling
     query_NHGD = (query * factor).reshape(rows, heads, -1, size)
-    common = SharedPrefix(query_NHGD, *beginning(place, key, value)) if place.prefix else None
+    common = SharedPrefix(query_NHGD, *beginning(layout, key, value)) if layout.prefix else None
     parts = []
-    for start, end, width in place.chunks:
-        chunk, own = slice(start, end), slice(place.prefix, width)
+    for start, end, width in layout.chunks:
+        chunk, own = slice(start, end), slice(layout.prefix, width)
         scores_NHGW = many(key[chunk, :, own], query_NHGD[chunk].transpose(2, 3)).transpose(2, 3)
         scores_NHGW = scores_NHGW + attention_mask[chunk, :, :, own]
         shares_NHGW = scores_NHGW.softmax(-1) if common is None else common.shares(scores_NHGW, chunk)
@@ -98,7 +98,7 @@ def slot_attention(
 
 
 def read(
-    place: CacheLayout,
+    layout: CacheLayout,
     query_NHLD: torch.Tensor,
     key_NHWD: torch.Tensor,
     value_NHWD: torch.Tensor,
@@ -110,23 +110,23 @@ def read(
     The shared prefix is prepended to a few rows at a time, which limits the memory of the copy.
 
     Args:
-        place: Where the pass writes, and what it attends to.
+        layout: Where the pass writes, and what it attends to.
         query_NHLD: Queries of all query heads.
         key_NHWD: Keys.
         value_NHWD: Values.
         mask: Additive mask [N or 1, 1, L, W].
         scaling: Factor of the scores; None for 1 / sqrt(D).
     """
-    apart = place.prefix_in_first_slot and place.prefix > 0
-    rows = max(1, place.copied_tokens // key_NHWD.shape[2]) if apart else len(query_NHLD)
+    apart = layout.prefix_in_first_slot and layout.prefix > 0
+    rows = max(1, layout.copied_tokens // key_NHWD.shape[2]) if apart else len(query_NHLD)
     parts = []
     for start in range(0, len(query_NHLD), rows):
         part = slice(start, start + rows)
         keys, values = key_NHWD[part], value_NHWD[part]
         if apart:
             keys, values = (
-                torch.cat([common_HPD.expand(len(own), -1, -1, -1), own[:, :, place.prefix :]], dim=2)
-                for common_HPD, own in zip(beginning(place, keys, values), (keys, values), strict=True)
+                torch.cat([common_HPD.expand(len(own), -1, -1, -1), own[:, :, layout.prefix :]], dim=2)
+                for common_HPD, own in zip(beginning(layout, keys, values), (keys, values), strict=True)
             )
         # Without grouping, sdpa would copy keys and values once per query head.
         grouped = query_NHLD.shape[1] != keys.shape[1]
@@ -141,12 +141,12 @@ def read(
 
 
 def beginning(
-    place: CacheLayout, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor
+    layout: CacheLayout, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return keys and values of the shared prefix [H, P, D], of the layer written last or of the first row."""
-    if place.prefix_in_first_slot and place.layer is not None:
-        key_NHWD, value_NHWD = place.layer.keys, place.layer.values
-    return key_NHWD[0, :, : place.prefix], value_NHWD[0, :, : place.prefix]
+    if layout.prefix_in_first_slot and layout.layer is not None:
+        key_NHWD, value_NHWD = layout.layer.keys, layout.layer.values
+    return key_NHWD[0, :, : layout.prefix], value_NHWD[0, :, : layout.prefix]
 
 
 class SharedPrefix:

@@ -139,14 +139,14 @@ def read_in_slots(slots: Slots, rows: list[list[int]]) -> list[list[torch.Tensor
     prompts = [row[PREFIX:-STEPS] for row in rows]
     groups = ([0], list(range(1, len(rows))))
     for group in groups:
-        logits = slots.forward([prompts[place] for place in group], first=group[0], start=PREFIX)
-        for place, one in zip(group, logits.double(), strict=True):
-            logits_of_rows[place].append(one)
+        logits = slots.forward([prompts[index] for index in group], first=group[0], start=PREFIX)
+        for index, one in zip(group, logits.double(), strict=True):
+            logits_of_rows[index].append(one)
     for step in range(STEPS):
         ids_N1 = torch.tensor([[row[len(row) - STEPS + step]] for row in rows], device=slots.lm.device)
         logits = slots.extend(ids_N1, lengths=[len(row) - STEPS + step + 1 for row in rows])
-        for place, one in enumerate(logits.double()):
-            logits_of_rows[place].append(one)
-    for place, one in enumerate(slots.go_on(rows, STEPS, first=0).double()):
-        logits_of_rows[place].append(one)
+        for index, one in enumerate(logits.double()):
+            logits_of_rows[index].append(one)
+    for index, one in enumerate(slots.go_on(rows, STEPS, first=0).double()):
+        logits_of_rows[index].append(one)
     return logits_of_rows

@@ -81,15 +81,15 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     is_sliding = False
 
-    def __init__(self, place: CacheLayout) -> None:
+    def __init__(self, layout: CacheLayout) -> None:
         super().__init__()
-        self.place = place
+        self.layout = layout
         self.keys: torch.Tensor
         self.values: torch.Tensor
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate zeros: unwritten positions are masked, but a mask does not remove NaN."""
-        slots, tokens = self.place.slots, self.place.tokens
+        slots, tokens = self.layout.slots, self.layout.tokens
         self.keys, self.values = (
             untouched_zeros((slots, states.shape[1], tokens, states.shape[3]), like=states)
             for states in (key_states, value_states)
@@ -102,19 +102,19 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """Write keys and values; return those that the new tokens attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        place = self.place
-        place.layer = self
-        slots = slice(place.first, place.first + place.rows)
-        if place.positions_NL is None:
-            end = place.start + key_states.shape[2]
-            self.keys[slots, :, place.start : end] = key_states
-            self.values[slots, :, place.start : end] = value_states
-            if not place.start:
+        layout = self.layout
+        layout.layer = self
+        slots = slice(layout.first, layout.first + layout.rows)
+        if layout.positions_NL is None:
+            end = layout.start + key_states.shape[2]
+            self.keys[slots, :, layout.start : end] = key_states
+            self.values[slots, :, layout.start : end] = value_states
+            if not layout.start:
                 return key_states, value_states
             return self.keys[slots, :, :end], self.values[slots, :, :end]
         for held, new in ((self.keys, key_states), (self.values, value_states)):
-            held.view(-1, held.shape[3]).index_copy_(0, place.index(held.shape[1]), new.reshape(-1, held.shape[3]))
-        return self.keys[slots, :, : place.width], self.values[slots, :, : place.width]
+            held.view(-1, held.shape[3]).index_copy_(0, layout.index(held.shape[1]), new.reshape(-1, held.shape[3]))
+        return self.keys[slots, :, : layout.width], self.values[slots, :, : layout.width]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the mask size; called only without a mask, when there are no earlier tokens."""
@@ -122,11 +122,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_seq_length(self) -> int:
         """Return the number of tokens before the pass."""
-        return self.place.start
+        return self.layout.start
 
     def get_max_length(self) -> int:
         """Return the number of tokens of a slot."""
-        return self.place.tokens
+        return self.layout.tokens
 
 
 class SlotKVCache(Cache):  # type: ignore[misc]
@@ -134,8 +134,8 @@ class SlotKVCache(Cache):  # type: ignore[misc]
 
     def __init__(self, *, slots: int, tokens: int) -> None:
         """Set up the cache; memory is allocated in the first forward pass."""
-        self.place = CacheLayout(slots=slots, tokens=tokens)
-        super().__init__(layer_class_to_replicate=partial(SlotLayer, self.place))
+        self.layout = CacheLayout(slots=slots, tokens=tokens)
+        super().__init__(layer_class_to_replicate=partial(SlotLayer, self.layout))
 
     @property
     def held(self) -> list[torch.Tensor]:
@@ -219,7 +219,7 @@ class PrefixCache:
 
     def unread(self, request: SlotRequest) -> int:
         """Return the prompt tokens to prefill, without the shared prefix and the row's cached tokens."""
-        return len(request.input_ids) - max(self.pool.place.prefix, self.common(request))
+        return len(request.input_ids) - max(self.pool.layout.prefix, self.common(request))
 
     def taken(self, requests: Sequence[SlotRequest], *, first: int) -> tuple[Sequence[SlotRequest], list[int]]:
         """Return requests in the order of their slots from `first` on, and the number of tokens to prefill of each.
@@ -228,7 +228,7 @@ class PrefixCache:
         from the shared prefix on.
         """
         if self.rows:
-            prefix = self.pool.place.prefix
+            prefix = self.pool.layout.prefix
             self.forget([request.row for request in requests if self.common(request) <= prefix])
             requests = self.gather(requests, first=first)
         unread = [self.unread(request) for request in requests]
@@ -244,7 +244,7 @@ class PrefixCache:
         ids = list(request.input_ids[:most])
         if ids == cached.ids[:most]:
             return most
-        return next(place for place, (one, other) in enumerate(zip(ids, cached.ids, strict=False)) if one != other)
+        return next(index for index, (one, other) in enumerate(zip(ids, cached.ids, strict=False)) if one != other)
 
     def gather(self, requests: Sequence[SlotRequest], *, first: int) -> list[SlotRequest]:
         """Move the cached tokens of requests into the slots from `first` on; return requests in slot order.
@@ -254,24 +254,24 @@ class PrefixCache:
         slots = range(first, first + len(requests))
         mine = {request.row: self.rows[request.row] for request in requests if request.row in self.rows}
         others = {cached.slot: name for name, cached in self.rows.items() if name not in mine}
-        places = {cached.slot: name for name, cached in mine.items() if cached.slot in slots}
-        left = [request.row for request in requests if request.row not in places.values()]
+        names = {cached.slot: name for name, cached in mine.items() if cached.slot in slots}
+        left = [request.row for request in requests if request.row not in names.values()]
         # Requests with cached tokens first: they free their slots for others.
         left.sort(key=lambda name: name not in mine)
         for slot in slots:
-            if slot in places:
+            if slot in names:
                 continue
-            places[slot] = name = left.pop(0)
+            names[slot] = name = left.pop(0)
             if name in mine:
                 self.bring(mine[name], to=slot, other=others.pop(slot, None))
             elif slot in others:
                 self.move_away(others.pop(slot), behind=slots.stop)
         by_name = {request.row: request for request in requests}
-        return [by_name[places[slot]] for slot in slots]
+        return [by_name[names[slot]] for slot in slots]
 
     def bring(self, kept: CachedPrefix, *, to: int, other: int | None) -> None:
         """Move a cached row to another slot, and a cached row in that slot to its place."""
-        start = self.pool.place.prefix
+        start = self.pool.layout.prefix
         if other is None:
             self.pool.move([(kept.slot, to)], start=start, end=len(kept.ids))
         else:
@@ -283,10 +283,10 @@ class PrefixCache:
     def move_away(self, name: int, *, behind: int) -> None:
         """Move a cached row to a free slot at or after `behind`, or drop it."""
         taken = {cached.slot for cached in self.rows.values()}
-        free = next((slot for slot in range(behind, self.pool.place.slots) if slot not in taken), None)
+        free = next((slot for slot in range(behind, self.pool.layout.slots) if slot not in taken), None)
         if free is None:
             del self.rows[name]
             return
         cached = self.rows[name]
-        self.pool.move([(cached.slot, free)], start=self.pool.place.prefix, end=len(cached.ids))
+        self.pool.move([(cached.slot, free)], start=self.pool.layout.prefix, end=len(cached.ids))
         cached.slot = free

@@ -95,7 +95,7 @@ class Slots:
         last = last_layer(lm.base) if way.narrows_reads else None
         self.narrow = LastTokens(last[0], number=last[1]) if last is not None else None
         self.pool = SlotKVCache(slots=slots, tokens=tokens)
-        self.pool.place.prefix_in_first_slot = way.shares_prefix
+        self.pool.layout.prefix_in_first_slot = way.shares_prefix
         self.kept = PrefixCache(self.pool)
         # Row i is always in slot i, so that a decode step sees the first N slots as one view of the cache. The slots
         # after them are free, or hold the cache of finished rows (`kept`).
@@ -112,12 +112,12 @@ class Slots:
         try:
             with self.sums_of_the_library():
                 self.forward([prefix], first=0, start=0)
-            if not self.pool.place.prefix_in_first_slot:
+            if not self.pool.layout.prefix_in_first_slot:
                 self.pool.broadcast_prefix(len(prefix))
         except BaseException:
             self.close()
             raise
-        self.pool.place.prefix = len(prefix)
+        self.pool.layout.prefix = len(prefix)
 
     def close(self) -> None:
         """Restore the model to its previous state."""
@@ -139,7 +139,7 @@ class Slots:
 
     def read_length(self, tokens: int, *, start: int | None = None) -> int:
         """Return the padded prefill length per prompt if the longest has `tokens` after `start` or the prefix."""
-        room = self.pool.place.tokens - (self.prefix if start is None else start)
+        room = self.pool.layout.tokens - (self.prefix if start is None else start)
         return min(rounded(tokens), room) if self.wide else tokens
 
     @property
@@ -185,9 +185,9 @@ class Slots:
         """Return the next token of each row [N], recomputed with torch's products at near ties."""
         doubts = self.careful and (self.wide or any(row.request.keep for row in rows))
         tokens_N, doubtful = self.sampler.choose(logits_NV, rows, doubts=doubts)
-        for place in doubtful:
-            logits_1V = self.recompute(rows[place], slot=first + place)
-            tokens_N[place] = self.sampler.choose(logits_1V, [rows[place]])[0][0]
+        for index in doubtful:
+            logits_1V = self.recompute(rows[index], slot=first + index)
+            tokens_N[index] = self.sampler.choose(logits_1V, [rows[index]])[0][0]
         if doubts and self.rows_again > FEW_ROWS and self.tokens_again > MOST_AGAIN * self.tokens_read:
             logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
             self.careful = False
@@ -227,7 +227,7 @@ class Slots:
         """Prefill prompts into slots from `first` on, after `start` cached tokens; return logits [N, V]."""
         length = self.read_length(max(map(len, prompts)), start=start)
         positions_L = torch.arange(start, start + length, device=self.lm.device)
-        self.pool.place.read(first, len(prompts), start=start)
+        self.pool.layout.read(first, len(prompts), start=start)
         mask = self.mask(positions_L[None], width=start + length) if start else None
         return self.read(prompts, positions_L.expand(len(prompts), -1), mask, width=start + length)
 
@@ -242,7 +242,7 @@ class Slots:
             length, device=self.lm.device
         )
         width = max(starts) + length
-        self.pool.place.extend(first, positions_NL, width=width)
+        self.pool.layout.extend(first, positions_NL, width=width)
         last = [prompt[start:] for prompt, start in zip(prompts, starts, strict=True)]
         return self.read(last, positions_NL, self.mask(positions_NL, width=width), width=width)
 
@@ -278,7 +278,7 @@ class Slots:
     def extend(self, ids_N1: torch.Tensor, *, lengths: list[int]) -> torch.Tensor:
         """Decode the last token of each of the first N slots, given the new lengths; return logits [N, V]."""
         rows = len(lengths)
-        idle = min(rounded(rows), self.pool.place.slots) - rows if self.wide else 0
+        idle = min(rounded(rows), self.pool.layout.slots) - rows if self.wide else 0
         if idle:
             # Idle slots decode a token right after the prefix, where the next prompt in the slot is written anyway.
             ids_N1 = torch.cat([ids_N1, ids_N1[:1].expand(idle, 1)])
@@ -287,9 +287,9 @@ class Slots:
         if idle and self.kept.rows:
             # Not in slots of kept rows: these never use the last position, because the last token of a row is not
             # cached.
-            positions_N1[rows:] = self.pool.place.tokens - 1
+            positions_N1[rows:] = self.pool.layout.tokens - 1
         width = max(lengths)
-        self.pool.place.extend(0, positions_N1, width=width, chunks=chunks(lengths))
+        self.pool.layout.extend(0, positions_N1, width=width, chunks=chunks(lengths))
         return self.run(ids_N1, positions_N1, self.mask(positions_N1, width=width))[:rows, -1]
 
     @torch.no_grad()
@@ -297,7 +297,7 @@ class Slots:
         """Run a forward pass with the slots as KV cache; return logits."""
         self.tokens_read += ids_NL.numel()
         try:
-            with attending(self.lm.base, self.pool.place), using_onednn(self.wide):
+            with attending(self.lm.base, self.pool.layout), using_onednn(self.wide):
                 logits: torch.Tensor = self.lm.base(
                     input_ids=ids_NL,
                     position_ids=positions_NL,
@@ -307,13 +307,13 @@ class Slots:
                 ).logits
         finally:
             # Layout and layer refer to each other, which keeps the cache in memory until the garbage collector runs.
-            self.pool.place.layer = None
+            self.pool.layout.layer = None
         return logits
 
     def mask(self, positions_NL: torch.Tensor, *, width: int) -> torch.Tensor:
         """Return the additive causal attention mask [N, 1, L, W]."""
-        places_W = torch.arange(width, device=self.lm.device)
-        later_NLW = places_W > positions_NL[:, :, None]
+        positions_W = torch.arange(width, device=self.lm.device)
+        later_NLW = positions_W > positions_NL[:, :, None]
         zeros = torch.zeros(later_NLW.shape, dtype=self.lm.base.dtype, device=self.lm.device)
         return zeros.masked_fill_(later_NLW, -torch.inf)[:, None]
 
@@ -337,7 +337,7 @@ class Slots:
                 )
                 ended[id(row)] = SlotAnswer(row.request, answer)
         if ended:
-            self.leave({place for place, row in enumerate(self.rows) if id(row) in ended})
+            self.leave({index for index, row in enumerate(self.rows) if id(row) in ended})
         return list(ended.values())
 
     def has_ended(self, row: Row) -> bool:
@@ -349,18 +349,18 @@ class Slots:
         text = decode_continuation(self.lm.tokenizer, row.new[-self.tail :])
         return first_stop(text, self.options.stop) is not None
 
-    def leave(self, places: set[int]) -> None:
+    def leave(self, indices: set[int]) -> None:
         """Free the slots of rows and move the last rows into them; rows that keep their cache swap with those."""
         # Rows in slots from `left` on move into the slots that were freed before `left`.
-        left = len(self.rows) - len(places)
-        movers = [place for place in range(left, len(self.rows)) if place not in places]
-        moves = list(zip(movers, sorted(place for place in places if place < left), strict=True))
-        staying = {place for place in places if self.rows[place].request.keep and not self.rows[place].broken}
-        for place in places:
-            if self.rows[place].broken:
+        left = len(self.rows) - len(indices)
+        movers = [index for index in range(left, len(self.rows)) if index not in indices]
+        moves = list(zip(movers, sorted(index for index in indices if index < left), strict=True))
+        staying = {index for index in indices if self.rows[index].request.keep and not self.rows[index].broken}
+        for index in indices:
+            if self.rows[index].broken:
                 # NaN would reach the next row in this slot: a mask does not remove it.
-                self.pool.clear(place, start=self.prefix)
-        order, slots = list(range(left)), {place: place for place in staying}
+                self.pool.clear(index, start=self.prefix)
+        order, slots = list(range(left)), {index: index for index in staying}
         for source, target in moves:
             order[target] = source
             end = max(self.rows[source].length, self.rows[target].length)
@@ -370,7 +370,7 @@ class Slots:
                 slots[target] = source
             else:
                 self.pool.move([(source, target)], start=self.prefix, end=end)
-        for place, slot in slots.items():
-            self.kept.keep(self.rows[place], slot=slot)
-        self.rows = [self.rows[place] for place in order]
+        for index, slot in slots.items():
+            self.kept.keep(self.rows[index], slot=slot)
+        self.rows = [self.rows[index] for index in order]
         self.tokens_N = self.tokens_N[torch.tensor(order, dtype=torch.long, device=self.lm.device)]

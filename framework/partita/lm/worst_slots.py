@@ -114,9 +114,9 @@ class WorstSlots:
 
     def fill(self, shared: int) -> None:
         """Fill every position of every slot; the first `shared` tokens are the prefix."""
-        place = self.slots.pool.place
-        place.prefix = shared
-        start = shared if place.prefix_in_first_slot else 0
+        layout = self.slots.pool.layout
+        layout.prefix = shared
+        start = shared if layout.prefix_in_first_slot else 0
         if not self.slots.pool.layers:
             self.slots.forward([[int(self.ids_B[0])]], first=0, start=0)
         for held in self.slots.pool.held:
@@ -161,7 +161,7 @@ def worst_slots(
         shared: Length of the prefix in tokens.
         way: How the model supports slots.
     """
-    prefix = [lm.token_ids[place % len(lm.token_ids)] for place in range(shared)]
+    prefix = [lm.token_ids[index % len(lm.token_ids)] for index in range(shared)]
     slots = Slots(lm, options, slots=rows, tokens=tokens, prefix=prefix, seed=0, way=way)
     try:
         yield WorstSlots(slots, rows, new_tokens=new_tokens)

@@ -39,8 +39,8 @@ class Decoder:
         ConfigError if an output has no labels.
         """
         self._readers = {
-            feature.name: _reader(feature, seen=labels.get(feature.name, ()), path=f"output_features[{place}]")
-            for place, feature in enumerate(config.output_features)
+            feature.name: _reader(feature, seen=labels.get(feature.name, ()), path=f"output_features[{index}]")
+            for index, feature in enumerate(config.output_features)
         }
 
     @property

@@ -53,19 +53,19 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _embedded(text: str) -> Iterator[Any]:
-    place = 0
-    while (start := START.search(text, place)) is not None:
+    offset = 0
+    while (start := START.search(text, offset)) is not None:
         try:
-            value, place = _READER.raw_decode(text, start.start())
+            value, offset = _READER.raw_decode(text, start.start())
         except RecursionError:
             raise ReadError("the JSON value is nested too deeply") from None
         except json.JSONDecodeError as error:
             if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
                 raise ReadError(f"the JSON value is cut off: {clipped(text[start.start() :])}") from None
             # Continue after the error: what lies before it is a fragment of a broken value.
-            place = max(start.end(), error.pos)
+            offset = max(start.end(), error.pos)
         except ValueError:
-            place = start.end()
+            offset = start.end()
         else:
             yield value
 

@@ -69,14 +69,14 @@ def tokens_made_once(process_group: ProcessGroup, parts: AnyParts, *, folder: Pa
         yield parts
         return
 
-    def make_place() -> Path:
+    def make_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=TOKENS_OF_RANKS, dir=folder))
 
-    place = process_group.run_on_rank_zero(make_place, "a place for tokens")
+    shared_folder = process_group.run_on_rank_zero(make_folder, "a folder for tokens")
     try:
-        yield replace(parts, tokens=TokenCache(place, lasting=False))
+        yield replace(parts, tokens=TokenCache(shared_folder, lasting=False))
         process_group.all_gather_object(None, "tokens that are not needed any more")
     finally:
         if process_group.rank == 0:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(shared_folder, ignore_errors=True)

@@ -185,12 +185,12 @@ def mean_loss(
     context = ObjectiveContext(lm, lm.module, process_group)
     pad = lm.tokenizer.pad_token_id
     batches_of = partial(EvaluationBatches, encoded, batch_size=budget.batch_size, pad_token_id=pad)
-    own = {source: places[process_group.rank :: process_group.world_size] for source, places in groups.items()}
+    own = {source: indices[process_group.rank :: process_group.world_size] for source, indices in groups.items()}
     sums, counts = dict.fromkeys(groups, LossSums()), dict.fromkeys(groups, 0.0)
     with torch.no_grad():
         prepare_objective(objective, context, batches_of(places=np.concatenate(list(own.values()))))
-        for source, places in own.items():
-            for batch in batches_of(places=places):
+        for source, indices in own.items():
+            for batch in batches_of(places=indices):
                 sums[source] = LossSums.merge([sums[source], batch_loss(objective, context, batch, budget=budget)])
                 counts[source] += objective.denominator(batch)
     if process_group.world_size > 1:
@@ -223,34 +223,34 @@ def batch_loss(objective: Objective, context: ObjectiveContext, batch: Batch, *,
         budget: The batch budget; lowered when memory runs out.
     """
 
-    def loss_of(places: range) -> LossSums:
-        total, metrics = objective.loss(context, some_rows(batch, places))
+    def loss_of(indices: range) -> LossSums:
+        total, metrics = objective.loss(context, some_rows(batch, indices))
         return LossSums.merge([LossSums(float(total), metrics)])
 
-    def work(places: range) -> tuple[LossSums | None, Exception | None]:
-        return attempt(lambda: loss_of(places))
+    def work(indices: range) -> tuple[LossSums | None, Exception | None]:
+        return attempt(lambda: loss_of(indices))
 
-    def longest(places: range) -> int:
-        return int(batch.lengths_B[places.start : places.stop].max())
+    def longest(indices: range) -> int:
+        return int(batch.lengths_B[indices.start : indices.stop].max())
 
-    def describe(places: range) -> str:
-        return f"{counted(len(places), 'row')} of {counted(longest(places), 'token')}"
+    def describe(indices: range) -> str:
+        return f"{counted(len(indices), 'row')} of {counted(longest(indices), 'token')}"
 
     total = LossSums()
     for part in run_with_oom_backoff(batch.rows, work, budget=budget, tokens=longest, describe=describe):
         if part.result is None:
-            place = part.places[0]
+            index = part.indices[0]
             raise OutOfMemory(
-                f"row {batch.keys[place]} of {int(batch.lengths_B[place]):,} tokens does not fit in memory even alone: "
+                f"row {batch.keys[index]} of {int(batch.lengths_B[index]):,} tokens does not fit in memory even alone: "
                 "write a smaller preprocessing.global_max_sequence_length, quantization or a smaller model"
             ) from part.failure
         total = LossSums.merge([total, part.result])
     return total
 
 
-def some_rows(batch: Batch, places: range) -> Batch:
+def some_rows(batch: Batch, indices: range) -> Batch:
     """Select consecutive rows of a batch, without the padding that the other rows needed."""
-    rows = slice(places.start, places.stop)
+    rows = slice(indices.start, indices.stop)
     lengths_B = batch.lengths_B[rows]
     width = int(lengths_B.max())
     return Batch(batch.input_ids_BT[rows, :width], batch.labels_BT[rows, :width], lengths_B, batch.keys[rows])

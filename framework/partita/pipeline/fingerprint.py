@@ -50,5 +50,5 @@ def model_fingerprint(parts: PipelineParts, *, result: Path | None) -> str:
 
 def journal_path(folder: Path, *, output: Path | None, fingerprint: Mapping[str, str]) -> Path:
     """Return the path of the journal under `folder`: named for the output file, or without one for the fingerprint."""
-    place = digest(str(output.resolve()) if output is not None else json.dumps(fingerprint))[:12]
-    return folder / "journal" / f"{output.stem if output is not None else 'rows'}-{place}.jsonl"
+    suffix = digest(str(output.resolve()) if output is not None else json.dumps(fingerprint))[:12]
+    return folder / "journal" / f"{output.stem if output is not None else 'rows'}-{suffix}.jsonl"

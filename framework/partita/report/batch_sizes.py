@@ -140,7 +140,7 @@ def digits(number: float | None) -> str:
     """Format a number with three digits, or all digits before the decimal point; empty for None."""
     if number is None:
         return ""
-    for places, limit in ((4, 0.0995), (3, 0.9995), (2, 9.995), (1, 99.95)):
+    for decimals, limit in ((4, 0.0995), (3, 0.9995), (2, 9.995), (1, 99.95)):
         if 0 < number < limit:
-            return f"{number:.{places}f}"
+            return f"{number:.{decimals}f}"
     return f"{number:,.0f}"

@@ -180,14 +180,14 @@ def memory() -> str:
 def disk() -> Iterator[tuple[str, str, int]]:
     """Yield the folders that partita and its libraries write to, with free bytes."""
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    places = {
+    folders = {
         "current folder": Path.cwd(),
         "models of the Hub": Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser(),
         "cache of partita": Cache.of_user().folder.parent,
         "temporary files": Path(tempfile.gettempdir()),
     }
-    for name, folder in places.items():
-        there = next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
+    for name, folder in folders.items():
+        there = next((parent for parent in (folder, *folder.parents) if parent.is_dir()), Path("/"))
         yield name, str(folder), shutil.disk_usage(there).free
 
 

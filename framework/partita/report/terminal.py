@@ -132,10 +132,10 @@ def grid(chart: Chart, *, top: float, columns: int, height: int, letters: Letter
         cells[level_line] = [letters.level] * columns
     # Of bars that share a column, the highest is drawn last and hides the others.
     for rows, value in sorted(chart.bars, key=lambda point: point[1]):
-        place = column_of(rows, max_rows=chart.max_rows, columns=columns)
+        column = column_of(rows, max_rows=chart.max_rows, columns=columns)
         for line, letter in enumerate(bar(value / top * height, height=height, letters=letters)):
             if letter != " ":
-                cells[line][place] = letter
+                cells[line][column] = letter
     for rows, name in chart.signs:
         cells[level_line][column_of(rows, max_rows=chart.max_rows, columns=columns)] = letters.signs[name]
     return ["".join(line) for line in reversed(cells)]

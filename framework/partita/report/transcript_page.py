@@ -164,8 +164,8 @@ def choose(dialogues: Sequence[Episode], *, most: int) -> list[Episode]:
         kinds[kind_of(dialogue)].append(dialogue)
     remaining, shares = most, {}
     # A rare kind leaves the rest of its share to the others.
-    for place, kind in enumerate(sorted(kinds, key=lambda kind: len(kinds[kind]))):
-        shares[kind] = min(len(kinds[kind]), remaining // (len(kinds) - place))
+    for index, kind in enumerate(sorted(kinds, key=lambda kind: len(kinds[kind]))):
+        shares[kind] = min(len(kinds[kind]), remaining // (len(kinds) - index))
         remaining -= shares[kind]
     return [dialogue for kind in KINDS if kind in kinds for dialogue in kinds[kind][: shares[kind]]]
 
@@ -174,9 +174,9 @@ def rendered(episode: Episode) -> dict[str, Any]:
     """Return a dialogue as values for the template."""
     replies = {reply.place: reply for reply in episode.replies}
     turns = []
-    for place, message in enumerate(episode.messages[:MAX_MESSAGES]):
-        exact = replies[place].exact if place in replies else None
-        right = replies[place].gold if place in replies else None
+    for index, message in enumerate(episode.messages[:MAX_MESSAGES]):
+        exact = replies[index].exact if index in replies else None
+        right = replies[index].gold if index in replies else None
         turns.append(
             {
                 "agent": speaker(message),

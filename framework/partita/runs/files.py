@@ -37,13 +37,13 @@ MAX_LINKS = 40
 WRITE_ADVICE = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room within the quota",
-    errno.EFBIG: "raise the limit on the size of files, or write to another place",
-    errno.EROFS: "write to another place",
-    errno.EACCES: "change the permissions there, or write to another place",
-    errno.EPERM: "change the permissions there, or write to another place",
-    errno.ENOENT: "its folder is gone or takes no new files; write to another place",
-    errno.ENOTDIR: "there is a file where a folder is needed; write to another place",
-    errno.EEXIST: "there is a file where a folder is needed; write to another place",
+    errno.EFBIG: "raise the limit on the size of files, or write to another path",
+    errno.EROFS: "write to another path",
+    errno.EACCES: "change the permissions there, or write to another path",
+    errno.EPERM: "change the permissions there, or write to another path",
+    errno.ENOENT: "its folder is gone or takes no new files; write to another path",
+    errno.ENOTDIR: "there is a file where a folder is needed; write to another path",
+    errno.EEXIST: "there is a file where a folder is needed; write to another path",
     errno.EISDIR: "name a file in that directory",
     errno.ENAMETOOLONG: "write a shorter name",
     errno.ELOOP: "symbolic links are not followed there; remove the link, or name its target",
@@ -53,7 +53,7 @@ WRITE_ADVICE = {
 
 def why_not_written(error: OSError, path: Path) -> str:
     """Return a message with the file, the reason and the fix, without a full stop."""
-    advice = WRITE_ADVICE.get(error.errno or 0, "write to another place")
+    advice = WRITE_ADVICE.get(error.errno or 0, "write to another path")
     return f"{path} cannot be written: {error.strerror or error}; {advice}"
 
 

@@ -34,8 +34,8 @@ class Trackers:
             message = f"{name} is not installed; pip install {name}, or remove it from tracking"
             raise ConfigError([Problem(f"tracking[{list(self.names).index(name)}]", message)])
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
-        places = {"logging_dir": self.folder} if tracker_class.requires_logging_directory else {}
-        tracker = tracker_class(self.folder.name, **places)
+        options = {"logging_dir": self.folder} if tracker_class.requires_logging_directory else {}
+        tracker = tracker_class(self.folder.name, **options)
         if hasattr(tracker, "start"):
             tracker.start()
         tracker.store_init_configuration(flat(self.settings))

@@ -65,7 +65,7 @@ class EnvironmentServer:
             "world": self.world.model_dump(mode="json"),
             "tools": self.tools,
             "folder": str(self.folder.resolve()) if self.folder is not None else None,
-            "path": [str(Path(place).absolute()) for place in sys.path],
+            "path": [str(Path(entry).absolute()) for entry in sys.path],
         }
         with theirs:
             # A new session keeps the terminal's Ctrl-C from the server: this process decides when dialogues end.

@@ -83,16 +83,16 @@ def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]])
     """Yield one task per row. Raises DataError if a row cannot be read or there are no rows."""
     if rows.bad:
         raise DataError(f"tasks: {rows.bad[0].key}: {rows.bad[0].reason}")
-    place = 0
+    index = 0
     for chunk in rows.iterate():
         for row in chunk:
-            key = rows.key(place)
+            key = rows.key(index)
             try:
                 yield Task(key, read(row))
             except FormatError as error:
                 raise DataError(f"tasks: {key}: {error}") from error
-            place += 1
-    if not place:
+            index += 1
+    if not index:
         raise DataError("tasks: there are no rows")
 
 

@@ -73,7 +73,7 @@ def other_agents(section: Simulation) -> dict[str, SpeakingAgent]:
     return others
 
 
-def place_of(section: Simulation, name: str) -> str:
+def agent_key(section: Simulation, name: str) -> str:
     """Return the configuration key of an agent."""
     return f"simulation.agents.{'others.' if name in section.agents.others else ''}{name}"
 
@@ -120,7 +120,7 @@ def templates(section: Simulation) -> Iterator[tuple[str, str]]:
         texts["simulation.world.first"] = section.world.first
         texts["simulation.agents.agent.prompt"] = section.agents.agent.prompt
     for name, agent in other_agents(section).items():
-        key = place_of(section, name)
+        key = agent_key(section, name)
         if isinstance(agent, ModelAgentConfig):
             texts[f"{key}.prompt"] = agent.prompt
         elif isinstance(agent, ScriptedAgentConfig):
@@ -141,7 +141,7 @@ def build_programs(section: Simulation, *, folder: Path) -> tuple[dict[str, Call
     hashes: dict[str, str] = {}
     for name, agent in other_agents(section).items():
         if not isinstance(agent, ModelAgentConfig):
-            programs[name], hashes[f"agent {name}"] = build_program(agent, key=place_of(section, name), folder=folder)
+            programs[name], hashes[f"agent {name}"] = build_program(agent, key=agent_key(section, name), folder=folder)
     return programs, hashes
 
 

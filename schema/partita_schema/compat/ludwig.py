@@ -57,10 +57,10 @@ class Converter:
         return node.mapping() if node is not None else {}
 
     def warning(self, path: Path, node: Node, message: str) -> Problem:
-        place = node.key_place or node.place
-        if place is None:
+        position = node.key_position or node.position
+        if position is None:
             return Problem(dotted(path), message)
-        return Problem(dotted(path), message, place.file, place.line, place.column)
+        return Problem(dotted(path), message, position.file, position.line, position.column)
 
     def take_out(self, path: Path, reason: str) -> Iterator[Problem]:
         parent = self.root.find(path[:-1])
@@ -80,7 +80,7 @@ class Converter:
         for key in ("adapter", "trainer", "backend"):
             node = self.at(key)
             if node is not None and isinstance(node.value, str):
-                node.value = {"type": Node(node.value, node.place, node.key_place, node.text)}
+                node.value = {"type": Node(node.value, node.position, node.key_position, node.text)}
         if self.at("trainer") is not None and self.at("trainer.type") is None:
             self.section("trainer")["type"] = Node("none", origin="ludwig default")
         split = self.at("preprocessing.split")
@@ -124,7 +124,7 @@ class Converter:
             yield self.warning(tuple(old.split(".")), node, f"has no effect here: {new} says the same")
             return
         node.written = old
-        node.origin = f"ludwig: {old}" + (f" ({node.key_place})" if node.key_place else "")
+        node.origin = f"ludwig: {old}" + (f" ({node.key_position})" if node.key_position else "")
         if key == "mixed_precision" and isinstance(node.value, bool):
             node.value, node.text = ("auto" if node.value else "no"), None
         parent = self.root
@@ -205,7 +205,7 @@ class Converter:
         elif sampling and sample is None:
             node = section[sampling[0]]
             yield self.warning(("generation", sampling[0]), node, "answers are sampled: do_sample: true is added")
-            section["do_sample"] = Node(True, node.place, node.key_place, origin="ludwig default")
+            section["do_sample"] = Node(True, node.position, node.key_position, origin="ludwig default")
         if "num_beams" not in section or section["num_beams"].value == 1:
             for key in ("length_penalty", "early_stopping"):
                 yield from self.take_out(("generation", key), "there is no beam search")

@@ -54,7 +54,7 @@ def as_peft(section: dict[str, Node], peft_type: str) -> None:
     if "bias_type" in parameters:
         parameters["bias"] = parameters.pop("bias_type")
     kind = section["type"]
-    origin = f"ludwig: adapter.type ({kind.place})" if kind.place else "ludwig: adapter.type"
-    section["peft_type"] = Node(peft_type, kind.place, kind.key_place, origin=origin)
-    section["parameters"] = Node(dict(parameters), kind.place, kind.key_place)
+    origin = f"ludwig: adapter.type ({kind.position})" if kind.position else "ludwig: adapter.type"
+    section["peft_type"] = Node(peft_type, kind.position, kind.key_position, origin=origin)
+    section["parameters"] = Node(dict(parameters), kind.position, kind.key_position)
     kind.value, kind.text = "peft", None

@@ -33,7 +33,7 @@ class LocatedProblem:
 
 @dataclass(frozen=True)
 class Target:
-    """The place in the file that a pydantic error refers to."""
+    """The location in the file that a pydantic error refers to."""
 
     path: Path
     shape: Shape | None
@@ -66,14 +66,14 @@ def mistakes_of(errors: Iterable[Mapping[str, Any]], root: Node) -> list[Located
 def first_unknown(targets: Iterable[Target], root: Node) -> set[Path]:
     """Return the first unknown keys in file order, as many as an error shows, because advice for each takes
     milliseconds."""
-    places = {target.path: root.find(target.path) for target in targets if target.shape is None}
+    nodes = {target.path: root.find(target.path) for target in targets if target.shape is None}
 
     def in_file_order(path: Path) -> tuple[int, int]:
-        node = places[path]
-        place = node.key_place if node is not None else None
-        return (place.line or 0, place.column or 0) if place is not None else (0, 0)
+        node = nodes[path]
+        position = node.key_position if node is not None else None
+        return (position.line or 0, position.column or 0) if position is not None else (0, 0)
 
-    return set(sorted(places, key=in_file_order)[:MAX_SHOWN])
+    return set(sorted(nodes, key=in_file_order)[:MAX_SHOWN])
 
 
 class Consequences:

@@ -28,7 +28,7 @@ def problems_of(root: Node, error: ValidationError) -> tuple[Problem, ...]:
             break
         errors = [dict(one) for one in current.errors(include_url=False, include_input=False)]
         fresh = [m for m in mistakes_of(errors, tree) if m.path not in problems and not speaks_of(m, removed)]
-        # Look up the place first, because the repair may move or remove the key.
+        # Look up the position first, because the repair may move or remove the key.
         problems |= {mistake.path: problem_of(mistake, tree) for mistake in fresh}
         repaired = [repair(tree, mistake, removed) for mistake in fresh]
         if not any(repaired):
@@ -109,14 +109,14 @@ def concrete(shape: Shape, node: Node | None) -> Shape:
 
 
 def problem_of(mistake: LocatedProblem, root: Node) -> Problem:
-    place = place_of(mistake, root)
+    position = position_of(mistake, root)
     node = root.find(mistake.path)
     written = f" (written as {node.written})" if node is not None and node.written else ""
-    file, line, column = (place.file, place.line, place.column) if place else (None, None, None)
+    file, line, column = (position.file, position.line, position.column) if position else (None, None, None)
     return Problem(dotted(mistake.path), mistake.message + written, file, line, column)
 
 
-def place_of(mistake: LocatedProblem, root: Node) -> SourcePosition | None:
+def position_of(mistake: LocatedProblem, root: Node) -> SourcePosition | None:
     """Return where to report a mistake: at the key of an unknown or missing key or section, at the value of a wrong
     scalar."""
     for length in range(len(mistake.path), -1, -1):
@@ -125,8 +125,8 @@ def place_of(mistake: LocatedProblem, root: Node) -> SourcePosition | None:
             continue
         scalar = not isinstance(node.value, dict | list) and node.text != ""
         if length == len(mistake.path) and scalar and mistake.kind != "unknown":
-            return node.place
-        return node.key_place or node.place
+            return node.position
+        return node.key_position or node.position
     return None
 
 

@@ -62,13 +62,13 @@ def unknown_key(
     other = other_arm(key, model, siblings)
     if other is not None:
         return Advice(other)
-    elsewhere = places_of(key)
+    elsewhere = paths_of(key)
     if elsewhere:
-        sections = [place.rpartition(".")[0] or "the top of the file" for place in elsewhere[:2]]
+        sections = [path.rpartition(".")[0] or "the top of the file" for path in elsewhere[:2]]
         return Advice(f"unknown key; {key} belongs to {' or '.join(sections)}")
     if near:
         return meant(near, section)
-    far = [place for name in nearest(key, known_names()) for place in places_of(name) if len(key) > 4]
+    far = [path for name in nearest(key, known_names()) for path in paths_of(name) if len(key) > 4]
     if far:
         return Advice(f"unknown key; did you mean {' or '.join(far[:2])}?")
     return Advice(f"unknown key; {allowed(own, model)}")
@@ -127,14 +127,14 @@ def other_arm(key: str, model: type[ConfigModel], siblings: Tagged | None) -> st
 
 
 @cache
-def all_places() -> dict[str, tuple[str, ...]]:
+def all_paths() -> dict[str, tuple[str, ...]]:
     """Return the paths of every key, shortest first."""
     by_name: dict[str, list[str]] = {}
-    for place, name in sorted(walk(Config, ""), key=lambda item: item[0].count(".")):
+    for path, name in sorted(walk(Config, ""), key=lambda item: item[0].count(".")):
         by_name.setdefault(name, [])
-        if place not in by_name[name]:
-            by_name[name].append(place)
-    return {name: tuple(places) for name, places in by_name.items()}
+        if path not in by_name[name]:
+            by_name[name].append(path)
+    return {name: tuple(paths) for name, paths in by_name.items()}
 
 
 def walk(model: type[ConfigModel], section: str) -> Iterator[tuple[str, str]]:
@@ -146,9 +146,9 @@ def walk(model: type[ConfigModel], section: str) -> Iterator[tuple[str, str]]:
 
 
 def known_names() -> list[str]:
-    return list(all_places())
+    return list(all_paths())
 
 
-def places_of(name: str) -> tuple[str, ...]:
+def paths_of(name: str) -> tuple[str, ...]:
     """Return the paths where a key of this name belongs; empty for names that occur everywhere."""
-    return () if name in ("type", "name", "column", "split") else all_places().get(name, ())
+    return () if name in ("type", "name", "column", "split") else all_paths().get(name, ())

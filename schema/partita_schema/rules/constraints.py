@@ -23,12 +23,12 @@ NOT_GENERATING = ("logprobs",)
 
 def refused_by_constraints(config: ConfigSections) -> Iterator[Refusal]:
     """Yield every key that conflicts with `constrain: true` or `scoring: true`."""
-    constrained = [place for place, output in enumerate(config.output_features) if output.constrain]
+    constrained = [index for index, output in enumerate(config.output_features) if output.constrain]
     if constrained:
         yield from refused_by_constrain(config, f"output_features.{constrained[0]}.decoder")
-    for place, output in enumerate(config.output_features):
+    for index, output in enumerate(config.output_features):
         if output.scoring:
-            yield from refused_by_scoring(config, output, f"output_features.{place}")
+            yield from refused_by_scoring(config, output, f"output_features.{index}")
 
 
 def refused_by_constrain(config: ConfigSections, at: str) -> Iterator[Refusal]:
@@ -36,21 +36,21 @@ def refused_by_constrain(config: ConfigSections, at: str) -> Iterator[Refusal]:
     if isinstance(config.backend, EndpointBackendConfig):
         reason = "a server constrains its answers itself"
         yield f"{at}.constrain", f"{reason}; remove it, and write response_format or the like in backend.extra_body"
-    for place, output in enumerate(config.output_features):
+    for index, output in enumerate(config.output_features):
         if output.constrain is False:
             reason = "several outputs are one JSON object, which is constrained as a whole"
-            at_output = f"output_features.{place}.decoder.constrain"
+            at_output = f"output_features.{index}.decoder.constrain"
             yield at_output, f"{reason}; write constrain: true for each {output.type} output, or for none"
     for key in NOT_IN_SLOTS:
         if config.generation.asks_for(key):
             yield f"generation.{key}", f"constrained answers are impossible with {key}; remove it, or constrain"
     if config.generation.stop:
         yield "generation.stop", "a stop text would cut the JSON of constrained answers; remove it"
-    for place, output in enumerate(config.output_features):
+    for index, output in enumerate(config.output_features):
         mistake = grammar_mistake(output)
         if mistake is not None:
             yield (
-                f"output_features.{place}.decoder.constrain",
+                f"output_features.{index}.decoder.constrain",
                 f"answers cannot be held to this json_schema ({mistake}); fix json_schema, or remove constrain",
             )
 

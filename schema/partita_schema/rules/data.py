@@ -46,9 +46,9 @@ def streaming_conflicts(config: ConfigSections) -> Iterator[Refusal]:
             yield f"preprocessing.{key}", f"{key} needs the number of rows, and a stream has none; remove it"
     if config.prompt.retrieval is not None and config.prompt.retrieval.dataset is None:
         yield "prompt.retrieval", "examples are not retrieved from a stream; write dataset, the rows to retrieve from"
-    for place, output in enumerate(config.output_features):
+    for index, output in enumerate(config.output_features):
         if output.has_labels and output.labels is None:
             yield (
-                f"output_features.{place}.decoder.labels",
+                f"output_features.{index}.decoder.labels",
                 f"the beginning of a stream need not show every label of {output.name}; write them here",
             )

@@ -81,9 +81,9 @@ def refused_prompts(config: ConfigSections, backend: EndpointBackendConfig) -> I
 
 def refused_lengths(config: ConfigSections) -> Iterator[Refusal]:
     """Yield length limits in tokens, because the server has the tokenizer."""
-    for place, feature in enumerate(config.input_features):
+    for index, feature in enumerate(config.input_features):
         if isinstance(feature, TextInput) and feature.preprocessing.max_sequence_length is not None:
-            at = f"input_features.{place}.preprocessing.max_sequence_length"
+            at = f"input_features.{index}.preprocessing.max_sequence_length"
             yield at, f"{TOKENS}; remove it, and shorten the column"
     if config.preprocessing.global_max_sequence_length is not None:
         yield (

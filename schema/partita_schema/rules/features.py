@@ -14,8 +14,8 @@ def duplicate_names(config: ConfigSections) -> Iterator[Refusal]:
     seen: set[str] = set()
     sections = (("input_features", config.input_features), ("output_features", config.output_features))
     for section, features in sections:
-        for place, feature in enumerate(features):
-            at = f"{section}.{place}.name"
+        for index, feature in enumerate(features):
+            at = f"{section}.{index}.name"
             if feature.name in seen:
                 yield at, f"another feature is named {feature.name!r}; write a different name"
             if feature.name in SPECIAL_FIELDS:
@@ -32,11 +32,11 @@ def features_beside_a_dialogue(config: ConfigSections) -> Iterator[Refusal]:
                 NO_DIALOGUE,
             )
         return
-    for place, feature in enumerate(config.input_features):
+    for index, feature in enumerate(config.input_features):
         if feature is not config.dialogue_input:
             what = "a second dialogue" if feature.type == "dialogue" else "another input"
             yield (
-                f"input_features.{place}",
+                f"input_features.{index}",
                 (
                     f"{what} beside {config.dialogue_input.name!r}, which is the whole prompt; remove it, "
                     "or make it a message of the dialogue"

@@ -53,9 +53,9 @@ def refused_models(config: ConfigSections) -> Iterator[Refusal]:
 
 def refused_features(config: ConfigSections) -> Iterator[Refusal]:
     """Yield inputs that are not text, and outputs that are not categories."""
-    for place, feature in enumerate(config.input_features):
+    for index, feature in enumerate(config.input_features):
         if not isinstance(feature, TextInput):
-            yield f"input_features.{place}.type", "a bag holds the words of texts; write type: text"
+            yield f"input_features.{index}.type", "a bag holds the words of texts; write type: text"
     output = config.output_features[0]
     if len(config.output_features) > 1:
         yield "output_features.1", "a bag of words has one output; remove the others, or write a file for each"

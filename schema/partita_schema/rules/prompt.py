@@ -27,10 +27,10 @@ def unusable_examples(config: ConfigSections) -> Iterator[Refusal]:
             f"the template never shows the {used[0]}; add {{__context__}} to it or remove {used[0]}",
         )
     needed = {*config.shown_columns, *(feature.name for feature in config.output_features)}
-    for place, example in enumerate(prompt.examples):
+    for index, example in enumerate(prompt.examples):
         missing = sorted(needed - set(example))
         if missing:
             yield (
-                f"prompt.examples.{place}",
+                f"prompt.examples.{index}",
                 f"the example has no {', '.join(missing)}; an example needs {', '.join(sorted(needed))}",
             )

@@ -136,7 +136,7 @@ class Data(ConfigModel):
     0.01). The run stops with an error above it."""
 
     @model_validator(mode="after")
-    def rows_come_from_one_place(self) -> "Data":
+    def rows_come_from_one_source(self) -> "Data":
         if self.mix is not None and self.source is not None:
             raise rule_error("source and mix both say where rows come from; move source into mix", at="mix")
         if self.mix is not None and len(self.mix) < 2:

@@ -19,22 +19,22 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> None:
 
 def apply(root: Node, text: str) -> Problem | None:
     label = f"--set {text}"
-    place = SourcePosition(label, None, None)
+    position = SourcePosition(label, None, None)
     keys, equals, written = text.partition("=")
     path = path_of(keys)
     if not equals or not path:
         return Problem("", "is not an override; write key.path=value, such as trainer.epochs=1", label)
     node = root
     for depth, part in enumerate(path[:-1]):
-        child = step(node, part, place)
+        child = step(node, part, position)
         if isinstance(child, str):
             return Problem(dotted(path[: depth + 1]), child, label)
         node = child
-    value = mark(read_value(written), place)
+    value = mark(read_value(written), position)
     if problem := next(expand_variables(value, at=path), None):
         return problem
     if isinstance(part := path[-1], int):
-        child = step(node, part, place)
+        child = step(node, part, position)
         if isinstance(child, str):
             return Problem(dotted(path), child, label)
         assert isinstance(node.value, list)
@@ -57,7 +57,7 @@ def path_of(keys: str) -> Path:
     return tuple(int(part) if re.fullmatch(r"[0-9]{1,9}", part) else part for part in parts)
 
 
-def step(node: Node, part: str | int, place: SourcePosition) -> Node | str:
+def step(node: Node, part: str | int, position: SourcePosition) -> Node | str:
     """Return the child, creating a missing section. Return an error text if there can be no child."""
     if isinstance(part, int):
         if not isinstance(node.value, list):
@@ -72,7 +72,7 @@ def step(node: Node, part: str | int, place: SourcePosition) -> Node | str:
         return "is a list; write the number of an item, counted from 0, before the key"
     if not isinstance(node.value, dict):
         return "is under a value that has no keys; set the whole section, as --set key={...}"
-    child: Node = node.value.setdefault(part, Node({}, place, place, origin="--set"))
+    child: Node = node.value.setdefault(part, Node({}, position, position, origin="--set"))
     return child
 
 
@@ -80,10 +80,10 @@ def replace_whole(path: Path) -> str:
     return f"write --set {dotted(path)}={{...}}"
 
 
-def mark(node: Node, place: SourcePosition) -> Node:
-    """Set the override as place and origin of the whole tree, and return it."""
-    node.place = node.key_place = place
+def mark(node: Node, position: SourcePosition) -> Node:
+    """Set the override as position and origin of the whole tree, and return it."""
+    node.position = node.key_position = position
     node.origin = "--set"
     for _, child in node.children():
-        mark(child, place)
+        mark(child, position)
     return node

@@ -63,7 +63,7 @@ def read_yaml(text: str, *, file: str | None) -> tuple[Node, tuple[Problem, ...]
     if not isinstance(root.value, dict):
         kind = "a list" if isinstance(root.value, list) else "a single text"
         message = f"holds {kind}; write keys and values at the top, such as base_model: ..."
-        raise ConfigError([builder.problem((), message, root.place)])
+        raise ConfigError([builder.problem((), message, root.position)])
     return root, tuple(builder.problems)
 
 
@@ -79,14 +79,14 @@ class Builder:
     values: int = 0
     depth: int = 0
 
-    def problem(self, path: Path, message: str, place: SourcePosition | None) -> Problem:
-        line, column = (place.line, place.column) if place else (None, None)
+    def problem(self, path: Path, message: str, position: SourcePosition | None) -> Problem:
+        line, column = (position.line, position.column) if position else (None, None)
         return Problem(dotted(path), message, self.file, line, column)
 
-    def stop(self, path: Path, message: str, place: SourcePosition | None) -> ConfigError:
-        return ConfigError([self.problem(path, message, place)])
+    def stop(self, path: Path, message: str, position: SourcePosition | None) -> ConfigError:
+        return ConfigError([self.problem(path, message, position)])
 
-    def place(self, event: Event) -> SourcePosition:
+    def position(self, event: Event) -> SourcePosition:
         assert event.start_mark is not None
         return SourcePosition(self.file, event.start_mark.line + 1, event.start_mark.column + 1)
 
@@ -96,7 +96,7 @@ class Builder:
             if isinstance(event, DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise self.stop((), "a second document starts here; write one, without ---", self.place(event))
+                    raise self.stop((), "a second document starts here; write one, without ---", self.position(event))
             elif isinstance(event, NodeEvent):
                 root = self.node(event, events, ())
         return root
@@ -105,23 +105,27 @@ class Builder:
         if isinstance(event, AliasEvent):
             return self.alias(event, path)
         assert isinstance(event, ScalarEvent | MappingStartEvent | SequenceStartEvent)
-        place = self.place(event)
-        self.count(1, place)
+        position = self.position(event)
+        self.count(1, position)
         # Some parser versions report the tag `!` for quoted text. Only tags that were written count.
         if event.tag not in (None, "!"):
-            raise self.stop(path, f"has the YAML tag {event.tag}; remove it, tags are not read", place)
+            raise self.stop(path, f"has the YAML tag {event.tag}; remove it, tags are not read", position)
         if event.anchor:
             self.anchors[event.anchor] = None
         if isinstance(event, ScalarEvent):
-            node = self.scalar(event, path, place)
+            node = self.scalar(event, path, position)
         else:
-            node = self.collection(event, events, path, place)
+            node = self.collection(event, events, path, position)
         if event.anchor:
             self.anchors[event.anchor] = node
         return node
 
     def collection(
-        self, event: MappingStartEvent | SequenceStartEvent, events: Iterator[Event], path: Path, place: SourcePosition
+        self,
+        event: MappingStartEvent | SequenceStartEvent,
+        events: Iterator[Event],
+        path: Path,
+        position: SourcePosition,
     ) -> Node:
         """Return the node of a mapping or a list, and consume its events.
 
@@ -129,33 +133,33 @@ class Builder:
             event: Its first event.
             events: The events after it.
             path: Its keys from the top.
-            place: Its position in the text.
+            position: Its position in the text.
         """
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise self.stop((), f"is nested more than {MAX_DEPTH} levels deep; write it flatter", place)
+            raise self.stop((), f"is nested more than {MAX_DEPTH} levels deep; write it flatter", position)
         if isinstance(event, MappingStartEvent):
-            node = Node(self.mapping(events, path), place)
+            node = Node(self.mapping(events, path), position)
         else:
-            node = Node(self.sequence(events, path), place)
+            node = Node(self.sequence(events, path), position)
         self.depth -= 1
         return node
 
-    def count(self, number: int, place: SourcePosition) -> None:
+    def count(self, number: int, position: SourcePosition) -> None:
         self.values += number
         if self.values > MAX_VALUES:
-            raise self.stop((), f"holds more than {MAX_VALUES:,} values, anchors counted; write less", place)
+            raise self.stop((), f"holds more than {MAX_VALUES:,} values, anchors counted; write less", position)
 
     def alias(self, event: AliasEvent, path: Path) -> Node:
-        place = self.place(event)
+        position = self.position(event)
         if event.anchor not in self.anchors:
             raise self.stop(
-                path, f"*{event.anchor} refers to nothing; write &{event.anchor} before it, or quote it", place
+                path, f"*{event.anchor} refers to nothing; write &{event.anchor} before it, or quote it", position
             )
         node = self.anchors[event.anchor]
         if node is None:
-            raise self.stop(path, f"*{event.anchor} contains itself; write the values out", place)
-        self.count(size(node), place)
+            raise self.stop(path, f"*{event.anchor} contains itself; write the values out", position)
+        self.count(size(node), position)
         return node.copy()
 
     def sequence(self, events: Iterator[Event], path: Path) -> list[Node]:
@@ -164,7 +168,7 @@ class Builder:
             if isinstance(event, CollectionEndEvent):
                 break
             items.append(self.node(event, events, (*path, len(items))))
-            items[-1].key_place = self.place(event)
+            items[-1].key_position = self.position(event)
         return items
 
     def mapping(self, events: Iterator[Event], path: Path) -> dict[str, Node]:
@@ -173,46 +177,46 @@ class Builder:
         for event in events:
             if isinstance(event, CollectionEndEvent):
                 break
-            place = self.place(event)
+            position = self.position(event)
             if not isinstance(event, ScalarEvent):
                 raise self.stop(
-                    path, f"a key is {key_kind(event)}; put quotes around text with braces or brackets", place
+                    path, f"a key is {key_kind(event)}; put quotes around text with braces or brackets", position
                 )
             key = event.value
             child = self.node(next(events), events, (*path, key))
-            child.key_place = place
+            child.key_position = position
             if key == "<<" and event.implicit[0]:
                 merged.append(child)
             elif key in children:
-                self.problems.append(self.duplicate((*path, key), place, children[key]))
+                self.problems.append(self.duplicate((*path, key), position, children[key]))
             else:
                 children[key] = child
         for child in merged:
             self.merge(child, children, path)
         return children
 
-    def duplicate(self, path: Path, place: SourcePosition, first: Node) -> Problem:
-        line = first.key_place.line if first.key_place else 0
-        return self.problem(path, f"the key occurs twice, first in line {line}; keep one", place)
+    def duplicate(self, path: Path, position: SourcePosition, first: Node) -> Problem:
+        line = first.key_position.line if first.key_position else 0
+        return self.problem(path, f"the key occurs twice, first in line {line}; keep one", position)
 
     def merge(self, child: Node, children: dict[str, Node], path: Path) -> None:
         """Merge `<<`: add keys of other mappings that this one does not have. Earlier mappings win."""
         for source in child.value if isinstance(child.value, list) else [child]:
             if not isinstance(source.value, dict):
-                raise self.stop(path, "<< merges mappings only; write << : *anchor of a mapping", child.key_place)
+                raise self.stop(path, "<< merges mappings only; write << : *anchor of a mapping", child.key_position)
             for key, value in source.value.items():
                 children.setdefault(key, value)
 
-    def scalar(self, event: ScalarEvent, path: Path, place: SourcePosition) -> Node:
+    def scalar(self, event: ScalarEvent, path: Path, position: SourcePosition) -> Node:
         text = event.value
         if not event.implicit[0]:
-            return Node(text, place)
+            return Node(text, position)
         for pattern, kind in ((OCTAL, "octal"), (SEXAGESIMAL, "base 60")):
             if pattern.fullmatch(text):
                 message = f"{text} is a number in {kind} to YAML; write '{text}' in quotes, or a plain number"
-                self.problems.append(self.problem(path, message, place))
-                return Node(text, place, text=text)
-        return Node(plain_value(text), place, text=text)
+                self.problems.append(self.problem(path, message, position))
+                return Node(text, position, text=text)
+        return Node(plain_value(text), position, text=text)
 
 
 def plain_value(text: str) -> object:
@@ -249,12 +253,12 @@ def read_value(text: str) -> Node:
         return Node(None, text="")
     if isinstance(node.value, dict | list) and text.strip()[0] not in "{[":
         return Node(text)
-    return forget_places(node)
+    return forget_positions(node)
 
 
-def forget_places(node: Node) -> Node:
+def forget_positions(node: Node) -> Node:
     if isinstance(node.value, dict):
-        return Node({key: forget_places(child) for key, child in node.value.items()})
+        return Node({key: forget_positions(child) for key, child in node.value.items()})
     if isinstance(node.value, list):
-        return Node([forget_places(child) for child in node.value])
-    return replace(node, place=None, key_place=None)
+        return Node([forget_positions(child) for child in node.value])
+    return replace(node, position=None, key_position=None)

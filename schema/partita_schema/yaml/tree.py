@@ -34,9 +34,9 @@ class Node:
     """A value with its position and origin."""
 
     value: "Scalar | dict[str, Node] | list[Node]"
-    place: SourcePosition | None = None
+    position: SourcePosition | None = None
     """Position of the value."""
-    key_place: SourcePosition | None = None
+    key_position: SourcePosition | None = None
     """Position of the key, or of the dash in a list."""
     text: str | None = None
     """A plain scalar as written, such as `no` or `1e3`. None if it was quoted or is not from YAML."""

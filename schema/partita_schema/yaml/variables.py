@@ -35,17 +35,17 @@ def expand_variables(root: Node, *, spared: tuple[Path, ...] = (), at: Path = ()
         path = (*at, key)
         if path not in spared:
             yield from expand_variables(child, spared=spared, at=path)
-    if not isinstance(root.value, str) or root.place is None or "${" not in root.value or is_template(at):
+    if not isinstance(root.value, str) or root.position is None or "${" not in root.value or is_template(at):
         return
     written = root.value
     try:
         text = expanded(written, os.environ)
     except VariableError as error:
-        yield Problem(dotted(at), str(error), root.place.file, root.place.line, root.place.column)
+        yield Problem(dotted(at), str(error), root.position.file, root.position.line, root.position.column)
         return
     if text != written.replace("$${", "${"):
         # One line, because the origin is written as a comment.
-        root.origin = f"{root.origin or root.place}: {' '.join(written.split())[:60]}"
+        root.origin = f"{root.origin or root.position}: {' '.join(written.split())[:60]}"
     root.value = text if root.text is None else plain_value(text)
     root.text = text if root.text is not None else None
 
@@ -86,7 +86,7 @@ def escaped(value: Any, path: Path = ()) -> Any:
     if isinstance(value, dict):
         return {key: escaped(item, (*path, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [escaped(item, (*path, place)) for place, item in enumerate(value)]
+        return [escaped(item, (*path, index)) for index, item in enumerate(value)]
     return value.replace("${", "$${") if isinstance(value, str) and not is_template(path) else value
 
 

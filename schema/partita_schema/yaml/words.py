@@ -27,8 +27,8 @@ def syntax_words(error: yaml.YAMLError, text: str, *, file: str | None) -> Probl
     line, column = (mark.line, mark.column) if mark else (0, 0)
     start = (context.line, context.column) if context else (line, column)
     lines = [row[:500] for row in text.splitlines()]  # the patterns below take quadratic time in the length of a line
-    row, place, message = explain(str(getattr(error, "problem", error)), lines, (line, column), start)
-    return Problem("", message, file, row + 1, place + 1)
+    row, column, message = explain(str(getattr(error, "problem", error)), lines, (line, column), start)
+    return Problem("", message, file, row + 1, column + 1)
 
 
 def control_character(text: str, *, file: str | None) -> Problem:

@@ -328,7 +328,7 @@ def test_errors_of_the_operating_system_are_reported_without_a_traceback(
     assert code == 1
     assert stderr.startswith("error: runs/zero/journal/out-")
     assert stderr.endswith(
-        ".jsonl cannot be written: Not a directory; there is a file where a folder is needed; write to another place\n"
+        ".jsonl cannot be written: Not a directory; there is a file where a folder is needed; write to another path\n"
     )
 
 

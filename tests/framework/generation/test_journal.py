@@ -149,7 +149,7 @@ def test_a_changed_fingerprint_is_refused_by_name(tmp_path: Path) -> None:
         opened(tmp_path / "j", rows=6, parts={"model": "m2", "prompt": "p", "data": "d1"})
     assert str(caught.value) == (
         f"{tmp_path / 'j'} holds answers of another job: model changed (m1 -> m2); prompt changed (none -> p); "
-        "rows changed (5 -> 6). Undo the change, write to another place, or start again with --fresh, which forgets "
+        "rows changed (5 -> 6). Undo the change, write to another path, or start again with --fresh, which forgets "
         "these answers"
     )
 
@@ -166,7 +166,7 @@ def test_fresh_forgets_what_was_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ['{"a": 1}\n', "some text", '{"journal": "x"}\n'])
 def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     (tmp_path / "j").write_text(content, encoding="utf-8")
-    with pytest.raises(ResumeError, match="is not a journal of predictions; write to another place"):
+    with pytest.raises(ResumeError, match="is not a journal of predictions; write to another path"):
         opened(tmp_path / "j")
     assert (tmp_path / "j").read_text(encoding="utf-8") == content
 
@@ -240,7 +240,7 @@ def test_a_full_disk_is_reported_and_what_was_written_is_kept(tmp_path: Path) ->
     ).stdout
     failed, message = error_text.strip().split(" ", 1)
     assert message == (
-        f"{path} cannot be written: File too large; raise the limit on the size of files, or write to another place. "
+        f"{path} cannot be written: File too large; raise the limit on the size of files, or write to another path. "
         "The answers so far are saved; start the same command again afterwards"
     )
     with Journal.open(path, fingerprint={}, keys=np.zeros((1000, 16), dtype=np.uint8)) as journal:
@@ -320,5 +320,5 @@ def test_a_journal_is_not_opened_through_a_link(tmp_path: Path, exists: bool) ->
 
 def test_a_pipe_is_no_journal(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "j")
-    with pytest.raises(WriteError, match="j cannot be written: Not a regular file; write to another place"):
+    with pytest.raises(WriteError, match="j cannot be written: Not a regular file; write to another path"):
         opened(tmp_path / "j")

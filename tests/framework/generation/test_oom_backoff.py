@@ -58,10 +58,10 @@ def test_every_requested_row_is_done_once_in_order_or_does_not_fit_alone(
     results: list[int] = []
     for part in device.run(limit):
         if part.result is None:
-            assert len(part.places) == 1
-            assert sizes[part.places[0]] > room
+            assert len(part.indices) == 1
+            assert sizes[part.indices[0]] > room
             assert isinstance(part.failure, torch.OutOfMemoryError)
-        results += part.result if part.result is not None else part.places
+        results += part.result if part.result is not None else part.indices
     assert results == [place for place in range(len(sizes)) if place not in unasked]
     assert limit.out_of_memory == sum(device.cost(places) > room for places in device.tried)
     assert len(device.tried) < 2 * max(1, len(sizes))
@@ -75,10 +75,10 @@ def test_a_batch_of_like_rows_is_cut_the_same_way_whether_the_limit_was_found_or
 ) -> None:
     # A smaller limit lets parts run before the one that fails; these are larger than the limit that is found.
     result, known = BatchBudget(max(start, rows)), BatchBudget(max(start, rows))
-    learned = [part.places for part in Device([1] * rows, room=room).run(result)]
+    learned = [part.indices for part in Device([1] * rows, room=room).run(result)]
     known.current_limit, known.limit_tokens = result.current_limit, result.limit_tokens
     again = Device([1] * rows, room=room)
-    assert [part.places for part in again.run(known)] == again.tried == learned
+    assert [part.indices for part in again.run(known)] == again.tried == learned
     assert known.out_of_memory == 0
 
 
@@ -94,7 +94,7 @@ def test_a_failure_that_a_row_too_large_does_not_explain_still_counts() -> None:
     # Eight of the small rows are too many as well, four are not.
     device, limit = Device([2] * 8 + [99] + [2] * 7, room=8), BatchBudget(16)
     parts = device.run(limit)
-    assert [(part.places.start, part.places.stop) for part in parts] == [
+    assert [(part.indices.start, part.indices.stop) for part in parts] == [
         (0, 4),
         (4, 8),
         (8, 9),
@@ -107,7 +107,7 @@ def test_a_failure_that_a_row_too_large_does_not_explain_still_counts() -> None:
 
 def test_a_row_that_fits_only_alone_does_not_slow_shorter_ones() -> None:
     device, limit = Device([100] + [10] * 31, room=100), BatchBudget(16)
-    assert [len(part.places) for part in device.run(limit)] == [1, 1, 2, 4, 8, 8, 8]
+    assert [len(part.indices) for part in device.run(limit)] == [1, 1, 2, 4, 8, 8, 8]
     assert (limit.current_limit, limit.limit_tokens) == (1, 100)
     assert (
         limit.limit_at(100),

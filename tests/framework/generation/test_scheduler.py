@@ -248,10 +248,10 @@ def test_more_slots_are_taken_for_shorter_rows_where_memory_holds_them(lm) -> No
 
 def kind_of(kwargs: dict[str, Any]) -> str:
     """What a forward pass of the model is for."""
-    place = kwargs["past_key_values"].place
-    if place.positions_NL is not None:
+    layout = kwargs["past_key_values"].layout
+    if layout.positions_NL is not None:
         return "step"
-    return "open" if place.start == 0 and kwargs["input_ids"].tolist() == [PREFIX] else "read"
+    return "open" if layout.start == 0 and kwargs["input_ids"].tolist() == [PREFIX] else "read"
 
 
 @contextmanager
@@ -284,7 +284,7 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(lm, kind: str, options
     prompts, limit = prompts_of(LENGTHS, prefix=PREFIX), BatchBudget(12)
     free = answers(lm, prompts, options=options, batch_size=12)
     caplog.set_level(logging.WARNING, logger="partita")
-    with failing(lm, lambda result, pool, ids: full() if result == kind and pool.place.slots > 3 else None):
+    with failing(lm, lambda result, pool, ids: full() if result == kind and pool.layout.slots > 3 else None):
         batches = list(rows_of(lm, prompts, options=options, batch_size=12, budget=limit))
     assert outcomes(batches) == free
     assert limit.out_of_memory == sum(batch.out_of_memory for batch in batches) == 2
@@ -346,7 +346,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_comes_back(
 def test_a_row_whose_steps_do_not_fit_alone_is_an_error_too(lm) -> None:
     prompts, limit = prompts_of([5] * 4 + [50] + [5] * 4), BatchBudget(4)
     free = one_by_one(lm, prompts)
-    with failing(lm, lambda kind, pool, ids: full() if kind == "step" and pool.place.width > 40 else None):
+    with failing(lm, lambda kind, pool, ids: full() if kind == "step" and pool.layout.width > 40 else None):
         result = answers(lm, prompts, budget=limit, batch_size=4)
     assert result == free | {4: too_large(50, NEW)}
     assert limit.current_limit == 4
@@ -369,7 +369,7 @@ def test_slots_that_ran_out_of_memory_are_freed_before_new_ones_are_opened(lm) -
             assert not any(other is not None for other in known), "the old pool is still held"
             pools.append(weakref.ref(pool))
         del known
-        return full() if kind == "step" and pool.place.slots > 2 else None
+        return full() if kind == "step" and pool.layout.slots > 2 else None
 
     with failing(lm, fail):
         answers(lm, prompts_of(LENGTHS), batch_size=8)
@@ -441,7 +441,7 @@ def test_a_row_may_run_out_of_memory_where_rows_are_answered_one_by_one(lm) -> N
     def fail(kind: str, pool: SlotKVCache, ids: torch.Tensor) -> BaseException | None:
         if kind == "step" and len(ids) > 1:
             return ValueError("never together")
-        return full() if kind == "step" and pool.place.tokens == 28 else None
+        return full() if kind == "step" and pool.layout.tokens == 28 else None
 
     with failing(lm, fail):
         batches = list(rows_of(lm, prompts, budget=limit, batch_size=4))

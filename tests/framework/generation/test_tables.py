@@ -100,7 +100,7 @@ def test_a_full_disk_is_reported_and_leaves_no_half_file(tmp_path: Path, ending:
         [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
     ).stdout
     assert output == (
-        f"{path} cannot be written: File too large; raise the limit on the size of files, or write to another place. "
+        f"{path} cannot be written: File too large; raise the limit on the size of files, or write to another path. "
         "The answers are saved; rerun the same command afterwards\n"
     )
     assert list(tmp_path.iterdir()) == []
@@ -135,11 +135,11 @@ def test_whole_numbers_beyond_64_bits_are_text_in_columns() -> None:
     ("number", "advice"),
     [
         (errno.ENOSPC, "No space left on device; make room"),
-        (errno.EROFS, "Read-only file system; write to another place"),
-        (errno.EACCES, "Permission denied; change the permissions there, or write to another place"),
-        (errno.ENOENT, "No such file or directory; its folder is gone or takes no new files; write to another place"),
+        (errno.EROFS, "Read-only file system; write to another path"),
+        (errno.EACCES, "Permission denied; change the permissions there, or write to another path"),
+        (errno.ENOENT, "No such file or directory; its folder is gone or takes no new files; write to another path"),
         (errno.EISDIR, "Is a directory; name a file in that directory"),
-        (errno.EIO, "Input/output error; write to another place"),
+        (errno.EIO, "Input/output error; write to another path"),
     ],
 )
 def test_each_reason_why_a_file_cannot_be_written_has_its_own_advice(number: int, advice: str) -> None:
@@ -152,8 +152,8 @@ def test_an_output_that_cannot_be_written_is_found_before_the_job(tmp_path: Path
     (tmp_path / "folder.csv").mkdir()
     for name, reason in (
         ("folder.csv", "Is a directory; name a file in that directory"),
-        ("file/o.csv", "File exists; there is a file where a folder is needed; write to another place"),
-        ("file/a/o.csv", "Not a directory; there is a file where a folder is needed; write to another place"),
+        ("file/o.csv", "File exists; there is a file where a folder is needed; write to another path"),
+        ("file/a/o.csv", "Not a directory; there is a file where a folder is needed; write to another path"),
         (f"{'x' * 300}.csv", "File name too long; write a shorter name"),
     ):
         with pytest.raises(DataError) as caught:
@@ -218,7 +218,7 @@ def test_links_that_lead_to_each_other_or_to_a_device_are_refused(tmp_path: Path
                 "its target"
             ),
         ),
-        ("null.jsonl", "Not a regular file; write to another place"),
+        ("null.jsonl", "Not a regular file; write to another path"),
     ):
         with pytest.raises(DataError) as caught:
             check_output(tmp_path / name)

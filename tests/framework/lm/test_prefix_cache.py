@@ -53,7 +53,7 @@ class Talk:
         chance = random.Random(self.seed)
         with self.opened.lm.evaluating():
             while self.ready or self.opened.live:
-                free = self.opened.pool.place.slots - len(self.opened.live)
+                free = self.opened.pool.layout.slots - len(self.opened.live)
                 count = min(chance.choice((0, 1, 2, 5)), free, len(self.ready))
                 if not count and not self.opened.live:
                     count = 1
@@ -274,7 +274,7 @@ def test_after_a_pass_that_fails_rows_are_read_whole(small: Any, llama: Any) -> 
 def marked_pool(slots: int) -> SlotKVCache:
     """A pool of one layer."""
     pool = SlotKVCache(slots=slots, tokens=4)
-    pool.layers.append(SlotLayer(pool.place))
+    pool.layers.append(SlotLayer(pool.layout))
     pool.layers[0].lazy_initialization(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1))
     return pool
 

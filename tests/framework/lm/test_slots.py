@@ -422,7 +422,7 @@ def test_however_few_prompts_are_put_behind_their_beginning_at_once_answers_are_
 ) -> None:
     requests = small.slot_requests((3, 4), (5, 4), (2, 4), (4, 4), (1, 3), prefix=PREFIX)
     opened = llama.open_slots(GREEDY, slots=5, tokens=CONTEXT, prefix=PREFIX, seed=0)
-    opened.pool.place.copied_tokens = copied
+    opened.pool.layout.copied_tokens = copied
     ended = opened.admit(requests)
     while opened.live:
         ended += opened.step()
@@ -474,7 +474,7 @@ def test_the_pool_stays_where_it_is(small, llama) -> None:
 
 def test_what_was_not_a_number_is_cleared_behind_the_common_beginning() -> None:
     pool = SlotKVCache(slots=3, tokens=8)
-    pool.place.read(0, 3, start=0)
+    pool.layout.read(0, 3, start=0)
     pool.update(torch.full((3, 2, 8, 4), torch.nan), torch.full((3, 2, 8, 4), torch.nan), 0)
     pool.clear(1, start=2)
     for held in pool.held:
@@ -494,7 +494,7 @@ def traces(lm: Any) -> dict[str, Any]:
         "hooks": hooks,
         "attention": lm.base.config._attn_implementation,
         "training": [module.training for module in lm.module.modules()],
-        "positions": lm.positions.places_K,
+        "positions": lm.positions.indices_K,
         "random": torch.get_rng_state().tolist(),
         "gradients": torch.is_grad_enabled(),
     }
@@ -559,7 +559,7 @@ def test_a_pass_that_fails_leaves_nothing_and_live_rows_go_on(small, clean, wher
                 with pytest.raises(error):
                     call()
             assert clean.base.config._attn_implementation == "sdpa"
-            assert clean.positions.places_K is None
+            assert clean.positions.indices_K is None
         found += opened.step()
         found += opened.admit(requests[2:])
         while opened.live:

@@ -111,9 +111,9 @@ def watched(lm: Any) -> Iterator[Any]:
         mask = kwargs.get("attention_mask")
         pool = kwargs.get("past_key_values")
         if isinstance(pool, SlotKVCache):
-            place = pool.place
-            passes.seen.append((rows, tokens, place.width or place.start + tokens))
-            passes.pools.append((place.slots, place.tokens))
+            layout = pool.layout
+            passes.seen.append((rows, tokens, layout.width or layout.start + tokens))
+            passes.pools.append((layout.slots, layout.tokens))
             passes.caches.append(weakref.ref(pool))
             return
         # Where nothing is padded, and in state spaces once the prompts are read, there is no mask.

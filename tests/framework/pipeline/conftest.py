@@ -112,16 +112,16 @@ class Device:
             return
         rows, tokens = kwargs["input_ids"].shape
         cache = kwargs.get("past_key_values")
-        held, slots, places = 0, 0, 0
+        held, slots, cached = 0, 0, 0
         if isinstance(cache, SlotKVCache):
-            place = cache.place
-            held, slots = place.width or place.start + tokens, place.slots
-            places = place.slots * place.tokens
+            layout = cache.layout
+            held, slots = layout.width or layout.start + tokens, layout.slots
+            cached = layout.slots * layout.tokens
         elif cache is not None:
             held = tokens + cache.get_seq_length()
-            places = rows * held
+            cached = rows * held
         learning = torch.is_grad_enabled()
-        used = rows * tokens * (LEARNED if learning else READ) + places * CACHED
+        used = rows * tokens * (LEARNED if learning else READ) + cached * CACHED
         coming = Pass(rows, tokens, held, slots, learning, bool(self.peaks), used)
         self.before_pass(coming)
         self.passes.append(coming)

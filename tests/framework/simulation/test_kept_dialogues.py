@@ -101,7 +101,7 @@ def test_with_fewer_slots_than_dialogues_they_are_the_same(
 
     def short(self: Slots) -> Any:
         steps[0] += 1
-        if steps[0] == 20 and self.pool.place.slots == 8:
+        if steps[0] == 20 and self.pool.layout.slots == 8:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return step(self)
 

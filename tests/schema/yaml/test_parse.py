@@ -16,9 +16,9 @@ def test_every_key_and_value_knows_its_place() -> None:
     root, problems = read_yaml("a: 1\nb:\n  - c: x\n", file="f.yaml")
     node = root.find(("b", 0, "c"))
     assert node is not None
-    assert node.place is not None
-    assert node.key_place is not None
-    assert (node.value, node.place.line, node.place.column, node.key_place.column) == ("x", 3, 8, 5)
+    assert node.position is not None
+    assert node.key_position is not None
+    assert (node.value, node.position.line, node.position.column, node.key_position.column) == ("x", 3, 8, 5)
     assert problems == ()
 
 

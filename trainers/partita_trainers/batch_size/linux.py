@@ -98,14 +98,14 @@ def cgroup_limits(*, proc: Path, root: Path) -> list[tuple[int, int]]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            places = [root, root / "unified"]
+            tops = [root, root / "unified"]
             names = ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            places = [root / "memory", root / controllers]
+            tops = [root / "memory", root / controllers]
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
-        for top in places:
+        for top in tops:
             limits += [group for folder in ancestors(top, path) if (group := read_group(folder, names)) is not None]
     return limits
 

@@ -161,15 +161,15 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def between(points: Sequence[tuple[int, float]], rows: int) -> float:
     """Interpolate linearly at `rows`; extrapolate beyond the last point."""
     known = sorted(points)
-    place = bisect_left(known, rows, key=lambda point: point[0])
-    if place == len(known):
+    index = bisect_left(known, rows, key=lambda point: point[0])
+    if index == len(known):
         last_rows, last = known[-1]
         if len(known) == 1:
             return last
         first_rows, first = known[-2]
         return max(last, last + (rows - last_rows) * (last - first) / (last_rows - first_rows))
-    high_rows, high = known[place]
-    if high_rows == rows or place == 0:
+    high_rows, high = known[index]
+    if high_rows == rows or index == 0:
         return high
-    low_rows, low = known[place - 1]
+    low_rows, low = known[index - 1]
     return low + (rows - low_rows) * (high - low) / (high_rows - low_rows)

@@ -58,5 +58,5 @@ def chosen(bags: Bags, rows_n: "torch.Tensor") -> Bags:
 
     firsts_n, lengths_n = bags.starts_N1[rows_n], bags.starts_N1[rows_n + 1] - bags.starts_N1[rows_n]
     starts_n1 = torch.cat([lengths_n.new_zeros(1), lengths_n.cumsum(0)])
-    places_k = torch.arange(int(starts_n1[-1])) + torch.repeat_interleave(firsts_n - starts_n1[:-1], lengths_n)
-    return Bags(bags.ids_K[places_k], starts_n1, bags.labels_N[rows_n])
+    indices_k = torch.arange(int(starts_n1[-1])) + torch.repeat_interleave(firsts_n - starts_n1[:-1], lengths_n)
+    return Bags(bags.ids_K[indices_k], starts_n1, bags.labels_N[rows_n])

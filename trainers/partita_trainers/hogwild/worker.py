@@ -127,8 +127,8 @@ def learn(shared: SharedState, batch: Bags) -> float:
     total = torch.nn.functional.cross_entropy(logits_NC, batch.labels_N, reduction="sum")
     torch.autograd.backward(total / len(batch))
     with torch.no_grad():
-        for place, parameter in enumerate(shared.module.parameters()):
-            change(parameter, shared.sums[place] if shared.sums else None, rate=shared.learning_rate)
+        for index, parameter in enumerate(shared.module.parameters()):
+            change(parameter, shared.sums[index] if shared.sums else None, rate=shared.learning_rate)
             parameter.grad = None
     return float(total.detach())
 

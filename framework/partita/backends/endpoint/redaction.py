@@ -68,17 +68,17 @@ class Redaction:
         """Return the text without parts of the key of at least its length divided by `share`."""
         if not self._forms:
             return text
-        plain, places = _unescaped(text)
+        plain, offsets = _unescaped(text)
         spans = sorted(span for form in self._forms for span in _shared(plain, form, share=share))
         if not spans:
             return text
         pieces: list[str] = []
         end = 0
         for first, last in spans:
-            start = places.start(first)
+            start = offsets.start(first)
             if not pieces or start > end:
                 pieces += [text[end:start], REDACTED]
-            end = max(end, places.end(last))
+            end = max(end, offsets.end(last))
         return "".join([*pieces, text[end:]])
 
 
@@ -100,7 +100,7 @@ def redacted_logs(redaction: Redaction) -> Iterator[None]:
             logger.removeFilter(redact)
 
 
-class _Places:
+class _OffsetMap:
     """Maps character offsets of an unescaped text to offsets of the original text."""
 
     def __init__(self) -> None:
@@ -110,37 +110,37 @@ class _Places:
         self.plain.append(plain)
         self.text.append(text)
 
-    def start(self, place: int) -> int:
+    def start(self, position: int) -> int:
         """Return the offset at which a character begins."""
-        segment = bisect_right(self.plain, place) - 1
-        return self.text[segment] + place - self.plain[segment]
+        segment = bisect_right(self.plain, position) - 1
+        return self.text[segment] + position - self.plain[segment]
 
-    def end(self, place: int) -> int:
-        """Return the offset at which the character before `place` ends."""
-        segment = bisect_right(self.plain, place - 1) - 1
-        if self.plain[segment + 1] == place:
+    def end(self, position: int) -> int:
+        """Return the offset at which the character before `position` ends."""
+        segment = bisect_right(self.plain, position - 1) - 1
+        if self.plain[segment + 1] == position:
             return self.text[segment + 1]
-        return self.text[segment] + place - self.plain[segment]
+        return self.text[segment] + position - self.plain[segment]
 
 
-def _unescaped(text: str) -> tuple[str, _Places]:
+def _unescaped(text: str) -> tuple[str, _OffsetMap]:
     """Return the text with escapes resolved and separators removed, and the map of its offsets."""
     parts: list[str] = []
-    places = _Places()
+    offsets = _OffsetMap()
     length = end = 0
-    places.add(0, 0)
+    offsets.add(0, 0)
     for match in ESCAPED.finditer(text):
         character = _character(match)
         if match.start() > end:
             parts.append(text[end : match.start()])
             length += match.start() - end
-        places.add(length, match.start())
+        offsets.add(length, match.start())
         parts.append(character)
         length, end = length + len(character), match.end()
-        places.add(length, end)
+        offsets.add(length, end)
     parts.append(text[end:])
-    places.add(length + len(text) - end, len(text))
-    return "".join(parts), places
+    offsets.add(length + len(text) - end, len(text))
+    return "".join(parts), offsets
 
 
 def _character(match: re.Match[str]) -> str:
@@ -163,24 +163,24 @@ def _shared(plain: str, form: str, *, share: int) -> list[tuple[int, int]]:
     block = (least + 1) // 2
     spans: list[tuple[int, int]] = []
     for offset in range(0, len(form) - block + 1, block):
-        place = plain.find(form[offset : offset + block])
-        while place >= 0:
-            first, last = _grown(plain, form, place, offset, block)
+        position = plain.find(form[offset : offset + block])
+        while position >= 0:
+            first, last = _grown(plain, form, position, offset, block)
             if last - first >= least:
                 spans.append((first, last))
-            place = plain.find(form[offset : offset + block], max(place + 1, last - block + 1))
+            position = plain.find(form[offset : offset + block], max(position + 1, last - block + 1))
     return spans
 
 
-def _grown(plain: str, form: str, place: int, offset: int, length: int) -> tuple[int, int]:
+def _grown(plain: str, form: str, position: int, offset: int, length: int) -> tuple[int, int]:
     """Extend a match of `length` characters in both directions, and return its span in `plain`."""
     back = 0
-    while back < min(place, offset) and plain[place - back - 1] == form[offset - back - 1]:
+    while back < min(position, offset) and plain[position - back - 1] == form[offset - back - 1]:
         back += 1
-    last, end = place + length, offset + length
+    last, end = position + length, offset + length
     while last < len(plain) and end < len(form) and plain[last] == form[end]:
         last, end = last + 1, end + 1
-    return place - back, last
+    return position - back, last
 
 
 def _forms(key: str) -> list[str]:

@@ -219,8 +219,8 @@ def refusal(response: Response) -> RequestFailure:
     status = response.status
     message, code = error_message(response.text)
     if 300 <= status < 400:
-        place = response.headers.get("location", "nowhere")
-        return RequestFailure("refused", f"the server sends elsewhere ({status}), to {place}", status)
+        location = response.headers.get("location", "nowhere")
+        return RequestFailure("refused", f"the server sends elsewhere ({status}), to {location}", status)
     if status == 429 and code == "insufficient_quota":
         return RequestFailure("refused", f"the account has nothing left ({status}): {message}", status)
     if status in BUSY or status >= 500:

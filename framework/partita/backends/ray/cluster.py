@@ -83,7 +83,7 @@ class RayWorkerBackend:
         # A Ray that partita started runs nothing else, so CPUs need not be counted.
         self.cpus = 0 if is_own(self.ray) else 1
         self.kind = self.ray.remote(concurrency_groups={POST: 1})(Worker)
-        self.workers, self.gpus = places(self.ray, backend, device=device)
+        self.workers, self.gpus = worker_and_gpu_counts(self.ray, backend, device=device)
         self.numbers = itertools.count()
         self.actors: dict[int, Any] = {}
         self.waiting: list[tuple[Any, int, str]] = []
@@ -195,7 +195,7 @@ class RayRankLauncher:
         self.ray = connect(backend)
         warnings.filterwarnings("ignore", module=r"ray\.")  # Ray's warnings about itself do not concern users
         train, torch_trainer = train_library()
-        self.workers, gpus = places(self.ray, backend, device=device)
+        self.workers, gpus = worker_and_gpu_counts(self.ray, backend, device=device)
         here = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             self.ray.get_runtime_context().get_node_id(), soft=False
         )
@@ -324,7 +324,7 @@ def train_library() -> tuple[Any, Any]:
     return ray.train, ray.train.torch
 
 
-def places(ray: Any, backend: RayBackendConfig, *, device: str) -> tuple[int, int]:
+def worker_and_gpu_counts(ray: Any, backend: RayBackendConfig, *, device: str) -> tuple[int, int]:
     """Return the number of workers, and of the cluster's GPUs that they may use."""
     gpus = 0 if device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
     return (gpus or 1) if backend.workers == "auto" else backend.workers, gpus
@@ -371,7 +371,7 @@ def connect(backend: RayBackendConfig) -> Any:
         raise ConfigError([Problem("backend.type", message)]) from None
     if ray.is_initialized():
         return ray
-    place = f"at {backend.address} (backend.address)" if backend.address else "on this machine"
+    where = f"at {backend.address} (backend.address)" if backend.address else "on this machine"
     own = {
         "num_cpus": available_cores(),
         "resources": {RANK_RESOURCE: RANK_RESOURCE_AMOUNT},
@@ -390,7 +390,7 @@ def connect(backend: RayBackendConfig) -> Any:
             )
         except (OSError, RuntimeError, ValueError) as error:
             advice = "start a cluster with `ray start --head`, or correct it" if backend.address else "see its logs"
-            raise JobError(f"Ray cannot be reached {place}: {error}; {advice}") from error
+            raise JobError(f"Ray cannot be reached {where}: {error}; {advice}") from error
     return ray
 
 

@@ -51,23 +51,23 @@ class Assignments:
 
     def assign(self, worker: Hashable, wanted: int) -> list[int]:
         """Assign the next items of the plan to a worker, at most `wanted`."""
-        places = [heapq.heappop(self.returned) for _ in range(min(wanted, len(self.returned)))]
-        end = min(self.total, self.dealt + max(0, wanted - len(places)))
-        places += range(self.dealt, end)
+        indices = [heapq.heappop(self.returned) for _ in range(min(wanted, len(self.returned)))]
+        end = min(self.total, self.dealt + max(0, wanted - len(indices)))
+        indices += range(self.dealt, end)
         self.dealt = end
-        self.assigned.setdefault(worker, set()).update(places)
-        return places
+        self.assigned.setdefault(worker, set()).update(indices)
+        return indices
 
-    def answer(self, worker: Hashable, place: int) -> None:
+    def answer(self, worker: Hashable, index: int) -> None:
         """Mark an item that a worker holds as answered."""
-        self.assigned[worker].remove(place)
+        self.assigned[worker].remove(index)
 
     def requeue(self, worker: Hashable) -> int:
         """Return a worker's items to the queue, and their number."""
-        places = self.assigned.pop(worker, set())
-        for place in places:
-            heapq.heappush(self.returned, place)
-        return len(places)
+        indices = self.assigned.pop(worker, set())
+        for index in indices:
+            heapq.heappush(self.returned, index)
+        return len(indices)
 
 
 AHEAD = 2
@@ -139,10 +139,10 @@ class WorkerPoolJob:
         """Return the results of a worker with those derived from them, and assign it new rows."""
         results: list[RowResult] = []
         for result in batch.results:
-            place, answered = self.plan.answered(result)
+            index, answered = self.plan.answered(result)
             results += answered
-            if place is not None:
-                self.assignments.answer(worker.number, place)
+            if index is not None:
+                self.assignments.answer(worker.number, index)
         self.pool.deaths = 0
         # The slots opened for the last few rows do not show how many could be opened.
         hit_oom = batch.out_of_memory > 0
@@ -176,8 +176,8 @@ class WorkerPoolJob:
         for _ in range(most):
             for worker in workers:
                 dealt[worker.number] += self.assignments.assign(worker.number, 1)
-        for number, places in dealt.items():
-            self.send(number, places)
+        for number, indices in dealt.items():
+            self.send(number, indices)
         self.submit(workers)
 
     def submit(self, workers: Sequence[WorkerState]) -> None:
@@ -201,11 +201,11 @@ class WorkerPoolJob:
         """Return the number of items that a worker processes at a time."""
         return max(self.worker_job.batch_size, worker.batch_size) if self.in_slots else 1
 
-    def send(self, number: int, places: list[int]) -> None:
+    def send(self, number: int, indices: list[int]) -> None:
         """Send a worker the items at these indices."""
-        if places:
+        if indices:
             self.pool.active_workers[number].heard = time.monotonic()
-            self.pool.worker_backend.submit(number, self.worker_job.number, self.plan.work_items(places))
+            self.pool.worker_backend.submit(number, self.worker_job.number, self.plan.work_items(indices))
 
     def end(self, *, now: bool) -> None:
         """Tell workers that no more rows follow; with `now`, also to skip rows not yet started."""

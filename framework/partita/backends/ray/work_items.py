@@ -19,7 +19,7 @@ from partita.lm.base import BatchWay
 class WorkItem:
     """Rows that are answered together, each with its prompt."""
 
-    place: int
+    index: int
     """Index of the item in the plan."""
     rows: tuple[int, ...]
     """Row indices in the dataset."""
@@ -44,7 +44,7 @@ class WorkPlan(Protocol):
     def prefix(self) -> Sequence[int]:
         """Tokens that all prompts begin with; computed once."""
 
-    def work_items(self, places: Sequence[int]) -> list[WorkItem]:
+    def work_items(self, indices: Sequence[int]) -> list[WorkItem]:
         """Return the items at these indices, without rows that are answered."""
 
     def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
@@ -59,7 +59,7 @@ class RowWorkPlan:
         self.work = work
         self.order, self.copies = plan(work, left)
         self.prefix = common_prefix(work, self.order)
-        self.places: dict[int, int] = {}
+        self.index_of_row: dict[int, int] = {}
         """Item index of each assigned row without a result."""
 
     @property
@@ -67,19 +67,19 @@ class RowWorkPlan:
         """Number of items."""
         return len(self.order)
 
-    def work_items(self, places: Sequence[int]) -> list[WorkItem]:
+    def work_items(self, indices: Sequence[int]) -> list[WorkItem]:
         """Return the items at these indices."""
-        rows = [self.order[place] for place in places]
-        self.places |= zip(rows, places, strict=True)
+        rows = [self.order[index] for index in indices]
+        self.index_of_row |= zip(rows, indices, strict=True)
         return [
-            WorkItem(place, (row,), (ids,), (int(self.work.new_tokens[row]),), (self.work.key(row),), (True,))
-            for place, row, ids in zip(places, rows, self.work.fetch(rows), strict=True)
+            WorkItem(index, (row,), (ids,), (int(self.work.new_tokens[row]),), (self.work.key(row),), (True,))
+            for index, row, ids in zip(indices, rows, self.work.fetch(rows), strict=True)
         ]
 
     def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
         """Return the item index, and the result with those of rows that have the same prompt."""
         copies = [RowResult(row, result.generated, result.error) for row in self.copies.get(result.row, ())]
-        return self.places.pop(result.row), [result, *copies]
+        return self.index_of_row.pop(result.row), [result, *copies]
 
 
 class BatchWorkPlan:
@@ -101,7 +101,7 @@ class BatchWorkPlan:
         batches = plan_batches(work.lengths.astype(np.int32), batch_size=batch_size, way=way)
         self.positions = [position for position, rows in enumerate(batches) if self.left[rows].any()]
         self.batches: list[Rows] = [batches[position] for position in self.positions]
-        self.places: dict[int, int] = {}
+        self.index_of_row: dict[int, int] = {}
         """Item index of each assigned row without a result."""
 
     @property
@@ -109,17 +109,17 @@ class BatchWorkPlan:
         """Number of items."""
         return len(self.batches)
 
-    def work_items(self, places: Sequence[int]) -> list[WorkItem]:
+    def work_items(self, indices: Sequence[int]) -> list[WorkItem]:
         """Return the batches at these indices."""
-        return [self.work_item(place) for place in places]
+        return [self.work_item(index) for index in indices]
 
-    def work_item(self, place: int) -> WorkItem:
+    def work_item(self, index: int) -> WorkItem:
         """Return a whole batch, named by its position among all batches."""
-        rows = self.batches[place].tolist()
+        rows = self.batches[index].tolist()
         wanted = self.left[rows].tolist()
-        self.places |= {row: place for row, is_wanted in zip(rows, wanted, strict=True) if is_wanted}
+        self.index_of_row |= {row: index for row, is_wanted in zip(rows, wanted, strict=True) if is_wanted}
         return WorkItem(
-            self.positions[place],
+            self.positions[index],
             tuple(rows),
             tuple(self.work.fetch(rows)),
             tuple(self.work.new_tokens[rows].tolist()),
@@ -129,6 +129,6 @@ class BatchWorkPlan:
 
     def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
         """Return the result, and the index of its batch if that is now complete."""
-        place = self.places.pop(result.row)
+        index = self.index_of_row.pop(result.row)
         self.left[result.row] = False
-        return None if self.left[self.batches[place]].any() else place, [result]
+        return None if self.left[self.batches[index]].any() else index, [result]

@@ -42,7 +42,7 @@ class WorkerState:
     number: int
     state: str = "starting"
     """starting, placed, loading, ready, called (a call is pending), or working (on a job)."""
-    place: WorkerLocation | None = None
+    location: WorkerLocation | None = None
     heard: float = field(default_factory=time.monotonic)
     """Time of its last message."""
     batch_size: int = 0
@@ -51,13 +51,15 @@ class WorkerState:
     @property
     def node(self) -> str | None:
         """Its machine, once known."""
-        return self.place.node if self.place is not None else None
+        return self.location.node if self.location is not None else None
 
 
 def described(worker: WorkerState) -> str:
     """Describe a worker for messages."""
-    place = worker.place
-    return f"worker {worker.number}" + (f" (process {place.process} on {place.node})" if place is not None else "")
+    location = worker.location
+    return f"worker {worker.number}" + (
+        f" (process {location.process} on {location.node})" if location is not None else ""
+    )
 
 
 MAX_DEATHS = 3
@@ -259,7 +261,7 @@ class WorkerPool:
                         left.append(assigned.pop(event.worker))
                     self.handle_event(event)
                 self.check_timeouts()
-        return [results[place] for place in sorted(results)]
+        return [results[number] for number in sorted(results)]
 
     @contextmanager
     def stop_unfinished_calls(self) -> Iterator[None]:
@@ -288,7 +290,7 @@ class WorkerPool:
             case WorkerLost():
                 self.handle_loss(worker, event.reason)
             case WorkerReplied(method="where"):
-                worker.place, worker.state = event.value, "placed"
+                worker.location, worker.state = event.value, "placed"
             case WorkerReplied(method="load"):
                 self.check_same(event.value)
                 worker.state = "ready"

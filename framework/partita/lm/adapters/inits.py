@@ -196,17 +196,17 @@ def fit_to_activations(adapted: "PeftModel", adapter: schema.LoraAdapter, *, bat
         )
 
 
-def real_inputs(layer_input: Any, places_K2: torch.Tensor, layer_name: str) -> torch.Tensor:
+def real_inputs(layer_input: Any, indices_K2: torch.Tensor, layer_name: str) -> torch.Tensor:
     """Return the inputs of a layer at real tokens, even if an architecture has flattened rows and columns."""
     hidden: torch.Tensor = layer_input if isinstance(layer_input, torch.Tensor) else layer_input[0]
     if hidden.ndim == 3:
-        return hidden[places_K2[:, 0], places_K2[:, 1]]
-    rows, columns = (int(size) + 1 for size in places_K2.max(dim=0).values)
+        return hidden[indices_K2[:, 0], indices_K2[:, 1]]
+    rows, columns = (int(size) + 1 for size in indices_K2.max(dim=0).values)
     if len(hidden) != rows * columns:
         raise ModelError(
             f"adapter.init: eva cannot tell rows apart in {layer_name}; name other target_modules, or another init"
         )
-    return hidden[places_K2[:, 0] * columns + places_K2[:, 1]]
+    return hidden[indices_K2[:, 0] * columns + indices_K2[:, 1]]
 
 
 @torch.no_grad()

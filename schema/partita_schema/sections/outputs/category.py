@@ -90,7 +90,7 @@ class CategoryOutput(OutputBase):
     truncated: ClassVar = False
 
     @model_validator(mode="after")
-    def said_in_one_place(self) -> "CategoryOutput":
+    def set_in_one_key(self) -> "CategoryOutput":
         for ours, theirs in (("labels", "vocab"), ("fallback_label", "fallback_label")):
             if getattr(self.decoder, ours) is not None and getattr(self.preprocessing, theirs) is not None:
                 raise rule_error(

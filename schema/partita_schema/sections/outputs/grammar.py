@@ -22,11 +22,11 @@ def answer_grammar(outputs: Sequence[OutputBase], *, labels: Mapping[str, Sequen
     alone = len(outputs) == 1
     start = "v0"
     if not alone:
-        members = (f"{quoted(quoted(output.name))} COLON v{place}" for place, output in enumerate(outputs))
+        members = (f"{quoted(quoted(output.name))} COLON v{index}" for index, output in enumerate(outputs))
         start = f'"{{" {" COMMA ".join(members)} "}}"'
     lines = [NO_FORCING, f"start: LEAD? {start}", f"LEAD: /{LEAD}/", "COMMA: /, ?/", "COLON: /: ?/"]
-    for place, output in enumerate(outputs):
-        lines += output.grammar(f"v{place}", seen=labels.get(output.name, ()), alone=alone)
+    for index, output in enumerate(outputs):
+        lines += output.grammar(f"v{index}", seen=labels.get(output.name, ()), alone=alone)
     return "\n".join(lines)
 
 

@@ -45,8 +45,8 @@ def check_json_schema(json_schema: dict[str, Any]) -> None:
     try:
         draft.check_schema(json_schema)
     except SchemaError as error:
-        place = "".join(f".{part}" for part in error.absolute_path)
-        raise rule_error(f"is not a JSON Schema: {error.message}; fix json_schema{place}", at="json_schema") from None
+        path = "".join(f".{part}" for part in error.absolute_path)
+        raise rule_error(f"is not a JSON Schema: {error.message}; fix json_schema{path}", at="json_schema") from None
     reference = broken_reference(json_schema)
     if reference is not None:
         raise rule_error(

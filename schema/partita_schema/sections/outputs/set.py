@@ -45,7 +45,7 @@ class SetDecoder(ConfigModel):
     @model_validator(mode="after")
     def labels_differ(self) -> "SetDecoder":
         labels = self.labels or ()
-        twice = next((label for place, label in enumerate(labels) if label in labels[:place]), None)
+        twice = next((label for index, label in enumerate(labels) if label in labels[:index]), None)
         if twice is not None:
             raise rule_error(f"labels holds {twice!r} twice; write each label once", at="labels")
         padded = next((label for label in labels if label != label.strip()), None)
@@ -167,10 +167,10 @@ def subset_rules(rule: str, texts: Sequence[str], *, around: tuple[str, str]) ->
     opening, closing = (f"{quoted(mark)} " if mark else "" for mark in around)
     rules = [f"{rule}: {opening}{rule}_from_0? {closing}".rstrip()]
     last = len(texts) - 1
-    for place, text in enumerate(texts):
-        more = f" {rule}_after_{place + 1}" if place < last else ""
-        later = f" | {rule}_from_{place + 1}" if place < last else ""
-        rules.append(f"{rule}_from_{place}: {quoted(text)}{more}{later}")
-        if place:
-            rules.append(f"{rule}_after_{place}: (COMMA {quoted(text)})?{more}")
+    for index, text in enumerate(texts):
+        more = f" {rule}_after_{index + 1}" if index < last else ""
+        later = f" | {rule}_from_{index + 1}" if index < last else ""
+        rules.append(f"{rule}_from_{index}: {quoted(text)}{more}{later}")
+        if index:
+            rules.append(f"{rule}_after_{index}: (COMMA {quoted(text)})?{more}")
     return rules

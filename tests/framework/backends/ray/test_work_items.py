@@ -56,7 +56,7 @@ def test_a_batch_is_answered_with_its_last_row() -> None:
     [first, _, last] = plan.work_items(range(plan.total))
 
     assert (first.rows, first.wanted) == ((1, 3), (False, True))
-    assert (last.place, last.rows) == (2, (4,))
+    assert (last.index, last.rows) == (2, (4,))
     assert plan.answered(RowResult(5, None)) == (None, [RowResult(5, None)])
     assert plan.answered(RowResult(0, None))[0] == 1
     assert plan.answered(RowResult(3, None))[0] == 0
@@ -76,4 +76,4 @@ def test_a_batch_that_is_dealt_again_asks_for_what_is_missing() -> None:
 def test_batches_that_are_done_are_left_out_and_the_others_keep_their_positions() -> None:
     plan = BatchWorkPlan(work(), all_but(1, 3), batch_size=2, way=PADDED)
 
-    assert [work_item.place for work_item in plan.work_items(range(plan.total))] == [1, 2]
+    assert [work_item.index for work_item in plan.work_items(range(plan.total))] == [1, 2]
