@@ -1,9 +1,9 @@
 """Continuous batching for dialogues, whose prompts grow from turn to turn.
 
-A row of this scheduler is a lane of a rollout, not a prompt: it is answered again for each turn of its episode. Two
+A row of this scheduler is an active episode of a rollout, not a prompt: it is answered again for each turn. Two
 things follow. Every slot has room for the longest dialogue, since the lengths of later turns are unknown. And the slot
-of a finished turn keeps its KV cache, so that the next turn of the lane prefills only the tokens that are new; the
-rollout calls `forget` when the lane's episode ends.
+of a finished turn keeps its KV cache, so that the next turn prefills only the tokens that are new; the rollout calls
+`forget` when the episode ends.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ MAX_LENGTH_RATIO = 2
 
 
 class DialogueScheduler(Scheduler):
-    """Scheduler whose rows are lanes, each of one episode at a time."""
+    """Scheduler whose rows are active episodes, by their index in the rollout."""
 
     context_tokens = 0
     """Maximum number of tokens of a prompt and its answer together."""
@@ -47,7 +47,7 @@ class DialogueScheduler(Scheduler):
             self.queue.remove(request.row)
         return group
 
-    def forget(self, lane: int) -> None:
-        """Release the KV cache of a lane, so that the next episode in the lane does not reuse it."""
+    def forget(self, row: int) -> None:
+        """Release the KV cache of an episode, so that the next one in the same row does not reuse it."""
         if self.slots is not None:
-            self.slots.forget(lane)
+            self.slots.forget(row)

@@ -221,7 +221,9 @@ class Participants:
         for agent in self.models:
             agents[agent] = self.model_spec(agent, budget if agent == AGENT else budget_of(sizes[agent], budget))
         limits = self.section.limits
-        return self.rollout(world, agents, lanes=budget.batch_size, seed=self.seed, limits=limits, stopping=stopping)
+        return self.rollout(
+            world, agents, concurrency=budget.batch_size, seed=self.seed, limits=limits, stopping=stopping
+        )
 
     def model_spec(self, agent: str, budget: BatchBudget) -> ModelSpec:
         """Return the model of an agent with its settings."""

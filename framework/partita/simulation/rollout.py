@@ -2,7 +2,7 @@
 
 After each turn, the world of an episode runs in a thread while the agents answer other episodes. Agents are advanced
 in round-robin order, one step at a time, so that no agent waits for another agent's answers to finish. A finished
-episode frees its lane for the next one. The result of an episode depends only on its seed and its own messages, not on
+episode makes room for the next one. The result of an episode depends only on its seed and its own messages, not on
 the number, order or content of the episodes that run concurrently.
 
 A world that raises or times out fails its own episode only. A thread that does not return is abandoned.
@@ -39,8 +39,8 @@ class ActiveEpisode:
 
     episode: Episode
     play: Play
-    lane: int
-    """Index of the episode among the active ones, 0 to `lanes` - 1."""
+    active_index: int
+    """Index of the episode among the active ones, 0 to `concurrency` - 1."""
     started: float
     agent: str = AGENT
     """Agent whose turn it is, or who had the last turn."""
@@ -51,14 +51,14 @@ class ActiveEpisode:
 
 
 class Rollout:
-    """Runs episodes, at most `lanes` at a time."""
+    """Runs episodes, at most `concurrency` at a time."""
 
     def __init__(
         self,
         world: World,
         agents: Mapping[str, ModelSpec | Callable[[], Agent]],
         *,
-        lanes: int,
+        concurrency: int,
         seed: int,
         limits: Limits,
         stopping: Callable[[], bool] = never,
@@ -68,16 +68,16 @@ class Rollout:
         Args:
             world: Plays each episode.
             agents: By agent, its model, or a factory that creates its program.
-            lanes: Maximum number of concurrent episodes.
+            concurrency: Maximum number of concurrent episodes.
             seed: Seed of the agents' random numbers.
             limits: Time limits of steps and episodes.
             stopping: Returns whether to stop; active episodes are then dropped.
         """
         self.world, self.limits, self.stopping = world, limits, stopping
-        self.free_lanes = list(reversed(range(lanes)))
-        """Free lanes, taken from the end."""
+        self.free_indices = list(reversed(range(concurrency)))
+        """Indices without an active episode, taken from the end."""
         self.active: dict[int, ActiveEpisode] = {}
-        """Active episodes by lane."""
+        """Active episodes by active index."""
         self.ended: list[Episode] = []
         """Episodes that ended since the last `take_finished`."""
         self.upcoming: Iterator[Episode] = iter(())
@@ -90,7 +90,7 @@ class Rollout:
         self.errors: dict[int, BaseException] = {}
         """Exceptions of worlds, by id of the active episode."""
         self.speakers: dict[str, Speaker] = {
-            name: ModelSpeaker(name, agent, lanes=lanes, more=lambda: self.has_episodes, stopping=stopping)
+            name: ModelSpeaker(name, agent, concurrency=concurrency, more=lambda: self.has_episodes, stopping=stopping)
             if isinstance(agent, ModelSpec)
             else ProgramSpeaker(
                 name, agent, seed=seed, seconds=limits.step_seconds, wake=lambda: self.finished_worlds.put(None)
@@ -104,7 +104,7 @@ class Rollout:
         """Run `dialogues` and yield each episode when it ends; episodes still active at a stop are not yielded."""
         self.upcoming = dialogues
         threads = [
-            threading.Thread(target=self.run_worlds, daemon=True) for _ in range(min(THREADS, len(self.free_lanes)))
+            threading.Thread(target=self.run_worlds, daemon=True) for _ in range(min(THREADS, len(self.free_indices)))
         ]
         for thread in threads:
             thread.start()
@@ -148,20 +148,20 @@ class Rollout:
         return ended
 
     def begin(self) -> None:
-        """Start an episode in every free lane."""
-        while self.free_lanes and not self.exhausted:
-            # Taken only when a lane is free: with several ranks, taking an episode claims it for this rank.
+        """Start episodes until `concurrency` are active."""
+        while self.free_indices and not self.exhausted:
+            # Taken only when it can start: with several ranks, taking an episode claims it for this rank.
             episode = next(self.upcoming, None)
             if episode is None:
                 self.exhausted = True
                 return
-            active = ActiveEpisode(episode, self.world.run(episode), self.free_lanes.pop(), time.monotonic())
-            self.active[active.lane] = active
+            active = ActiveEpisode(episode, self.world.run(episode), self.free_indices.pop(), time.monotonic())
+            self.active[active.active_index] = active
             self.pending_worlds.put(active)
 
     def handle_turn(self, turn: TurnResult) -> None:
         """Handle an agent's turn: continue with the world, or end the episode."""
-        active = self.active[turn.lane]
+        active = self.active[turn.active_index]
         if turn.end is not None:
             self.finish(active, *turn.end)
             return
@@ -172,7 +172,7 @@ class Rollout:
                 self.finish(active, "failed", f"environment: {error}")
                 return
             # Only now: the speaker compares its tokens with the text of the turn in the episode.
-            self.speakers[active.agent].turn_recorded(active.lane)
+            self.speakers[active.agent].turn_recorded(active.active_index)
         self.pending_worlds.put(active)
 
     def record_turn(self, active: ActiveEpisode, text: str, tokens: tuple[int, ...] | None) -> None:
@@ -240,7 +240,7 @@ class Rollout:
         self.finish(active, "failed", reason)
 
     def finish(self, active: ActiveEpisode, *end: Any) -> None:
-        """Free the lane of an episode, and end it if `end` (status and reason) is given.
+        """Remove an episode from the active ones, and end it if `end` (status and reason) is given.
 
         In that case a copy is ended, since the world may still write to the original.
         """
@@ -248,11 +248,11 @@ class Rollout:
             active.episode = snapshot(active.episode)
             active.episode.end(*end)
         active.is_over = active.is_over or bool(end)
-        # The next episode takes the lane, so every speaker drops its state of the lane now: cached keys and values too.
-        del self.active[active.lane]
-        self.free_lanes.append(active.lane)
+        # The index is given to another episode, so every speaker drops its state now: cached keys and values too.
+        del self.active[active.active_index]
+        self.free_indices.append(active.active_index)
         for speaker in self.speakers.values():
-            speaker.forget(active.lane)
+            speaker.forget(active.active_index)
         self.ended.append(active.episode)
         # A generator that is running, in a thread that timed out, cannot be closed from another thread.
         if end and active.step_started is None:

@@ -147,7 +147,7 @@ def rollout(
     ):
         with synchronized_errors(process_group, "the dialogues"), stop_all_on_error(standing):
             rollout = begin(budget=budget, stopping=lambda: interrupt.requested or standing.is_stopping())
-            # Lazy: the rollout takes an episode from the shared counter only when it has a free lane.
+            # Lazy: the rollout takes an episode from the shared counter only when it can start one.
             claimed = (remaining[index] for index in drain(claims))
             shown, too_many = record(rollout, claimed, transcripts, standing=standing, display=display, limits=limits)
             if interrupt.requested or too_many:

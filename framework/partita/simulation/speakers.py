@@ -38,14 +38,15 @@ class WaitingTurn(Protocol):
     """An active episode that waits for the turn of an agent."""
 
     episode: Episode
-    lane: int
+    active_index: int
     """Index of the episode among the active ones."""
 
 
 class TurnResult(NamedTuple):
     """The result of a request for a turn."""
 
-    lane: int
+    active_index: int
+    """Index of the episode among the active ones."""
     text: str | None = None
     """Text of the turn; None if the agent says nothing."""
     tokens: tuple[int, ...] | None = None
@@ -71,11 +72,11 @@ class Speaker(Protocol):
     def is_answering(self) -> bool:
         """Whether answers are in progress that a stop request must wait for."""
 
-    def turn_recorded(self, lane: int) -> None:
-        """Note that the last turn of a lane is now in its episode."""
+    def turn_recorded(self, active_index: int) -> None:
+        """Note that the last turn of an active episode is now recorded in it."""
 
-    def forget(self, lane: int) -> None:
-        """Drop the state of a lane whose episode has ended."""
+    def forget(self, active_index: int) -> None:
+        """Drop the state of an episode that has ended; its index is given to another one."""
 
     def open(self) -> AbstractContextManager[None]:
         """Return a context that must surround all steps."""
@@ -103,8 +104,8 @@ class ModelSpec:
 class ModelSpeaker:
     """Speaker of an agent that is a model.
 
-    Implements `RowQueue`: the rows of the scheduler are lanes. All turns of an episode are the same row, which is how
-    the scheduler finds the KV cache of the earlier turns.
+    Implements `RowQueue`: a row of the scheduler is the index of an active episode. All turns of an episode are the
+    same row, which is how the scheduler finds the KV cache of the earlier turns.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class ModelSpeaker:
         agent: str,
         spec: ModelSpec,
         *,
-        lanes: int,
+        concurrency: int,
         more: Callable[[], bool],
         stopping: Callable[[], bool],
     ) -> None:
@@ -121,20 +122,20 @@ class ModelSpeaker:
         Args:
             agent: Name of the agent.
             spec: The model.
-            lanes: Maximum number of active episodes.
+            concurrency: Maximum number of active episodes.
             more: Returns whether episodes may still request a turn.
             stopping: Returns whether to stop; answers in progress are then finished, and no others start.
         """
         self.agent, self.spec, self.more, self.stopping = agent, spec, more, stopping
-        # By lane. The scheduler holds the same arrays, so they are changed in place.
-        self.lengths = np.zeros(lanes, dtype=np.int64)
-        self.new_tokens = np.zeros(lanes, dtype=np.int64)
+        # By active index. The scheduler holds the same arrays, so they are changed in place.
+        self.lengths = np.zeros(concurrency, dtype=np.int64)
+        self.new_tokens = np.zeros(concurrency, dtype=np.int64)
         self.waiting: list[WaitingTurn] = []
         """Requests whose prompt is not encoded yet."""
         self.requested: dict[int, tuple[Episode, PromptExample]] = {}
-        """Episode and prompt of each lane that the model is to answer, by lane."""
+        """Episodes that the model is to answer, with their prompts, by active index."""
         self.shown: dict[int, TurnPrompt] = {}
-        """Previous prompt and answer of each active lane."""
+        """Previous prompt and answer of each active episode, by active index."""
         self.ended: list[TurnResult] = []
         """Turns that `step` has not returned yet."""
         self.scheduler: DialogueScheduler | None = None
@@ -191,7 +192,7 @@ class ModelSpeaker:
 
     def step_scheduler(self, scheduler: DialogueScheduler) -> list[RowResult]:
         """Advance the scheduler by one step, and return the rows that are finished."""
-        if scheduler.refill():  # also takes waiting lanes from this speaker, with `take`
+        if scheduler.refill():  # also takes waiting episodes from this speaker, with `take`
             scheduler.step()
         results, scheduler.results = scheduler.results, []
         return results
@@ -216,18 +217,18 @@ class ModelSpeaker:
             return
         self.ended.append(TurnResult(result.row, result.generated.text, result.generated.ids))
 
-    def turn_recorded(self, lane: int) -> None:
-        """Remember the prompt and the answer, from which the next prompt of the lane continues."""
-        episode, prompt = self.requested.pop(lane)
-        self.shown[lane] = self.spec.turns.after(prompt, self.shown[lane], episode)
+    def turn_recorded(self, active_index: int) -> None:
+        """Remember the prompt and the answer, from which the next prompt of the episode continues."""
+        episode, prompt = self.requested.pop(active_index)
+        self.shown[active_index] = self.spec.turns.after(prompt, self.shown[active_index], episode)
 
-    def forget(self, lane: int) -> None:
-        """Drop the prompts and the KV cache of a lane whose episode has ended."""
-        self.requested.pop(lane, None)
-        self.shown.pop(lane, None)
-        self.waiting = [waiting for waiting in self.waiting if waiting.lane != lane]
+    def forget(self, active_index: int) -> None:
+        """Drop the prompts and the KV cache of an episode that has ended."""
+        self.requested.pop(active_index, None)
+        self.shown.pop(active_index, None)
+        self.waiting = [waiting for waiting in self.waiting if waiting.active_index != active_index]
         if self.scheduler is not None:
-            self.scheduler.forget(lane)
+            self.scheduler.forget(active_index)
 
     # Implementation of RowQueue
 
@@ -237,39 +238,39 @@ class ModelSpeaker:
         return self.more()
 
     def take(self, wanted: int) -> Sequence[int]:
-        """Encode the prompts of all waiting episodes and return their lanes, the longest prompt first.
+        """Encode the prompts of all waiting episodes and return their indices, the longest prompt first.
 
         An episode whose prompt is invalid or leaves no room for an answer ends instead. `wanted` is ignored: encoded
         early, the prompts are ready when a slot is free, and the scheduler can choose prompts of similar length.
         """
         waiting, self.waiting = self.waiting, []
-        shown = [self.shown.setdefault(turn.lane, TurnPrompt()) for turn in waiting]
+        shown = [self.shown.setdefault(turn.active_index, TurnPrompt()) for turn in waiting]
         prompts = self.spec.turns.encode([turn.episode for turn in waiting], shown)
-        lanes = [turn.lane for turn, prompt in zip(waiting, prompts, strict=True) if self.fits(turn, prompt)]
-        return sorted(lanes, key=lambda lane: -int(self.lengths[lane]))
+        indices = [turn.active_index for turn, prompt in zip(waiting, prompts, strict=True) if self.fits(turn, prompt)]
+        return sorted(indices, key=lambda index: -int(self.lengths[index]))
 
     def fits(self, waiting: WaitingTurn, prompt: PromptExample) -> bool:
         """Store a prompt that can be answered; end the episode and return False otherwise."""
         length, context_tokens = len(prompt.input_ids), self.spec.context_tokens
         if prompt.error is not None and not length:
             who = "environment" if self.agent == AGENT else f"agent {self.agent}"
-            self.ended.append(TurnResult(waiting.lane, end=("failed", f"{who}: {prompt.error}")))
+            self.ended.append(TurnResult(waiting.active_index, end=("failed", f"{who}: {prompt.error}")))
             return False
         if prompt.error is not None or length >= context_tokens:
-            self.ended.append(TurnResult(waiting.lane, end=("truncated", "tokens")))
+            self.ended.append(TurnResult(waiting.active_index, end=("truncated", "tokens")))
             return False
-        self.requested[waiting.lane] = waiting.episode, prompt
-        self.lengths[waiting.lane] = length
-        self.new_tokens[waiting.lane] = min(self.spec.max_new_tokens, context_tokens - length)
+        self.requested[waiting.active_index] = waiting.episode, prompt
+        self.lengths[waiting.active_index] = length
+        self.new_tokens[waiting.active_index] = min(self.spec.max_new_tokens, context_tokens - length)
         return True
 
     def prompts(self, rows: Sequence[int]) -> list[list[int]]:
-        """Return the prompt tokens of lanes."""
+        """Return the prompt tokens of active episodes."""
         return [list(self.requested[row][1].input_ids) for row in rows]
 
     def key(self, row: int) -> bytes:
-        """Return the sampling key of a lane: its episode, turn and, other than for the main agent, agent."""
-        # The lane itself is no part of the key: the same episode may run in any lane.
+        """Return the sampling key of an active episode: its key, turn and, other than for the main agent, agent."""
+        # The row is not part of the key: the same episode may run at any index.
         episode, _ = self.requested[row]
         agent = "" if self.agent == AGENT else f"\0{self.agent}"
         return f"{episode.key}\0{episode.turns_of(self.agent)}{agent}".encode()
@@ -369,14 +370,14 @@ class ProgramSpeaker:
             return []
         self.call = None
         if call.replies is not None and call.is_over:
-            return [TurnResult(turn.lane, reply) for turn, reply in zip(call.turns, call.replies, strict=True)]
+            return [TurnResult(turn.active_index, reply) for turn, reply in zip(call.turns, call.replies, strict=True)]
         if late:
             logger.warning("agent %s has not answered %s in time", self.agent, counted(len(call.turns), "dialogue"))
             self.program = self.make()
         if len(call.turns) > 1:
             self.retries += call.turns
             return []
-        return [TurnResult(call.turns[0].lane, end=("failed", self.failure(call.error)))]
+        return [TurnResult(call.turns[0].active_index, end=("failed", self.failure(call.error)))]
 
     def failure(self, error: BaseException | None) -> str:
         """Return the failure reason of an episode; `error` is None for a timeout."""
@@ -384,8 +385,8 @@ class ProgramSpeaker:
             return f"timeout: agent {self.agent} gave no reply within {self.seconds:g} s (limits.step_seconds)"
         return f"agent {self.agent}: {described(error)}"
 
-    def turn_recorded(self, lane: int) -> None:
+    def turn_recorded(self, active_index: int) -> None:
         """Do nothing: a program's contexts are built from the episode."""
 
-    def forget(self, lane: int) -> None:
-        """Do nothing: no turn of a lane is pending when its episode ends."""
+    def forget(self, active_index: int) -> None:
+        """Do nothing: no turn of an episode is pending when it ends."""

@@ -80,11 +80,11 @@ def test_a_message_to_all_reaches_every_agent(
     prompts: dict[str, str] = {}
     said = ModelSpeaker.turn_recorded
 
-    def watched(self: ModelSpeaker, lane: int) -> None:
-        dialogue, prompt = self.requested[lane]
+    def watched(self: ModelSpeaker, active_index: int) -> None:
+        dialogue, prompt = self.requested[active_index]
         if dialogue.key == "task-1":
             prompts[self.agent] = prompt.text
-        said(self, lane)
+        said(self, active_index)
 
     monkeypatch.setattr(ModelSpeaker, "turn_recorded", watched)
     simulated(folder, tmp_path, **PANEL)

@@ -188,7 +188,7 @@ def test_dialogues_with_tools_run_like_all_others() -> None:
         seed=1,
     )
     world = EnvironmentWorld(partial(environment_of, Stall), max_turns=5, closing=Closing())
-    rollout = Rollout(world, {"agent": agent}, lanes=4, seed=1, limits=Limits())
+    rollout = Rollout(world, {"agent": agent}, concurrency=4, seed=1, limits=Limits())
     had = list(rollout.run(iter(Episode(str(seed), "a", {}, seed) for seed in range(12))))
 
     assert len(had) == 12
