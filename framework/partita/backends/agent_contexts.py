@@ -6,7 +6,7 @@ from typing import Any
 
 from partita.backends.context import RunContext
 from partita.backends.endpoint.backend import REFUSALS
-from partita.simulation.opening import section_of
+from partita.simulation.build import section_of
 from partita.simulation.participants import agent_key, other_agents
 from partita_schema.errors import ConfigError, PartitaError, Problem
 from partita_schema.load import load_config

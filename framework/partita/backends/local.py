@@ -30,7 +30,7 @@ from partita.pipeline.tune import answering_sizes
 from partita.report.transcript_page import write_page
 from partita.runs.directory import RunDirectory
 from partita.runs.manifest import MANIFESTS, ChosenRun
-from partita.simulation.opening import section_of
+from partita.simulation.build import section_of
 from partita.simulation.participants import AgentModel
 from partita.simulation.report import SimulationReport
 from partita.simulation.run import simulate

@@ -21,11 +21,11 @@ class Exact:
 
     def check(self, episode: Episode) -> Verdict:
         """Check the last answer. Raises ValueError if the right answer is unknown."""
-        answer, target = last_answer(episode), right_answer(episode, column=self.column)
-        fits = self.fits(self.folded(answer), self.folded(target))
+        answer, target = last_answer(episode), expected_answer(episode, column=self.column)
+        fits = self.fits(self.normalize(answer), self.normalize(target))
         return Verdict(fits, feedback=self.feedback, target=target)
 
-    def folded(self, text: str) -> str:
+    def normalize(self, text: str) -> str:
         """Normalize a text for the comparison."""
         return text.strip().casefold() if self.ignore_case else text.strip()
 
@@ -63,7 +63,7 @@ class JsonEqual:
 
     def check(self, episode: Episode) -> Verdict:
         """Check the last answer. Raises ValueError if the right answer is unknown or not JSON."""
-        answer, target = last_answer(episode), right_answer(episode, column=self.column)
+        answer, target = last_answer(episode), expected_answer(episode, column=self.column)
         wanted = json.loads(target)
         try:
             value, is_json = json.loads(answer), True
@@ -80,7 +80,7 @@ def last_answer(episode: Episode) -> str:
     return episode.replies[-1].text
 
 
-def right_answer(episode: Episode, *, column: str | None) -> str:
+def expected_answer(episode: Episode, *, column: str | None) -> str:
     """Return the right last answer, as JSON if it is not text. Raises ValueError if it is unknown."""
     gold = episode.replies[-1].gold
     if column is None and gold is not None:

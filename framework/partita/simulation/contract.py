@@ -67,12 +67,12 @@ class StepTimeoutError(Exception):
         return f"no answer within {self.args[0]:g} s (limits.step_seconds)"
 
 
-def described(error: BaseException) -> str:
+def describe_program_error(error: BaseException) -> str:
     """Format an exception of user code for a message."""
     return str(error) if isinstance(error, ContractError) else f"{type(error).__name__}: {error}"
 
 
-class UnfitError(ContractError):
+class InterfaceError(ContractError):
     """A program does not have the interface that the configuration names."""
 
 
@@ -87,7 +87,7 @@ class EnvironmentReply:
     truncated: bool = False
 
 
-def opened(result: Any) -> EnvironmentReply:
+def check_reset_result(result: Any) -> EnvironmentReply:
     """Validate the result of `reset`. Raises ContractError."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise ContractError(f"reset gave {shown(result)}; give (messages, info)")
@@ -95,7 +95,7 @@ def opened(result: Any) -> EnvironmentReply:
     return EnvironmentReply(messages_of(messages, "reset"), info_of(info, "reset"))
 
 
-def answered(result: Any) -> EnvironmentReply:
+def check_step_result(result: Any) -> EnvironmentReply:
     """Validate the result of `step`. Raises ContractError."""
     if not isinstance(result, tuple) or len(result) != 5:
         raise ContractError(f"step gave {shown(result)}; give (messages, reward, terminated, truncated, info)")
@@ -112,7 +112,7 @@ def answered(result: Any) -> EnvironmentReply:
     return reply
 
 
-def checked_verdict(result: Any) -> Verdict:
+def check_verdict(result: Any) -> Verdict:
     """Validate the result of `check`. Raises ContractError."""
     if not isinstance(result, Verdict):
         raise ContractError(f"check gave {shown(result)}; give a partita.simulation.Verdict")
@@ -122,7 +122,7 @@ def checked_verdict(result: Any) -> Verdict:
     return result
 
 
-def check_played(episode: Episode, *, first: int) -> None:
+def check_world_output(episode: Episode, *, first: int) -> None:
     """Check what a world wrote to an episode, with its messages from index `first` on.
 
     Raises:

@@ -55,24 +55,24 @@ class EnvironmentServer:
                 processes should not import.
         """
         self.world, self.tools, self.folder, self.seconds = world, dict(tools), folder, step_seconds
-        self.lines: set[socket.socket] = set()
-        self.changing = threading.Lock()
+        self.connections: set[socket.socket] = set()
+        self.lock = threading.Lock()
 
     def __enter__(self) -> "EnvironmentServer":
-        self.control, theirs = socket.socketpair()
+        self.control, remote_end = socket.socketpair()
         request = {
-            "control": theirs.fileno(),
+            "control": remote_end.fileno(),
             "world": self.world.model_dump(mode="json"),
             "tools": self.tools,
             "folder": str(self.folder.resolve()) if self.folder is not None else None,
             "path": [str(Path(entry).absolute()) for entry in sys.path],
         }
-        with theirs:
+        with remote_end:
             # A new session keeps the terminal's Ctrl-C from the server: this process decides when dialogues end.
             self.server = subprocess.Popen(
                 [sys.executable, "-P", "-c", SERVER, json.dumps(request)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[remote_end.fileno()],
                 start_new_session=True,
             )
         return self
@@ -80,18 +80,18 @@ class EnvironmentServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self.changing:
-            for line in self.lines:
+        with self.lock:
+            for connection in self.connections:
                 with suppress(OSError):
-                    line.shutdown(socket.SHUT_RDWR)  # wakes a thread that still waits for this socket
+                    connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that still waits for this socket
         self.control.close()
         try:
             self.server.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self.server.kill()
             self.server.wait()
-        for line in list(self.lines):
-            self.forget(line)
+        for connection in list(self.connections):
+            self.forget(connection)
 
     def check(self) -> None:
         """Create and close one environment as a test. Raises RemoteError or StepTimeoutError."""
@@ -103,35 +103,35 @@ class EnvironmentServer:
         return self.environment(seconds=self.seconds)
 
     def environment(self, *, seconds: float) -> "RemoteEnvironment":
-        line, theirs = socket.socketpair()
-        with self.changing:
-            self.lines.add(line)
-        with theirs:
+        connection, remote_end = socket.socketpair()
+        with self.lock:
+            self.connections.add(connection)
+        with remote_end:
             try:
-                socket.send_fds(self.control, [b"."], [theirs.fileno()])
+                socket.send_fds(self.control, [b"."], [remote_end.fileno()])
             except OSError as error:
-                self.forget(line)
+                self.forget(connection)
                 raise RemoteError("the server that starts its process has ended") from error
-        environment = RemoteEnvironment(line, self)
+        environment = RemoteEnvironment(connection, self)
         try:
             environment.call("make", self.world.options, seconds=seconds)
         except BaseException:
-            self.forget(line)
+            self.forget(connection)
             raise
         return environment
 
-    def forget(self, line: socket.socket) -> None:
+    def forget(self, connection: socket.socket) -> None:
         """Close a socket, which ends the process at its other end."""
-        with self.changing:
-            self.lines.discard(line)
-            line.close()
+        with self.lock:
+            self.connections.discard(connection)
+            connection.close()
 
 
 class RemoteEnvironment:
     """A `partita.simulation.contract.Environment` in another process, called through a socket."""
 
-    def __init__(self, line: socket.socket, hosts: EnvironmentServer) -> None:
-        self.line, self.hosts = line, hosts
+    def __init__(self, connection: socket.socket, server: EnvironmentServer) -> None:
+        self.connection, self.server = connection, server
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> Any:
         """Call its `reset` and return the result."""
@@ -144,10 +144,10 @@ class RemoteEnvironment:
     def close(self) -> None:
         """Call its `close` and end its process."""
         try:
-            if self.line.fileno() >= 0:
+            if self.connection.fileno() >= 0:
                 self.call("close", {})
         finally:
-            self.hosts.forget(self.line)
+            self.server.forget(self.connection)
 
     def call(self, method: str, arguments: Mapping[str, Any], *, seconds: float | None = None) -> Any:
         """Call a method in the environment process and return its result.
@@ -156,27 +156,27 @@ class RemoteEnvironment:
             RemoteError: The method raised an error or its process ended.
             StepTimeoutError: The call exceeded its time limit; the process is killed.
         """
-        allowed = self.hosts.seconds if seconds is None else seconds
+        allowed = self.server.seconds if seconds is None else seconds
         end = time.monotonic() + allowed
         try:
             with suppress(BrokenPipeError, ConnectionResetError):  # its last message can still be read below
-                send(self.line, (method, dict(arguments)), end=end)
-            kind, value = receive(self.line, end=end)
+                send(self.connection, (method, dict(arguments)), end=end)
+            kind, value = receive(self.connection, end=end)
         except TimeoutError:
-            self.hosts.forget(self.line)
+            self.server.forget(self.connection)
             raise StepTimeoutError(allowed) from None
         except (OSError, EOFError):
-            self.hosts.forget(self.line)
+            self.server.forget(self.connection)
             raise RemoteError("its process has ended") from None
         if kind == "ended":
-            self.hosts.forget(self.line)
-            raise RemoteError(ended(value))
+            self.server.forget(self.connection)
+            raise RemoteError(describe_exit(value))
         if kind == "raised":
             raise RemoteError(value)
         return value
 
 
-def ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Describe the exit code of a process."""
     if code >= 0:
         return f"its process ended with exit code {code}"

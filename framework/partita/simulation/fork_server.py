@@ -1,9 +1,9 @@
 """Fork server for environments: each environment runs in a separate fork of this process.
 
 The server imports the environment's module and nothing heavy, so a fork takes milliseconds. For each environment it
-receives one end of a socket pair, called a line here; the client holds the other end. An environment lives as long as
+receives one end of a socket pair, its connection; the client holds the other end. An environment lives as long as
 the client's end is open. When that end closes, including when the client crashes, the server kills the process and its
-children. When a process ends earlier, its line carries the exit code.
+children. When a process ends earlier, its connection carries the exit code.
 
 A message is a pickle, preceded by its length. A request is the name of a method and its arguments. A response is one of
 - `result` with the result, which has been checked against the contract,
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.simulation.adapters import adapted, load_environment
-from partita.simulation.contract import Environment, answered, described, opened
+from partita.simulation.contract import Environment, check_reset_result, check_step_result, describe_program_error
 from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 LENGTH = struct.Struct("!Q")
@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG = 1
 """Option of Linux' `prctl`: the signal that a process receives when its parent ends."""
 
 
-def send(line: socket.socket, message: Any, *, end: float | None = None) -> None:
+def send(connection: socket.socket, message: Any, *, end: float | None = None) -> None:
     """Send a message.
 
     Raises:
@@ -43,33 +43,33 @@ def send(line: socket.socket, message: Any, *, end: float | None = None) -> None
         OSError: The other end is closed.
     """
     sent = pickle.dumps(message)
-    line.settimeout(left(end))
-    line.sendall(LENGTH.pack(len(sent)) + sent)
+    connection.settimeout(seconds_left(end))
+    connection.sendall(LENGTH.pack(len(sent)) + sent)
 
 
-def receive(line: socket.socket, *, end: float | None = None) -> Any:
+def receive(connection: socket.socket, *, end: float | None = None) -> Any:
     """Return the next message.
 
     Raises:
         TimeoutError: The monotonic clock has reached `end`.
         EOFError: The other end is closed.
     """
-    size = LENGTH.unpack(receive_bytes(line, LENGTH.size, end=end))[0]
-    return pickle.loads(receive_bytes(line, size, end=end))
+    size = LENGTH.unpack(receive_bytes(connection, LENGTH.size, end=end))[0]
+    return pickle.loads(receive_bytes(connection, size, end=end))
 
 
-def receive_bytes(line: socket.socket, size: int, *, end: float | None) -> bytes:
+def receive_bytes(connection: socket.socket, size: int, *, end: float | None) -> bytes:
     received = bytearray()
     while len(received) < size:
-        line.settimeout(left(end))
-        piece = line.recv(min(size - len(received), 2**20))
+        connection.settimeout(seconds_left(end))
+        piece = connection.recv(min(size - len(received), 2**20))
         if not piece:
             raise EOFError
         received += piece
     return bytes(received)
 
 
-def left(end: float | None) -> float | None:
+def seconds_left(end: float | None) -> float | None:
     """Return the seconds until `end`, or None without an end. Raises TimeoutError once it is reached."""
     if end is None:
         return None
@@ -89,18 +89,18 @@ def main() -> None:
     kind, _ = load_environment(world, folder=Path(request["folder"]) if request["folder"] is not None else None)
     make = adapted(kind, interface=world.interface, tools=request["tools"])
     with socket.socket(fileno=request["control"]) as control:
-        line = ForkServer(control).serve()
-    if line is not None:
-        host(make, line)
+        connection = ForkServer(control).serve()
+    if connection is not None:
+        host(make, connection)
 
 
 class ForkServer:
-    """Forks a process for each line it receives, kills processes whose line is closed, and reaps them."""
+    """Forks a process for each connection it receives, kills processes whose connection is closed, and reaps them."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
-        self.hosted: dict[int, tuple[int, socket.socket]] = {}
-        """Process ids and lines, by file descriptor of the line."""
+        self.processes: dict[int, tuple[int, socket.socket]] = {}
+        """Process ids and connections, by file descriptor of the connection."""
         self.poll = select.poll()
         self.wake, waking = socket.socketpair()
         for end in (self.wake, waking):
@@ -112,31 +112,31 @@ class ForkServer:
             self.poll.register(readable, select.POLLIN)
 
     def serve(self) -> socket.socket | None:
-        """Serve until the control socket is closed. Returns the line in a forked process, and None in the server."""
+        """Serve until the control socket is closed. Returns the connection in a forked process, None in the server."""
         while True:
             for descriptor, _ in self.poll.poll():
                 if descriptor == self.control.fileno():
-                    request, lines, _, _ = socket.recv_fds(self.control, 1, 1)
+                    request, descriptors, _, _ = socket.recv_fds(self.control, 1, 1)
                     if not request:
                         self.end()
                         return None
-                    line = socket.socket(fileno=lines[0])
-                    if self.begin(line):
-                        return line
+                    connection = socket.socket(fileno=descriptors[0])
+                    if self.begin(connection):
+                        return connection
                 elif descriptor == self.wake.fileno():
                     with suppress(BlockingIOError):
                         self.wake.recv(4096)
                     self.reap()
-                elif descriptor in self.hosted:  # its other end is closed
+                elif descriptor in self.processes:  # its other end is closed
                     self.poll.unregister(descriptor)
-                    kill(self.hosted[descriptor][0])
+                    kill(self.processes[descriptor][0])
 
-    def begin(self, line: socket.socket) -> bool:
+    def begin(self, connection: socket.socket) -> bool:
         """Fork. Returns whether this is the new process."""
         parent, process = os.getpid(), os.fork()
         if process:
-            self.hosted[line.fileno()] = (process, line)
-            self.poll.register(line, 0)  # no events: reports only that the other end is closed
+            self.processes[connection.fileno()] = (process, connection)
+            self.poll.register(connection, 0)  # no events: reports only that the other end is closed
             with suppress(OSError):
                 os.setpgid(process, process)
             return False
@@ -147,34 +147,34 @@ class ForkServer:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
-        for inherited in (self.control, self.wake, self.waking, *(other for _, other in self.hosted.values())):
+        for inherited in (self.control, self.wake, self.waking, *(other for _, other in self.processes.values())):
             inherited.close()
         return True
 
     def reap(self) -> None:
         """Reap ended processes and send their exit codes to the clients."""
         ended = []
-        for descriptor, (process, line) in self.hosted.items():
+        for descriptor, (process, connection) in self.processes.items():
             reaped, status = os.waitpid(process, os.WNOHANG)
             if not reaped:
                 continue
             kill(process)  # its children
             with suppress(OSError):  # the client may have closed its end
-                line.setblocking(False)
+                connection.setblocking(False)
                 message = pickle.dumps(("ended", os.waitstatus_to_exitcode(status)))
-                line.send(LENGTH.pack(len(message)) + message)
+                connection.send(LENGTH.pack(len(message)) + message)
             with suppress(KeyError):
                 self.poll.unregister(descriptor)
             ended.append(descriptor)
         for descriptor in ended:
-            self.hosted.pop(descriptor)[1].close()
+            self.processes.pop(descriptor)[1].close()
 
     def end(self) -> None:
         """Kill the remaining processes and wait until they have ended."""
-        for process, line in self.hosted.values():
+        for process, connection in self.processes.values():
             kill(process)
             os.waitpid(process, 0)
-            line.close()
+            connection.close()
 
 
 def kill(process: int) -> None:
@@ -186,12 +186,12 @@ def kill(process: int) -> None:
 # The environment process
 
 
-def host(make: Callable[..., Environment], line: socket.socket) -> None:
-    """Serve the requests on the line until it is closed, then exit the process."""
+def host(make: Callable[..., Environment], connection: socket.socket) -> None:
+    """Serve the requests on the connection until it is closed, then exit the process."""
     environment: Any = None
     with suppress(EOFError, OSError):
         while True:
-            method, arguments = receive(line)
+            method, arguments = receive(connection)
             try:
                 if method == "make":
                     environment, result = make(**arguments), None
@@ -199,8 +199,8 @@ def host(make: Callable[..., Environment], line: socket.socket) -> None:
                     result = CALLS[method](environment, arguments)
                 answer = ("result", result)
             except (Exception, SystemExit) as error:
-                answer = ("raised", described(error))
-            send(line, answer)
+                answer = ("raised", describe_program_error(error))
+            send(connection, answer)
     flush_and_exit()
 
 
@@ -214,13 +214,13 @@ def flush_and_exit() -> None:
 
 def reset(environment: Any, arguments: Mapping[str, Any]) -> Any:
     """Call `reset` and return the result after checking it against the contract."""
-    result = opened(environment.reset(seed=arguments["seed"], task=arguments["task"]))
+    result = check_reset_result(environment.reset(seed=arguments["seed"], task=arguments["task"]))
     return list(result.messages), sendable(result.info)
 
 
 def step(environment: Any, arguments: Mapping[str, Any]) -> Any:
     """Call `step` and return the result after checking it against the contract."""
-    result = answered(environment.step(arguments["action"]))
+    result = check_step_result(environment.step(arguments["action"]))
     return list(result.messages), result.reward, result.terminated, result.truncated, sendable(result.info)
 
 

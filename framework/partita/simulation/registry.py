@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from partita.data.parts import load_part
-from partita.simulation.contract import described
+from partita.simulation.contract import describe_program_error
 from partita_schema.base import is_target
 from partita_schema.common.text import nearest
 from partita_schema.errors import ConfigError, Problem
@@ -27,7 +27,7 @@ class Registry:
 
     kind: str
     """Name of the kind, in the singular."""
-    ours: Mapping[str, str] = field(default_factory=dict)
+    built_in: Mapping[str, str] = field(default_factory=dict)
     """Built-in programs: `module:Class` by name."""
 
     @property
@@ -37,7 +37,7 @@ class Registry:
 
     def targets(self) -> dict[str, str]:
         """Return `module:Class` of every name. Built-in names take precedence over entry points."""
-        return {point.name: point.value for point in entry_points(group=self.group)} | dict(self.ours)
+        return {point.name: point.value for point in entry_points(group=self.group)} | dict(self.built_in)
 
     def load(self, written: str, *, key: str, folder: Path | None) -> type:
         """Return the class written at `key`; its module is also searched in `folder`.
@@ -98,7 +98,7 @@ def factory(kind: Callable[..., Any], options: Mapping[str, Any], *, key: str) -
     try:
         kind(**options)
     except Exception as error:
-        raise creation_error(kind, options, described(error), key=key) from error
+        raise creation_error(kind, options, describe_program_error(error), key=key) from error
     return lambda: kind(**options)
 
 

@@ -100,7 +100,7 @@ def outcomes_of(dialogues: Sequence[Episode], *, repeats: int) -> RolloutOutcome
                 turns[number].append(float(reply.exact))
     failed = sum(dialogue.status == "failed" for dialogue in dialogues)
     lengths = [len(dialogue.replies) for dialogue in dialogues if dialogue.status != "failed"]
-    passed = passes(dialogues) if repeats > 1 else None
+    passed = pass_rates(dialogues) if repeats > 1 else None
     return RolloutOutcomes(
         dialogues=len(dialogues),
         statuses=dict(statuses),
@@ -136,7 +136,7 @@ def mean(values: Sequence[float], *, failed: int) -> MeanOfTasks:
     return MeanOfTasks(total / len(values), len(values), total / (len(values) + failed), len(values) + failed)
 
 
-def passes(dialogues: Sequence[Episode]) -> tuple[float, float] | None:
+def pass_rates(dialogues: Sequence[Episode]) -> tuple[float, float] | None:
     """Return the shares of tasks with any and with all repeats successful; None if the success of one is unknown."""
     tasks: dict[str, list[bool]] = defaultdict(list)
     for dialogue in dialogues:

@@ -11,11 +11,11 @@ from partita.data.episode import AGENT, Episode
 from partita.data.rows import Rows
 from partita.generation.predict import ShowProgress
 from partita.pipeline.build import Pipeline
-from partita.simulation.opening import (
+from partita.simulation.build import (
     Task,
     build_world,
-    find_keepers,
-    new_dialogue,
+    load_rollout_and_transcripts,
+    new_episode,
     open_tasks,
     section_of,
     settings_of,
@@ -72,7 +72,7 @@ class RolloutSetup:
     def dialogues(self, *, shows_gold: bool) -> list[Episode]:
         """Create all episodes, in the order of the tasks."""
         return [
-            new_dialogue(task, repeat, self.section, seed=self.participants.seed, shows_gold=shows_gold)
+            new_episode(task, repeat, self.section, seed=self.participants.seed, shows_gold=shows_gold)
             for task in self.tasks
             for repeat in range(self.section.repeats)
         ]
@@ -137,7 +137,7 @@ def simulate(
                 main.tuner.work("generation", sizes[AGENT]) as budget,
             ):
                 rollout(
-                    in_order(dialogues, section),
+                    start_order(dialogues, section),
                     transcripts,
                     begin=partial(setup.participants.begin, setup.world, sizes),
                     budget=budget,
@@ -177,7 +177,7 @@ def build_setup(
     check_columns(section, [(task.key, task.values) for task in tasks])
     world, parts = build_world(section, folder=pipeline.folder, resources=resources)
     programs, program_hashes = build_programs(section, folder=pipeline.folder)
-    rollout, transcripts, rollout_hashes = find_keepers(section, folder=pipeline.folder)
+    rollout, transcripts, rollout_hashes = load_rollout_and_transcripts(section, folder=pipeline.folder)
     main = models[AGENT]
     # Agents that share the main agent's model add nothing: its weights and settings are part of the hashes already.
     others = {f"agent {name}": other.identity for name, other in models.items() if other is not main}
@@ -193,7 +193,7 @@ def finish_transcripts(transcripts: Transcripts, dialogues: Sequence[Episode], *
     return outcomes_of(transcripts.finish([dialogue.key for dialogue in dialogues]), repeats=repeats)
 
 
-def in_order(dialogues: Sequence[Episode], section: Simulation) -> Sequence[Episode]:
+def start_order(dialogues: Sequence[Episode], section: Simulation) -> Sequence[Episode]:
     """Return episodes in the order in which they start: for replay, those with the most answers and text first.
 
     A long episode that starts last would run while all other slots and ranks are idle. The lengths of other worlds'

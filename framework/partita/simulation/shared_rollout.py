@@ -138,30 +138,32 @@ def rollout(
         SimulationError: Too many episodes failed. Finished episodes are saved.
         KeyboardInterrupt: A rank was interrupted before all episodes ended. Finished episodes are saved.
     """
-    remaining, standing = remaining_episodes(dialogues, transcripts, process_group=process_group)
+    remaining, shared_progress = remaining_episodes(dialogues, transcripts, process_group=process_group)
     claims = WorkQueue(len(remaining), process_group=process_group)
     limit_to_share(budget, len(remaining), ranks=process_group.world_size)
     with (
         interruption("finishing the answers in progress") as interrupt,
-        progress(len(dialogues), name, completed=standing.before[0]) as display,
+        progress(len(dialogues), name, completed=shared_progress.before[0]) as display,
     ):
-        with synchronized_errors(process_group, "the dialogues"), stop_all_on_error(standing):
-            rollout = begin(budget=budget, stopping=lambda: interrupt.requested or standing.is_stopping())
+        with synchronized_errors(process_group, "the dialogues"), stop_all_on_error(shared_progress):
+            rollout = begin(budget=budget, stopping=lambda: interrupt.requested or shared_progress.is_stopping())
             # Lazy: the rollout takes an episode from the shared counter only when it can start one.
             claimed = (remaining[index] for index in drain(claims))
-            shown, too_many = record(rollout, claimed, transcripts, standing=standing, display=display, limits=limits)
+            shown, too_many = record(
+                rollout, claimed, transcripts, shared_progress=shared_progress, display=display, limits=limits
+            )
             if interrupt.requested or too_many:
-                standing.stop()
-        summary = WorkerSummary(*standing.mine, interrupt.requested, too_many, transcripts.last_failure)
+                shared_progress.stop()
+        summary = WorkerSummary(*shared_progress.mine, interrupt.requested, too_many, transcripts.last_failure)
         if process_group.rank > 0:
             transcripts.close()  # before the collective: afterwards, rank 0 merges the files of all ranks
         summaries = process_group.all_gather_object(summary, "the end of the dialogues")
-        ended = standing.before[0] + sum(rank.ended for rank in summaries)
+        ended = shared_progress.before[0] + sum(rank.ended for rank in summaries)
         if ended > shown:
             display.advance(ended - shown)
     log_prompt_counts(rollout.encoders)
     if any(rank.too_many for rank in summaries):
-        failed = standing.before[1] + sum(rank.failed for rank in summaries)
+        failed = shared_progress.before[1] + sum(rank.failed for rank in summaries)
         reason = next(rank.reason for rank in summaries if rank.reason is not None)
         error = too_many_failed(failed, ended, reason=reason, limits=limits, folder=transcripts.path.parent)
         process_group.raise_if_any_failed(error, "the share of failures")
@@ -219,7 +221,7 @@ def record(
     dialogues: Iterator[Episode],
     transcripts: Transcripts,
     *,
-    standing: RolloutProgress,
+    shared_progress: RolloutProgress,
     display: Progress,
     limits: Limits,
 ) -> tuple[int, bool]:
@@ -229,17 +231,17 @@ def record(
         rollout: Runs the episodes.
         dialogues: Episodes for this rank.
         transcripts: Transcripts of this rank.
-        standing: Progress of all ranks.
+        shared_progress: Progress of all ranks.
         display: Progress display.
         limits: `fail_fraction` limits the failed episodes.
 
     Returns:
         Number of finished episodes of all ranks that the display shows, and whether too many have failed.
     """
-    started, shown = time.perf_counter(), standing.before[0]
+    started, shown = time.perf_counter(), shared_progress.before[0]
     for episode in rollout.run(dialogues):
         transcripts.add(episode)
-        ended, failed, turns = standing.update(failed=episode.status == "failed", turns=len(episode.replies))
+        ended, failed, turns = shared_progress.update(failed=episode.status == "failed", turns=len(episode.replies))
         rate = turns / (time.perf_counter() - started)
         display.advance(ended - shown, live=len(rollout.active), failed=failed, turns_per_second=rate)
         shown = ended
@@ -249,11 +251,11 @@ def record(
 
 
 @contextmanager
-def stop_all_on_error(standing: RolloutProgress) -> Iterator[None]:
+def stop_all_on_error(shared_progress: RolloutProgress) -> Iterator[None]:
     """Request a stop of all ranks when the block raises."""
     try:
         yield
     except Exception:
         with suppress(Exception):  # the counters are lost if other ranks have exited, which then need no request
-            standing.stop()
+            shared_progress.stop()
         raise

@@ -22,7 +22,7 @@ from partita.generation.requests import GenerationSettings, RowRequests, RowResu
 from partita.generation.static_batches import requests_in_batches
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.simulation.agents import Agent, context_of, replies_of
-from partita.simulation.contract import described
+from partita.simulation.contract import describe_program_error
 from partita.simulation.dialogue_scheduler import DialogueScheduler
 from partita.simulation.turns import TurnEncoder, TurnPrompt
 
@@ -383,7 +383,7 @@ class ProgramSpeaker:
         """Return the failure reason of an episode; `error` is None for a timeout."""
         if error is None:
             return f"timeout: agent {self.agent} gave no reply within {self.seconds:g} s (limits.step_seconds)"
-        return f"agent {self.agent}: {described(error)}"
+        return f"agent {self.agent}: {describe_program_error(error)}"
 
     def turn_recorded(self, active_index: int) -> None:
         """Do nothing: a program's contexts are built from the episode."""

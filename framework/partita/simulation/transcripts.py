@@ -53,7 +53,7 @@ class Transcripts:
         """
         self.path = folder / f"{history}.jsonl"
         """The final file: all dialogues in the order of their tasks."""
-        self.growing = folder / (f".{history}.rank-{rank}.jsonl" if rank else f".{history}.jsonl")
+        self.partial_path = folder / (f".{history}.rank-{rank}.jsonl" if rank else f".{history}.jsonl")
         self.decided_by, self.fresh = dict(decided_by), fresh
         self.done: dict[str, Episode] = {}
         """Dialogues in this file, by key."""
@@ -62,7 +62,7 @@ class Transcripts:
 
     def __enter__(self) -> "Transcripts":
         with writing(self.path.parent):
-            self.descriptor = open_private(self.growing, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            self.descriptor = open_private(self.partial_path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
             self.lock(self.descriptor)
             self.read()
@@ -98,7 +98,7 @@ class Transcripts:
         assert self.descriptor is not None
         if self.fresh:
             os.ftruncate(self.descriptor, 0)
-        lines, size = whole_lines(self.growing)
+        lines, size = read_undamaged_lines(self.partial_path)
         os.ftruncate(self.descriptor, size)
         if not size:
             self.write({"decided_by": self.decided_by})
@@ -106,8 +106,8 @@ class Transcripts:
         before = lines[0].get("decided_by") if lines else None
         if not isinstance(before, dict):
             raise ResumeError(
-                f"the first line of {self.growing} is damaged, so it is not known what decided its dialogues; write "
-                "--fresh to start over, or --output for another folder"
+                f"the first line of {self.partial_path} is damaged, so it is not known what decided its dialogues; "
+                "write --fresh to start over, or --output for another folder"
             )
         changed = [name for name in {**before, **self.decided_by} if before.get(name) != self.decided_by.get(name)]
         if changed:
@@ -122,10 +122,10 @@ class Transcripts:
 
         Raises ResumeError if one of the ranks is still running.
         """
-        for left in rank_files(self.growing):
+        for left in rank_files(self.partial_path):
             with left.open("rb") as file:
                 self.lock(file.fileno())
-                lines, _ = whole_lines(left)
+                lines, _ = read_undamaged_lines(left)
                 if lines and lines[0] == {"decided_by": self.decided_by} and not self.fresh:
                     # Some lines may be here already, if a kill came before the file was removed.
                     for line in (line for line in lines[1:] if line["dialogue"] not in self.done):
@@ -208,19 +208,19 @@ def open_transcripts(
             own.close()
 
 
-def forget(folder: Path, history: str) -> None:
+def discard(folder: Path, history: str) -> None:
     """Discard the unfinished dialogues of a history. Raises ResumeError if a process is writing them."""
     with Transcripts(folder, history, decided_by={}, fresh=True) as transcripts:
         transcripts.absorb()
-        transcripts.growing.unlink()
+        transcripts.partial_path.unlink()
 
 
-def rank_files(growing: Path) -> list[Path]:
+def rank_files(partial_path: Path) -> list[Path]:
     """Return the files of ranks other than 0."""
-    return sorted(growing.parent.glob(f"{growing.stem}.rank-*{growing.suffix}"))
+    return sorted(partial_path.parent.glob(f"{partial_path.stem}.rank-*{partial_path.suffix}"))
 
 
-def whole_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+def read_undamaged_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the undamaged lines of a file, and its size in bytes without a torn last line."""
     whole, newline, torn = path.read_bytes().rpartition(b"\n")
     if torn:

@@ -18,7 +18,7 @@ from typing import Any
 
 from partita.data.episode import AGENT, Episode
 from partita.data.formatting.row_tokenizer import PromptExample, RowTokenizer
-from partita.simulation.worlds import filled
+from partita.simulation.worlds import fill_template
 from partita_schema.common.text import counted
 
 logger = logging.getLogger(__name__)
@@ -115,14 +115,14 @@ class TurnEncoder:
     def encode_one(self, episode: Episode, before: TurnPrompt) -> PromptExample:
         """Encode the next prompt of one episode, and update `before.dropped`."""
         messages, dropped = self.messages(episode), before.dropped
-        prompt = self.rendered(episode, messages, before)
+        prompt = self.encode_messages(episode, messages, before)
         if self.is_too_long(prompt):
             most = droppable(messages, self.keep)
             # One at a time, so that no more is dropped than necessary. What is dropped stays dropped in later prompts:
             # as long as the number is the same, they continue from earlier tokens.
             while self.is_too_long(prompt) and before.dropped < most:
                 before.dropped += 1
-                prompt = self.rendered(episode, messages, TurnPrompt(dropped=before.dropped))
+                prompt = self.encode_messages(episode, messages, TurnPrompt(dropped=before.dropped))
         if before.dropped > dropped:
             self.dropped += 1
         elif before.text and prompt.error is None and prompt.input_ids[: len(before.ids)] != before.ids:
@@ -132,10 +132,14 @@ class TurnEncoder:
 
     def messages(self, episode: Episode) -> list[dict[str, Any]]:
         """Return the messages as the agent sees them, after its system prompt."""
-        system = [] if self.prompt is None else [{"role": "system", "content": filled(self.prompt, episode.task)}]
+        system = (
+            [] if self.prompt is None else [{"role": "system", "content": fill_template(self.prompt, episode.task)}]
+        )
         return [*system, *episode.seen_by(self.agent)]
 
-    def rendered(self, episode: Episode, messages: Sequence[dict[str, Any]], before: TurnPrompt) -> PromptExample:
+    def encode_messages(
+        self, episode: Episode, messages: Sequence[dict[str, Any]], before: TurnPrompt
+    ) -> PromptExample:
         """Encode messages without the `before.dropped` oldest exchanges, reusing the tokens of `before` if possible."""
         row = {self.name: {"messages": without_oldest(messages, before.dropped, self.keep), "learn_all": False}}
         return self.encoder.encode_turn(row, key=episode.key, before=before.ids, behind=before.text)

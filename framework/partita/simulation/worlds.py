@@ -18,43 +18,43 @@ from partita.simulation.contract import (
     Environment,
     StepTimeoutError,
     Verdict,
-    answered,
-    check_played,
-    checked_verdict,
-    described,
+    check_reset_result,
+    check_step_result,
+    check_verdict,
+    check_world_output,
+    describe_program_error,
     messages_of,
-    opened,
     shown,
 )
 
 logger = logging.getLogger(__name__)
 
 
-class Closing:
+class BackgroundCloser:
     """Runs each close function in a separate thread: one that raises or hangs does not affect any dialogue."""
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
-        self.changing = threading.RLock()  # reentrant: garbage collection may close a world at any point
+        self.lock = threading.RLock()  # reentrant: garbage collection may close a world at any point
 
     def begin(self, close: Callable[[], None]) -> None:
         """Run `close` in a new thread."""
 
-        def quietly() -> None:
+        def close_and_log() -> None:
             try:
                 close()
             except Exception as error:
                 logger.debug("an environment has raised at its end: %s: %s", type(error).__name__, error)
 
-        thread = threading.Thread(target=quietly, name="partita-closing", daemon=True)
-        with self.changing:
+        thread = threading.Thread(target=close_and_log, name="partita-closing", daemon=True)
+        with self.lock:
             thread.start()
             self.threads = [*(other for other in self.threads if other.is_alive()), thread]
 
     def end(self, seconds: float) -> None:
         """Wait at most `seconds` for all threads, and warn about those that are still running."""
         end = time.monotonic() + seconds
-        with self.changing:
+        with self.lock:
             threads = self.threads
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
@@ -89,25 +89,25 @@ class World(Protocol):
 class EnvironmentWorld:
     """World in which an environment (a program) answers the model."""
 
-    def __init__(self, make: Callable[[], Environment], *, max_turns: int, closing: Closing) -> None:
+    def __init__(self, make: Callable[[], Environment], *, max_turns: int, closer: BackgroundCloser) -> None:
         """Store the settings.
 
         Args:
             make: Creates a new environment for each episode.
             max_turns: Model turns after which an episode is truncated.
-            closing: Closes the environments.
+            closer: Closes the environments.
         """
-        self.make, self.max_turns, self.closing = make, max_turns, closing
+        self.make, self.max_turns, self.closer = make, max_turns, closer
 
     def run(self, episode: Episode) -> Play:
         """Reset the environment, then step until the environment or the turn limit ends the episode."""
         environment = self.make()
         try:
-            reply = opened(environment.reset(seed=episode.seed, task=episode.task))
+            reply = check_reset_result(environment.reset(seed=episode.seed, task=episode.task))
             episode.observe(reply.messages, gold=reply.info.get("gold"))
             while True:
                 yield RequestTurn()
-                reply = answered(environment.step(episode.replies[-1].text))
+                reply = check_step_result(environment.step(episode.replies[-1].text))
                 episode.add_reward(reply.reward)
                 episode.metrics |= reply.info.get("metrics", {})
                 if reply.terminated or reply.truncated:
@@ -120,7 +120,7 @@ class EnvironmentWorld:
                     return
         finally:
             # Also when the generator is closed early. In a thread: a slow `close` does not count against the episode.
-            self.closing.begin(environment.close)
+            self.closer.begin(environment.close)
 
 
 class ReplayWorld:
@@ -144,7 +144,7 @@ class ReplayWorld:
         episode.end("done")
 
 
-END = object()
+EXHAUSTED = object()
 """Default of `next` for an exhausted generator."""
 
 
@@ -198,9 +198,9 @@ class CustomWorld:
         """Return the next turn request, None at the end, and check what the world wrote. Raises WorldError."""
         before = len(episode.messages)
         try:
-            request: Any = next(play, END)
-            check_played(episode, first=before)
-            if request is END:
+            request: Any = next(play, EXHAUSTED)
+            check_world_output(episode, first=before)
+            if request is EXHAUSTED:
                 return None
             if not isinstance(request, RequestTurn):
                 raise ContractError(
@@ -249,7 +249,7 @@ class CheckedWorld:
     def verdict(self, episode: Episode) -> Verdict:
         """Return the checker's verdict. Raises CheckerError."""
         try:
-            return checked_verdict(self.checker.check(episode))
+            return check_verdict(self.checker.check(episode))
         except Exception as error:
             raise CheckerError from error
 
@@ -259,7 +259,7 @@ def failure(error: BaseException) -> str:
     where, cause = "environment", error
     if isinstance(error, CheckerError | WorldError) and error.__cause__ is not None:
         where, cause = ("checker" if isinstance(error, CheckerError) else "world"), error.__cause__
-    return f"timeout: {cause}" if isinstance(cause, StepTimeoutError) else f"{where}: {described(cause)}"
+    return f"timeout: {cause}" if isinstance(cause, StepTimeoutError) else f"{where}: {describe_program_error(cause)}"
 
 
 @dataclass(frozen=True)
@@ -284,10 +284,10 @@ class Conversation:
     def run(self, episode: Episode) -> Play:
         """Run an episode: system prompt, first message, then alternating turns."""
         if self.instruction is not None:
-            message = {"role": "system", "content": filled(self.instruction, episode.task)}
+            message = {"role": "system", "content": fill_template(self.instruction, episode.task)}
             episode.observe([message], agent="system")
         if self.first is not None:
-            self.begin(episode, filled(self.first, episode.task))
+            self.begin(episode, fill_template(self.first, episode.task))
         if self.first is None or self.first_by_agent:
             yield from self.other_speaks(episode)
         while episode.status is None:
@@ -313,6 +313,6 @@ class Conversation:
             episode.end("truncated", "turns")
 
 
-def filled(template: str, task: Mapping[str, Any]) -> str:
+def fill_template(template: str, task: Mapping[str, Any]) -> str:
     """Fill a template with the values of a task."""
     return template.format_map(task)

@@ -25,7 +25,7 @@ from partita.pipeline.fingerprint import model_fingerprint
 from partita.report.transcript_page import write_page
 from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json, without_infinities
-from partita.simulation.opening import build_world, find_keepers, open_tasks, section_of
+from partita.simulation.build import build_world, load_rollout_and_transcripts, open_tasks, section_of
 from partita.simulation.participants import AgentModel, build_programs
 from partita.simulation.run import simulate
 from partita.training.run import finished_result, train_in
@@ -79,7 +79,7 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
     with ExitStack() as resources:
         build_world(section, folder=folder, resources=resources)
     build_programs(section, folder=folder)
-    find_keepers(section, folder=folder)
+    load_rollout_and_transcripts(section, folder=folder)
     if section.tasks != Tasks():
         open_tasks(config, section, folder=folder)
 

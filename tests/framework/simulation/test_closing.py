@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from partita.simulation.worlds import Closing
+from partita.simulation.worlds import BackgroundCloser
 
 
 def test_an_environment_that_closes_at_the_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A world that was forgotten is closed from any thread, also while the end waits for others."""
-    closing, closed = Closing(), threading.Event()
+    closing, closed = BackgroundCloser(), threading.Event()
     start = threading.Thread.start
 
     def slowly(self: threading.Thread) -> None:
@@ -30,8 +30,8 @@ def test_an_environment_that_closes_at_the_end_is_waited_for(monkeypatch: pytest
 
 def test_a_world_that_is_forgotten_while_another_is_closed_ends_nothing() -> None:
     """Garbage is collected in the middle of anything, here of beginning."""
-    closing, closed = Closing(), threading.Event()
-    with closing.changing:
+    closing, closed = BackgroundCloser(), threading.Event()
+    with closing.lock:
         closing.begin(closed.set)
     closing.end(5.0)
 
@@ -39,7 +39,7 @@ def test_a_world_that_is_forgotten_while_another_is_closed_ends_nothing() -> Non
 
 
 def test_an_environment_that_does_not_close_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
-    closing, gone = Closing(), threading.Event()
+    closing, gone = BackgroundCloser(), threading.Event()
     closing.begin(gone.wait)  # type: ignore[arg-type]
     closing.end(0.1)
     gone.set()

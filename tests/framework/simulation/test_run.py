@@ -101,7 +101,7 @@ def test_dialogues_are_the_same_in_whatever_order_they_begin(
         started.extend(dialogue.key for dialogue in result)
         return result
 
-    monkeypatch.setattr("partita.simulation.run.in_order", shuffled)
+    monkeypatch.setattr("partita.simulation.run.start_order", shuffled)
     simulated(folder, tmp_path, batch_size=7)
 
     assert started != [line["dialogue"] for line in transcripts(tmp_path)]

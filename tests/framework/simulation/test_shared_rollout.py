@@ -54,9 +54,11 @@ def test_a_simulation_ends_once_more_dialogues_failed_than_are_allowed(
     dialogues = [ended(number, failed=number < failed) for number in range(failed + good)]
     display = Shown()
     with Transcripts(tmp_path, "predicted", decided_by={}) as transcripts:
-        standing = RolloutProgress(SINGLE_PROCESS, ended=0, failed=0)
+        shared_progress = RolloutProgress(SINGLE_PROCESS, ended=0, failed=0)
         limits = Limits(fail_fraction=fraction)
-        result = record(Ended(), iter(dialogues), transcripts, standing=standing, display=display, limits=limits)  # type: ignore[arg-type]
+        result = record(
+            Ended(), iter(dialogues), transcripts, shared_progress=shared_progress, display=display, limits=limits
+        )  # type: ignore[arg-type]
         assert len(transcripts.done) == expected[0]
     assert result == expected
     assert display.total == expected[0]

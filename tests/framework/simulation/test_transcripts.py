@@ -9,7 +9,7 @@ import pytest
 
 from partita import ResumeError
 from partita.data.episode import Episode
-from partita.simulation.transcripts import Transcripts, forget, open_transcripts
+from partita.simulation.transcripts import Transcripts, discard, open_transcripts
 
 DECIDED = {"model": "a"}
 
@@ -24,7 +24,7 @@ def keep(folder: Path, *numbers: int, rank: int, decided_by: dict[str, str] = DE
     with Transcripts(folder, "gold", decided_by=decided_by, rank=rank) as transcripts:
         for number in numbers:
             transcripts.add(dialogue(number))
-    return transcripts.growing
+    return transcripts.partial_path
 
 
 def test_files_of_killed_ranks_are_merged_once(tmp_path: Path) -> None:
@@ -96,13 +96,13 @@ def test_what_a_rank_is_writing_is_not_taken_from_it(tmp_path: Path) -> None:
             open_transcripts(tmp_path, "gold", decided_by=DECIDED),
         ):
             pass
-    assert other.growing.exists()
+    assert other.partial_path.exists()
 
 
 def test_forgotten_dialogues_count_as_not_run(tmp_path: Path) -> None:
     keep(tmp_path, 0, rank=0)
     keep(tmp_path, 1, rank=1)
-    forget(tmp_path, "gold")
+    discard(tmp_path, "gold")
     assert not list(tmp_path.iterdir())
 
     keep(tmp_path, 0, rank=0)

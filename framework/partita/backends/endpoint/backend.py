@@ -23,7 +23,7 @@ from partita.generation.requests import GenerationSettings
 from partita.outputs.decode import Decoder
 from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.build import PipelineParts
-from partita.simulation.opening import section_of
+from partita.simulation.build import section_of
 from partita.simulation.report import SimulationReport
 from partita_schema.errors import PartitaError
 from partita_trainers.base import TrainResult

@@ -28,9 +28,9 @@ from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.build import PipelineParts, prediction_parts, training_texts
 from partita.pipeline.tune import max_loss_tokens_of, prompt_lengths
 from partita.runs.manifest import ChosenRun, read_manifest
-from partita.simulation.opening import section_of
+from partita.simulation.build import section_of
 from partita.simulation.report import SimulationReport
-from partita.simulation.transcripts import forget
+from partita.simulation.transcripts import discard
 from partita.tokenizers.load import load_tokenizer
 from partita.training.run import check_validation_metric
 from partita_schema.common.text import counted
@@ -139,7 +139,7 @@ class RayBackend(Backend):
         check_is_alone()
         if fresh:  # here and not in the ranks, which resume when they are restarted
             for history in section.history:
-                forget(folder, history)
+                discard(folder, history)
         with shared_marker(folder) as mark:
             work = partial(
                 simulate_as_rank,

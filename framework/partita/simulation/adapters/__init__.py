@@ -6,7 +6,7 @@ from typing import Any
 
 from partita.simulation.adapters.gymnasium import GymnasiumEnvironment, creator, registered
 from partita.simulation.adapters.tools import ToolEnvironment, Tools
-from partita.simulation.contract import Environment, UnfitError
+from partita.simulation.contract import Environment, InterfaceError
 from partita.simulation.registry import ENVIRONMENTS
 from partita_schema.base import is_target
 from partita_schema.errors import ConfigError, Problem
@@ -36,14 +36,14 @@ def tools_of(kind: Any, *, interface: str) -> Mapping[str, Any]:
         return {}
     try:
         return Tools.of(kind).descriptions
-    except UnfitError as error:
+    except InterfaceError as error:
         raise ConfigError([Problem(KEY, str(error))]) from error
 
 
 def adapted(kind: Callable[..., Any], *, interface: str, tools: Mapping[str, Any]) -> Callable[..., Environment]:
     """Return a function that creates a program from options and adapts it to `Environment`.
 
-    `tools` is the result of `tools_of`. The returned function raises UnfitError if the program has another interface.
+    `tools` is the result of `tools_of`. The returned function raises InterfaceError if the program has another one.
     """
     if interface == "partita":
         return kind

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.simulation.contract import ContractError, Message, UnfitError, shown
+from partita.simulation.contract import ContractError, InterfaceError, Message, shown
 from partita_schema.errors import ConfigError, Problem
 from partita_trainers.registry import importable
 
@@ -17,19 +17,21 @@ class GymnasiumEnvironment:
     """A Gymnasium environment as a `partita.simulation.contract.Environment`."""
 
     def __init__(self, program: Any) -> None:
-        """Raises UnfitError if it is not an environment of texts."""
+        """Raises InterfaceError if it is not an environment of texts."""
         if hasattr(program, "num_envs"):
-            raise UnfitError(
+            raise InterfaceError(
                 f"{type(program).__name__} is a vector environment, which starts its next session by itself when "
                 "one ends; name the environment that it is made of: many dialogues run concurrently anyway"
             )
         for method in ("reset", "step"):
             if not callable(getattr(program, method, None)):
-                raise UnfitError(f"{type(program).__name__} has no method {method}, as Gymnasium's environments have")
+                raise InterfaceError(
+                    f"{type(program).__name__} has no method {method}, as Gymnasium's environments have"
+                )
         for name in ("observation_space", "action_space"):
             space = getattr(program, name, None)
             if space is not None and "Text" not in {kind.__name__ for kind in type(space).__mro__}:
-                raise UnfitError(
+                raise InterfaceError(
                     f"{name} of {type(program).__name__} is {shown(space)}; a dialogue needs gymnasium.spaces.Text: "
                     "wrap the environment in one that puts it in words"
                 )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
-from partita.simulation.contract import ContractError, Message, UnfitError, messages_of, shown
+from partita.simulation.contract import ContractError, InterfaceError, Message, messages_of, shown
 from partita_schema.common.text import nearest
 from partita_schema.json_values import json_validator, schema_mistake
 
@@ -39,16 +39,16 @@ class Tools:
 
     @classmethod
     def of(cls, kind: type) -> "Tools":
-        """Describe the tools of a class. Raises UnfitError if it has none, or one without types and a docstring."""
+        """Describe the tools of a class. Raises InterfaceError if it has none, or one without types and a docstring."""
         from transformers.utils import get_json_schema
         from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
         if not callable(getattr(kind, "reset", None)):
-            raise UnfitError(f"{kind.__name__} has no method reset, which begins a dialogue")
+            raise InterfaceError(f"{kind.__name__} has no method reset, which begins a dialogue")
         descriptions: dict[str, Any] = {}
         for name, tool in methods(kind).items():
             if inspect.iscoroutinefunction(tool):
-                raise UnfitError(f"{kind.__name__}.{name} is async; make it a plain method")
+                raise InterfaceError(f"{kind.__name__}.{name} is async; make it a plain method")
             try:
                 descriptions[name] = get_json_schema(tool)
             except (DocstringParsingException, TypeHintParsingException) as error:
@@ -56,9 +56,9 @@ class Tools:
                     f"{kind.__name__}.{name} cannot be described to a model: {error}; give it types and a docstring "
                     "with "
                 )
-                raise UnfitError(f"{reason}Args:, or a name that begins with _ where it is not a tool") from error
+                raise InterfaceError(f"{reason}Args:, or a name that begins with _ where it is not a tool") from error
         if not descriptions:
-            raise UnfitError(f"{kind.__name__} has no tools; its public methods but {', '.join(NOT_TOOLS)} are")
+            raise InterfaceError(f"{kind.__name__} has no tools; its public methods but {', '.join(NOT_TOOLS)} are")
         return cls(descriptions)
 
     def text(self) -> str:

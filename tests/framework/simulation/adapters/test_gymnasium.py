@@ -10,7 +10,7 @@ import pytest
 from partita import ConfigError, Model
 from partita.simulation.adapters import load_environment
 from partita.simulation.adapters.gymnasium import GymnasiumEnvironment
-from partita.simulation.contract import ContractError, UnfitError, answered, opened
+from partita.simulation.contract import ContractError, InterfaceError, check_reset_result, check_step_result
 from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 from ....json_lines import read_json_lines
@@ -49,9 +49,9 @@ gymnasium.register("Numbers-v0", entry_point=Numbers)
 
 def test_a_session_is_a_dialogue() -> None:
     environment = GymnasiumEnvironment(Guess())
-    said = opened(environment.reset(seed=5, task={"number": 7}))
+    said = check_reset_result(environment.reset(seed=5, task={"number": 7}))
     word: Any = said.info["gold"]
-    wrong, right = answered(environment.step("pink")), answered(environment.step(f" {word}\n"))
+    wrong, right = check_step_result(environment.step("pink")), check_step_result(environment.step(f" {word}\n"))
 
     assert said.messages == [{"role": "user", "content": "guess"}]
     assert (wrong.reward, wrong.terminated, wrong.truncated) == (0.0, False, False)
@@ -66,7 +66,7 @@ def test_its_limit_truncates_and_the_task_is_its_options() -> None:
     environment.reset(seed=5, task={"number": 7})
 
     assert program.options == {"number": 7}
-    assert answered(environment.step("pink")).truncated
+    assert check_step_result(environment.step("pink")).truncated
     environment.close()
     assert program.is_closed
 
@@ -92,7 +92,7 @@ def test_its_limit_truncates_and_the_task_is_its_options() -> None:
     ],
 )
 def test_an_unfit_environment_is_refused(kind: type, text: str) -> None:
-    with pytest.raises(UnfitError) as error:
+    with pytest.raises(InterfaceError) as error:
         GymnasiumEnvironment(kind())
     assert str(error.value) == text
 

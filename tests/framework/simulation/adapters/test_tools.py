@@ -15,11 +15,11 @@ from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita.simulation.adapters import adapted, tools_of
 from partita.simulation.adapters.tools import Tools
-from partita.simulation.contract import ContractError, Environment, answered, opened
+from partita.simulation.contract import ContractError, Environment, check_reset_result, check_step_result
 from partita.simulation.rollout import Rollout
 from partita.simulation.speakers import ModelSpec
 from partita.simulation.turns import TurnEncoder
-from partita.simulation.worlds import Closing, EnvironmentWorld
+from partita.simulation.worlds import BackgroundCloser, EnvironmentWorld
 from partita_schema.load import load_config
 from partita_schema.sections.simulation import Limits
 
@@ -32,7 +32,7 @@ def environment_of(kind: type) -> Environment:
 
 def opened_environment(kind: type, **task: Any) -> Environment:
     environment = environment_of(kind)
-    opened(environment.reset(seed=1, task=task))
+    check_reset_result(environment.reset(seed=1, task=task))
     return environment
 
 
@@ -41,14 +41,14 @@ def called(name: str, **arguments: Any) -> str:
 
 
 def heard(environment: Environment, action: str) -> list[str]:
-    said = answered(environment.step(action))
+    said = check_step_result(environment.step(action))
     assert {message["role"] for message in said.messages} <= {"tool"}
     return [message["content"] for message in said.messages]
 
 
 def test_public_methods_are_tools_and_the_model_is_reported_of_them() -> None:
     environment = environment_of(Shop)
-    system, user = opened(environment.reset(seed=1, task={})).messages
+    system, user = check_reset_result(environment.reset(seed=1, task={})).messages
     tools = [json.loads(line) for line in system["content"].splitlines()[1:-1]]
 
     assert system["role"] == "system"
@@ -99,7 +99,7 @@ def test_a_call_is_made_and_its_result_is_heard() -> None:
 )
 def test_a_call_that_cannot_be_made_is_reported_to_the_model(action: str, text: str) -> None:
     shop = opened_environment(Shop)
-    said = answered(shop.step(action))
+    said = check_step_result(shop.step(action))
 
     assert said.messages == [{"role": "tool", "content": f"error: {text}"}]
     assert not said.terminated
@@ -113,14 +113,14 @@ def test_a_tool_that_breaks_fails_the_dialogue() -> None:
 
 @pytest.mark.parametrize("answer", ["goodbye", '{"name": "tea", "price": 3}', "[1, 2]", "3", ""])
 def test_an_answer_without_a_call_is_the_last(answer: str) -> None:
-    said = answered(opened_environment(Shop).step(answer))
+    said = check_step_result(opened_environment(Shop).step(answer))
 
     assert (list(said.messages), said.terminated, said.reward) == ([], True, 0.0)
 
 
 def test_rewards_add_up_to_what_was_earned_and_done_ends_it() -> None:
     counter = opened_environment(Counter, prompt="count")
-    first, second = (answered(counter.step(called("add", number=number))) for number in (2, 4))
+    first, second = (check_step_result(counter.step(called("add", number=number))) for number in (2, 4))
 
     assert (first.reward, first.terminated) == (0.2, False)
     assert second.terminated
@@ -131,8 +131,8 @@ def test_rewards_add_up_to_what_was_earned_and_done_ends_it() -> None:
 def test_the_prompt_of_a_task_stands_before_what_reset_says() -> None:
     prompt = [{"role": "system", "content": "Be polite."}, {"role": "user", "content": "A guest comes."}]
     shop, counter = environment_of(Shop), environment_of(Counter)
-    said = opened(shop.reset(seed=1, task={"prompt": prompt})).messages
-    plain = opened(counter.reset(seed=1, task={"prompt": "Count."})).messages
+    said = check_reset_result(shop.reset(seed=1, task={"prompt": prompt})).messages
+    plain = check_reset_result(counter.reset(seed=1, task={"prompt": "Count."})).messages
 
     assert said[0]["content"].startswith("Be polite.\n\nYou have these tools:\n")
     assert said[1]["content"].startswith("A guest comes.\none ")
@@ -187,7 +187,7 @@ def test_dialogues_with_tools_run_like_all_others() -> None:
         max_new_tokens=100,
         seed=1,
     )
-    world = EnvironmentWorld(partial(environment_of, Stall), max_turns=5, closing=Closing())
+    world = EnvironmentWorld(partial(environment_of, Stall), max_turns=5, closer=BackgroundCloser())
     rollout = Rollout(world, {"agent": agent}, concurrency=4, seed=1, limits=Limits())
     had = list(rollout.run(iter(Episode(str(seed), "a", {}, seed) for seed in range(12))))
 

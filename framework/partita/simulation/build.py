@@ -17,7 +17,7 @@ from partita.simulation.participants import build_conversation, other_agents
 from partita.simulation.registry import CHECKERS, ROLLOUTS, TRANSCRIPTS, WORLDS, creation_error, factory
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
-from partita.simulation.worlds import CheckedWorld, Closing, CustomWorld, EnvironmentWorld, ReplayWorld, World
+from partita.simulation.worlds import BackgroundCloser, CheckedWorld, CustomWorld, EnvironmentWorld, ReplayWorld, World
 from partita_schema.config import Config
 from partita_schema.dialogue_formats import FormatError, read_dialogue
 from partita_schema.errors import ConfigError, DataError, Problem
@@ -109,9 +109,9 @@ def build_world(section: Simulation, *, folder: Path, resources: ExitStack) -> t
     elif isinstance(section.world, EnvironmentWorldConfig):
         kind, code = load_environment(section.world, folder=folder)
         make = environments(kind, section, folder=folder, resources=resources)
-        closing = Closing()
-        resources.callback(closing.end, section.limits.step_seconds)
-        world = EnvironmentWorld(make, max_turns=section.max_turns, closing=closing)
+        closer = BackgroundCloser()
+        resources.callback(closer.end, section.limits.step_seconds)
+        world = EnvironmentWorld(make, max_turns=section.max_turns, closer=closer)
         parts["environment"] = source_digest(code)
     elif isinstance(section.world, CustomWorldConfig):
         world, parts["world"] = build_custom(section.world, section, folder=folder)
@@ -156,17 +156,19 @@ def environments(
     tools = tools_of(kind, interface=world.interface)
     if world.isolation == "thread":
         return factory(adapted(kind, interface=world.interface, tools=tools), world.options, key=key)
-    hosts = resources.enter_context(
+    server = resources.enter_context(
         EnvironmentServer(world, tools=tools, folder=folder, step_seconds=section.limits.step_seconds)
     )
     try:
-        hosts.check()
+        server.check()
     except (RemoteError, StepTimeoutError) as error:
         raise creation_error(kind, world.options, str(error), key=key) from error
-    return hosts.make
+    return server.make
 
 
-def find_keepers(section: Simulation, *, folder: Path) -> tuple[type[Rollout], type[Transcripts], dict[str, str]]:
+def load_rollout_and_transcripts(
+    section: Simulation, *, folder: Path
+) -> tuple[type[Rollout], type[Transcripts], dict[str, str]]:
     """Load the rollout class and the transcripts class.
 
     Returns both, and the hash of a custom rollout class, which can change the dialogues.
@@ -177,7 +179,7 @@ def find_keepers(section: Simulation, *, folder: Path) -> tuple[type[Rollout], t
     return rollout, transcripts, {} if rollout is Rollout else {"rollout": source_digest(rollout)}
 
 
-def new_dialogue(task: Task, repeat: int, section: Simulation, *, seed: int, shows_gold: bool) -> Episode:
+def new_episode(task: Task, repeat: int, section: Simulation, *, seed: int, shows_gold: bool) -> Episode:
     """Create the episode of a task.
 
     Args:
@@ -195,7 +197,7 @@ def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, 
     """Return hashes of the settings that decide dialogues, by section."""
     sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
     # These do not change the content of a dialogue.
-    undecided: Any = {"limits": True, "history": True, "tasks": True, "world": {"isolation"}, "transcripts": True}
-    settings = section.model_dump(mode="json", exclude=undecided)
+    excluded: Any = {"limits": True, "history": True, "tasks": True, "world": {"isolation"}, "transcripts": True}
+    settings = section.model_dump(mode="json", exclude=excluded)
     sections |= {"simulation": [settings, seed], "data.dialogue": config.data.dialogue.model_dump(mode="json")}
     return {name: digest(repr(value)) for name, value in sections.items()}
