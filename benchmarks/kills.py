@@ -505,7 +505,7 @@ def jobs(folder: Path, config: Row) -> dict[str, tuple[Callable[[Path], None], s
         Model.load(run, quiet=True).predict(folder / "many.jsonl", output=run / "answers.jsonl", batch_size=8)
 
     def score(run: Path) -> None:
-        from partita.backends.torchrun import get_process_group
+        from partita.backends.launch import get_process_group
 
         model = Model.load(run, quiet=True)
         scores = model.evaluate(folder / "others.jsonl", batch_size=4)

@@ -125,6 +125,11 @@ class OtherRankError(JobError):
 class LostRankError(OtherRankError):
     """Communication with another process failed: it exited, does not respond, or cannot be reached."""
 
+    @classmethod
+    def during(cls, operation: str, error: Exception) -> "LostRankError":
+        """Return the error for a collective operation that failed with `error`."""
+        return cls(f"another process of the job is gone, or does not answer, at {operation}: {error}")
+
 
 class OutOfMemory(JobError):  # noqa: N818 -- OutOfMemoryError is what torch raises, of a batch
     """A single row does not fit in the memory of the device."""

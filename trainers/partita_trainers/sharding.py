@@ -188,7 +188,7 @@ def communication_errors(about: str) -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        raise LostRankError(f"another process of the job is gone, or does not answer, at {about}: {error}") from error
+        raise LostRankError.during(about, error) from error
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partita.backends.torchrun import get_process_group
+from partita.backends.launch import get_process_group
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, find_labels, open_run_data
 from partita.data.sources.sources import open_rows

@@ -160,7 +160,7 @@ class LocalBackend(Backend):
             if chosen.not_continued:
                 logger.info("%s", chosen.not_continued)
             if directory.finished:
-                return self.finished(directory, dataset)
+                return self.use_finished(directory, dataset)
             with synchronized_errors(process_group, "opening the data"):
                 data = context.open_data(dataset)
                 labels = find_labels(context.config, data.training)
@@ -185,7 +185,7 @@ class LocalBackend(Backend):
         context.run, context.splits = folder, data.splits
         return replace(result, batch_sizes=directory.manifest.get("batch_sizes", {}))
 
-    def finished(self, directory: RunDirectory, dataset: Any) -> TrainResult:
+    def use_finished(self, directory: RunDirectory, dataset: Any) -> TrainResult:
         """Use a run that is finished, and return its result. Raise ResumeError if it was trained on other rows."""
         logger.info("the run in %s is finished already", directory.folder)
         if dataset is not None:

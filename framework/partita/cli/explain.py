@@ -9,7 +9,7 @@ import typer
 from partita.cli.standard_streams import StdinFormat, dataset_path
 
 if TYPE_CHECKING:
-    from partita.backends.layout import Layout
+    from partita.backends.process_layout import ProcessLayout
     from partita.lm.generation_defaults import Explanation
     from partita.training.plan import FilePlan
     from partita_schema.load import LoadedConfig
@@ -33,11 +33,11 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: config, origins, warnings.")] = False,
 ) -> None:
     """Print each value that the file sets or partita will choose, with its origin; --all also prints the defaults."""
-    from partita.backends.layout import layout_of
+    from partita.backends.process_layout import process_layout
     from partita_schema.load import load_config
 
     loaded = load_config(file, overrides=overrides or ())
-    layout, generation, planned = layout_of(loaded.config), generation_of(loaded), None
+    layout, generation, planned = process_layout(loaded.config), generation_of(loaded), None
     if data or dataset is not None:
         from partita.runs.log import show_log
         from partita.training.plan import plan_of_file
@@ -54,7 +54,7 @@ def explain(
 
 
 def print_record(
-    loaded: "LoadedConfig", generation: "Explanation | None", layout: "Layout | None", planned: "FilePlan | None"
+    loaded: "LoadedConfig", generation: "Explanation | None", layout: "ProcessLayout | None", planned: "FilePlan | None"
 ) -> None:
     """Print the configuration and the plans derived from it as JSON.
 
@@ -90,7 +90,9 @@ def print_yaml(loaded: "LoadedConfig", *, file: str, everything: bool) -> None:
     print(f"{text}# {left_out:,} more values are defaults: partita explain {file} --all")
 
 
-def print_comments(generation: "Explanation | None", layout: "Layout | None", planned: "FilePlan | None") -> None:
+def print_comments(
+    generation: "Explanation | None", layout: "ProcessLayout | None", planned: "FilePlan | None"
+) -> None:
     """Print the plans derived from the configuration as YAML comments, so that the whole output is a valid file."""
     sections = {
         "generation, with what the checkpoint says": generation.lines() if generation is not None else [],

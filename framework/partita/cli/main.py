@@ -27,12 +27,11 @@ from partita.cli.simulate import simulate
 from partita.cli.train import train
 from partita.cli.tune import tune
 from partita.cli.validate import validate
+from partita.distributed.world import FAILURE_GRACE_SECONDS
 from partita_schema.errors import ConfigError, LostRankError, OtherRankError, PartitaError
 
 INTERRUPTED = 130
 INTERRUPTED_TEXT = "interrupted; progress is saved, rerun the same command to resume"
-LET_IT_END = 5.0
-"""Seconds that a process waits after another one ended the job, so that the other's exit status is reported first."""
 
 app = typer.Typer(
     name="partita",
@@ -74,7 +73,7 @@ def run() -> None:
         app()
     except OtherRankError as error:
         with suppress(KeyboardInterrupt):
-            time.sleep(LET_IT_END)
+            time.sleep(FAILURE_GRACE_SECONDS)
             if isinstance(error, LostRankError):  # no launcher ended this process, so no other process has reported why
                 fail(f"error: {error}", code=error.exit_status)
         sys.exit(error.exit_status)

@@ -91,7 +91,7 @@ def start_model(
     Raises:
         ConfigError: As in `open_model`; or with `one_process`, if the file asks for several processes.
     """
-    from partita.backends.torchrun import end_with_launcher, is_to_be_launched, launch
+    from partita.backends.launch import end_with_launcher, is_to_be_launched, launch
     from partita.distributed.world import get_world
 
     rank = get_world().rank
@@ -108,10 +108,10 @@ def start_model(
 
 def print_wrapped(text: str, file: TextIO | None = None) -> None:
     """Print to standard output, or to `file`; on a terminal, wrap lines at spaces."""
-    from partita.runs.log import terminal_width, wrapped
+    from partita.runs.log import terminal_width, wrap
 
     stream = sys.stdout if file is None else file
-    print(wrapped(text, width=terminal_width()) if stream.isatty() else text, file=stream)
+    print(wrap(text, width=terminal_width()) if stream.isatty() else text, file=stream)
 
 
 def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, title: str) -> None:
@@ -132,11 +132,11 @@ def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, ti
     for column in metrics:
         table.add_column(column, justify="right")
     for name in names:
-        table.add_row(name, *(shown(name, values.get(name)) for values in metrics.values()))
+        table.add_row(name, *(format_cell(name, values.get(name)) for values in metrics.values()))
     Console(file=sys.stdout).print(table)
 
 
-def shown(name: str, value: float | None) -> str:
+def format_cell(name: str, value: float | None) -> str:
     """Format a cell of the table: counts as integers, other values with four decimals."""
     if value is None:
         return ""

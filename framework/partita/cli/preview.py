@@ -107,7 +107,7 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     colours = console.is_terminal and console.color_system is not None
     for row in preview.rows:
         console.rule(f"{row.key}: {about(row)}", align="left", style="red" if row.reasons else "rule.line")
-        console.print(marked(row, colours=colours))
+        console.print(highlight_row(row, colours=colours))
     console.rule(align="left")
     template_text = "through the model's chat template" if preview.chat else "without a chat template"
     legend = "" if not preview.supervised else ", loss tokens " + ("in green" if colours else "between ⟦ and ⟧")
@@ -128,7 +128,7 @@ def about(row: "PreviewRow") -> str:
     return f"{counted(row.tokens, 'token')}, {row.loss_tokens:,} in the loss{cut}"
 
 
-def marked(row: "PreviewRow", *, colours: bool) -> "Text":
+def highlight_row(row: "PreviewRow", *, colours: bool) -> "Text":
     """Return the row's text with loss tokens highlighted, or the reasons why it is left out."""
     from rich.text import Text
 

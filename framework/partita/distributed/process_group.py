@@ -111,7 +111,7 @@ def waiting(about: str) -> Iterator[None]:
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        raise LostRankError(f"another process of the job is gone, or does not answer, at {about}: {error}") from error
+        raise LostRankError.during(about, error) from error
 
 
 def buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

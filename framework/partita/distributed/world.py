@@ -10,6 +10,8 @@ from partita_schema.errors import PartitaError
 
 LAUNCHED = "PARTITA_LAUNCHED"
 """Set in processes that the command itself launched."""
+FAILURE_GRACE_SECONDS = 5.0
+"""Seconds that a process waits before it exits after another one failed, so that the other is reported first."""
 
 
 @dataclass(frozen=True)

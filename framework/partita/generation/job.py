@@ -69,7 +69,7 @@ class Tally:
         return self.generated_tokens / self.seconds if self.seconds else 0.0
 
     @property
-    def shown(self) -> dict[str, float | str]:
+    def display_values(self) -> dict[str, float | str]:
         """The values that a progress display shows beside the rows."""
         shown: dict[str, float | str] = {}
         if self.generated_tokens:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.generation.record import STATUSES, PredictionRecord, Status, json_line, read_record
-from partita.outputs.base import clipped
+from partita.outputs.base import clip
 from partita.runs.files import open_private, why_not_written
 from partita_schema.common.checksums import DamagedError, sealed_line, unsealed_line
 from partita_schema.common.files import beside
@@ -344,14 +344,14 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     before, after = ({**header["fingerprint"], "rows": header["rows"]} for header in (old, new))
     names = [*after, *(name for name in before if name not in after)]
     return [
-        f"{name} changed ({_shown(before.get(name))} -> {_shown(after.get(name))})"
+        f"{name} changed ({_format_value(before.get(name))} -> {_format_value(after.get(name))})"
         for name in names
         if before.get(name) != after.get(name)
     ]
 
 
-def _shown(value: Any) -> str:
-    return "none" if value is None else clipped(str(value), most=80).strip("'")
+def _format_value(value: Any) -> str:
+    return "none" if value is None else clip(str(value), most=80).strip("'")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -250,14 +250,14 @@ def _fill(journals: JobJournal, job: PredictionJob, *, progress: ShowProgress | 
             journal.append([answer.record for answer in answers])
             tally.unreadable += sum(answer.record.status == "ok" and bool(answer.decoded.errors) for answer in answers)
             now = resumed + answered(len(answers)) + len(answers)
-            display.advance(now - shown, **tally.shown)
+            display.advance(now - shown, **tally.display_values)
             shown = now
         if stopping() and resumed + answered(0) < total:
             raise KeyboardInterrupt
         journals.join()
         tally = Tally.together(process_group.all_gather_object(tally, "the sums of the answers"))
         if total > shown:
-            display.advance(total - shown, **tally.shown)
+            display.advance(total - shown, **tally.display_values)
     seconds = time.perf_counter() - started
     return process_group.run_on_rank_zero(
         lambda: tally.stats(journal, resumed=resumed, seconds=seconds), "the sums of the job"
@@ -293,11 +293,11 @@ def generate_for_rows(
         for answers in job.completions(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
             yield from answers
             now = answered(len(answers)) + len(answers)
-            display.advance(now - shown, **tally.shown)
+            display.advance(now - shown, **tally.display_values)
             shown = now
         process_group.all_gather_object(None, "the end of the answers")
         if len(rows) > shown:
-            display.advance(len(rows) - shown, **tally.shown)
+            display.advance(len(rows) - shown, **tally.display_values)
 
 
 def _display(

@@ -216,7 +216,7 @@ class EncodedPrompts:
     def _measure(self, index: int, prompt: "EncodedPrompt | Exception") -> str:
         """Record the length of a row's prompt, or why it has none; return its text."""
         if isinstance(prompt, Exception):
-            self.errors[index] = described(prompt)
+            self.errors[index] = describe_error(prompt)
             return ""
         if prompt.error is not None:
             self.errors[index] = prompt.error
@@ -244,7 +244,7 @@ class EncodedPrompts:
             encoded = self._encode(list(rows), list(rows.values()))
         except Exception as error:
             # A chat template is external code and may reject a row; the other rows are not affected.
-            logger.info("%s rows are encoded one by one: %s", len(rows), described(error))
+            logger.info("%s rows are encoded one by one: %s", len(rows), describe_error(error))
         else:
             yield from zip(rows, encoded, strict=True)
             return
@@ -336,6 +336,6 @@ def common_beginning(prompts: Sequence[list[int]]) -> list[int]:
     return first[: min(len(first), len(last)) if same is None else same]
 
 
-def described(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Format an exception as its class and text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.generation.prompts import described
+from partita.generation.prompts import describe_error
 from partita.generation.requests import (
     BatchResult,
     GenerationSettings,
@@ -240,7 +240,7 @@ class Scheduler:
             if not self.tolerant or not self.prefix:
                 raise
             # Every row begins with the prefix, and each gets its own error.
-            logger.info("the shared prefix of the prompts cannot be computed: %s", described(error))
+            logger.info("the shared prefix of the prompts cannot be computed: %s", describe_error(error))
             self.prefix = []
             return None
         self.num_slots, self.tokens = count, tokens
@@ -292,7 +292,7 @@ class Scheduler:
             stop_if_broken(error)
             if not self.tolerant:
                 raise
-            reason = described(error)
+            reason = describe_error(error)
         # Outside the block above: a bound exception keeps the tensors of the failed pass alive.
         return None, None, reason
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from partita.generation.engine import way_for
 from partita.generation.oom_backoff import run_with_oom_backoff
-from partita.generation.prompts import described
+from partita.generation.prompts import describe_error
 from partita.generation.requests import (
     BatchResult,
     GenerationSettings,
@@ -200,7 +200,7 @@ class StaticBatch:
             answers, failure = attempt(lambda: self.answers(indices))
         except Exception as error:
             stop_if_broken(error)
-            reason = described(error)
+            reason = describe_error(error)
         else:
             if answers is None:
                 return None, failure
@@ -216,7 +216,7 @@ class StaticBatch:
             answers, _ = attempt(lambda: self.answers([index]))
         except Exception as error:
             stop_if_broken(error)
-            return RowResult(row, None, described(error))
+            return RowResult(row, None, describe_error(error))
         if answers is not None:
             return RowResult(row, answers[0])
         self.settings.budget.out_of_memory += 1

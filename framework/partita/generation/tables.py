@@ -129,7 +129,7 @@ def arrow_tables(rows: Iterable[Row], *, columns: Mapping[str, ColumnType]) -> I
     empty = True
     for chunk in chunks(rows):
         empty = False
-        cells = {name: [_typed(row[name], kind) for row in chunk] for name, kind in columns.items()}
+        cells = {name: [_convert(row[name], kind) for row in chunk] for name, kind in columns.items()}
         yield pa.table(cells, schema=schema)
     if empty:
         yield schema.empty_table()
@@ -205,7 +205,7 @@ def _safe_cell(value: Any) -> Any:
     return f"'{cell}" if formula else cell
 
 
-def _typed(value: Any, kind: ColumnType) -> Any:
+def _convert(value: Any, kind: ColumnType) -> Any:
     value = plain(value)
     if value is None:
         return None

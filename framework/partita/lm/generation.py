@@ -74,16 +74,16 @@ def log_checkpoint_settings(generation: Generation, checkpoint: Mapping[str, Any
     if shipped:
         logger.info(
             "answers follow the checkpoint's generation_config.json: %s (generation: {defaults: none} ignores it)",
-            listed(shipped),
+            format_settings(shipped),
         )
     if effective.not_applied:
         logger.warning(
             "the checkpoint's generation_config.json has settings that are not applied: %s",
-            listed(effective.not_applied),
+            format_settings(effective.not_applied),
         )
 
 
-def listed(settings: Mapping[str, Any]) -> str:
+def format_settings(settings: Mapping[str, Any]) -> str:
     """Format settings in one line; long values are shortened."""
     return ", ".join(f"{key} {shortened(json.dumps(value, default=str))}" for key, value in settings.items())
 

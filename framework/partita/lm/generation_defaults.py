@@ -163,7 +163,7 @@ def effective_generation(generation: Generation, checkpoint: Mapping[str, Any]) 
     """
     shipped, not_applied = read_checkpoint(checkpoint) if generation.defaults == "checkpoint" else ({}, {})
     merged = {key: Setting(value, "checkpoint") for key, value in shipped.items()}
-    merged |= {key: Setting(value, "file") for key, value in written(generation)}
+    merged |= {key: Setting(value, "file") for key, value in config_settings(generation)}
     if "bad_words" in merged:
         merged.pop("bad_words_ids", None)
     merged = {"do_sample": Setting(False, "default"), "num_beams": Setting(1, "default")} | merged
@@ -182,7 +182,7 @@ def effective_generation(generation: Generation, checkpoint: Mapping[str, Any]) 
     return EffectiveGeneration({key: value for key, value in merged.items() if key not in without_effect}, not_applied)
 
 
-def written(generation: Generation) -> Iterator[tuple[str, Any]]:
+def config_settings(generation: Generation) -> Iterator[tuple[str, Any]]:
     """Yield the settings of the config by name."""
     for key in ("do_sample", "num_beams", *SAMPLING, *BEAMS, *PLAIN, "bad_words", "stop", "max_new_tokens"):
         value = getattr(generation, key)
@@ -204,7 +204,7 @@ def read_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict
         if value is None or value == NEUTRAL.get(key):
             continue
         if key in TYPES:
-            applied[key] = checked(key, value)
+            applied[key] = check_value(key, value)
         elif key not in SAME_ANSWERS or value == "quantized":
             not_applied[key] = value
     if "stop_strings" in applied:
@@ -220,7 +220,7 @@ def read_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict
     return applied, not_applied
 
 
-def checked(key: str, value: Any) -> Any:
+def check_value(key: str, value: Any) -> Any:
     """Validate a value against the type of its key. Raise ModelError."""
     kind = TYPES[key] if key != "top_k" else Literal[-1] | TYPES[key]
     try:

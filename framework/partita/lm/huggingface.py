@@ -31,7 +31,7 @@ from partita.lm.saving import (
     write_checkpoint,
 )
 from partita.lm.scoring import ScoringSlots
-from partita.lm.slot_check import find_way, unsupported
+from partita.lm.slot_check import find_way, why_unsupported
 from partita.lm.slots import Slots, SlotWay
 from partita.lm.worst_case import TIMED_STEPS, batch_decode_step, batch_worst_case, reachable_tokens, timed_length
 from partita.lm.worst_slots import slots_decode_step, slots_worst_case
@@ -272,7 +272,7 @@ class HuggingFaceModel(LoadedModel):
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot use slots; None if they can."""
-        return unsupported(self, options, tokens=tokens) or self.slot_way.reason
+        return why_unsupported(self, options, tokens=tokens) or self.slot_way.reason
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
         """Return which rows of up to `tokens` tokens, including new ones, can share a batch.

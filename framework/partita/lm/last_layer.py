@@ -72,7 +72,7 @@ class LastTokens:
         count, length = hidden_NLH.shape[:2]
         self.pool.layout.extend(self.pool.layout.first, self.positions_N1, width=self.mask_N11W.shape[3])
         for name, value in bound.arguments.items():
-            bound.arguments[name] = self.picked(value, count=count, length=length)
+            bound.arguments[name] = self.pick_last(value, count=count, length=length)
         extra = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
         named = "attention_mask" in self.signature.parameters
         held = bound.arguments if named or extra is None else bound.arguments.setdefault(extra, {})
@@ -94,12 +94,12 @@ class LastTokens:
             last.stops = False
         raise RuntimeError("the last layer writes no keys")
 
-    def picked(self, value: Any, *, count: int, length: int) -> Any:
+    def pick_last(self, value: Any, *, count: int, length: int) -> Any:
         """Select the last tokens [N, 1, ...] of a tensor with all tokens of the prompts [N or 1, L, ...]."""
         if isinstance(value, dict):
-            return {name: self.picked(one, count=count, length=length) for name, one in value.items()}
+            return {name: self.pick_last(one, count=count, length=length) for name, one in value.items()}
         if isinstance(value, tuple):
-            return tuple(self.picked(one, count=count, length=length) for one in value)
+            return tuple(self.pick_last(one, count=count, length=length) for one in value)
         if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[1] != length:
             return value
         if value.shape[0] not in (1, count):

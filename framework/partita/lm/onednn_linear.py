@@ -206,7 +206,7 @@ class OneDnnLinear(nn.Linear):
         rows = x.numel() // max(1, self.in_features)
         small = rows < self.least.rows or rows * self.weight.numel() < self.least.products
         other = torch.is_grad_enabled() or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
-        if small or other or rounded(rows) != rows:
+        if small or other or round_up(rows) != rows:
             return super().forward(x)
         return onednn_linear(x, self.weight, self.bias)
 
@@ -217,7 +217,7 @@ def keep_few_kernels() -> None:
         os.environ[KERNEL_VARIABLES[0]] = str(KERNELS)
 
 
-def rounded(rows: int) -> int:
+def round_up(rows: int) -> int:
     """Round up to a number with four significant bits: at most an eighth more."""
     zeros = max(0, rows.bit_length() - DIGITS)
     return -(-rows >> zeros) << zeros

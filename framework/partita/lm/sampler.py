@@ -95,7 +95,7 @@ class Sampler:
         scores_NV = logits_NV.float()
         means_N = scores_NV.mean(-1) if doubts and not self.samples else None  # before scores are masked
         if self.by_row:
-            scores_NV = torch.cat([self.processed(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
+            scores_NV = torch.cat([self.process(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
         elif self.least:
             early = [
                 index for index, row in enumerate(rows) if len(row.new) < min(self.least, row.request.max_new_tokens)
@@ -106,7 +106,7 @@ class Sampler:
                 scores_NV[indices[:, None], self.ends] = -torch.inf
         if self.grammar is not None:
             scores_NV = self.grammar.held(scores_NV, rows, otherwise=logits_NV)
-        tokens_N, valid_N = self.sampled(scores_NV, rows) if self.samples else greedy(scores_NV)
+        tokens_N, valid_N = self.sample(scores_NV, rows) if self.samples else greedy(scores_NV)
         close = near_ties(scores_NV, tokens_N, means_N).nonzero()[:, 0].tolist() if means_N is not None else []
         if self.logprobs:
             chances_N = logits_NV.float().log_softmax(-1).gather(1, tokens_N[:, None])[:, 0]
@@ -114,13 +114,13 @@ class Sampler:
                 row.logprob += chance
         return torch.where(valid_N, tokens_N, -1), close
 
-    def processed(self, scores_V: torch.Tensor, row: Row) -> torch.Tensor:
+    def process(self, scores_V: torch.Tensor, row: Row) -> torch.Tensor:
         """Return the scores of a row [1, V] after the processors that depend on its tokens."""
         ids = torch.tensor([[*row.request.input_ids, *row.new]], device=self.device)
         changed: torch.Tensor = row.processors(ids, scores_V[None])
         return changed
 
-    def sampled(self, scores_NV: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(self, scores_NV: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample a token per row by inverse transform; return tokens and whether they are valid."""
         usable_N = scores_NV.amax(-1).isfinite()
         if not usable_N.all():

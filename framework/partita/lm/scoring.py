@@ -58,7 +58,7 @@ class LabelTree:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         return depths
 
-    def seen(self) -> torch.Tensor:
+    def attention_mask(self) -> torch.Tensor:
         """Return which tokens each token attends to, including itself [T, T]."""
         seen_TT = torch.eye(len(self.tokens), dtype=torch.bool)
         for index, parent in enumerate(self.parents):
@@ -105,7 +105,7 @@ class ScoringSlots:
         self.tokens_T = torch.tensor(self.tree.tokens, device=lm.device)
         self.contexts_T = torch.tensor(self.tree.parents, device=lm.device) + 1
         self.depths_T = torch.tensor(self.tree.depths, device=lm.device)
-        self.seen_TT = self.tree.seen().to(lm.device)
+        self.seen_TT = self.tree.attention_mask().to(lm.device)
         self.ends_E = torch.tensor(ends, device=lm.device)
         self.rows = max(1, min(self.slots.read_tokens // width, MOST_ELEMENTS // (width * lm.vocabulary_size)))
         """Number of rows whose trees are computed in one pass."""

@@ -128,7 +128,7 @@ class ScriptedModel:
         """Return the scripted answers, cut as a real model would cut them."""
         self.calls += 1
         self.rows += len(requests)
-        return [self.generated(request, options) for request in requests]
+        return [self.generate_row(request, options) for request in requests]
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
         """Return that rows of any length can share a batch."""
@@ -184,7 +184,7 @@ class ScriptedModel:
         """Return a constant time; see `GenerativeModel.time_decode_step`."""
         return 1e-6
 
-    def generated(self, request: GenerationRequest, options: GenerationOptions) -> Generated:
+    def generate_row(self, request: GenerationRequest, options: GenerationOptions) -> Generated:
         """Return the completion of one row. Raise ValueError if it does not fit the context."""
         needed = len(request.input_ids) + request.max_new_tokens
         if self.context_length is not None and needed > self.context_length:

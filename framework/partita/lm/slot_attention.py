@@ -93,7 +93,7 @@ def slot_attention(
         parts.append(many(shares_NHGW, value[chunk, :, own]))
     found_NHGD = parts[0] if len(parts) == 1 else torch.cat(parts)
     if common is not None:
-        found_NHGD = found_NHGD + common.taken()
+        found_NHGD = found_NHGD + common.output()
     return found_NHGD.reshape(rows, 1, -1, value.shape[3]), None
 
 
@@ -168,7 +168,7 @@ class SharedPrefix:
         self.shares_HNGP[:, chunk] = shares[..., : self.tokens].transpose(0, 1)
         return shares[..., self.tokens :]
 
-    def taken(self) -> torch.Tensor:
+    def output(self) -> torch.Tensor:
         """Return the output of all rows from the values of the prefix [N, H, G, D]."""
         taken_HND = torch.bmm(self.shares_HNGP.flatten(1, 2), self.value_HPD)
         return taken_HND.view(self.heads, self.rows, self.group, -1).transpose(0, 1)

@@ -34,7 +34,7 @@ WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window
 The last three are those of GPT-Neo, Doge and Llama 4."""
 
 
-def unsupported(lm: LoadedModel, options: GenerationOptions, *, tokens: int) -> str | None:
+def why_unsupported(lm: LoadedModel, options: GenerationOptions, *, tokens: int) -> str | None:
     """Return a reason against slots that needs no test; None if there is none."""
     config = lm.base.config
     text = config.get_text_config()

@@ -221,7 +221,7 @@ class PrefixCache:
         """Return the prompt tokens to prefill, without the shared prefix and the row's cached tokens."""
         return len(request.input_ids) - max(self.pool.layout.prefix, self.common(request))
 
-    def taken(self, requests: Sequence[SlotRequest], *, first: int) -> tuple[Sequence[SlotRequest], list[int]]:
+    def move_to_slots(self, requests: Sequence[SlotRequest], *, first: int) -> tuple[Sequence[SlotRequest], list[int]]:
         """Return requests in the order of their slots from `first` on, and the number of tokens to prefill of each.
 
         Cached tokens are moved there and their entries removed; if the prefill fails, the prompts are later computed

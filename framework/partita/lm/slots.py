@@ -22,7 +22,7 @@ from partita.lm.continuation import decode_continuation
 from partita.lm.generation import end_token_ids, finish, first_stop
 from partita.lm.last_layer import LastTokens, last_layer
 from partita.lm.loaded_model import LoadedModel
-from partita.lm.onednn_linear import rounded, using_onednn
+from partita.lm.onednn_linear import round_up, using_onednn
 from partita.lm.row import Row
 from partita.lm.sampler import Sampler
 from partita.lm.slot_attention import attending, chunks
@@ -140,7 +140,7 @@ class Slots:
     def read_length(self, tokens: int, *, start: int | None = None) -> int:
         """Return the padded prefill length per prompt if the longest has `tokens` after `start` or the prefix."""
         room = self.pool.layout.tokens - (self.prefix if start is None else start)
-        return min(rounded(tokens), room) if self.wide else tokens
+        return min(round_up(tokens), room) if self.wide else tokens
 
     @property
     def live(self) -> Sequence[Row]:
@@ -159,7 +159,7 @@ class Slots:
         """Prefill prompts in one pass and choose the first token of each; return rows that ended with it."""
         first = len(self.rows)
         # New rows take the slots after the active ones. `taken` moves kept caches there, and orders the requests by it.
-        requests, unread = self.kept.taken(requests, first=first)
+        requests, unread = self.kept.move_to_slots(requests, first=first)
         prompts = [list(request.input_ids) for request in requests]
         if all(len(prompt) - self.prefix == new for prompt, new in zip(prompts, unread, strict=True)):
             logits_NV = self.forward([prompt[self.prefix :] for prompt in prompts], first=first, start=self.prefix)
@@ -278,7 +278,7 @@ class Slots:
     def extend(self, ids_N1: torch.Tensor, *, lengths: list[int]) -> torch.Tensor:
         """Decode the last token of each of the first N slots, given the new lengths; return logits [N, V]."""
         rows = len(lengths)
-        idle = min(rounded(rows), self.pool.layout.slots) - rows if self.wide else 0
+        idle = min(round_up(rows), self.pool.layout.slots) - rows if self.wide else 0
         if idle:
             # Idle slots decode a token right after the prefix, where the next prompt in the slot is written anyway.
             ids_N1 = torch.cat([ids_N1, ids_N1[:1].expand(idle, 1)])

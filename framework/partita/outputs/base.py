@@ -91,7 +91,7 @@ class OutputType(ABC, Generic[Feature]):
         return {self.feature.name: value, f"{self.feature.name}_raw": raw}
 
 
-def clipped(text: str, *, most: int = 60) -> str:
+def clip(text: str, *, most: int = 60) -> str:
     """Return the text in quotes, with the middle left out if it is long."""
     if len(text) > most:
         half = (most - 3) // 2

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from partita.outputs.base import ColumnType, OutputType, Reader, ReadError, clipped
+from partita.outputs.base import ColumnType, OutputType, Reader, ReadError, clip
 from partita_schema.sections.outputs.category import CategoryOutput, Match
 
 MARKS = " \t\r\n.,;:!?\"'`*()[]<>\u2018\u2019\u201c\u201d"
@@ -84,8 +84,8 @@ class LabelReader(Reader):
         if self.fallback is not None:
             return self.fallback
         if standing:
-            raise ReadError(f"several labels in {clipped(text)}: {', '.join(standing)}")
-        raise ReadError(f"no label in {clipped(text)}")
+            raise ReadError(f"several labels in {clip(text)}: {', '.join(standing)}")
+        raise ReadError(f"no label in {clip(text)}")
 
     def missing(self, reason: str) -> Any:
         """Return the fallback. Raise ReadError if there is none."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from partita.outputs.base import Reader, ReadError, clipped
+from partita.outputs.base import Reader, ReadError, clip
 from partita.outputs.find_json import find_json
 from partita.outputs.registry import output_type
 from partita_schema.cells import compact_json
@@ -51,20 +51,20 @@ class Decoder:
     def decode(self, text: str) -> Decoded:
         """Parse an answer; never raises."""
         if len(self._readers) == 1:
-            return _decoded({name: _read_text(reader, text) for name, reader in self._readers.items()})
+            return _combine({name: _read_text(reader, text) for name, reader in self._readers.items()})
         try:
             members: dict[str, Any] = find_json(text, check=self._is_answer)
         except ReadError as reason:
-            return _decoded({name: _missing(reader, text, str(reason)) for name, reader in self._readers.items()})
-        return _decoded({name: _read_member(reader, members, name, text) for name, reader in self._readers.items()})
+            return _combine({name: _missing(reader, text, str(reason)) for name, reader in self._readers.items()})
+        return _combine({name: _read_member(reader, members, name, text) for name, reader in self._readers.items()})
 
     def without_answer(self, reason: str) -> Decoded:
         """Return the result for a row without an answer: no values, and this reason."""
-        return _decoded({name: _Part(None, "", reason) for name in self._readers})
+        return _combine({name: _Part(None, "", reason) for name in self._readers})
 
     def _is_answer(self, value: Any) -> Any:
         if not isinstance(value, dict):
-            raise ReadError(f"the answer is not a JSON object: {clipped(compact_json(value))}")
+            raise ReadError(f"the answer is not a JSON object: {clip(compact_json(value))}")
         if not any(name in value for name in self._readers):
             raise ReadError(f"the answer's object has none of the keys {', '.join(self._readers)}")
         return value
@@ -77,7 +77,7 @@ class _Part:
     error: str | None = None
 
 
-def _decoded(parts: Mapping[str, _Part]) -> Decoded:
+def _combine(parts: Mapping[str, _Part]) -> Decoded:
     return Decoded(
         values={name: part.value for name, part in parts.items()},
         errors={name: part.error for name, part in parts.items() if part.error is not None},

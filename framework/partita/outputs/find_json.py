@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from partita.outputs.base import ReadError, clipped
+from partita.outputs.base import ReadError, clip
 from partita_schema.json_values import is_too_deep
 
 # Possessive quantifiers, so that an opening without an end takes linear time.
@@ -37,7 +37,7 @@ def find_json(text: str, *, check: Callable[[Any], Any]) -> Any:
                 first = first or reason
     except ReadError as reason:
         first = first or reason
-    raise first or ReadError(f"no JSON value in {clipped(text)}")
+    raise first or ReadError(f"no JSON value in {clip(text)}")
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -49,10 +49,10 @@ def _values(text: str) -> Iterator[Any]:
             raise ReadError("the JSON value is nested too deeply") from None
         except ValueError:
             continue
-    yield from _embedded(text)
+    yield from _find_values(text)
 
 
-def _embedded(text: str) -> Iterator[Any]:
+def _find_values(text: str) -> Iterator[Any]:
     offset = 0
     while (start := START.search(text, offset)) is not None:
         try:
@@ -61,7 +61,7 @@ def _embedded(text: str) -> Iterator[Any]:
             raise ReadError("the JSON value is nested too deeply") from None
         except json.JSONDecodeError as error:
             if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
-                raise ReadError(f"the JSON value is cut off: {clipped(text[start.start() :])}") from None
+                raise ReadError(f"the JSON value is cut off: {clip(text[start.start() :])}") from None
             # Continue after the error: what lies before it is a fragment of a broken value.
             offset = max(start.end(), error.pos)
         except ValueError:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from partita.outputs.base import OutputType, Reader, ReadError, clipped, exact_sum
+from partita.outputs.base import OutputType, Reader, ReadError, clip, exact_sum
 from partita_schema.sections.outputs.number import NumberDecoder, NumberOutput
 
 SEPARATORS = ",_'\u2019 \u00a0\u202f"
@@ -84,14 +84,14 @@ class NumberReader(Reader):
         """Return the selected match of NUMBER. Raise ReadError if there is none."""
         matches = list(_numbers(text) if self._regex is None else self._regex.finditer(text))
         if not matches:
-            raise ReadError(f"no number in {clipped(text)}")
+            raise ReadError(f"no number in {clip(text)}")
         match = matches[0 if self._decoder.pick == "first" else -1]
         if self._regex is None:
             return match
         picked = (match.group(1) if self._regex.groups else None) or match.group()
         number = next(_numbers(picked), None)
         if number is None:
-            raise ReadError(f"the regex found {clipped(picked)}, which is not a number")
+            raise ReadError(f"the regex found {clip(picked)}, which is not a number")
         return number
 
 
@@ -105,7 +105,7 @@ def _value(number: re.Match[str]) -> float:
     """Return the value of a match. Raise ReadError if its scale is ambiguous."""
     if number["unclear"]:
         raise ReadError(
-            f"{clipped(number.group())} may hold a scale or a unit; ask for all digits in the prompt, or say with "
+            f"{clip(number.group())} may hold a scale or a unit; ask for all digits in the prompt, or say with "
             "decoder.regex what counts"
         )
     sign = "-" if number["sign"] and number["sign"][0] in "-\u2212" else ""

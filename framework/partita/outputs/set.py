@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
-from partita.outputs.base import OutputType, Reader, ReadError, clipped, exact_sum
+from partita.outputs.base import OutputType, Reader, ReadError, clip, exact_sum
 from partita.outputs.find_json import find_json
 from partita_schema.cells import compact_json
 from partita_schema.sections.outputs.set import SetOutput
@@ -58,7 +58,7 @@ class SetReader(Reader):
         for text in texts:
             label = self.label_of(text)
             if label is None:
-                raise ReadError(f"{clipped(text)} is none of the labels {', '.join(self.labels)}")
+                raise ReadError(f"{clip(text)} is none of the labels {', '.join(self.labels)}")
             named.add(label)
         return [label for label in self.labels if label in named]
 
@@ -74,7 +74,7 @@ class ArrayReader(SetReader):
     def read_member(self, member: Any) -> list[str]:
         """Return the labels of an array. Raise ReadError."""
         if not isinstance(member, list):
-            raise ReadError(f"the answer is not a JSON array of labels: {clipped(compact_json(member))}")
+            raise ReadError(f"the answer is not a JSON array of labels: {clip(compact_json(member))}")
         return self.in_order([item.strip() if isinstance(item, str) else compact_json(item) for item in member])
 
 

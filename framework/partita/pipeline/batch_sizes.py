@@ -241,7 +241,7 @@ class BatchSizeTuner:
             OtherRankError: Rank 0 failed to find a size.
         """
         # Limits lowered by jobs may differ between ranks, and so may the known sizes.
-        known = self.process_group.run_on_rank_zero(lambda: self.recorded(probe, options), "a known batch size")
+        known = self.process_group.run_on_rank_zero(lambda: self.known_size(probe, options), "a known batch size")
         if known is not None:
             return known
         limits = [limit for limit in (max_rows, self.config.trainer.max_batch_size) if limit is not None]
@@ -278,7 +278,7 @@ class BatchSizeTuner:
         finally:
             runner.end(size)
 
-    def recorded(self, probe: Probe, options: Sequence[Any]) -> BatchSize | None:
+    def known_size(self, probe: Probe, options: Sequence[Any]) -> BatchSize | None:
         """Return a known size for work of the same kind that is not harder and not far larger."""
         known = self.known.get(probe.purpose)
         if known is None:
@@ -357,7 +357,7 @@ class BatchSizeTuner:
 
         Later jobs start with the lowered sizes, in this process and in others.
         """
-        return replace(sizes, **{name: self.settled(name, size) for name, size in sizes.by_purpose().items()})
+        return replace(sizes, **{name: self.lower_after_oom(name, size) for name, size in sizes.by_purpose().items()})
 
     def training_was_cut(self, size: BatchSize, *, rows: int) -> BatchSize:
         """Mark a training size whose batches were split: the plan keeps it, later runs start with what fitted."""
@@ -366,7 +366,7 @@ class BatchSizeTuner:
             self.cache.save(known.key, replace(known.size, rows=min(size.rows, rows), out_of_memory=True))
         return replace(size, out_of_memory=True)
 
-    def settled(self, purpose: Any, size: BatchSize) -> BatchSize:
+    def lower_after_oom(self, purpose: Any, size: BatchSize) -> BatchSize:
         """Return a size, lowered and cached if memory ran out since."""
         budget = self.budgets.get(purpose)
         if budget is None or not budget.out_of_memory:

@@ -121,7 +121,7 @@ def budget_in_sight(size: BatchSize) -> int | None:
     return size.budget_bytes
 
 
-def measured(sizes: Mapping[str, BatchSize]) -> dict[str, BatchSize]:
+def drawable_sizes(sizes: Mapping[str, BatchSize]) -> dict[str, BatchSize]:
     """Return the sizes with data to draw."""
     return {name: size for name, size in sizes.items() if memory_points(size) or speed_points(size)}
 

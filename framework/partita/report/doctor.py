@@ -107,7 +107,7 @@ def diagnose(*, hub_seconds: float = HUB_SECONDS) -> Diagnosis:
         if not one.extra and not one.fits
     ]
     return Diagnosis(
-        system=f"partita {installed('partita') or '(not installed)'}, Python {platform.python_version()}, "
+        system=f"partita {installed_version('partita') or '(not installed)'}, Python {platform.python_version()}, "
         f"{platform.platform()}",
         requirements=needed,
         devices=tuple(devices),
@@ -128,10 +128,10 @@ def requirements() -> Iterator[Requirement]:
         match = REQUIREMENT.fullmatch(line)
         if match is None or match["extra"] in DEVELOPMENT_EXTRAS:
             continue
-        yield Requirement(match["name"], match["least"] or "", match["extra"] or "", installed(match["name"]))
+        yield Requirement(match["name"], match["least"] or "", match["extra"] or "", installed_version(match["name"]))
 
 
-def installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     """Return the version of a package, or None."""
     try:
         return version(name)

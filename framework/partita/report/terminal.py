@@ -16,9 +16,9 @@ from partita.report.batch_sizes import (
     ProbeTable,
     budget_in_sight,
     digits,
+    drawable_sizes,
     heading,
     max_rows,
-    measured,
     memory,
     memory_points,
     probe_table,
@@ -201,7 +201,7 @@ def print_sizes(sizes: Mapping[str, BatchSize], console: Console) -> None:
             print_table(probe_table(purpose, size), console, letters=letters)
         if size.throughputs:
             print_lines(textwrap.fill(f"rows/s: {paces(size)}", width).replace(TIE, " "), console)
-        if measured({purpose: size}):
+        if drawable_sizes({purpose: size}):
             print_lines("", console)
             print_lines("\n".join(charts(size, width=width, letters=letters)), console)
 

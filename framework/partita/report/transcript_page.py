@@ -111,7 +111,9 @@ def page(outcomes: Mapping[str, RolloutOutcomes], dialogues: Mapping[str, Sequen
         sentence = f"{counted(len(all_of_it), 'dialogue')}, those first that went worst."
         if left_out:
             sentence += f" {left_out:,} of them are not on this page; all are in {history}.jsonl."
-        parts.append({"name": history, "sentence": sentence, "dialogues": [rendered(dialogue) for dialogue in chosen]})
+        parts.append(
+            {"name": history, "sentence": sentence, "dialogues": [render_episode(dialogue) for dialogue in chosen]}
+        )
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(PAGE).render(
         title=title,
@@ -170,7 +172,7 @@ def choose(dialogues: Sequence[Episode], *, most: int) -> list[Episode]:
     return [dialogue for kind in KINDS if kind in kinds for dialogue in kinds[kind][: shares[kind]]]
 
 
-def rendered(episode: Episode) -> dict[str, Any]:
+def render_episode(episode: Episode) -> dict[str, Any]:
     """Return a dialogue as values for the template."""
     replies = {reply.place: reply for reply in episode.replies}
     turns = []
@@ -180,8 +182,8 @@ def rendered(episode: Episode) -> dict[str, Any]:
         turns.append(
             {
                 "agent": speaker(message),
-                "text": shortened(message["content"]),
-                "beside": "" if exact is None else "right" if exact else f"right answer: {shortened(right or '')}",
+                "text": cut_text(message["content"]),
+                "beside": "" if exact is None else "right" if exact else f"right answer: {cut_text(right or '')}",
                 "is_wrong": exact is False,
             }
         )
@@ -200,19 +202,19 @@ def speaker(message: Mapping[str, Any]) -> str:
 
 def verdict(episode: Episode) -> str:
     """Return status, reward and the verdict of the checker in one line."""
-    parts = [f"{episode.status} ({shortened(episode.reason)})" if episode.reason else str(episode.status)]
+    parts = [f"{episode.status} ({cut_text(episode.reason)})" if episode.reason else str(episode.status)]
     if episode.reward is not None:
         parts.append(f"reward {episode.reward:g}")
     if episode.ok is not None:
         parts.append(f"checker: {'ok' if episode.ok else 'not ok'}")
     if episode.ok is False and episode.target is not None:
-        parts.append(f"it should have ended with {shortened(episode.target)!r}")
+        parts.append(f"it should have ended with {cut_text(episode.target)!r}")
     if episode.rounds:
         parts.append(f"sent back {episode.rounds} {'time' if episode.rounds == 1 else 'times'}")
     parts += [f"{name} {value:g}" for name, value in episode.metrics.items()]
     return ", ".join(parts)
 
 
-def shortened(text: str) -> str:
+def cut_text(text: str) -> str:
     """Cut a text after LONGEST characters and state how many were cut."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... and {len(text) - LONGEST:,} characters more"

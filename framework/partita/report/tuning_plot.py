@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from partita.report.batch_sizes import (
     budget_in_sight,
+    drawable_sizes,
     max_rows,
-    measured,
     memory,
     memory_points,
     refused_rows,
@@ -76,7 +76,7 @@ def write_plot(path: Path, sizes: Mapping[str, BatchSize], *, title: str) -> Non
         WriteError: The file cannot be written.
     """
     check_plot(path)
-    if not measured(sizes) and path.suffix.lower() != ".html":
+    if not drawable_sizes(sizes) and path.suffix.lower() != ".html":
         sources = ", ".join(f"{name} is {counted(size.rows, 'row')}" for name, size in sizes.items()) or "nothing to do"
         raise DataError(
             f"{path}: no size was measured, so there is nothing to draw ({sources}); write batch_size: auto"
@@ -92,24 +92,24 @@ def write_plot(path: Path, sizes: Mapping[str, BatchSize], *, title: str) -> Non
 
 def png(sizes: Mapping[str, BatchSize], title: str) -> bytes:
     """Return the figure as PNG."""
-    return rendered(sizes, title, format="png", transparent=False)
+    return render_figure(sizes, title, format="png", transparent=False)
 
 
 def svg(sizes: Mapping[str, BatchSize], title: str) -> bytes:
     """Return the figure as SVG."""
-    return rendered(sizes, title, format="svg", transparent=False)
+    return render_figure(sizes, title, format="svg", transparent=False)
 
 
 def html(sizes: Mapping[str, BatchSize], title: str) -> str:
     """Return a page with figures and tables."""
     from partita.report.tuning_page import page
 
-    return page(sizes, title=title, pictures={name: inline(name, size) for name, size in measured(sizes).items()})
+    return page(sizes, title=title, pictures={name: inline(name, size) for name, size in drawable_sizes(sizes).items()})
 
 
 def inline(name: str, size: BatchSize) -> str:
     """Return an SVG to embed in a page: transparent, in the text color, with unique ids."""
-    text = rendered({name: size}, "", format="svg", transparent=True).decode()
+    text = render_figure({name: size}, "", format="svg", transparent=True).decode()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
@@ -119,7 +119,7 @@ def inline(name: str, size: BatchSize) -> str:
 WRITERS: Mapping[str, Callable[[Mapping[str, BatchSize], str], str | bytes]] = {".png": png, ".svg": svg, ".html": html}
 
 
-def rendered(sizes: Mapping[str, BatchSize], title: str, *, format: str, transparent: bool) -> bytes:
+def render_figure(sizes: Mapping[str, BatchSize], title: str, *, format: str, transparent: bool) -> bytes:
     """Render the figure as a file.
 
     Args:
@@ -132,7 +132,7 @@ def rendered(sizes: Mapping[str, BatchSize], title: str, *, format: str, transpa
 
     with rc_context(STYLE):
         target = BytesIO()
-        drawn = figure(measured(sizes), title)
+        drawn = figure(drawable_sizes(sizes), title)
         # Without a date and a version, the same sizes produce the same file.
         unsigned = dict.fromkeys(("Creator", "Date", "Format", "Type")) if format == "svg" else {"Software": None}
         drawn.savefig(target, format=format, dpi=DOTS_PER_INCH, transparent=transparent, metadata=unsigned)

@@ -51,14 +51,14 @@ class TerminalHandler(logging.Handler):
         try:
             text = self.format(record)
             if sys.stderr.isatty():
-                text = wrapped(text, width=terminal_width())
+                text = wrap(text, width=terminal_width())
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
         except Exception:
             self.handleError(record)
 
 
-def wrapped(text: str, *, width: int) -> str:
+def wrap(text: str, *, width: int) -> str:
     """Wrap lines at spaces only; a word longer than a line, such as a path, is not broken."""
     lines = (
         textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

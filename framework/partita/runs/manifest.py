@@ -192,7 +192,7 @@ def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
     continuable: Path | None = None
     passed: str | None = None
     free = base / name
-    for folder, manifest in numbered(name, base=base):
+    for folder, manifest in numbered_folders(name, base=base):
         if not manifest:
             free = folder
             break
@@ -220,7 +220,7 @@ def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None
     """
     settings = config.model_dump(mode="json")
     newest, apart = None, list[str]()
-    for folder, manifest in numbered(name, base=base):
+    for folder, manifest in numbered_folders(name, base=base):
         if manifest.get("status") == "done":
             there = manifest.get("config", {})
             apart = differences(there, settings, without=(*USE_KEYS, *result_keys(there, settings)))
@@ -253,7 +253,7 @@ def read_status(folder: Path) -> str | None:
     return str(status) if status else None
 
 
-def numbered(name: str, *, base: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def numbered_folders(name: str, *, base: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield `name`, `name-2`, ... with their manifests, up to the first free name."""
     number, manifest = 1, {"status": ""}
     while manifest:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from partita.data.episode import Episode, derived_seed
-from partita.simulation.contract import ContractError, Message, shown
+from partita.simulation.contract import ContractError, Message, format_value
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def context_of(episode: Episode, agent: str, *, seed: int) -> TurnContext:
 def replies_of(replies: Any, *, count: int) -> Sequence[str | None]:
     """Validate the result of `act`. Raises ContractError."""
     if not isinstance(replies, Sequence) or isinstance(replies, str) or len(replies) != count:
-        raise ContractError(f"act gave {shown(replies)} for {count} contexts; give a list with a reply to each")
+        raise ContractError(f"act gave {format_value(replies)} for {count} contexts; give a list with a reply to each")
     for reply in replies:
         if not isinstance(reply, str | None):
-            raise ContractError(f"act gave the reply {shown(reply)}; give a text, or None to say no more")
+            raise ContractError(f"act gave the reply {format_value(reply)}; give a text, or None to say no more")
     return replies

@@ -10,7 +10,7 @@ from partita.data.episode import AGENT, Episode, derived_seed
 from partita.data.parts import source_digest
 from partita.data.rows import Rows, digest
 from partita.data.sources.sources import open_rows
-from partita.simulation.adapters import adapted, load_environment, tools_of
+from partita.simulation.adapters import adapt, load_environment, tools_of
 from partita.simulation.contract import Environment, StepTimeoutError
 from partita.simulation.environment_server import EnvironmentServer, RemoteError
 from partita.simulation.participants import build_conversation, other_agents
@@ -155,7 +155,7 @@ def environments(
     key = "simulation.world.options"
     tools = tools_of(kind, interface=world.interface)
     if world.isolation == "thread":
-        return factory(adapted(kind, interface=world.interface, tools=tools), world.options, key=key)
+        return factory(adapt(kind, interface=world.interface, tools=tools), world.options, key=key)
     server = resources.enter_context(
         EnvironmentServer(world, tools=tools, folder=folder, step_seconds=section.limits.step_seconds)
     )

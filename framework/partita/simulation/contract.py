@@ -90,7 +90,7 @@ class EnvironmentReply:
 def check_reset_result(result: Any) -> EnvironmentReply:
     """Validate the result of `reset`. Raises ContractError."""
     if not isinstance(result, tuple) or len(result) != 2:
-        raise ContractError(f"reset gave {shown(result)}; give (messages, info)")
+        raise ContractError(f"reset gave {format_value(result)}; give (messages, info)")
     messages, info = result
     return EnvironmentReply(messages_of(messages, "reset"), info_of(info, "reset"))
 
@@ -98,7 +98,7 @@ def check_reset_result(result: Any) -> EnvironmentReply:
 def check_step_result(result: Any) -> EnvironmentReply:
     """Validate the result of `step`. Raises ContractError."""
     if not isinstance(result, tuple) or len(result) != 5:
-        raise ContractError(f"step gave {shown(result)}; give (messages, reward, terminated, truncated, info)")
+        raise ContractError(f"step gave {format_value(result)}; give (messages, reward, terminated, truncated, info)")
     messages, reward, terminated, truncated, info = result
     reply = EnvironmentReply(
         messages_of(messages, "step"),
@@ -115,10 +115,10 @@ def check_step_result(result: Any) -> EnvironmentReply:
 def check_verdict(result: Any) -> Verdict:
     """Validate the result of `check`. Raises ContractError."""
     if not isinstance(result, Verdict):
-        raise ContractError(f"check gave {shown(result)}; give a partita.simulation.Verdict")
+        raise ContractError(f"check gave {format_value(result)}; give a partita.simulation.Verdict")
     metrics_of(result.metrics, "check")
     if result.target is not None and not isinstance(result.target, str):
-        raise ContractError(f"check gave a target of {shown(result.target)}; give a text or None")
+        raise ContractError(f"check gave a target of {format_value(result.target)}; give a text or None")
     return result
 
 
@@ -133,11 +133,13 @@ def check_world_output(episode: Episode, *, first: int) -> None:
         raise ContractError("run added messages without an agent; add them with episode.observe(text, agent=...)")
     messages_of(messages, "run")
     if not isinstance(episode.gold, str | None):
-        raise ContractError(f"run gave gold of {shown(episode.gold)}; give a text")
+        raise ContractError(f"run gave gold of {format_value(episode.gold)}; give a text")
     reward_of(episode.reward, "run")
     metrics_of(episode.metrics, "run")
     if episode.status not in (None, "done", "truncated"):
-        raise ContractError(f"run ended with {shown(episode.status)}; write done or truncated, or raise what failed")
+        raise ContractError(
+            f"run ended with {format_value(episode.status)}; write done or truncated, or raise what failed"
+        )
 
 
 def reward_of(reward: Any, method: str) -> float | None:
@@ -145,7 +147,7 @@ def reward_of(reward: Any, method: str) -> float | None:
     if reward is None:
         return None
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise ContractError(f"{method} gave a reward of {shown(reward)}; give a number or None")
+        raise ContractError(f"{method} gave a reward of {format_value(reward)}; give a number or None")
     return float(reward)
 
 
@@ -154,14 +156,15 @@ def messages_of(value: Any, method: str) -> list[dict[str, str]]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}] if value else []
     if not isinstance(value, Sequence):
-        raise ContractError(f"{method} gave messages of {shown(value)}; give a text, or a list of messages")
+        raise ContractError(f"{method} gave messages of {format_value(value)}; give a text, or a list of messages")
     messages = []
     for message in value:
         role = message.get("role") if isinstance(message, Mapping) else None
         content = message.get("content") if isinstance(message, Mapping) else None
         if role not in ROLES or not isinstance(content, str):
             raise ContractError(
-                f"{method} gave the message {shown(message)}; give a role ({', '.join(ROLES)}) and a text as content"
+                f"{method} gave the message {format_value(message)}; give a role ({', '.join(ROLES)}) and a text "
+                "as content"
             )
         messages.append({"role": str(role), "content": content})
     return messages
@@ -170,9 +173,9 @@ def messages_of(value: Any, method: str) -> list[dict[str, str]]:
 def info_of(info: Any, method: str) -> Mapping[str, Any]:
     """Validate info: a dictionary with an optional text `gold` and optional numbers `metrics`. Raises ContractError."""
     if not isinstance(info, Mapping):
-        raise ContractError(f"{method} gave info of {shown(info)}; give a dictionary")
+        raise ContractError(f"{method} gave info of {format_value(info)}; give a dictionary")
     if not isinstance(info.get("gold"), str | None):
-        raise ContractError(f"{method} gave gold of {shown(info['gold'])}; give a text")
+        raise ContractError(f"{method} gave gold of {format_value(info['gold'])}; give a text")
     metrics_of(info.get("metrics", {}), method)
     return info
 
@@ -184,9 +187,9 @@ def metrics_of(metrics: Any, method: str) -> None:
         for name, value in metrics.items()
     )
     if not fits:
-        raise ContractError(f"{method} gave metrics of {shown(metrics)}; give numbers by name")
+        raise ContractError(f"{method} gave metrics of {format_value(metrics)}; give numbers by name")
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return the repr of a value, cut to 80 characters."""
     return shortened(repr(value), 80)

@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from partita.simulation.adapters import adapted, load_environment
+from partita.simulation.adapters import adapt, load_environment
 from partita.simulation.contract import Environment, check_reset_result, check_step_result, describe_program_error
 from partita_schema.sections.simulation import EnvironmentWorldConfig
 
@@ -87,7 +87,7 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     world = EnvironmentWorldConfig.model_validate(request["world"])
     kind, _ = load_environment(world, folder=Path(request["folder"]) if request["folder"] is not None else None)
-    make = adapted(kind, interface=world.interface, tools=request["tools"])
+    make = adapt(kind, interface=world.interface, tools=request["tools"])
     with socket.socket(fileno=request["control"]) as control:
         connection = ForkServer(control).serve()
     if connection is not None:

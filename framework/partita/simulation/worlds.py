@@ -23,8 +23,8 @@ from partita.simulation.contract import (
     check_verdict,
     check_world_output,
     describe_program_error,
+    format_value,
     messages_of,
-    shown,
 )
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class CustomWorld:
         try:
             play = self.world.run(episode)
             if not isinstance(play, Generator):
-                raise ContractError(f"run gave {shown(play)}; write it with yield")
+                raise ContractError(f"run gave {format_value(play)}; write it with yield")
         except (Exception, SystemExit) as error:
             raise WorldError from error
         return play
@@ -204,11 +204,12 @@ class CustomWorld:
                 return None
             if not isinstance(request, RequestTurn):
                 raise ContractError(
-                    f"run gave {shown(request)}; yield partita.simulation.RequestTurn(), with an agent's name in it"
+                    f"run gave {format_value(request)}; yield partita.simulation.RequestTurn(), with an agent's name "
+                    "in it"
                 )
             if request.agent not in self.agents:
                 raise ContractError(
-                    f"run asks {shown(request.agent)}; the agents of the file are {', '.join(self.agents)}"
+                    f"run asks {format_value(request.agent)}; the agents of the file are {', '.join(self.agents)}"
                 )
         except ContractError as error:
             del episode.messages[before:]  # they may be no messages, and a failed episode is saved as well

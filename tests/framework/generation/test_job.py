@@ -36,7 +36,7 @@ def test_ranks_that_work_at_the_same_time_make_tokens_together() -> None:
     assert together.generated_tokens == 120
     assert together.tokens_per_second == pytest.approx(40)
     assert together.padding == pytest.approx(0.2)
-    assert together.shown == {
+    assert together.display_values == {
         "tokens_per_second": pytest.approx(40),
         "slots": "75% of 8",
         "padding": "20%",
@@ -45,4 +45,4 @@ def test_ranks_that_work_at_the_same_time_make_tokens_together() -> None:
 
 
 def test_nothing_is_shown_before_the_first_batch() -> None:
-    assert (Tally().shown, Tally().tokens_per_second, Tally().padding) == ({}, 0.0, 0.0)
+    assert (Tally().display_values, Tally().tokens_per_second, Tally().padding) == ({}, 0.0, 0.0)

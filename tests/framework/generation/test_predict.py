@@ -76,8 +76,8 @@ def test_one_row_and_slow_rates_are_shown_as_they_are(rate: float, tokens: int, 
 
 
 def test_progress_shows_no_rate_of_tokens_where_none_are_generated() -> None:
-    assert Tally(prompt_tokens=8, seconds=2.0).shown == {"prompt_tokens_per_second": 4.0}
-    assert Tally(prompt_tokens=8, generated_tokens=1, seconds=2.0).shown == {
+    assert Tally(prompt_tokens=8, seconds=2.0).display_values == {"prompt_tokens_per_second": 4.0}
+    assert Tally(prompt_tokens=8, generated_tokens=1, seconds=2.0).display_values == {
         "tokens_per_second": 0.5,
         "prompt_tokens_per_second": 4.0,
     }

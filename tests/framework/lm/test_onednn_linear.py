@@ -21,7 +21,7 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.lm import onednn_linear, sampler
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, rounded, using_onednn, widen
+from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, round_up, using_onednn, widen
 from partita.lm.slots import Slots, SlotWay
 
 from ...properties import ends, first, in_long_tests
@@ -133,9 +133,9 @@ def test_only_plain_layers_in_float32_are_changed_and_keep_their_names() -> None
 
 @given(st.integers(1, 10**7))
 def test_rounded_numbers_are_few_and_near(rows: int) -> None:
-    found = rounded(rows)
+    found = round_up(rows)
     assert rows <= found <= rows * 1.125
-    assert rounded(found) == found
+    assert round_up(found) == found
     digits = f"{found:b}".rstrip("0")
     assert len(digits) <= onednn_linear.DIGITS
 
@@ -159,7 +159,7 @@ def test_answers_are_those_of_the_library_and_products_have_few_sizes(
         request.row: small.greedy_alone(lm, request) for request in requests
     }
     assert bool(seen.rows) == faster
-    assert all(rounded(rows) == rows for rows in seen.rows)
+    assert all(round_up(rows) == rows for rows in seen.rows)
 
 
 def test_idle_slots_that_fill_up_a_step_change_nothing(small: Any, lm: Any, faster: bool) -> None:

@@ -296,7 +296,7 @@ def test_rows_come_to_their_slots_and_others_stay_wherever_there_is_room(data: s
     names = draw(st.permutations(range(12)))[: draw(st.integers(1, slots - live))]
     requests = [SlotRequest([name] * 3 + [9], 1, name) for name in names]
 
-    found, unread = kept.taken(requests, first=live)
+    found, unread = kept.move_to_slots(requests, first=live)
 
     assert sorted(one.row for one in found) == sorted(names)
     for slot, (request, new) in enumerate(zip(found, unread, strict=True), start=live):

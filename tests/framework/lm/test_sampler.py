@@ -177,8 +177,8 @@ def test_scores_are_those_of_the_library(lm, arguments: dict[str, Any], said: in
     chooser = Sampler(options, ends=ends, seed=0, device=CPU)
     scores_NV = torch.randn(3, lm.vocabulary_size, generator=chance) * 3
     seen: list[torch.Tensor] = []
-    chooser.sampled = lambda scores, rows: (seen.append(chooser.warpers(None, scores)), sampled(scores, rows))[1]  # type: ignore
-    sampled = Sampler.sampled.__get__(chooser)
+    chooser.sample = lambda scores, rows: (seen.append(chooser.warpers(None, scores)), sampled(scores, rows))[1]  # type: ignore
+    sampled = Sampler.sample.__get__(chooser)
     for row in rows:
         chooser.prepare(row)
     chooser.choose(scores_NV.clone(), rows)

@@ -149,7 +149,7 @@ def test_a_tree_holds_what_labels_share_once() -> None:
     assert tree.parents == [-1, 0, 1, 2, 0, -1, 5, 6, -1, -1, 9]
     assert tree.depths == [0, 1, 2, 3, 1, 0, 1, 2, 0, 0, 1]
     assert tree.paths[:3] == [[0], [0, 1], [0, 1, 2, 3]]
-    assert tree.seen()[3].nonzero().flatten().tolist() == [0, 1, 2, 3]
+    assert tree.attention_mask()[3].nonzero().flatten().tolist() == [0, 1, 2, 3]
 
 
 def test_options_with_labels_open_slots_that_score(small: Any) -> None:

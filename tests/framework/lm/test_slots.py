@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from partita.lm import slot_attention
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.last_layer import last_layer
-from partita.lm.onednn_linear import rounded
+from partita.lm.onednn_linear import round_up
 from partita.lm.sampler import Sampler
 from partita.lm.slot_attention import chunks
 from partita.lm.slot_kv_cache import SlotKVCache
@@ -382,7 +382,7 @@ def test_the_last_layer_reads_last_tokens_only_and_changes_no_logits(small, llam
     hook.remove()
     assert number == 2
     longest = max(length for length, _ in BEHIND)
-    read = min(rounded(longest), CONTEXT - len(PREFIX)) if llama.wide else longest
+    read = min(round_up(longest), CONTEXT - len(PREFIX)) if llama.wide else longest
     assert passed == [1, len(BEHIND), len(PREFIX), len(BEHIND) * read]
     torch.testing.assert_close(logits[0], logits[2], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits[1], logits[3], rtol=1e-5, atol=1e-4)

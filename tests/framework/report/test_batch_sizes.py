@@ -5,8 +5,8 @@ import pytest
 from partita.report.batch_sizes import (
     budget_in_sight,
     digits,
+    drawable_sizes,
     heading,
-    measured,
     memory,
     memory_points,
     probe_table,
@@ -74,7 +74,7 @@ def test_a_budget_far_above_all_probes_is_out_of_sight(generation: BatchSize, ev
 
 
 def test_sizes_in_the_file_are_not_measured(generation: BatchSize, written: BatchSize) -> None:
-    assert measured({"generation": generation, "training": written}) == {"generation": generation}
+    assert drawable_sizes({"generation": generation, "training": written}) == {"generation": generation}
 
 
 @pytest.mark.parametrize(

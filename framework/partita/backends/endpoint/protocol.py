@@ -129,7 +129,7 @@ def read_reply(body: bytes, *, mode: Mode, logprobs: bool, max_tokens: int | Non
     Raises:
         AnswerError: There is no answer, or it is too long for `max_tokens`.
     """
-    response = parsed(body)
+    response = parse_json(body)
     try:
         choice = response["choices"][0]
         text = choice["message"].get("content") if mode == "chat" else choice["text"]
@@ -147,12 +147,12 @@ def read_reply(body: bytes, *, mode: Mode, logprobs: bool, max_tokens: int | Non
         text=text,
         finish_reason="length" if reason == "length" else "stop",
         logprob=log_probability(choice, mode=mode) if logprobs else None,
-        reported_num_tokens=counted(response, "completion_tokens"),
+        reported_num_tokens=read_count(response, "completion_tokens"),
     )
-    return EndpointReply(generated, prompt_tokens=counted(response, "prompt_tokens"))
+    return EndpointReply(generated, prompt_tokens=read_count(response, "prompt_tokens"))
 
 
-def parsed(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     """Parse a body as JSON in UTF-8, whatever its headers say (RFC 8259). Raise AnswerError."""
     try:
         return load_json(body.decode("utf-8-sig"))
@@ -172,7 +172,7 @@ def load_json(text: str) -> Any:
         raise AnswerError("the server's response is nested too deeply") from None
 
 
-def counted(response: Mapping[str, Any], name: str) -> int:
+def read_count(response: Mapping[str, Any], name: str) -> int:
     """Return a count of the response's usage, or 0 if it is missing or implausible."""
     usage = response.get("usage")
     count = usage.get(name) if isinstance(usage, dict) else None

@@ -68,8 +68,8 @@ class Redaction:
         """Return the text without parts of the key of at least its length divided by `share`."""
         if not self._forms:
             return text
-        plain, offsets = _unescaped(text)
-        spans = sorted(span for form in self._forms for span in _shared(plain, form, share=share))
+        plain, offsets = _unescape(text)
+        spans = sorted(span for form in self._forms for span in _find_shared_spans(plain, form, share=share))
         if not spans:
             return text
         pieces: list[str] = []
@@ -123,7 +123,7 @@ class _OffsetMap:
         return self.text[segment] + position - self.plain[segment]
 
 
-def _unescaped(text: str) -> tuple[str, _OffsetMap]:
+def _unescape(text: str) -> tuple[str, _OffsetMap]:
     """Return the text with escapes resolved and separators removed, and the map of its offsets."""
     parts: list[str] = []
     offsets = _OffsetMap()
@@ -153,7 +153,7 @@ def _character(match: re.Match[str]) -> str:
     return chr(int(digits, 16)) if digits else ""
 
 
-def _shared(plain: str, form: str, *, share: int) -> list[tuple[int, int]]:
+def _find_shared_spans(plain: str, form: str, *, share: int) -> list[tuple[int, int]]:
     """Return the spans of `plain` that match a part of `form` of at least its length divided by `share`.
 
     A part has a minimum length of a few characters. Any such part contains a whole block of half its length at one
@@ -165,14 +165,14 @@ def _shared(plain: str, form: str, *, share: int) -> list[tuple[int, int]]:
     for offset in range(0, len(form) - block + 1, block):
         position = plain.find(form[offset : offset + block])
         while position >= 0:
-            first, last = _grown(plain, form, position, offset, block)
+            first, last = _grow_span(plain, form, position, offset, block)
             if last - first >= least:
                 spans.append((first, last))
             position = plain.find(form[offset : offset + block], max(position + 1, last - block + 1))
     return spans
 
 
-def _grown(plain: str, form: str, position: int, offset: int, length: int) -> tuple[int, int]:
+def _grow_span(plain: str, form: str, position: int, offset: int, length: int) -> tuple[int, int]:
     """Extend a match of `length` characters in both directions, and return its span in `plain`."""
     back = 0
     while back < min(position, offset) and plain[position - back - 1] == form[offset - back - 1]:
@@ -185,7 +185,7 @@ def _grown(plain: str, form: str, position: int, offset: int, length: int) -> tu
 
 def _forms(key: str) -> list[str]:
     """Return the forms of the key: itself, in one case, in hexadecimal, and in base64 at any alignment."""
-    plain = _unescaped(key)[0]
+    plain = _unescape(key)[0]
     forms = [plain, plain.lower(), plain.upper(), unquote(plain)]
     data = key.encode()
     forms += [data.hex(), data.hex().upper()]

@@ -87,9 +87,9 @@ class RequestPool:
         first = self._outcomes.get()
         if isinstance(first, BaseException):
             raise first
-        return [first, *self.arrived()]
+        return [first, *self.collect_results()]
 
-    def arrived(self) -> list[RequestOutcome]:
+    def collect_results(self) -> list[RequestOutcome]:
         """Return the results that have arrived, without waiting."""
         results: list[RequestOutcome] = []
         while not self._outcomes.empty():

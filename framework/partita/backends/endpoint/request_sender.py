@@ -21,7 +21,7 @@ import httpx2
 from partita.backends.endpoint.protocol import PATHS, AnswerError, EndpointReply, Mode, error_message, read_reply
 from partita.backends.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
 from partita.backends.endpoint.redaction import Redaction
-from partita.generation.prompts import described
+from partita.generation.prompts import describe_error
 from partita_schema.sections.backend import EndpointBackendConfig
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class RequestSender:
         except RequestError as error:
             failure = error.failure
         except Exception as error:  # an unexpected response fails its own row, not the job
-            failure = RequestFailure("server", f"the server's response cannot be read: {described(error)}")
+            failure = RequestFailure("server", f"the server's response cannot be read: {describe_error(error)}")
         else:
             if text != reply.generated.text:
                 self.warn_of_key()
@@ -196,7 +196,7 @@ class RequestSender:
                 RequestFailure("unreachable", f"{url} cannot be reached: {reason}", retry=True)
             ) from None
         except httpx2.RequestError as error:
-            reason = f"the connection broke off: {described(error)}"
+            reason = f"the connection broke off: {describe_error(error)}"
             raise RequestError(RequestFailure("server", reason, retry=True)) from None
         except ResponseError as error:
             raise RequestError(RequestFailure("row", str(error))) from None

@@ -107,7 +107,7 @@ class EndpointClient:
                 try:
                     outcomes = request_pool.receive()
                 except KeyboardInterrupt:
-                    collected = classifier.results(request_pool.arrived(), copies)
+                    collected = classifier.results(request_pool.collect_results(), copies)
                     if collected.results:
                         yield collected.batch(seconds=time.perf_counter() - started, concurrency=concurrency)
                     raise

@@ -131,9 +131,9 @@ class RayWorkerBackend:
         self.ray.wait(references, timeout=timeout_seconds)
         ready, _ = self.ray.wait(references, num_returns=len(references), timeout=0)
         entries = {id(entry[0]): entry for entry in self.waiting}
-        return [event for reference in ready for event in self.taken(entries[id(reference)])]
+        return [event for reference in ready for event in self.take_events(entries[id(reference)])]
 
-    def taken(self, entry: tuple[Any, int, str]) -> Iterator[Event]:
+    def take_events(self, entry: tuple[Any, int, str]) -> Iterator[Event]:
         """Yield the events of one pending result that is ready."""
         coming, worker, method = entry
         errors = self.ray.exceptions

@@ -120,7 +120,7 @@ class WorkerPoolJob:
         worker = pool.active_workers[event.worker]
         match event:
             case WorkerReported(report=BatchResult() as batch):
-                return self.reported(worker, batch)
+                return self.handle_batch(worker, batch)
             case WorkerEnded():
                 worker.state = "ready"
             case WorkerLost(reason=reason):
@@ -135,7 +135,7 @@ class WorkerPoolJob:
                     self.start_job([worker])
         return None
 
-    def reported(self, worker: WorkerState, batch: BatchResult) -> BatchResult:
+    def handle_batch(self, worker: WorkerState, batch: BatchResult) -> BatchResult:
         """Return the results of a worker with those derived from them, and assign it new rows."""
         results: list[RowResult] = []
         for result in batch.results:

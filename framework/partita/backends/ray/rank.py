@@ -27,7 +27,7 @@ from partita.backends.ray.event_queue import (
     RankStarted,
 )
 from partita.distributed.init import available_cores, own_threads
-from partita.distributed.world import get_world
+from partita.distributed.world import FAILURE_GRACE_SECONDS, get_world
 from partita.runs.log import show_log
 from partita.runs.progress import shown_by
 from partita_schema.errors import OtherRankError
@@ -39,8 +39,6 @@ ASK_SECONDS = 0.5
 """Interval between polls of the stop flag."""
 SEND_SECONDS = 0.2
 """Interval in which updates of a progress display are merged into one message."""
-LET_IT_END = 5.0
-"""Seconds that a rank waits before exiting after another one failed, so that the other's failure is noticed first."""
 
 
 PACKAGES = ("partita", "partita_trainers", "partita_schema")
@@ -77,7 +75,7 @@ def run_rank(
     except BaseException as error:
         send(RankFinished(picklable_error(error)))
         if isinstance(error, OtherRankError):
-            time.sleep(LET_IT_END)
+            time.sleep(FAILURE_GRACE_SECONDS)
         raise RankEndedError(f"{type(error).__name__}: {error}") from None
     send(RankFinished(None, result))
 

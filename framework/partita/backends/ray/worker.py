@@ -184,7 +184,7 @@ class Worker:
             yield from StaticBatch(
                 self.lm,
                 settings,
-                partial(chosen, prompts),
+                partial(select_prompts, prompts),
                 keys.__getitem__,
                 rows=np.array(work_item.rows),
                 lengths=np.array([len(ids) for ids in work_item.prompts]),
@@ -294,6 +294,6 @@ def listen(remarks: deque[LogMessage]) -> None:
         logging.getLogger(name).handlers = [LogForwarder(remarks.append, logging.WARNING)]
 
 
-def chosen(prompts: Mapping[int, list[int]], rows: Sequence[int]) -> list[list[int]]:
+def select_prompts(prompts: Mapping[int, list[int]], rows: Sequence[int]) -> list[list[int]]:
     """Return the prompts of rows, in order."""
     return [prompts[row] for row in rows]

@@ -25,7 +25,7 @@ from partita.backends.ray.messages import (
     WorkerReported,
 )
 from partita.lm.base import BatchWay, GenerationOptions
-from partita.outputs.base import clipped
+from partita.outputs.base import clip
 from partita_schema.common.text import counted
 from partita_schema.errors import JobError
 
@@ -54,7 +54,7 @@ class WorkerState:
         return self.location.node if self.location is not None else None
 
 
-def described(worker: WorkerState) -> str:
+def describe_worker(worker: WorkerState) -> str:
     """Describe a worker for messages."""
     location = worker.location
     return f"worker {worker.number}" + (
@@ -191,15 +191,15 @@ class WorkerPool:
         """Remove a lost worker that held `rows` rows. Raise JobError if this happens repeatedly."""
         self.stop(worker)
         self.deaths += 1
-        logger.debug("%s: %s", described(worker), reason)
+        logger.debug("%s: %s", describe_worker(worker), reason)
         if self.deaths >= MAX_DEATHS:
             raise JobError(
                 f"{self.deaths} workers have died one after the other without answering a row, the last one "
-                f"({described(worker)}) because: {clipped(reason, most=LONGEST_REASON)}. The answers so far are saved; "
-                "check that the machine has enough memory, and rerun the same command to resume"
+                f"({describe_worker(worker)}) because: {clip(reason, most=LONGEST_REASON)}. The answers so far are "
+                "saved; check that the machine has enough memory, and rerun the same command to resume"
             )
         dealt = f", and its work is assigned again: {counted(rows, 'row')}" if rows else ""
-        logger.warning("%s is gone; a new one replaces it%s", described(worker), dealt)
+        logger.warning("%s is gone; a new one replaces it%s", describe_worker(worker), dealt)
 
     def stop(self, worker: WorkerState) -> None:
         """Stop a worker."""
@@ -295,7 +295,7 @@ class WorkerPool:
                 self.check_same(event.value)
                 worker.state = "ready"
             case WorkerReported(report=LogMessage() as message):
-                logger.log(message.level, "%s: %s", described(worker), message.text)
+                logger.log(message.level, "%s: %s", describe_worker(worker), message.text)
             case _:
                 raise AssertionError(f"nobody waits for {event}")
         self.load()
@@ -335,8 +335,8 @@ class WorkerPool:
             there = len(states) - states.count("starting")
             available = ", ".join(f"{amount:g} {name}" for name, amount in self.worker_backend.resources().items())
             raise JobError(
-                f"{there} of {self.workers} workers have started, and {described(silent[0])} has not answered for "
-                f"{self.timeout:,.0f} s (backend.timeout_seconds). In all there are {available or 'no machines'}: "
+                f"{there} of {self.workers} workers have started, and {describe_worker(silent[0])} has not answered "
+                f"for {self.timeout:,.0f} s (backend.timeout_seconds). In all there are {available or 'no machines'}: "
                 "write a smaller backend.workers, add machines, or write a longer time"
             )
 

@@ -95,7 +95,7 @@ def add_adapter(
     from peft import get_peft_model
 
     settings = peft_config(adapter, model=model)
-    with explained(model, adapter):
+    with peft_errors(model, adapter):
         prepare_init(model, settings, adapter, batches=batches)
         own = {id(parameter) for parameter in model.parameters()}
         adapted = get_peft_model(model, settings)
@@ -182,12 +182,12 @@ def peft_config(adapter: schema.Adapter, *, model: "PreTrainedModel") -> "PeftCo
         return any_config(adapter, PEFT_TYPE_TO_CONFIG_MAPPING)
     name, keys = NAMES[adapter.type]
     values = {theirs: getattr(adapter, ours) for ours, theirs in keys.items()}
-    values |= {key: listed(getattr(adapter, key)) for key in LAYERED if hasattr(adapter, key)}
+    values |= {key: tuple_to_list(getattr(adapter, key)) for key in LAYERED if hasattr(adapter, key)}
     if values.get("layers_to_transform") is not None and values["target_modules"] == "all-linear":
         values["target_modules"] = linear_suffixes(model)  # peft requires names to select layers by number
     values |= special_values(adapter, model=model)
     config_class = PEFT_TYPE_TO_CONFIG_MAPPING[name]
-    with explained(model, adapter):
+    with peft_errors(model, adapter):
         return config_class(task_type="CAUSAL_LM", **values)
 
 
@@ -208,7 +208,7 @@ def special_values(adapter: schema.Adapter, *, model: "PreTrainedModel") -> dict
         case schema.Ia3Adapter():
             return ia3_targets(adapter, model)
         case schema.LnTuningAdapter():
-            return {"target_modules": listed(adapter.target_modules) or norm_names(model)}
+            return {"target_modules": tuple_to_list(adapter.target_modules) or norm_names(model)}
     return {}
 
 
@@ -238,10 +238,10 @@ def ia3_targets(adapter: schema.Ia3Adapter, model: "PreTrainedModel") -> dict[st
     """Return peft's default target modules if it knows the architecture, else all linear layers."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as KNOWN
 
-    feedforward = listed(adapter.feedforward_modules)
+    feedforward = tuple_to_list(adapter.feedforward_modules)
     if adapter.target_modules is None and feedforward is None and model.config.model_type in KNOWN:
         return {}
-    targets = listed(adapter.target_modules) or "all-linear"
+    targets = tuple_to_list(adapter.target_modules) or "all-linear"
     return {"target_modules": targets, "feedforward_modules": feedforward or []}
 
 
@@ -270,7 +270,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
 
 
-def listed(value: Any) -> Any:
+def tuple_to_list(value: Any) -> Any:
     """Convert tuples to lists, which peft writes to JSON."""
     return list(value) if isinstance(value, tuple) else value
 
@@ -294,7 +294,7 @@ def linear_names(model: nn.Module) -> str:
 
 
 @contextmanager
-def explained(model: nn.Module, adapter: schema.Adapter) -> Iterator[None]:
+def peft_errors(model: nn.Module, adapter: schema.Adapter) -> Iterator[None]:
     """Convert exceptions of peft into a ModelError, and log its warnings."""
     linear_layers = linear_names(model)
     try:

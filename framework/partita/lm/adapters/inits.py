@@ -60,7 +60,7 @@ def prepare_init(model: "PreTrainedModel", settings: Any, adapter: schema.Adapte
     if adapter.init == "olora" and any(type(layer).__name__ == "Conv1D" for layer in model.modules()):
         raise ModelError(f"adapter.init: olora does not work on layers of {model.config.model_type}; write init: pissa")
     if adapter.init == "corda":
-        measure_covariance(model, settings, batches=needed(batches, init="corda"))
+        measure_covariance(model, settings, batches=require_batches(batches, init="corda"))
 
 
 def initialize(
@@ -85,7 +85,7 @@ def initialize(
     if not isinstance(adapter, schema.LoraAdapter):
         return
     if adapter.init == "eva":
-        fit_to_activations(adapted, adapter, batches=needed(batches, init="eva"))
+        fit_to_activations(adapted, adapter, batches=require_batches(batches, init="eva"))
     elif adapter.init == "loftq":
         make_up_for_rounding(adapted, adapter, original_weights=original_weights)
 
@@ -104,7 +104,7 @@ def start_from_words(adapted: "PeftModel", adapter: schema.PromptTuningAdapter, 
     learned.copy_(embedding(ids.to(learned.device)))
 
 
-def needed(batches: Batches | None, *, init: str) -> Batches:
+def require_batches(batches: Batches | None, *, init: str) -> Batches:
     """Return `batches`, or raise ModelError if there are none."""
     if batches is None:
         raise ModelError(f"adapter.init: {init} looks at training batches, and there are none here; write another init")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.simulation.adapters.gymnasium import GymnasiumEnvironment, creator, registered
+from partita.simulation.adapters.gymnasium import GymnasiumEnvironment, creator, find_environment
 from partita.simulation.adapters.tools import ToolEnvironment, Tools
 from partita.simulation.contract import Environment, InterfaceError
 from partita.simulation.registry import ENVIRONMENTS
@@ -22,7 +22,7 @@ def load_environment(section: EnvironmentWorldConfig, *, folder: Path | None) ->
     """
     written = section.environment
     if section.interface == "gymnasium" and not is_target(written) and written not in ENVIRONMENTS.targets():
-        return registered(written, key=KEY, folder=folder), creator(written)
+        return find_environment(written, key=KEY, folder=folder), creator(written)
     kind = ENVIRONMENTS.load(written, key=KEY, folder=folder)
     return kind, kind
 
@@ -40,7 +40,7 @@ def tools_of(kind: Any, *, interface: str) -> Mapping[str, Any]:
         raise ConfigError([Problem(KEY, str(error))]) from error
 
 
-def adapted(kind: Callable[..., Any], *, interface: str, tools: Mapping[str, Any]) -> Callable[..., Environment]:
+def adapt(kind: Callable[..., Any], *, interface: str, tools: Mapping[str, Any]) -> Callable[..., Environment]:
     """Return a function that creates a program from options and adapts it to `Environment`.
 
     `tools` is the result of `tools_of`. The returned function raises InterfaceError if the program has another one.

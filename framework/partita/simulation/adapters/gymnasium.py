@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.simulation.contract import ContractError, InterfaceError, Message, shown
+from partita.simulation.contract import ContractError, InterfaceError, Message, format_value
 from partita_schema.errors import ConfigError, Problem
 from partita_trainers.registry import importable
 
@@ -32,8 +32,8 @@ class GymnasiumEnvironment:
             space = getattr(program, name, None)
             if space is not None and "Text" not in {kind.__name__ for kind in type(space).__mro__}:
                 raise InterfaceError(
-                    f"{name} of {type(program).__name__} is {shown(space)}; a dialogue needs gymnasium.spaces.Text: "
-                    "wrap the environment in one that puts it in words"
+                    f"{name} of {type(program).__name__} is {format_value(space)}; a dialogue needs "
+                    "gymnasium.spaces.Text: wrap the environment in one that puts it in words"
                 )
         self.program = program
 
@@ -41,14 +41,16 @@ class GymnasiumEnvironment:
         """Begin an episode. Raises ContractError if `reset` does not return a text and info."""
         result = self.program.reset(seed=seed, options=dict(task))
         if not isinstance(result, tuple) or len(result) != 2:
-            raise ContractError(f"reset gave {shown(result)}; give (observation, info), as since Gymnasium 0.26")
+            raise ContractError(f"reset gave {format_value(result)}; give (observation, info), as since Gymnasium 0.26")
         return messages_of(result[0], "reset"), used_info(result[1])
 
     def step(self, action: str) -> tuple[list[Message], float | None, bool, bool, Mapping[str, Any]]:
         """Take a step. Raises ContractError unless `step` returns five values, of which the first is a text."""
         result = self.program.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
-            raise ContractError(f"step gave {shown(result)}; give (observation, reward, terminated, truncated, info)")
+            raise ContractError(
+                f"step gave {format_value(result)}; give (observation, reward, terminated, truncated, info)"
+            )
         observation, reward, terminated, truncated, info = result
         return messages_of(observation, "step"), number(reward), bool(terminated), bool(truncated), used_info(info)
 
@@ -62,14 +64,14 @@ class GymnasiumEnvironment:
 def messages_of(observation: Any, method: str) -> list[Message]:
     """Return an observation as messages, none for an empty one. Raises ContractError if it is not text."""
     if not isinstance(observation, str):
-        raise ContractError(f"{method} gave the observation {shown(observation)}; give a text")
+        raise ContractError(f"{method} gave the observation {format_value(observation)}; give a text")
     return [{"role": "user", "content": observation}] if observation else []
 
 
 def used_info(info: Any) -> Mapping[str, Any]:
     """Return the entries of info that are used: `gold` and `metrics`. Raises ContractError if it is no mapping."""
     if not isinstance(info, Mapping):
-        raise ContractError(f"info is {shown(info)}; give a dictionary")
+        raise ContractError(f"info is {format_value(info)}; give a dictionary")
     return {name: info[name] for name in ("gold", "metrics") if name in info}
 
 
@@ -78,10 +80,10 @@ def number(reward: Any) -> float:
     try:
         return float(reward)
     except (TypeError, ValueError):
-        raise ContractError(f"step gave a reward of {shown(reward)}; give a number") from None
+        raise ContractError(f"step gave a reward of {format_value(reward)}; give a number") from None
 
 
-def registered(name: str, *, key: str, folder: Path | None) -> Callable[..., Any]:
+def find_environment(name: str, *, key: str, folder: Path | None) -> Callable[..., Any]:
     """Return a function that creates the environment of an id: `Guess-v0`, or `module:Guess-v0` to import its module.
 
     Raises ConfigError if Gymnasium is not installed or does not know the id.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
-from partita.simulation.contract import ContractError, InterfaceError, Message, messages_of, shown
+from partita.simulation.contract import ContractError, InterfaceError, Message, format_value, messages_of
 from partita_schema.common.text import nearest
 from partita_schema.json_values import json_validator, schema_mistake
 
@@ -98,9 +98,9 @@ class ToolEnvironment:
         The program's `reset` receives the columns of the task that it has as parameters.
         Raises ContractError if there is no first message.
         """
-        reply = self.program.reset(**accepted(self.program.reset, {**task, "seed": seed}))
+        reply = self.program.reset(**accepted_columns(self.program.reset, {**task, "seed": seed}))
         if reply is not None and not isinstance(reply, str):
-            raise ContractError(f"reset gave {shown(reply)}; give a text or None")
+            raise ContractError(f"reset gave {format_value(reply)}; give a text or None")
         messages = messages_of(task.get("prompt", ""), "the task's prompt")
         if reply and messages and messages[-1]["role"] == "user":
             messages[-1]["content"] += f"\n{reply}"
@@ -143,7 +143,7 @@ class ToolEnvironment:
         try:
             earned = float(total)
         except (TypeError, ValueError):
-            raise ContractError(f"the reward is {shown(total)}; give a number or None") from None
+            raise ContractError(f"the reward is {format_value(total)}; give a number or None") from None
         before, self.earned = self.earned or 0.0, earned
         return earned - before
 
@@ -178,7 +178,7 @@ def parameters(description: Mapping[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def accepted(method: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+def accepted_columns(method: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that a method has as parameters; all of them if it takes `**kwargs`."""
     taken = inspect.signature(method).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):

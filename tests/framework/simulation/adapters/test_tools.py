@@ -13,7 +13,7 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.generation.oom_backoff import BatchBudget
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
-from partita.simulation.adapters import adapted, tools_of
+from partita.simulation.adapters import adapt, tools_of
 from partita.simulation.adapters.tools import Tools
 from partita.simulation.contract import ContractError, Environment, check_reset_result, check_step_result
 from partita.simulation.rollout import Rollout
@@ -27,7 +27,7 @@ from ..programs_of_tests import Counter, Mute, Shop, Stall, Undescribed
 
 
 def environment_of(kind: type) -> Environment:
-    return adapted(kind, interface="tools", tools=Tools.of(kind).descriptions)()
+    return adapt(kind, interface="tools", tools=Tools.of(kind).descriptions)()
 
 
 def opened_environment(kind: type, **task: Any) -> Environment:

@@ -11,7 +11,7 @@ from partita_schema.sections.trainer import FinetuneTrainer
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProcessLayout:
     """Processes and rows of a step; None if it depends on the machine or the data."""
 
     nodes: int | None
@@ -48,7 +48,7 @@ class Layout:
             parts = [counted(self.ranks, "process", "processes") if self.ranks is not None else "the processes"]
             parts += [counted(self.accumulation, "batch", "batches")] if self.accumulation is not None else []
             parts += [counted(self.batch_size, "row")] if self.batch_size is not None else []
-            lines.append(f"a step: {counted(self.step_rows, 'row')} = {' x '.join(parts)}" + self.open_size)
+            lines.append(f"a step: {counted(self.step_rows, 'row')} = {' x '.join(parts)}" + self.size_note)
         elif self.accumulation is not None:
             lines.append(f"a step: {counted(self.accumulation, 'batch', 'batches')} for each process")
         if self.sharded:
@@ -69,12 +69,12 @@ class Layout:
         return f"{machines}, {each} on each{whole}"
 
     @property
-    def open_size(self) -> str:
+    def size_note(self) -> str:
         """A note if the batch size is still to be tuned."""
         return "" if self.batch_size is not None else "; batch_size is auto and found when the run begins"
 
 
-def layout_of(config: Config) -> Layout | None:
+def process_layout(config: Config) -> ProcessLayout | None:
     """Return the layout of a configuration that asks for several processes; None for any other."""
     backend, trainer = config.backend, config.trainer
     if isinstance(backend, TorchrunBackendConfig):
@@ -85,14 +85,14 @@ def layout_of(config: Config) -> Layout | None:
         return None
     processes = configured if isinstance(configured, int) else None
     if not isinstance(trainer, FinetuneTrainer):
-        return Layout(nodes, processes, None, None, None)
+        return ProcessLayout(nodes, processes, None, None, None)
     ranks = None if processes is None else (nodes or 1) * processes
     by_tokens = isinstance(config.data.batching, TokenBudgetBatching | PackBatching)
     sharded = backend.sharding == "full"
-    return Layout(nodes, processes, *step_of(trainer, ranks, by_tokens=by_tokens), sharded=sharded)
+    return ProcessLayout(nodes, processes, *step_sizes(trainer, ranks, by_tokens=by_tokens), sharded=sharded)
 
 
-def step_of(
+def step_sizes(
     trainer: FinetuneTrainer, ranks: int | None, *, by_tokens: bool
 ) -> tuple[int | None, int | None, int | None]:
     """Return rows per step, rows per micro-batch and micro-batches per process, each None if unknown."""

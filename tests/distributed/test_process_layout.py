@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from partita.backends.layout import layout_of
+from partita.backends.process_layout import process_layout
 from partita_schema.config import Config
 
 
@@ -19,7 +19,7 @@ def plan_lines(backend: dict[str, Any], *, batching: str = "bucket", **trainer: 
             "trainer": {"type": "finetune", **trainer},
         }
     )
-    layout = layout_of(config)
+    layout = process_layout(config)
     assert layout is not None
     return layout.lines()
 
@@ -82,7 +82,7 @@ def test_a_file_of_one_process_has_no_layout() -> None:
         }
     )
 
-    assert layout_of(config) is None
+    assert process_layout(config) is None
 
 
 def test_shared_weights_are_reported() -> None:
