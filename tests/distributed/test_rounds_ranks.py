@@ -11,49 +11,27 @@ import pytest
 import yaml
 
 from ..seeds import session_seed
+from ..self_training import fill, settings
 
 pytestmark = pytest.mark.long
 
-WORLDS = Path(__file__).parents[1] / "framework" / "simulation" / "worlds_of_tests.py"
 DIALOGUES = 24
 
 
 @pytest.fixture
 def folder(processes: Any, tmp_path: Path) -> Path:
     """A file whose two rounds of 24 greedy dialogues have six steps of two batches each."""
-    shutil.copy(WORLDS, tmp_path)
-    chance = random.Random(0)
-    with (tmp_path / "rows.jsonl").open("w", encoding="utf8") as file:
-        for _ in range(60):
-            word = chance.choice(("red", "green", "blue"))
-            messages = [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": word}]
-            file.write(json.dumps({"messages": messages}) + "\n")
-    settings = {
-        "base_model": processes.settings()["base_model"],
-        "input_features": [{"name": "messages", "type": "dialogue"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        "generation": {"max_new_tokens": 3},
-        "data": {"source": "rows.jsonl", "split": {"type": "random", "probabilities": [0.9, 0.1, 0.0]}},
-        "trainer": {
-            "type": "finetune",
-            "batch_size": 4,
-            "effective_batch_size": 8,
-            "learning_rate": 0.003,
-            "steps_per_checkpoint": 2,
-        },
-        "simulation": {
-            "world": {"type": "environment", "environment": "worlds_of_tests:Repeat"},
-            "tasks": {"count": 20},
-            "self_training": {
-                "rounds": 2,
-                "tasks": {"count": DIALOGUES},
-                "max_steps": 6,
-                "select": "all",
-                "guard": 1.0,
-            },
-        },
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
+    fill(tmp_path)
+    trainer = {"batch_size": 4, "effective_batch_size": 8, "learning_rate": 0.003, "steps_per_checkpoint": 2}
+    file = settings(
+        base_model=processes.settings()["base_model"],
+        generation={},
+        trainer=trainer,
+        tasks={"count": DIALOGUES},
+        select="all",
+        guard=1.0,
+    )
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
     return tmp_path
 
 
@@ -91,9 +69,9 @@ def test_rounds_whose_weights_are_shared_out_are_those_of_one_process(processes:
     other = folder.parent / "shared"
     shutil.copytree(folder, other)
     processes.start(1, folder, "train:8")
-    settings = yaml.safe_load((other / "run.yaml").read_text("utf8"))
-    settings["backend"] = {"type": "torchrun", "sharding": "full"}
-    (other / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
+    file = yaml.safe_load((other / "run.yaml").read_text("utf8"))
+    file["backend"] = {"type": "torchrun", "sharding": "full"}
+    (other / "run.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
     result = processes.start(2, other, "train:8")["train:8"]
 
     assert result["steps"] == 8 + 6 + 6

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from partita.backends import torchrun
+from partita.backends import launch
 from partita.distributed import init
 from partita.distributed.init import own_threads
 from partita.distributed.world import DistributedEnv, read_world
@@ -77,10 +77,10 @@ def test_a_device_of_ones_own_is_not_the_same_for_all(monkeypatch: pytest.Monkey
             "trainer": {"type": "none"},
         }
     )
-    monkeypatch.setattr(torchrun, "get_world", lambda: DistributedEnv(1, 4, 1, 4))
+    monkeypatch.setattr(launch, "get_world", lambda: DistributedEnv(1, 4, 1, 4))
 
     with pytest.raises(ConfigError) as error:
-        torchrun.get_process_group(config)
+        launch.get_process_group(config)
 
     assert str(error.value) == (
         "model_parameters.device: cuda:1 is one device, and each of 4 processes needs its own; write cuda"

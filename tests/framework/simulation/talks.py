@@ -22,40 +22,65 @@ def fill(folder: Path) -> None:
     chance = random.Random(0)
     rows = []
     for number in range(20):
-        said = [" ".join(chance.choices(WORDS, k=3)) for _ in range(4 + 2 * (number % 2))]
-        messages = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
-        rows.append({"messages": messages, "goal": said[0]})
+        messages = random_messages(chance, 4 + 2 * (number % 2))
+        rows.append({"messages": messages, "goal": messages[0]["content"]})
     write_json_lines(folder / "rows.jsonl", rows)
     for name, size, seed in (("base", 32, 42), ("guest", 16, 7)):
-        scratch = {
-            "type": "scratch",
-            "hidden_size": size,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "context_length": 96,
-            "tokenizer": "word",
-            "vocab_size": 64 if name == "base" else 48,
-        }
-        made = settings(folder) | {"base_model": scratch, "seed": seed, "data": {"source": str(folder / "rows.jsonl")}}
-        del made["simulation"]
-        Model(made, quiet=True).save(folder / name)
+        save_model(
+            settings(folder), folder, name=name, hidden_size=size, vocab_size=64 if name == "base" else 48, seed=seed
+        )
+
+
+def random_messages(chance: random.Random, count: int) -> list[dict[str, str]]:
+    """Messages of three words, of a user and an assistant in turn."""
+    texts = [" ".join(chance.choices(WORDS, k=3)) for _ in range(count)]
+    return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
+
+
+def save_model(
+    file: dict[str, Any],
+    folder: Path,
+    *,
+    name: str = "base",
+    hidden_size: int = 32,
+    vocab_size: int = 64,
+    seed: int = 42,
+) -> None:
+    """Save a new model of the words in rows.jsonl."""
+    scratch = {
+        "type": "scratch",
+        "hidden_size": hidden_size,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "context_length": 96,
+        "tokenizer": "word",
+        "vocab_size": vocab_size,
+    }
+    made = file | {"base_model": scratch, "seed": seed, "data": {"source": str(folder / "rows.jsonl")}}
+    del made["simulation"]
+    Model(made, quiet=True).save(folder / name)
 
 
 def settings(folder: Path, **simulation: Any) -> dict[str, Any]:
     """A file; keys of its simulation may be others."""
+    user_sim = {
+        "world": {"type": "user_sim", "done": "box"},
+        "agents": {"user": USER},
+        "tasks": {"count": 40},
+        "max_turns": 4,
+    }
+    return file_of(folder, **user_sim | simulation)
+
+
+def file_of(folder: Path, **simulation: Any) -> dict[str, Any]:
+    """A file with this simulation of the model `base`."""
     return {
         "base_model": str(folder / "base"),
         "input_features": [{"name": "messages", "type": "dialogue"}],
         "output_features": [{"name": "answer", "type": "text"}],
         "generation": {"max_new_tokens": 5, "do_sample": True, "temperature": 1.0},
         "trainer": {"type": "none", "batch_size": 8},
-        "simulation": {
-            "world": {"type": "user_sim", "done": "box"},
-            "agents": {"user": USER},
-            "tasks": {"count": 40},
-            "max_turns": 4,
-            **simulation,
-        },
+        "simulation": simulation,
     }
 
 

@@ -17,6 +17,7 @@ from partita.simulation.report import outcomes_of
 from ...forks import COMMAND, Forks
 from ...json_lines import read_json_lines, write_json_lines
 from ...properties import ends
+from .talks import file_of, random_messages, save_model
 from .test_environment_server import lives
 
 WORLDS = Path(__file__).with_name("worlds_of_tests.py")
@@ -28,39 +29,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("simulation")
     shutil.copy(WORLDS, folder / "worlds_of_tests.py")
     chance = random.Random(0)
-    words = ["say", "once", "more", "what", "red", "green", "blue", "one", "two", "three", "ball", "box", *"0123456"]
-    rows = []
-    for _ in range(30):
-        said = [" ".join(chance.choices(words, k=3)) for _ in range(6)]
-        messages = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
-        rows.append({"messages": messages})
-    write_json_lines(folder / "rows.jsonl", rows)
-    scratch = {
-        "type": "scratch",
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "context_length": 96,
-        "tokenizer": "word",
-        "vocab_size": 64,
-    }
-    made = settings(folder) | {"base_model": scratch, "data": {"source": str(folder / "rows.jsonl")}}
-    del made["simulation"]
-    Model(made, quiet=True).save(folder / "base")
+    write_json_lines(folder / "rows.jsonl", [{"messages": random_messages(chance, 6)} for _ in range(30)])
+    save_model(settings(folder), folder)
     return folder
 
 
 def settings(folder: Path, **simulation: Any) -> dict[str, Any]:
     """A file; keys of its simulation may be others."""
     world = {"type": "environment", "environment": "worlds_of_tests:Echo"}
-    return {
-        "base_model": str(folder / "base"),
-        "input_features": [{"name": "messages", "type": "dialogue"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        "generation": {"max_new_tokens": 5, "do_sample": True, "temperature": 1.0},
-        "trainer": {"type": "none", "batch_size": 8},
-        "simulation": {"world": world, "tasks": {"count": 60}, **simulation},
-    }
+    return file_of(folder, **{"world": world, "tasks": {"count": 60}, **simulation})
 
 
 def simulated(folder: Path, output: Path, *, batch_size: int | None = None, **simulation: Any) -> Any:

@@ -4,7 +4,6 @@ import gc
 import json
 import random
 import re
-import shutil
 import signal
 import time
 from dataclasses import replace
@@ -20,14 +19,13 @@ from partita import ConfigError, Model, PartitaError
 from partita.lm.huggingface import HuggingFaceModel
 from partita.pipeline.build import build_pipeline
 
+from ... import self_training
 from ...forks import COMMAND, Forks
 from ...json_lines import read_json_lines
 from ...seeds import session_seed
 
-PROGRAMS = Path(__file__).with_name("worlds_of_tests.py")
 
-
-def settings(**self_training: Any) -> dict[str, Any]:
+def settings(**changes: Any) -> dict[str, Any]:
     """A file whose rounds take 40 dialogues and 6 steps each."""
     scratch = {
         "type": "scratch",
@@ -38,38 +36,25 @@ def settings(**self_training: Any) -> dict[str, Any]:
         "tokenizer": "word",
         "vocab_size": 64,
     }
-    return {
-        "base_model": scratch,
-        "input_features": [{"name": "messages", "type": "dialogue"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        "generation": {"max_new_tokens": 3, "do_sample": True},
-        "data": {"source": "rows.jsonl", "split": {"type": "random", "probabilities": [0.9, 0.1, 0.0]}},
-        "trainer": {"type": "finetune", "max_steps": 8, "batch_size": 8, "learning_rate": 0.01},
-        "simulation": {
-            "world": {"type": "environment", "environment": "worlds_of_tests:Repeat"},
-            "tasks": {"count": 20},
-            "self_training": {"rounds": 2, "tasks": {"count": 40}, "max_steps": 6, **self_training},
-        },
-    }
+    return self_training.settings(
+        base_model=scratch,
+        generation={"do_sample": True},
+        trainer={"max_steps": 8, "batch_size": 8, "learning_rate": 0.01},
+        **{"tasks": {"count": 40}, **changes},
+    )
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with rows and programs, from which commands are started."""
-    shutil.copy(PROGRAMS, tmp_path)
-    chance = random.Random(0)
-    with (tmp_path / "rows.jsonl").open("w", encoding="utf8") as file:
-        for _ in range(60):
-            word = chance.choice(("red", "green", "blue"))
-            messages = [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": word}]
-            file.write(json.dumps({"messages": messages}) + "\n")
+    self_training.fill(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def train(run: str, **self_training: Any) -> Any:
+def train(run: str, **changes: Any) -> Any:
     """The result of training a file."""
-    Path("run.yaml").write_text(yaml.safe_dump(settings(**self_training)), encoding="utf8")
+    Path("run.yaml").write_text(yaml.safe_dump(settings(**changes)), encoding="utf8")
     return Model("run.yaml", quiet=True).train(run=run)
 
 
