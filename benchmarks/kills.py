@@ -304,7 +304,7 @@ def self_training(folder: Path, quick: bool) -> Result:
     """Twenty SIGKILLs at random moments of three rounds of 400 dialogues and training, beside an uninterrupted job.
 
     A new model, sampled answers, two turns a dialogue, 8 steps on data and 10 in each round, one thread. An attempt is
-    killed a moment after it reaches a random place: two before the rounds, and in each round three among its dialogues
+    killed a moment after it reaches a random point: two before the rounds, and in each round three among its dialogues
     and three among its steps. Transcripts, the rows and losses of every step, and all weights are compared.
     """
     dialogues, each = (80, 1) if quick else (400, 3)
@@ -314,11 +314,11 @@ def self_training(folder: Path, quick: bool) -> Result:
     shutil.copy(ROOT / "tests" / "framework" / "simulation" / "worlds_of_tests.py", folder)
     write_dialogues(Path("rows.jsonl"))
     run_fork(partial(train_rounds, "straight", dialogues))
-    wanted = places(chance, dialogues, each=each)
-    reached = [place for place in wanted if killed_in(place, dialogues)]
+    wanted = kill_points(chance, dialogues, each=each)
+    reached = [point for point in wanted if killed_in(point, dialogues)]
     run_fork(partial(train_rounds, "killed", dialogues))
     differences = compare_rounds(Path("straight"), Path("killed"))
-    names = [place.name for place in reached]
+    names = [point.name for point in reached]
     row = {
         "kills": len(reached),
         "before the rounds": names.count("data"),
@@ -334,7 +334,7 @@ def self_training(folder: Path, quick: bool) -> Result:
     return [row], limits
 
 
-class Place(NamedTuple):
+class KillPoint(NamedTuple):
     """Where a job is killed: `delay` seconds after a file of the run has this many lines."""
 
     name: str
@@ -343,9 +343,9 @@ class Place(NamedTuple):
     delay: float
 
 
-def places(chance: random.Random, dialogues: int, *, each: int) -> list[Place]:
-    """Return places in the order in which a job reaches them."""
-    found = [Place("data", "log.jsonl", lines, chance.uniform(0, 0.05)) for lines in (2, 6)]
+def kill_points(chance: random.Random, dialogues: int, *, each: int) -> list[KillPoint]:
+    """Return points in the order in which a job reaches them."""
+    found = [KillPoint("data", "log.jsonl", lines, chance.uniform(0, 0.05)) for lines in (2, 6)]
     for number in range(1, ROUNDS + 1):
         kinds = (
             ("dialogues", f"rounds/{number}/transcripts/.predicted.jsonl", dialogues - 30),
@@ -353,7 +353,7 @@ def places(chance: random.Random, dialogues: int, *, each: int) -> list[Place]:
         )
         for name, file, most in kinds:
             lines = sorted(chance.sample(range(2, most), each))
-            found += [Place(name, file, line, chance.uniform(0, 0.05)) for line in lines]
+            found += [KillPoint(name, file, line, chance.uniform(0, 0.05)) for line in lines]
     return found
 
 
@@ -408,11 +408,11 @@ def train_rounds(run: str, dialogues: int) -> None:
     Model(rounds_config(dialogues), quiet=True).train(run=run)
 
 
-def killed_in(place: Place, dialogues: int) -> bool:
-    """Start a job and kill it where it reaches a place; return whether it was killed."""
+def killed_in(point: KillPoint, dialogues: int) -> bool:
+    """Start a job and kill it where it reaches a point; return whether it was killed."""
     pid = fork(partial(train_rounds, "killed", dialogues))
-    killed = kill_when(pid, lambda: count_lines(Path("killed"), place.file) >= place.lines, delay=lambda: place.delay)
-    print(place, "killed" if killed else "ended", flush=True)
+    killed = kill_when(pid, lambda: count_lines(Path("killed"), point.file) >= point.lines, delay=lambda: point.delay)
+    print(point, "killed" if killed else "ended", flush=True)
     return killed
 
 

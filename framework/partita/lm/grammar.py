@@ -115,7 +115,7 @@ class Grammar:
         """Return a matcher at the beginning of an answer."""
         return self.first.deep_copy()
 
-    def held(self, scores_NV: torch.Tensor, rows: Sequence[Row], *, otherwise: torch.Tensor) -> torch.Tensor:
+    def mask_scores(self, scores_NV: torch.Tensor, rows: Sequence[Row], *, otherwise: torch.Tensor) -> torch.Tensor:
         """Return scores with disallowed tokens masked; NaN if no token is allowed, with the reason in the row.
 
         If generation settings mask all allowed tokens, the model's scores `otherwise` are used.

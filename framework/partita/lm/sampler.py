@@ -105,7 +105,7 @@ class Sampler:
                 scores_NV = scores_NV.clone() if self.logprobs or self.grammar is not None else scores_NV
                 scores_NV[indices[:, None], self.ends] = -torch.inf
         if self.grammar is not None:
-            scores_NV = self.grammar.held(scores_NV, rows, otherwise=logits_NV)
+            scores_NV = self.grammar.mask_scores(scores_NV, rows, otherwise=logits_NV)
         tokens_N, valid_N = self.sample(scores_NV, rows) if self.samples else greedy(scores_NV)
         close = near_ties(scores_NV, tokens_N, means_N).nonzero()[:, 0].tolist() if means_N is not None else []
         if self.logprobs:

@@ -79,7 +79,7 @@ def slot_attention(
         )
         return output
     if layout.positions_NL is None or query.shape[2] > 1:
-        return read(layout, query, key, value, attention_mask, scaling), None
+        return attend_prompts(layout, query, key, value, attention_mask, scaling), None
     rows, heads, _, size = key.shape
     factor = size**-0.5 if scaling is None else scaling
     query_NHGD = (query * factor).reshape(rows, heads, -1, size)
@@ -97,7 +97,7 @@ def slot_attention(
     return found_NHGD.reshape(rows, 1, -1, value.shape[3]), None
 
 
-def read(
+def attend_prompts(
     layout: CacheLayout,
     query_NHLD: torch.Tensor,
     key_NHWD: torch.Tensor,

@@ -147,6 +147,6 @@ def read_in_slots(slots: Slots, rows: list[list[int]]) -> list[list[torch.Tensor
         logits = slots.extend(ids_N1, lengths=[len(row) - STEPS + step + 1 for row in rows])
         for index, one in enumerate(logits.double()):
             logits_of_rows[index].append(one)
-    for index, one in enumerate(slots.go_on(rows, STEPS, first=0).double()):
+    for index, one in enumerate(slots.prefill_rest(rows, STEPS, first=0).double()):
         logits_of_rows[index].append(one)
     return logits_of_rows

@@ -110,7 +110,7 @@ class Slots:
     def read_prefix(self, prefix: list[int]) -> None:
         """Prefill the shared prefix of all slots."""
         try:
-            with self.sums_of_the_library():
+            with self.torch_products():
                 self.forward([prefix], first=0, start=0)
             if not self.pool.layout.prefix_in_first_slot:
                 self.pool.broadcast_prefix(len(prefix))
@@ -158,13 +158,13 @@ class Slots:
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
         """Prefill prompts in one pass and choose the first token of each; return rows that ended with it."""
         first = len(self.rows)
-        # New rows take the slots after the active ones. `taken` moves kept caches there, and orders the requests by it.
+        # New rows take the slots after the active ones: kept caches are moved there, and requests ordered by slot.
         requests, unread = self.kept.move_to_slots(requests, first=first)
         prompts = [list(request.input_ids) for request in requests]
         if all(len(prompt) - self.prefix == new for prompt, new in zip(prompts, unread, strict=True)):
             logits_NV = self.forward([prompt[self.prefix :] for prompt in prompts], first=first, start=self.prefix)
         else:
-            logits_NV = self.go_on(prompts, max(unread), first=first)
+            logits_NV = self.prefill_rest(prompts, max(unread), first=first)
         self.largest_pass = max(self.largest_pass, len(prompts) * max(unread))
         new = [Row(request) for request in requests]
         for row in new:
@@ -208,14 +208,14 @@ class Slots:
         ids = [*row.request.input_ids, *row.new]
         self.rows_again += 1
         self.tokens_again += len(ids) - self.prefix
-        with self.sums_of_the_library():
+        with self.torch_products():
             most = self.shortest_pass if row.request.keep else self.largest_pass
             for start in range(self.prefix, len(ids), most):
                 logits_1V = self.forward([ids[start : start + most]], first=slot, start=start)
         return logits_1V
 
     @contextmanager
-    def sums_of_the_library(self) -> Iterator[None]:
+    def torch_products(self) -> Iterator[None]:
         """Disable the oneDNN products in this context."""
         before, self.wide = self.wide, False
         try:
@@ -231,7 +231,7 @@ class Slots:
         mask = self.mask(positions_L[None], width=start + length) if start else None
         return self.read(prompts, positions_L.expand(len(prompts), -1), mask, width=start + length)
 
-    def go_on(self, prompts: Sequence[Sequence[int]], unread: int, *, first: int) -> torch.Tensor:
+    def prefill_rest(self, prompts: Sequence[Sequence[int]], unread: int, *, first: int) -> torch.Tensor:
         """Prefill at least the last `unread` tokens of prompts whose earlier tokens are cached; return logits [N, V].
 
         All prompts end at the last position of the pass, so shorter ones recompute some cached tokens.
@@ -337,7 +337,7 @@ class Slots:
                 )
                 ended[id(row)] = SlotAnswer(row.request, answer)
         if ended:
-            self.leave({index for index, row in enumerate(self.rows) if id(row) in ended})
+            self.free_slots({index for index, row in enumerate(self.rows) if id(row) in ended})
         return list(ended.values())
 
     def has_ended(self, row: Row) -> bool:
@@ -349,7 +349,7 @@ class Slots:
         text = decode_continuation(self.lm.tokenizer, row.new[-self.tail :])
         return first_stop(text, self.options.stop) is not None
 
-    def leave(self, indices: set[int]) -> None:
+    def free_slots(self, indices: set[int]) -> None:
         """Free the slots of rows and move the last rows into them; rows that keep their cache swap with those."""
         # Rows in slots from `left` on move into the slots that were freed before `left`.
         left = len(self.rows) - len(indices)
