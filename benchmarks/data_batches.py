@@ -337,8 +337,8 @@ def in_step(loaders: list[Any]) -> Iterator[list[Any]]:
 def one_cursor(steps: Any) -> Any:
     """Return the position of a job: every rank has it for indexed rows, and its own shards of a stream."""
     cursors = [step.state_dict for step in steps]
-    place = cursors[0]["place"]
-    return merged(cursors) if isinstance(place, dict) and "groups" in place else cursors[0]
+    position = cursors[0]["position"]
+    return merged(cursors) if isinstance(position, dict) and "groups" in position else cursors[0]
 
 
 def of_rank(batches: Any, *, process_group: ThreadGroup, workers: int, ledger: Ledger) -> Any:

@@ -39,10 +39,11 @@ class RawChunk:
 
 
 @dataclass(frozen=True)
-class BadPlace:
+class BadChunkRow:
     """A row of a chunk that cannot be used."""
 
-    place: int
+    index: int
+    """Index of the row in the chunk."""
     reasons: tuple[str, ...]
     raw: Any
     """The row, or the content that could not be read."""
@@ -60,13 +61,13 @@ class EncodedChunk:
     """First loss token and one past the last, relative to the example, int32, [spans, 2]."""
     span_counts: np.ndarray
     """Number of loss spans of each example, int64."""
-    places: np.ndarray
+    indices: np.ndarray
     """Index in the chunk of each example's row, int64."""
     numbers: np.ndarray
     """Number of each example among those of its row, from 1, int32."""
     used: UsedRows
     """Counts of the rows that are used entirely."""
-    bad: tuple[BadPlace, ...] = ()
+    bad: tuple[BadChunkRow, ...] = ()
     num_unreadable: int = 0
     """Bad rows that are not rows at all: malformed lines, or JSON that is not an object."""
 
@@ -107,23 +108,25 @@ class ChunkEncoder:
         num_unreadable = len(bad)
         expander = self.encoder.expander
         expanded_rows = [
-            (place, number, *row)
-            for place in raw
-            for number, row in enumerate(made_rows(raw[place], chunk.keys[place], expander=expander), start=1)
+            (index, number, *row)
+            for index in raw
+            for number, row in enumerate(made_rows(raw[index], chunk.keys[index], expander=expander), start=1)
         ]
         checked = check_rows(self.schema, [row for *_, row in expanded_rows])
         bad |= {expanded_rows[number][0]: reasons for number, reasons in checked.bad.items()}
         good = [expanded_rows[number] for number in checked.clean]
         encoded = self.encoder.encode_rows(list(checked.clean.values()), [key for *_, key, _ in good])
         examples: list[tuple[int, int, Example]] = []
-        for (place, number, *_), example in zip(good, encoded, strict=True):
+        for (index, number, *_), example in zip(good, encoded, strict=True):
             if isinstance(example, RowError):
-                bad[place] = (str(example),)
+                bad[index] = (str(example),)
             elif self.max_row_tokens is not None and len(example.input_ids) > self.max_row_tokens:
-                bad.setdefault(place, (f"more than the {self.max_row_tokens:,} tokens of data.batching.max_tokens",))
+                bad.setdefault(index, (f"more than the {self.max_row_tokens:,} tokens of data.batching.max_tokens",))
             else:
-                examples.append((place, number, example))
-        bad_rows = tuple(BadPlace(place, bad[place], shown(raw.get(place, chunk.rows[place]))) for place in sorted(bad))
+                examples.append((index, number, example))
+        bad_rows = tuple(
+            BadChunkRow(index, bad[index], shown(raw.get(index, chunk.rows[index]))) for index in sorted(bad)
+        )
         return replace(flat(examples, bad_rows, unknown=self.unknown), num_unreadable=num_unreadable)
 
 
@@ -138,18 +141,18 @@ def parsed(rows: Sequence[RawRow]) -> tuple[dict[int, Mapping[str, Any]], dict[i
     """Return the rows that are mappings, and the reasons why others are not, both by index."""
     good: dict[int, Mapping[str, Any]] = {}
     bad: dict[int, tuple[str, ...]] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if isinstance(row, Unreadable):
-            bad[place] = (row.reason,)
+            bad[index] = (row.reason,)
             continue
         if not isinstance(row, bytes):
-            good[place] = row
+            good[index] = row
             continue
         value, reason = json_row(row)
         if reason:
-            bad[place] = (reason,)
+            bad[index] = (reason,)
         else:
-            good[place] = value
+            good[index] = value
     return good, bad
 
 
@@ -161,12 +164,12 @@ def shown(row: Any) -> Any:
 
 
 def flat(
-    examples: Sequence[tuple[int, int, Example]], bad: tuple[BadPlace, ...], *, unknown: int | None
+    examples: Sequence[tuple[int, int, Example]], bad: tuple[BadChunkRow, ...], *, unknown: int | None
 ) -> EncodedChunk:
     """Return examples with the indices of their rows as arrays; `unknown` is the tokenizer's unknown token."""
     rows = [example for *_, example in examples]
     used = UsedRows(
-        rows=len({place for place, *_ in examples} - {row.place for row in bad}),
+        rows=len({index for index, *_ in examples} - {row.index for row in bad}),
         cut=sum(example.cut_tokens > 0 for example in rows),
         cut_tokens=sum(example.cut_tokens for example in rows),
         loss_tokens=sum(end - start for example in rows for start, end in example.spans),
@@ -179,7 +182,7 @@ def flat(
         lengths=np.array([len(example.input_ids) for example in rows], dtype=np.int64),
         spans=np.array([span for example in rows for span in example.spans], dtype=np.int32).reshape(-1, 2),
         span_counts=np.array([len(example.spans) for example in rows], dtype=np.int64),
-        places=np.array([place for place, *_ in examples], dtype=np.int64),
+        indices=np.array([index for index, *_ in examples], dtype=np.int64),
         numbers=np.array([number for _, number, _ in examples], dtype=np.int32),
         used=used,
         bad=bad,

@@ -138,7 +138,7 @@ def number_of(value: Any) -> float | None:
 
 def is_numbering(values: Sequence[Any]) -> bool:
     """Return whether the values number the rows."""
-    return all(isinstance(value, int) and value - place == values[0] for place, value in enumerate(values))
+    return all(isinstance(value, int) and value - index == values[0] for index, value in enumerate(values))
 
 
 def is_measured(name: str, numbers: Sequence[float]) -> bool:

@@ -42,24 +42,24 @@ ALL = HistoryLimits()
 
 def answers(messages: Sequence[Message]) -> list[int]:
     """Return the indices of the answers that are learned: messages of the assistant after a question."""
-    return [place for place, message in enumerate(messages) if message.get("learned")]
+    return [index for index, message in enumerate(messages) if message.get("learned")]
 
 
 def history(
-    messages: Sequence[Message], place: int, *, context: HistoryLimits = ALL, count: Callable[[str], int] | None = None
+    messages: Sequence[Message], index: int, *, context: HistoryLimits = ALL, count: Callable[[str], int] | None = None
 ) -> list[Message]:
-    """Return the messages that are shown before the one at `place`.
+    """Return the messages that are shown before the one at `index`.
 
     Args:
         messages: The whole dialogue.
-        place: Index of the answer.
+        index: Index of the answer.
         context: Limits of the history.
         count: Returns the number of tokens of a text; required if context_tokens is set.
     """
     opening = 0
-    while opening < place and messages[opening]["role"] == "system":
+    while opening < index and messages[opening]["role"] == "system":
         opening += 1
-    shown = list(messages[opening:place])
+    shown = list(messages[opening:index])
     if context.context_turns is not None:
         shown = shown[turn_start(shown, context.context_turns) :]
     if not context.include_labels:
@@ -75,9 +75,9 @@ def history(
 def turn_start(messages: Sequence[Message], turns: int) -> int:
     """Return the start of the last `turns` exchanges; an exchange starts after an answer."""
     starts = [
-        place
-        for place, message in enumerate(messages)
-        if message["role"] != "assistant" and (place == 0 or messages[place - 1]["role"] == "assistant")
+        index
+        for index, message in enumerate(messages)
+        if message["role"] != "assistant" and (index == 0 or messages[index - 1]["role"] == "assistant")
     ]
     return starts[-turns] if len(starts) >= turns else 0
 
@@ -85,11 +85,11 @@ def turn_start(messages: Sequence[Message], turns: int) -> int:
 def token_start(messages: Sequence[Message], limit: int, count: Callable[[str], int]) -> int:
     """Return the start of the longest suffix of at most `limit` tokens; at least the last message is kept."""
     total, start = 0, len(messages)
-    for place in range(len(messages) - 1, -1, -1):
-        total += count(messages[place]["content"])
+    for index in range(len(messages) - 1, -1, -1):
+        total += count(messages[index]["content"])
         if total > limit and start < len(messages):
             break
-        start = place
+        start = index
         if total > limit:
             break
     return start
@@ -140,7 +140,7 @@ class Expander:
             messages = self._messages(row)
         except FormatError:
             return 1
-        return max(1, sum(self._right_answers(messages[place]) for place in self._places(messages)))
+        return max(1, sum(self._right_answers(messages[index]) for index in self._answer_indices(messages)))
 
     def _messages(self, row: Mapping[str, Any]) -> list[Message]:
         """Return the messages of a dialogue. Raise FormatError if it cannot be read."""
@@ -159,31 +159,31 @@ class Expander:
         """A hash of everything that decides the rows."""
         return digest(repr(self))
 
-    def _places(self, messages: Sequence[Message]) -> list[int]:
-        places = answers(messages)
-        return places if self.mode == "squash" else places[-1:]
+    def _answer_indices(self, messages: Sequence[Message]) -> list[int]:
+        indices = answers(messages)
+        return indices if self.mode == "squash" else indices[-1:]
 
     def _right_answers(self, message: Message) -> int:
         return len(message.get("labels", [None])) if self.labels == "all" else 1
 
     def _rows(self, messages: Sequence[Message], key: str) -> list[dict[str, Any]]:
-        chosen = [self._chosen(message, key, place) for place, message in enumerate(messages)]
+        chosen = [self._chosen(message, key, index) for index, message in enumerate(messages)]
         packed = self.mode == "packed_dialogue"
         rows = []
-        for place in self._places(messages):
-            shown = chosen[:place] if packed else history(chosen, place, context=self.context)
-            for labels in self._labels(messages[place], chosen[place]["content"]):
+        for index in self._answer_indices(messages):
+            shown = chosen[:index] if packed else history(chosen, index, context=self.context)
+            for labels in self._labels(messages[index], chosen[index]["content"]):
                 rows.append({"messages": shown, "labels": labels, "learn_all": packed})
         return rows
 
-    def _chosen(self, message: Message, key: str, place: int) -> Message:
+    def _chosen(self, message: Message, key: str, index: int) -> Message:
         """Return the message with one correct answer."""
         right = message.get("labels")
         if right is None:
             return message
         number = 0
         if self.labels == "random":
-            number = hash_to_int(f"{self.seed}:{key}:{place}") % len(right)
+            number = hash_to_int(f"{self.seed}:{key}:{index}") % len(right)
         return {name: value for name, value in message.items() if name != "labels"} | {"content": right[number]}
 
     def _labels(self, message: Message, first: str) -> list[list[str]]:
@@ -277,5 +277,5 @@ def expanded(rows: Rows, expander: Expander | None) -> Rows:
             last=parts_N + 1 == np.repeat(counts, counts) if expander.numbered else None,
         ),
         fingerprint=digest(rows.fingerprint, expander.fingerprint),
-        bad=[replace(row, place=int(ends[row.place - 1]) if row.place else 0) for row in rows.bad],
+        bad=[replace(row, num_before=int(ends[row.num_before - 1]) if row.num_before else 0) for row in rows.bad],
     )

@@ -22,7 +22,7 @@ TO_AGENT = ("system", "checker")
 class EpisodeTurn:
     """An answer of the model."""
 
-    place: int
+    index: int
     """Index of the answer in the messages."""
     text: str
     """The answer."""
@@ -50,7 +50,7 @@ class Episode:
     seed: int
     """Seed of the environment."""
     shows_gold: bool = False
-    """Whether the model sees the gold answers of earlier turns in place of its own."""
+    """Whether the model sees the gold answers of earlier turns instead of its own."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     """All messages in order, with `role`, `content`, the speaking `agent`, and `learned` for answers of the model.
 
@@ -143,10 +143,10 @@ class Episode:
         """Messages as the model sees them; with `shows_gold`, gold answers replace its own."""
         if not self.shows_gold:
             return self.messages
-        gold = {reply.place: reply.gold for reply in self.replies}
+        gold = {reply.index: reply.gold for reply in self.replies}
         return [
-            message | {"content": gold[place]} if place in gold else message
-            for place, message in enumerate(self.messages)
+            message | {"content": gold[index]} if index in gold else message
+            for index, message in enumerate(self.messages)
         ]
 
     def add_reward(self, reward: float | None) -> None:
@@ -178,8 +178,8 @@ class Episode:
 
     def line(self) -> dict[str, Any]:
         """Return the transcript line as a dictionary, which is also a valid row of `messages` data."""
-        answers = {reply.place: reply for reply in self.replies}
-        tokens = self.tokens | {place: reply.tokens for place, reply in answers.items()}
+        answers = {reply.index: reply for reply in self.replies}
+        tokens = self.tokens | {index: reply.tokens for index, reply in answers.items()}
         return {
             "dialogue": self.key,
             "task": self.task_key,
@@ -193,9 +193,9 @@ class Episode:
             "target": self.target,
             "messages": [
                 {"role": message["role"], "content": message["content"], "agent": message["agent"]}
-                | ({"tokens": list(tokens[place])} if place in tokens else {})
-                | ({"gold": answers[place].gold} if place in answers and answers[place].gold is not None else {})
-                for place, message in enumerate(self.messages)
+                | ({"tokens": list(tokens[index])} if index in tokens else {})
+                | ({"gold": answers[index].gold} if index in answers and answers[index].gold is not None else {})
+                for index, message in enumerate(self.messages)
             ],
         }
 
@@ -209,14 +209,14 @@ def derived_seed(seed: int, *names: str) -> int:
 def from_line(line: Mapping[str, Any]) -> Episode:
     """Restore an episode from its transcript line, with everything that metrics need."""
     episode = Episode(line["dialogue"], line["task"], {}, line["seed"])
-    for place, message in enumerate(line["messages"]):
+    for index, message in enumerate(line["messages"]):
         # Without `agent`, only messages of the main agent have tokens.
         agent = message.get("agent", AGENT if "tokens" in message else "user")
         episode.messages.append({"role": message["role"], "content": message["content"], "agent": agent})
         if "tokens" in message and agent != AGENT:
-            episode.tokens[place] = tuple(message["tokens"])
+            episode.tokens[index] = tuple(message["tokens"])
         elif "tokens" in message:
-            turn = EpisodeTurn(place, message["content"], tuple(message["tokens"]), message.get("gold"))
+            turn = EpisodeTurn(index, message["content"], tuple(message["tokens"]), message.get("gold"))
             episode.replies.append(turn)
     episode.reward, episode.ok, episode.rounds = line["reward"], line["ok"], line["rounds"]
     episode.metrics, episode.target = dict(line["metrics"]), line["target"]

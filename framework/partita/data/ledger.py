@@ -205,10 +205,10 @@ class Ledger:
         if left_out <= accepted:
             return
         shown = f"{limit:g} of all rows" if isinstance(limit, float) else counted(limit, "row")
-        place = f"; see {self._folder / QUARANTINE}" if self._folder is not None else ""
+        hint = f"; see {self._folder / QUARANTINE}" if self._folder is not None else ""
         self.save()
         raise DataError(
-            f"{left_out:,} of {counted(total, 'row')} cannot be used, and data.max_bad_rows accepts {shown}{place}:\n"
+            f"{left_out:,} of {counted(total, 'row')} cannot be used, and data.max_bad_rows accepts {shown}{hint}:\n"
             + self.main_reasons()
         )
 
@@ -274,15 +274,15 @@ class Ledger:
             return
         self._opened = True
         self._folder.mkdir(parents=True, exist_ok=True)
-        place = self._folder / QUARANTINE
+        path = self._folder / QUARANTINE
         if not self._resumable:
-            self._beside = beside(place).open("w", encoding="utf-8")
+            self._beside = beside(path).open("w", encoding="utf-8")
             return
-        if place.exists() and not earlier(self._folder).exists():
-            place.replace(
+        if path.exists() and not earlier(self._folder).exists():
+            path.replace(
                 earlier(self._folder)
             )  # if the earlier file exists, it was not loaded yet, and the current one belongs to no run
-        place.write_text("")
+        path.write_text("")
 
     def _write(self, record: dict[str, Any], row: Mapping[str, Any] | str | None) -> None:
         text = json.dumps(row, default=str)

@@ -97,7 +97,7 @@ class Loader:
             seed: Decides the order of the rows.
             pad_token_id: Id that fills short rows.
             max_tokens: Resolved value for token_budget's `auto` and pack's default, in tokens.
-            order: Order of the rows in an epoch, in place of a permutation.
+            order: Order of the rows in an epoch, instead of a permutation.
             more_parts: Further inputs that decide the batches, such as what `order` is built from, by name.
             collate_batch: Custom collate function.
             resume: What to do if data or plan have changed: see `continued`.
@@ -160,7 +160,7 @@ class Loader:
         if self._started:
             raise ResumeError("a data position must be loaded before the first step is requested")
         loaded = continued(cursor, self._cursor.parts, resume=self._resume)
-        window, taken = place_in_window(loaded.place)
+        window, taken = position_in_window(loaded.position)
         self._planner.check(loaded.epoch, window, taken, loaded.step)
         self._cursor = loaded
 
@@ -175,7 +175,7 @@ class Loader:
 
     def _plans(self) -> Iterator[PlannedStep]:
         epoch, step = self._cursor.epoch, self._cursor.step
-        window, taken = place_in_window(self._cursor.place)
+        window, taken = position_in_window(self._cursor.position)
         while True:
             yield from self._planner.steps(epoch, window, taken, step)
             epoch, step, window, taken = epoch + 1, 0, 0, 0
@@ -191,12 +191,16 @@ class Loader:
         )
 
 
-def place_in_window(place: Any) -> tuple[int, int]:
+def position_in_window(position: Any) -> tuple[int, int]:
     """Return the window and the number of batches taken from it. Raise ResumeError if a saved position is malformed."""
-    if place is None:
+    if position is None:
         return 0, 0
-    if isinstance(place, list) and len(place) == 2 and all(type(number) is int and number >= 0 for number in place):
-        return place[0], place[1]
+    if (
+        isinstance(position, list)
+        and len(position) == 2
+        and all(type(number) is int and number >= 0 for number in position)
+    ):
+        return position[0], position[1]
     raise ResumeError("the data position is damaged; continue from an older checkpoint")
 
 

@@ -20,5 +20,5 @@ def load_part(target: str, *, key: str, folder: Path | None) -> type:
 
 def source_digest(target: Any) -> str:
     """Return a hash of the source file of a class or function."""
-    place = inspect.getsourcefile(target)
-    return digest(Path(place).read_bytes() if place is not None else f"{target.__module__}:{target.__qualname__}")
+    path = inspect.getsourcefile(target)
+    return digest(Path(path).read_bytes() if path is not None else f"{target.__module__}:{target.__qualname__}")

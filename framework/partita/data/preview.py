@@ -151,20 +151,20 @@ def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: 
     from partita_schema.rows import check_rows
 
     checked = check_rows(schema, rows.get(range(len(rows))))
-    previews = {place: PreviewRow(rows.key(place), reasons=reasons) for place, reasons in checked.bad.items()}
-    places = list(checked.clean)
-    clean, keys = list(checked.clean.values()), [rows.key(place) for place in places]
+    previews = {index: PreviewRow(rows.key(index), reasons=reasons) for index, reasons in checked.bad.items()}
+    indices = list(checked.clean)
+    clean, keys = list(checked.clean.values()), [rows.key(index) for index in indices]
     tokenizer = encoder.formatter.tokenizer
     if supervised:
-        for place, key, example in zip(places, keys, encoder.encode_rows(clean, keys), strict=True):
+        for index, key, example in zip(indices, keys, encoder.encode_rows(clean, keys), strict=True):
             good = isinstance(example, Example)
-            previews[place] = supervised_row(example, tokenizer) if good else PreviewRow(key, reasons=(str(example),))
+            previews[index] = supervised_row(example, tokenizer) if good else PreviewRow(key, reasons=(str(example),))
     else:
-        for place, prompt in zip(places, encoder.encode_prompts(clean, keys), strict=True):
+        for index, prompt in zip(indices, encoder.encode_prompts(clean, keys), strict=True):
             reasons = (prompt.error,) if prompt.error else ()
             piece = PreviewSpan(prompt.text, False)
-            previews[place] = PreviewRow(prompt.key, (piece,), len(prompt.input_ids), reasons=reasons)
-    return [previews[place] for place in sorted(previews)]
+            previews[index] = PreviewRow(prompt.key, (piece,), len(prompt.input_ids), reasons=reasons)
+    return [previews[index] for index in sorted(previews)]
 
 
 def supervised_row(example: Any, tokenizer: Any) -> PreviewRow:
@@ -232,8 +232,8 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
     if without:
         raise DataError(f"the {without[0]} rows have no answers, so none of them could be learned or scored")
     encoder = preview_encoder(config, first, folder=folder, supervised=True)
-    with TemporaryDirectory() as place:
-        ledger = Ledger(Path(place), max_bad_rows=1.0)
+    with TemporaryDirectory() as scratch:
+        ledger = Ledger(Path(scratch), max_bad_rows=1.0)
         for split, rows in splits.items():
             expander = encoder.expander
             if expander is not None and (split != TRAINING or not config.trains):
@@ -243,7 +243,7 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
             for start, encoded in encoded_chunks(expanded_rows, encoder, options=config.data.loader, chunk=1000):
                 note_chunk(expanded_rows, start, encoded, ledger, split=split)
         ledger.save()
-        return read_report(Path(place))
+        return read_report(Path(scratch))
 
 
 def newest_run(runs: Path) -> Path:

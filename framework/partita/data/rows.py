@@ -25,7 +25,7 @@ class BadRow:
     """Why it could not be read."""
     raw: str
     """The content, truncated."""
-    place: int = 0
+    num_before: int = 0
     """Number of readable rows before it in the source."""
 
 
@@ -87,7 +87,7 @@ class RowKeys(Sequence[str]):
         is_last = self.last is not None and bool(self.last[index])
         return self.source_key(index) if is_last else str(self[index])
 
-    def place(self, index: int) -> tuple[str, int]:
+    def location(self, index: int) -> tuple[str, int]:
         """Return file name and number of a row."""
         return self.names[self.files[index]], int(self.numbers[index])
 
@@ -243,8 +243,8 @@ class FrameStore:
         part = self._frame.iloc[indices]
         missing = part.isna().to_numpy()
         rows = part.to_dict("records")
-        for place, column in zip(*missing.nonzero(), strict=True):
-            rows[place][part.columns[column]] = None
+        for index, column in zip(*missing.nonzero(), strict=True):
+            rows[index][part.columns[column]] = None
         return [{str(name): value for name, value in row.items()} for row in rows]
 
 

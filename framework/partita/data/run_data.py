@@ -71,7 +71,7 @@ class TrainingStreams:
         return Rows(
             ListStore(list(good.values())),
             columns=list(columns),
-            keys=plan.keys([read[place] for place in good]),
+            keys=plan.keys([read[index] for index in good]),
             fingerprint=digest(*(stream.fingerprint for stream in plan.streams)),
         )
 

@@ -52,9 +52,9 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
     own = {VALIDATION: config.data.validation, TEST: config.data.test}
     limit = config.data.max_row_bytes
     opened = {
-        name: open_rows(place, folder=folder, name=name, max_row_bytes=limit)
-        for name, place in own.items()
-        if place is not None
+        name: open_rows(source, folder=folder, name=name, max_row_bytes=limit)
+        for name, source in own.items()
+        if source is not None
     }
     supervised = config.trains
     makes_rows = config.simulation is not None and config.simulation.self_training is not None
@@ -170,14 +170,14 @@ def divide(rows: Rows, config: Config, *, without: frozenset[str], total: int | 
     """
     chosen = sample(len(rows), config, total=total)
     sampled = rows if chosen is None else rows.select(chosen)
-    places = deal(sampled, config, without=without)
-    if not np.any(places == 0):
+    split_N = assign_splits(sampled, config, without=without)
+    if not np.any(split_N == 0):
         raise DataError(f"no row of {rows.keys.names[0]} is a training row; see data.split")
-    if np.all(places == 0):
+    if np.all(split_N == 0):
         return {TRAINING: sampled.with_bad(rows.bad)}
     names = [name for name in (TRAINING, VALIDATION, TEST) if name not in without]
     numbers = {TRAINING: 0, VALIDATION: 1, TEST: 2}
-    splits = {name: sampled.select(np.flatnonzero(places == numbers[name])) for name in names}
+    splits = {name: sampled.select(np.flatnonzero(split_N == numbers[name])) for name in names}
     return splits | {TRAINING: splits[TRAINING].with_bad(rows.bad)}
 
 
@@ -192,48 +192,48 @@ def sample(length: int, config: Config, *, total: int | None = None) -> np.ndarr
     return np.sort(generator(config.seed, "sample").permutation(length)[:wanted])
 
 
-def deal(rows: Rows, config: Config, *, without: frozenset[str]) -> np.ndarray:
+def assign_splits(rows: Rows, config: Config, *, without: frozenset[str]) -> np.ndarray:
     """Assign each row to a split: 0 training, 1 validation, 2 test, -1 left out."""
     split = config.split
     if isinstance(split, FixedSplit):
-        places = fixed_places(rows, split.column)
+        split_N = fixed_splits(rows, split.column)
         for number, name in ((1, VALIDATION), (2, TEST)):
             if name in without:
-                places[places == number] = -1
-        return places
+                split_N[split_N == number] = -1
+        return split_N
     shares = (
         0.0 if VALIDATION in without else split.probabilities[1],
         0.0 if TEST in without else split.probabilities[2],
     )
     if isinstance(split, HashSplit):
-        return hash_places(column_of(rows, split.column, "data.split"), shares, seed=config.seed)
+        return hash_splits(column_of(rows, split.column, "data.split"), shares, seed=config.seed)
     if isinstance(split, StratifySplit):
-        return stratified_places(column_of(rows, split.column, "data.split"), shares, seed=config.seed)
-    return random_places(len(rows), shares, seed=config.seed)
+        return stratified_splits(column_of(rows, split.column, "data.split"), shares, seed=config.seed)
+    return random_splits(len(rows), shares, seed=config.seed)
 
 
-def random_places(length: int, shares: Sequence[float], *, seed: int) -> np.ndarray:
+def random_splits(length: int, shares: Sequence[float], *, seed: int) -> np.ndarray:
     """Assign rows to splits at random by seed, with exact counts rounded half up and at least one training row."""
     validation, test = (int(length * share + 0.5) for share in shares)
     while length and validation + test >= length:
         validation, test = (validation - 1, test) if validation > test else (validation, test - 1)
-    places = np.zeros(length, dtype=np.int8)
+    split_N = np.zeros(length, dtype=np.int8)
     order = generator(seed, "split").permutation(length)
-    places[order[:validation]] = 1
-    places[order[validation : validation + test]] = 2
-    return places
+    split_N[order[:validation]] = 1
+    split_N[order[validation : validation + test]] = 2
+    return split_N
 
 
-def hash_places(values: Sequence[str], shares: Sequence[float], *, seed: int) -> np.ndarray:
+def hash_splits(values: Sequence[str], shares: Sequence[float], *, seed: int) -> np.ndarray:
     """Assign rows by a hash of each value, independent of other rows; at least one row is for training."""
     marks = np.array([hash_share(value, seed) for value in values])
     validation, test = shares
-    places = np.zeros(len(marks), dtype=np.int8)
-    places[marks >= 1 - validation - test] = 1
-    places[marks >= 1 - test] = 2
-    if len(marks) and not np.any(places == 0):
-        places[marks == marks.min()] = 0
-    return places
+    split_N = np.zeros(len(marks), dtype=np.int8)
+    split_N[marks >= 1 - validation - test] = 1
+    split_N[marks >= 1 - test] = 2
+    if len(marks) and not np.any(split_N == 0):
+        split_N[marks == marks.min()] = 0
+    return split_N
 
 
 def hash_share(value: str, seed: int) -> float:
@@ -241,7 +241,7 @@ def hash_share(value: str, seed: int) -> float:
     return hash_to_int(f"{seed}:{value}", num_bytes=6) / 2**48
 
 
-def stratified_places(values: Sequence[str], shares: Sequence[float], *, seed: int) -> np.ndarray:
+def stratified_splits(values: Sequence[str], shares: Sequence[float], *, seed: int) -> np.ndarray:
     """Assign rows so that each label, and the whole, has its shares to within one row.
 
     Rows are sorted by label, in random order by seed within a label, and every 1/share-th row is selected.
@@ -249,14 +249,14 @@ def stratified_places(values: Sequence[str], shares: Sequence[float], *, seed: i
     chance = generator(seed, "split").permutation(len(values))
     order = np.lexsort((chance, np.unique(np.asarray(values), return_inverse=True)[1]))
     validation, test = shares
-    places = np.zeros(len(values), dtype=np.int8)
+    split_N = np.zeros(len(values), dtype=np.int8)
     held_out = every(order, validation + test)
     if validation + test:
-        places[held_out] = 1
-        places[every(held_out, test / (validation + test))] = 2
-    if len(places) and not np.any(places == 0):
-        places[order[0]] = 0
-    return places
+        split_N[held_out] = 1
+        split_N[every(held_out, test / (validation + test))] = 2
+    if len(split_N) and not np.any(split_N == 0):
+        split_N[order[0]] = 0
+    return split_N
 
 
 def every(order: np.ndarray, share: float) -> np.ndarray:
@@ -266,18 +266,18 @@ def every(order: np.ndarray, share: float) -> np.ndarray:
     return chosen
 
 
-def fixed_places(rows: Rows, column: str) -> np.ndarray:
+def fixed_splits(rows: Rows, column: str) -> np.ndarray:
     """Assign rows to splits by the values of a column."""
     values = column_of(rows, column, "data.split")
-    places = np.empty(len(rows), dtype=np.int8)
+    split_N = np.empty(len(rows), dtype=np.int8)
     for number, value in enumerate(values):
-        place = SPLIT_NAMES.get(value.strip().lower().removesuffix(".0"))
-        if place is None:
+        split = SPLIT_NAMES.get(value.strip().lower().removesuffix(".0"))
+        if split is None:
             raise DataError(
                 f"{rows.key(number)}: column {column!r} holds {value!r}; write 0, 1, 2 or train, validation, test"
             )
-        places[number] = place
-    return places
+        split_N[number] = split
+    return split_N
 
 
 def column_of(rows: Rows, column: str, user: str) -> list[str]:

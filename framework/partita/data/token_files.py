@@ -22,7 +22,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita_schema.common.checksums import DamagedError, sealed, unsealed
 from partita_schema.common.files import write_atomically
 
-FORMAT = 2
+FORMAT = 3
 """Increased whenever the meaning of the files changes."""
 CONTENTS = "contents.json"
 ARRAYS: dict[str, np.dtype[Any]] = {
@@ -33,7 +33,7 @@ ARRAYS: dict[str, np.dtype[Any]] = {
     "key_files": np.dtype(np.int32),
     "key_numbers": np.dtype(np.int64),
     "key_parts": np.dtype(np.int32),
-    "places": np.dtype(np.int64),
+    "indices": np.dtype(np.int64),
 }
 """Name and type of each array, as in TokenizedDataset and RowKeys; key_parts is empty if the keys have no parts."""
 COUNTS = (LEDGER, QUARANTINE)
@@ -76,8 +76,8 @@ class TokenWriter:
             start: Index of the chunk's first row among all rows.
             keys: Keys of all rows.
         """
-        places = chunk.places + start
-        chunk_keys = keys.take(places)
+        indices = chunk.indices + start
+        chunk_keys = keys.take(indices)
         self._write("ids", chunk.ids)
         self._count("starts", chunk.lengths)
         self._write("spans", chunk.spans)
@@ -86,8 +86,8 @@ class TokenWriter:
         self._write("key_numbers", chunk_keys.numbers)
         if chunk_keys.parts is not None:
             self._write("key_parts", chunk_keys.parts)
-        self._write("places", places)
-        self.rows += len(places)
+        self._write("indices", indices)
+        self.rows += len(indices)
 
     def finish(self, *, names: tuple[str, ...], made_from: Mapping[str, str], parts: Mapping[str, str]) -> None:
         """Sync all arrays to disk and write contents.json; the ledger must be saved in the folder already.
@@ -149,7 +149,7 @@ def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDatas
         loss_spans_S2=arrays["spans"].reshape(-1, 2),
         span_starts_N1=arrays["span_starts"],
         keys=RowKeys(contents["names"], arrays["key_files"], arrays["key_numbers"], parts=parts),
-        indices_N=arrays["places"],
+        indices_N=arrays["indices"],
         parts=contents["parts"],
     )
 

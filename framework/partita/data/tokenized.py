@@ -110,8 +110,8 @@ class TokenizedDataset:
         """Return a copy of the rows at `indices`, in that order; it holds no reference to the other rows."""
         ids, ends = taken(self.ids_L, self.starts_N1, indices)
         spans, span_ends = taken(self.loss_spans_S2, self.span_starts_N1, indices)
-        keys, places = self.keys.take(indices), self.indices_N[indices]
-        return TokenizedDataset(ids, ends, spans, span_ends, keys, places, self.parts)
+        keys, row_indices = self.keys.take(indices), self.indices_N[indices]
+        return TokenizedDataset(ids, ends, spans, span_ends, keys, row_indices, self.parts)
 
 
 NO_ROWS = TokenizedDataset(
@@ -176,8 +176,8 @@ def note_chunk(rows: Rows, start: int, encoded: EncodedChunk, ledger: Ledger, *,
         split: Name of the split in the ledger.
     """
     for row in encoded.bad:
-        file, number = rows.keys.place(start + row.place)
-        key = rows.key(start + row.place)
+        file, number = rows.keys.location(start + row.index)
+        key = rows.key(start + row.index)
         ledger.leave_out(key, row.reasons, split=split, file=file, number=number, row=row.raw)
     ledger.use(encoded.used, split=split)
 
@@ -187,15 +187,15 @@ class FlatBuilder:
 
     def __init__(self) -> None:
         self._chunks: list[EncodedChunk] = []
-        self._places: list[np.ndarray] = []
+        self._indices: list[np.ndarray] = []
 
     def __bool__(self) -> bool:
-        return any(len(places) for places in self._places)
+        return any(len(indices) for indices in self._indices)
 
     def add(self, chunk: EncodedChunk, start: int) -> None:
         """Add the examples of a chunk whose first row has index `start`."""
         self._chunks.append(chunk)
-        self._places.append(chunk.places + start)
+        self._indices.append(chunk.indices + start)
 
     def finish(self, *, keys: RowKeys, parts: dict[str, str], numbered: bool = False) -> TokenizedDataset:
         """Return the collected examples.
@@ -205,8 +205,8 @@ class FlatBuilder:
             parts: Inputs that decided the ids, by name.
             numbered: Whether one row may have given several examples; their keys are then numbered.
         """
-        places = np.concatenate(self._places)
-        keys = keys.take(places)
+        indices = np.concatenate(self._indices)
+        keys = keys.take(indices)
         if numbered:
             numbers = np.concatenate([chunk.numbers for chunk in self._chunks])
             keys = RowKeys(keys.names, keys.files, keys.numbers, parts=numbers)
@@ -216,7 +216,7 @@ class FlatBuilder:
             loss_spans_S2=np.concatenate([chunk.spans for chunk in self._chunks]),
             span_starts_N1=starts([chunk.span_counts for chunk in self._chunks]),
             keys=keys,
-            indices_N=places,
+            indices_N=indices,
             parts=parts,
         )
 

@@ -86,7 +86,7 @@ class AllRows:
         self._rows = rows
         self.columns = rows.columns
         """Column names."""
-        self._bad = {min(row.place, len(rows)) + number: row for number, row in enumerate(bad)}
+        self._bad = {min(row.num_before, len(rows)) + number: row for number, row in enumerate(bad)}
         self.unreadable = {index: row.reason for index, row in self._bad.items()}
         """Why a row could not be read, by its index."""
         self._length = len(rows) + len(bad)

@@ -11,7 +11,7 @@ import torch
 
 from partita.data.batching.collate import EvaluationBatches, evenly
 from partita.data.rows import Rows
-from partita.data.sources.mixed import places_by_source
+from partita.data.sources.mixed import row_indices_by_source
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget, run_with_oom_backoff
 from partita.generation.predict import ShowProgress, generate_for_rows
@@ -179,7 +179,7 @@ def mean_loss(
     """
     lm = pipeline.lm
     lm.check_loss()
-    indices_by_source = places_by_source(data, encoded.keys) if data is not None else {}
+    indices_by_source = row_indices_by_source(data, encoded.keys) if data is not None else {}
     groups = indices_by_source or {"": np.arange(len(encoded))}
     lm.module.eval()
     context = ObjectiveContext(lm, lm.module, process_group)
@@ -188,9 +188,9 @@ def mean_loss(
     own = {source: indices[process_group.rank :: process_group.world_size] for source, indices in groups.items()}
     sums, counts = dict.fromkeys(groups, LossSums()), dict.fromkeys(groups, 0.0)
     with torch.no_grad():
-        prepare_objective(objective, context, batches_of(places=np.concatenate(list(own.values()))))
+        prepare_objective(objective, context, batches_of(indices=np.concatenate(list(own.values()))))
         for source, indices in own.items():
-            for batch in batches_of(places=indices):
+            for batch in batches_of(indices=indices):
                 sums[source] = LossSums.merge([sums[source], batch_loss(objective, context, batch, budget=budget)])
                 counts[source] += objective.denominator(batch)
     if process_group.world_size > 1:

@@ -174,7 +174,7 @@ def choose(dialogues: Sequence[Episode], *, most: int) -> list[Episode]:
 
 def render_episode(episode: Episode) -> dict[str, Any]:
     """Return a dialogue as values for the template."""
-    replies = {reply.place: reply for reply in episode.replies}
+    replies = {reply.index: reply for reply in episode.replies}
     turns = []
     for index, message in enumerate(episode.messages[:MAX_MESSAGES]):
         exact = replies[index].exact if index in replies else None

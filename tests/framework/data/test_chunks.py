@@ -23,8 +23,8 @@ def test_a_dialogue_of_a_stream_becomes_its_rows_where_it_is_encoded(
 
     result = encoder(RawChunk(rows, ["a:1", "a:2", "a:3"]))
 
-    assert result.places.tolist() == [0, 0, 2, 2]
-    assert [row.place for row in result.bad] == [1]
+    assert result.indices.tolist() == [0, 0, 2, 2]
+    assert [row.index for row in result.bad] == [1]
     texts = [tokenizer.decode(ids) for ids in np.split(result.ids, np.cumsum(result.lengths)[:-1])]
     assert texts == ["x1\ny1</s>", "x1\ny1\nx2\ny2</s>"] * 2
     made = [row for number, row in enumerate(rows) if number != 1]
@@ -67,7 +67,7 @@ def test_json_of_a_row_is_read_once_and_what_is_none_says_so(monkeypatch: pytest
         4: ("a row is a JSON object, this is a list",),
         5: ("not Unicode: half of a surrogate pair",),
         6: ("not JSON: Expecting property name enclosed in double quotes at character 2",),
-        7: ("not UTF-8: byte 0xff at place 1",),
+        7: ("not UTF-8: byte 0xff at position 1",),
         8: ("nested more than 100 levels deep",),
     }
 

@@ -221,7 +221,7 @@ def test_a_collate_that_gives_something_else_is_reported(
         ("OwnLines", "gave ids of shape (2, 5) for 1 line; put each row into its line in planned.lines"),
         (
             "NoPositions",
-            "gave no position_ids_BT for 2 rows in 1 line; give the place of each token in its row, 0 at the first",
+            "gave no position_ids_BT for 2 rows in 1 line; give the position of each token in its row, 0 at the first",
         ),
         ("OtherPositions", "gave ids of shape (1, 9) and positions of shape (1, 8)"),
         (

@@ -90,8 +90,8 @@ dialogues = st.lists(
     st.lists(st.integers(0, 3), max_size=5).map(
         lambda turns: {
             "episode": [
-                {"text": f"x{place}", "labels": [f"y{place}{n}" for n in range(labels)]}
-                for place, labels in enumerate(turns)
+                {"text": f"x{index}", "labels": [f"y{index}{n}" for n in range(labels)]}
+                for index, labels in enumerate(turns)
             ]
         }
     ),
@@ -112,8 +112,8 @@ def test_rows_by_index_are_those_of_each_dialogue_in_turn(rows: list[dict[str, A
     assert len(view) == len(expected)
     assert view.get(np.arange(len(view))) == [row for _, row in expected]
     order = np.arange(len(view))[::-2]
-    assert view.select(order).get(range(len(order))) == [expected[place][1] for place in order]
-    made = [view.key(place) for place in range(len(view))]
+    assert view.select(order).get(range(len(order))) == [expected[index][1] for index in order]
+    made = [view.key(index) for index in range(len(view))]
     assert len(set(made)) == len(made)
     for key, (wanted, row) in zip(made, expected, strict=True):
         assert key == wanted or "labels" not in row.get("messages", {})

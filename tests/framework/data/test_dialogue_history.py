@@ -21,10 +21,10 @@ def episode(exchanges: int, *, system: bool = False) -> list[dict[str, Any]]:
 def squashed(messages: list[dict[str, Any]], context: HistoryLimits, count: Any = None) -> list[Row]:
     return [
         (
-            " ".join(shown["content"] for shown in history(messages, place, context=context, count=count)),
-            messages[place]["content"],
+            " ".join(shown["content"] for shown in history(messages, index, context=context, count=count)),
+            messages[index]["content"],
         )
-        for place in answers(messages)
+        for index in answers(messages)
     ]
 
 
@@ -104,9 +104,9 @@ def test_a_history_is_a_suffix_that_keeps_its_limits(
     said: list[dict[str, Any]], include: bool, length: int | None, turns: int | None, tokens: int | None
 ) -> None:
     context = HistoryLimits(include, length, turns, tokens)
-    for place in answers(said):
-        shown = history(said, place, context=context, count=len)
-        whole = [message for message in said[:place] if include or message["role"] != "assistant"]
+    for index in answers(said):
+        shown = history(said, index, context=context, count=len)
+        whole = [message for message in said[:index] if include or message["role"] != "assistant"]
         assert not shown or whole[-len(shown) :] == shown
         assert length is None or len(shown) <= length
         if tokens is not None and len(shown) > 1:
@@ -115,5 +115,5 @@ def test_a_history_is_a_suffix_that_keeps_its_limits(
             assert shown == whole
         # Rows are cut where they are made and again where they are shown.
         assert history(shown, len(shown), context=context, count=len) == shown
-        asked_at_last = whole and said[place - 1]["role"] != "assistant"
+        asked_at_last = whole and said[index - 1]["role"] != "assistant"
         assert not asked_at_last or shown[-1] == whole[-1]

@@ -81,9 +81,9 @@ def test_a_new_ledger_begins_again(tmp_path: Path) -> None:
 
 def test_large_and_odd_rows_are_kept_as_cut_text(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, max_bad_rows=9)
-    place = {"split": "training", "file": "f", "number": 1}
-    ledger.leave_out("k", ["x"], row={"a": "y" * 9000}, **place)  # type: ignore[arg-type]
-    ledger.leave_out("k", ["x"], row={"a": Path("p"), "b": "\ud800"}, **place)  # type: ignore[arg-type]
+    location = {"split": "training", "file": "f", "number": 1}
+    ledger.leave_out("k", ["x"], row={"a": "y" * 9000}, **location)  # type: ignore[arg-type]
+    ledger.leave_out("k", ["x"], row={"a": Path("p"), "b": "\ud800"}, **location)  # type: ignore[arg-type]
     ledger.save()
 
     large, odd = quarantine(tmp_path)

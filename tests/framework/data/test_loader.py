@@ -140,9 +140,9 @@ def test_a_batch_is_what_plain_lists_make_of_its_rows(rows: list[int], data: st.
     expected: list[tuple[list[int], list[int], list[int]]] = [([], [], []) for _ in set(lines.tolist())]
     for row, line in zip(rows, lines.tolist(), strict=True):
         ids = ENCODED.ids(row).tolist()
-        learned = {place for start, end in ENCODED.loss_spans(row).tolist() for place in range(start, end)} - {0}
+        learned = {index for start, end in ENCODED.loss_spans(row).tolist() for index in range(start, end)} - {0}
         expected[line][0].extend(ids)
-        expected[line][1].extend(token if place in learned else -100 for place, token in enumerate(ids))
+        expected[line][1].extend(token if index in learned else -100 for index, token in enumerate(ids))
         expected[line][2].extend(range(len(ids)))
     width = max((len(line[0]) for line in expected), default=0)
     padded = [[(line[kind] + [fill] * width)[:width] for line in expected] for kind, fill in enumerate((PAD, -100, 0))]
@@ -326,12 +326,14 @@ def test_a_position_after_the_epoch_is_refused() -> None:
     from partita.data.batching.cursor import Cursor
 
     cursor = Cursor.from_json(next(make().steps()).state_dict)
-    message = r"^the data position is step 6 at batch 0 of window 4, and epoch 0 of 4 windows has no such place; contin"
+    message = (
+        r"^the data position is step 6 at batch 0 of window 4, and epoch 0 of 4 windows has no such position; contin"
+    )
     with pytest.raises(ResumeError, match=message):
         make().load_state_dict(Cursor(cursor.parts, 0, 6, [4, 0]).to_json())
-    for place in ([1], [1, -1], {"a": 1}, [1, "2"]):
+    for position in ([1], [1, -1], {"a": 1}, [1, "2"]):
         with pytest.raises(ResumeError, match=r"^the data position is damaged; continue from an older checkpoint$"):
-            make().load_state_dict(Cursor(cursor.parts, 0, 6, place).to_json())
+            make().load_state_dict(Cursor(cursor.parts, 0, 6, position).to_json())
 
 
 def test_statistics_count_what_was_handed_out() -> None:
@@ -363,10 +365,10 @@ def test_evaluation_takes_every_row_once_the_longest_first() -> None:
 
 @given(length=st.integers(1, 200), wanted=st.integers(1, 300))
 def test_even_distances_repeat_nothing(length: int, wanted: int) -> None:
-    places = evenly(length, wanted)
+    indices = evenly(length, wanted)
 
-    assert len(set(places.tolist())) == min(length, wanted)
-    assert places.max() < length
+    assert len(set(indices.tolist())) == min(length, wanted)
+    assert indices.max() < length
 
 
 def test_bad_rows_go_to_the_ledger_with_reasons_and_the_rest_is_encoded(tmp_path: Path) -> None:
@@ -378,7 +380,7 @@ def test_bad_rows_go_to_the_ledger_with_reasons_and_the_rest_is_encoded(tmp_path
 
     kept = [*range(10), 12, 13, 14]
     assert encoded.indices_N.tolist() == kept
-    assert list(encoded.keys) == [f"dataset:{place + 1}" for place in kept]
+    assert list(encoded.keys) == [f"dataset:{index + 1}" for index in kept]
     counts = ledger.split("training")
     assert (counts.rows, counts.used, counts.cut, counts.cut_tokens, counts.left_out) == (15, 13, 1, 5, 2)
     assert dict(counts.reasons) == {
@@ -414,10 +416,10 @@ def test_rows_that_are_all_bad_stop_the_run() -> None:
 def test_rows_in_memory_equal_rows_one_at_a_time() -> None:
     encoder = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
 
-    for place, row in enumerate(table(53)):
+    for index, row in enumerate(table(53)):
         example = encoder.encode(row, key="k")
-        assert ENCODED.ids(place).tolist() == example.input_ids
-        assert [tuple(span) for span in ENCODED.loss_spans(place).tolist()] == list(example.spans)
+        assert ENCODED.ids(index).tolist() == example.input_ids
+        assert [tuple(span) for span in ENCODED.loss_spans(index).tolist()] == list(example.spans)
     assert ENCODED.lengths.tolist() == np.diff(ENCODED.starts_N1).tolist()
 
 
@@ -469,7 +471,7 @@ def test_unknown_tokens_in_the_loss_are_warned_of_and_from_5_percent_on_refused(
 ) -> None:
     base = ScratchModel.model_validate({"type": "scratch", "tokenizer": "char"})
     tokenizer = train_tokenizer(base, ["ab"])
-    rows = [{"question": "z", "answer": "z" if place < rare else "b"} for place in range(100)]
+    rows = [{"question": "z", "answer": "z" if index < rare else "b"} for index in range(100)]
     ledger = Ledger(None, max_bad_rows=0)
     encoder = build_row_tokenizer(CONFIG, tokenizer=tokenizer, context_length=64)
 

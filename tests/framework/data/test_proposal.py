@@ -172,7 +172,7 @@ JSON = st.recursive(
 def test_whatever_the_rows_hold_the_features_are_yaml_or_none(
     names: list[str], values: list[Any], task: str | None
 ) -> None:
-    columns: list[Column] = [column_of(name, values[place::2]) for place, name in enumerate(names)]
+    columns: list[Column] = [column_of(name, values[index::2]) for index, name in enumerate(names)]
     proposal = proposal_of(columns, task=task, complete=True)
     if proposal is not None:
         features = yaml.safe_load(proposal.features)

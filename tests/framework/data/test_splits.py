@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from partita.data.rows import Rows
 from partita.data.run_data import find_labels
 from partita.data.sources.sources import open_rows
-from partita.data.splits import check_columns, hash_places, open_splits, random_places, stratified_places
+from partita.data.splits import check_columns, hash_splits, open_splits, random_splits, stratified_splits
 from partita_schema.errors import DataError
 
 Make = Callable[..., Any]
@@ -42,50 +42,50 @@ def failure(config: Any, dataset: Any) -> str:
 def test_a_random_deal_gives_every_row_one_place_and_training_some(
     length: int, seed: int, shares: tuple[float, float]
 ) -> None:
-    places = random_places(length, shares, seed=seed)
+    split_N = random_splits(length, shares, seed=seed)
 
-    counts = Counter(places.tolist())
+    counts = Counter(split_N.tolist())
     assert counts[0] >= 1
     assert counts.total() == length
     assert set(counts) <= {0, 1, 2}
     if length * (1 - sum(shares)) >= 2:
         assert [counts[1], counts[2]] == [int(length * share + 0.5) for share in shares]
-    assert np.array_equal(places, random_places(length, shares, seed=seed))
+    assert np.array_equal(split_N, random_splits(length, shares, seed=seed))
 
 
 @given(values=st.lists(st.sampled_from("abcde"), min_size=1, max_size=300), seed=st.integers(0, 3))
 def test_a_stratified_deal_gives_every_label_its_shares(values: list[str], seed: int) -> None:
-    places = stratified_places(values, (0.2, 0.1), seed=seed)
+    split_N = stratified_splits(values, (0.2, 0.1), seed=seed)
 
-    assert np.any(places == 0)
+    assert np.any(split_N == 0)
     for label in set(values):
-        here = places[np.array(values) == label]
+        here = split_N[np.array(values) == label]
         assert abs(np.sum(here != 0) - 0.3 * len(here)) <= 1
         assert abs(np.sum(here == 2) - 0.1 * len(here)) <= 2
-    assert np.array_equal(places, stratified_places(values, (0.2, 0.1), seed=seed))
+    assert np.array_equal(split_N, stratified_splits(values, (0.2, 0.1), seed=seed))
 
 
 @given(values=st.lists(st.text(max_size=5), min_size=1, max_size=50), more=st.lists(st.text(max_size=5), max_size=50))
 def test_a_deal_by_hash_leaves_a_row_where_it_is_when_others_come(values: list[str], more: list[str]) -> None:
-    assert np.any(hash_places(values, (0.2, 0.2), seed=1) == 0)
+    assert np.any(hash_splits(values, (0.2, 0.2), seed=1) == 0)
     values = ["training row 0", *values]
 
-    few, many = (hash_places(rows, (0.2, 0.2), seed=1) for rows in (values, [*values, *more]))
+    few, many = (hash_splits(rows, (0.2, 0.2), seed=1) for rows in (values, [*values, *more]))
 
     assert few[0] == 0
     assert np.array_equal(many[: len(values)], few)
 
 
 def test_a_deal_by_hash_has_about_its_shares() -> None:
-    places = hash_places([str(i) for i in range(5000)], (0.2, 0.1), seed=1)
+    split_N = hash_splits([str(i) for i in range(5000)], (0.2, 0.1), seed=1)
 
-    assert abs(np.mean(places == 1) - 0.2) < 0.02
-    assert abs(np.mean(places == 2) - 0.1) < 0.02
+    assert abs(np.mean(split_N == 1) - 0.2) < 0.02
+    assert abs(np.mean(split_N == 2) - 0.1) < 0.02
 
 
 def test_the_seed_decides_a_deal_by_hash() -> None:
     values = [str(i) for i in range(200)]
-    first, again, other = (hash_places(values, (0.2, 0.2), seed=seed).tolist() for seed in (1, 1, 2))
+    first, again, other = (hash_splits(values, (0.2, 0.2), seed=seed).tolist() for seed in (1, 1, 2))
 
     assert first == again != other
 

@@ -57,8 +57,8 @@ def refuse(number: int) -> int:
 class OddError(Exception):
     """Comes out of a pickle with one argument less than it needs."""
 
-    def __init__(self, number: int, place: str) -> None:
-        super().__init__(f"{number} is odd in {place}")
+    def __init__(self, number: int, where: str) -> None:
+        super().__init__(f"{number} is odd in {where}")
 
 
 def refuse_oddly(number: int) -> int:

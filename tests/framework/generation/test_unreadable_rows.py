@@ -80,5 +80,5 @@ def test_several_files_and_sources_keep_their_order(tmp_path: Path) -> None:
 
 def test_bad_rows_of_other_rows_stand_at_the_end(make_rows: Callable[..., Rows]) -> None:
     some = make_rows([{"q": 1}])
-    everything = AllRows(some, [BadRow("x:90", "x", 90, "not JSON", "{", place=80)])
+    everything = AllRows(some, [BadRow("x:90", "x", 90, "not JSON", "{", num_before=80)])
     assert [everything.key(index) for index in range(2)] == ["data:1", "x:90"]

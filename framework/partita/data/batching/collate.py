@@ -39,9 +39,9 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     before_line_B = np.cumsum(lengths_B) - lengths_B
     # Start of each row among the batch's cells, and position of each of the K tokens in its row.
     cells_n = lines_n * shape[1] + ends_n - lengths_n - before_line_B[lines_n]
-    places_K = np.arange(int(lengths_n.sum())) - np.repeat(ends_n - lengths_n, lengths_n)
-    cells_K = np.repeat(cells_n, lengths_n) + places_K
-    ids_K = encoded.ids_L[np.repeat(starts_n, lengths_n) + places_K]
+    positions_K = np.arange(int(lengths_n.sum())) - np.repeat(ends_n - lengths_n, lengths_n)
+    cells_K = np.repeat(cells_n, lengths_n) + positions_K
+    ids_K = encoded.ids_L[np.repeat(starts_n, lengths_n) + positions_K]
     input_ids = np.full(shape[0] * shape[1], pad_token_id, dtype=np.int64)
     input_ids[cells_K] = ids_K
     labels = np.full(shape[0] * shape[1], IGNORED, dtype=np.int64)
@@ -52,7 +52,7 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     positions_BT = None
     if lines < len(rows_n):
         positions = np.zeros(shape[0] * shape[1], dtype=np.int64)
-        positions[cells_K] = places_K
+        positions[cells_K] = positions_K
         positions_BT = torch.from_numpy(positions.reshape(shape))
     return Batch(
         input_ids_BT=torch.from_numpy(input_ids.reshape(shape)),
@@ -67,7 +67,7 @@ class EvaluationBatches:
     """Yield every row exactly once, the longest first, so that running out of memory happens at once."""
 
     def __init__(
-        self, encoded: TokenizedDataset, *, batch_size: int, pad_token_id: int, places: np.ndarray | None = None
+        self, encoded: TokenizedDataset, *, batch_size: int, pad_token_id: int, indices: np.ndarray | None = None
     ) -> None:
         """Batch rows for evaluation.
 
@@ -75,13 +75,13 @@ class EvaluationBatches:
             encoded: Tokenized rows.
             batch_size: Rows per batch.
             pad_token_id: Id that fills short rows.
-            places: Indices of the rows; None for all.
+            indices: Indices of the rows; None for all.
         """
         self._encoded = encoded
         self._batch_size = batch_size
         self._pad_token_id = pad_token_id
-        places = np.arange(len(encoded)) if places is None else places
-        self._rows = places[np.argsort(-encoded.lengths[places], kind="stable")]
+        indices = np.arange(len(encoded)) if indices is None else indices
+        self._rows = indices[np.argsort(-encoded.lengths[indices], kind="stable")]
 
     def __len__(self) -> int:
         return -(-len(self._rows) // self._batch_size)
@@ -175,8 +175,8 @@ def check_positions(batch: Batch, *, rows_B: np.ndarray, target: str) -> None:
         if len(rows_B) < batch.rows:
             count = counted(len(rows_B), "line")
             raise DataError(
-                f"data.collate: {target} gave no position_ids_BT for {batch.rows} rows in {count}; give the place of "
-                "each token in its row, 0 at the first"
+                f"data.collate: {target} gave no position_ids_BT for {batch.rows} rows in {count}; give the position "
+                "of each token in its row, 0 at the first"
             )
         return
     if positions_BT.shape != batch.input_ids_BT.shape:

@@ -12,7 +12,7 @@ from partita_schema.sections.batching import Batching
 
 logger = logging.getLogger(__name__)
 
-CURSOR_VERSION = 2
+CURSOR_VERSION = 3
 MAX_CHARACTERS = 96
 """Maximum length of a part; a longer one ends in a hash of the whole."""
 MIN_CHARACTERS = 16
@@ -34,7 +34,7 @@ class Cursor:
     epoch: int = 0
     step: int = 0
     """Index of the step in the epoch."""
-    place: Any = None
+    position: Any = None
     """Start of the step in the planner's own terms, as JSON; None for the start of the epoch."""
 
     def to_json(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Cursor:
             "parts": dict(self.parts),
             "epoch": self.epoch,
             "step": self.step,
-            "place": self.place,
+            "position": self.position,
         }
 
     @classmethod
@@ -64,7 +64,7 @@ class Cursor:
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
         assert isinstance(epoch, int)
         assert isinstance(step, int)
-        return cls(parts, epoch, step, saved.get("place"))
+        return cls(parts, epoch, step, saved.get("position"))
 
     def check(self, parts: Mapping[str, str]) -> None:
         """Raise ResumeError if the position belongs to another plan, naming what differs."""
@@ -138,8 +138,8 @@ def short_parts(parts: Mapping[str, str]) -> dict[str, str]:
     first_parts = dict[str, str]()
     # The tokenizer first: its change is an error whatever data.resume says, so it must not end up in "and others".
     remaining = sorted(zip(result.items(), parts.items(), strict=True), key=lambda part: part[0][0] != "tokenizer")
-    for place, ((name, text), _) in enumerate(remaining):
-        others = digest(*(part for _, whole in remaining[place:] for part in whole))
+    for index, ((name, text), _) in enumerate(remaining):
+        others = digest(*(part for _, whole in remaining[index:] for part in whole))
         if len(json.dumps({**first_parts, name: text, "and others": others})) > MAX_PARTS_CHARACTERS:
             return {**first_parts, "and others": others}
         first_parts[name] = text

@@ -64,7 +64,7 @@ class IndexedPlanner:
             policy: Cuts windows into batches.
             batches_per_step: M, the number of batches in one optimizer step.
             seed: Decides the order of the rows.
-            order: Order of the rows in an epoch, in place of a permutation.
+            order: Order of the rows in an epoch, instead of a permutation.
             name: Returns a row's key by index, for messages.
 
         Raises:
@@ -125,7 +125,7 @@ class IndexedPlanner:
         if not inside or begins != (step == 0):
             raise ResumeError(
                 f"the data position is step {step} at batch {taken} of window {window}, and epoch {epoch} of "
-                f"{windows.number:,} windows has no such place; continue from an older checkpoint"
+                f"{windows.number:,} windows has no such position; continue from an older checkpoint"
             )
 
     def steps(self, epoch: int, window: int = 0, taken: int = 0, step: int = 0) -> Iterator[PlannedStep]:
@@ -164,9 +164,9 @@ class IndexedPlanner:
             batches = self._batches(epoch, number)
             before = taken if number == window else 0
             used = windows.rows_before(number) + sum(len(batch.rows) for batch in batches[:before])
-            for place, batch in enumerate(batches[before:], start=before + 1):
+            for num_taken, batch in enumerate(batches[before:], start=before + 1):
                 used += len(batch.rows)
-                yield (batch, number + 1, 0, used) if place == len(batches) else (batch, number, place, used)
+                yield (batch, number + 1, 0, used) if num_taken == len(batches) else (batch, number, num_taken, used)
 
     def _cut(self, epoch: int, window: int) -> list[PlannedBatch]:
         """Return the batches of a window."""
@@ -210,8 +210,8 @@ class Windows(NamedTuple):
 
     def rows(self, window: int) -> np.ndarray:
         """Return the row indices of a window, counting windows in the order of use."""
-        place = self.first if window == 0 else window - (window <= self.first)
-        return self.order[place * self.size : (place + 1) * self.size]
+        index = self.first if window == 0 else window - (window <= self.first)
+        return self.order[index * self.size : (index + 1) * self.size]
 
     def rows_before(self, window: int) -> int:
         """Return the number of rows in the windows that are used before."""

@@ -267,13 +267,13 @@ def refuse_longer(lengths: np.ndarray, max_row_tokens: int | None, *, name: Call
     """Raise DataError if a row is longer than a batch or line may be; `name` returns a row's key by index."""
     if max_row_tokens is None or int(lengths.max(initial=0)) <= max_row_tokens:
         return
-    place = int(lengths.argmax())
-    row = f"row {name(place)}" if name is not None else "a row"
+    index = int(lengths.argmax())
+    row = f"row {name(index)}" if name is not None else "a row"
     count = int((lengths > max_row_tokens).sum())
     others = f" ({count:,} rows are longer)" if count > 1 else ""
     raise DataError(
-        f"{row} has {int(lengths[place]):,} tokens, more than the {max_row_tokens:,} of data.batching.max_tokens"
-        f"{others}; write at least {int(lengths[place])} there, or preprocessing.global_max_sequence_length: "
+        f"{row} has {int(lengths[index]):,} tokens, more than the {max_row_tokens:,} of data.batching.max_tokens"
+        f"{others}; write at least {int(lengths[index])} there, or preprocessing.global_max_sequence_length: "
         f"{max_row_tokens}"
     )
 
@@ -329,8 +329,8 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
     open_lines: list[int] = []
     """Room and index of each line that is not full, as one integer, ascending."""
     width, free = len(lengths) + 1, list[int]()
-    for place in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[place])
+    for index in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[index])
         position = bisect_left(open_lines, length * width)
         if position < len(open_lines):
             line = open_lines.pop(position) % width
@@ -338,7 +338,7 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
             line = len(free)
             free.append(capacity)
         free[line] -= length
-        line_n[place] = line
+        line_n[index] = line
         if free[line]:
             insort(open_lines, free[line] * width + line)
     return line_n, capacity - np.array(free, dtype=np.int64)
@@ -352,12 +352,12 @@ def batches_at(order: np.ndarray, cuts: list[int], *, fullest: int = 0) -> list[
 
 def shuffled(batches: list[PlannedBatch], chance: np.random.Generator) -> list[PlannedBatch]:
     """Return the batches in random order."""
-    return [batches[place] for place in chance.permutation(len(batches))]
+    return [batches[index] for index in chance.permutation(len(batches))]
 
 
 def longest_to_front(batches: list[PlannedBatch], lengths: np.ndarray) -> list[PlannedBatch]:
     """Return the batches with the one that holds the longest row first; `lengths` are those of the indexed rows."""
     if not batches:
         return batches
-    first = max(range(len(batches)), key=lambda place: int(lengths[batches[place].rows].max()))
+    first = max(range(len(batches)), key=lambda index: int(lengths[batches[index].rows].max()))
     return [batches[first], *batches[:first], *batches[first + 1 :]]

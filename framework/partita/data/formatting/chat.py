@@ -42,11 +42,11 @@ class ChatTemplate:
         self.system = system
         """Text of the system message."""
         self._has_marks = MARK.search(tokenizer.get_chat_template()) is not None
-        self._before, self._behind = self._surroundings()
+        self._before, self._after = self._surroundings()
         end = self._end_of_turn()
         self.needs_end = end is None
         """Whether the end-of-text token must be added after an answer."""
-        self._end = len(self._behind) if end is None else end
+        self._end = len(self._after) if end is None else end
         """Number of characters after an answer up to the end of its turn; the rest is not in the loss."""
 
     def render(
@@ -80,19 +80,19 @@ class ChatTemplate:
         """
         if not whole.text.startswith(prompt):
             raise RowError(
-                "the chat template writes the prompt in another way once the answer is there, so the answer has no "
-                "exact place; write chat: false or another template"
+                "the chat template writes the prompt in another way once the answer is there, so the answer's "
+                "tokens cannot be separated from the prompt's; write chat: false or another template"
             )
         added = whole.text[len(prompt) :]
-        text = next((text for text in (answer, answer.strip()) if added == self._before + text + self._behind), None)
+        text = next((text for text in (answer, answer.strip()) if added == self._before + text + self._after), None)
         if text is None:
             raise RowError(
                 f"the chat template rewrites the answer {answer[:60]!r}; write chat: false or another template"
             )
         segments: Iterable[Segment] = (
             Segment(self._before + text, True),
-            Segment(self._behind[: self._end], True, joined=True),
-            Segment(self._behind[self._end :], False, joined=True),
+            Segment(self._after[: self._end], True, joined=True),
+            Segment(self._after[self._end :], False, joined=True),
         )
         if whole.marks is not None:
             segments = by_marks(segments, at=len(prompt), marks=whole.marks)
@@ -136,18 +136,18 @@ class ChatTemplate:
         messages = self._messages("QUESTION", [])
         prompt = self.apply(messages, prompt=True)
         whole = self.apply([*messages, {"role": "assistant", "content": "ANSWER"}], prompt=False)
-        before, match, behind = whole[len(prompt) :].partition("ANSWER")
+        before, match, after = whole[len(prompt) :].partition("ANSWER")
         if not whole.startswith(prompt) or not match:
             raise ModelError(
                 "the chat template writes no answer after the prompt (its dialogue does not begin with its generation "
                 "prompt), so the answer's tokens cannot be separated from the prompt's; write prompt: {chat: false}"
             )
-        return before, behind
+        return before, after
 
     def _end_of_turn(self) -> int | None:
         """Return the number of characters after an answer up to the EOS or first special token; None without one."""
         tokenizer = self._tokenizer
-        ids = tokenizer(self._behind, add_special_tokens=False)["input_ids"] if self._behind else []
+        ids = tokenizer(self._after, add_special_tokens=False)["input_ids"] if self._after else []
         special = {tokenizer.eos_token_id, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         end = (
             tokenizer.eos_token_id if tokenizer.eos_token_id in ids else next((id for id in ids if id in special), None)
@@ -155,8 +155,8 @@ class ChatTemplate:
         if end is None:
             return None
         text = tokenizer.added_tokens_decoder[end].content if end in tokenizer.added_tokens_decoder else ""
-        place = self._behind.find(text) if text else -1
-        return len(self._behind) if place < 0 else place + len(text)
+        index = self._after.find(text) if text else -1
+        return len(self._after) if index < 0 else index + len(text)
 
     def _messages(self, user: str, turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
         messages = [{"role": "system", "content": self.system}] if self.system else []

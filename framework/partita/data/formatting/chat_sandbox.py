@@ -220,11 +220,11 @@ def check_widths(text: str) -> None:
         raise LimitError(f"it formats a value with the width {WIDTH.findall(text)[0][:20]}")
 
 
-def charge_statement(steps: int, place: nodes.Node) -> nodes.Node:
+def charge_statement(steps: int, statement: nodes.Node) -> nodes.Node:
     """Return a statement that counts steps when it runs."""
-    value = nodes.Const(steps, lineno=place.lineno)
-    call = nodes.Filter(value, CHARGE, [], [], None, None, lineno=place.lineno)
-    return nodes.ExprStmt(call, lineno=place.lineno)
+    value = nodes.Const(steps, lineno=statement.lineno)
+    call = nodes.Filter(value, CHARGE, [], [], None, None, lineno=statement.lineno)
+    return nodes.ExprStmt(call, lineno=statement.lineno)
 
 
 def replace_concatenations(node: nodes.Node) -> None:

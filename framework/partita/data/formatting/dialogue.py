@@ -82,17 +82,17 @@ class DialogueFormatter:
         conversation = [{"role": message["role"], "content": message["content"]} for message in messages]
         segments: list[Segment] = []
         done, last = "", 0
-        for place, message in enumerate(messages if packed else ()):
+        for index, message in enumerate(messages if packed else ()):
             if not message.get("learned"):
                 continue
-            prompt = self._apply(chat, conversation[:place], prompt=True)
-            whole = self._dialogue(chat, conversation[: place + 1], marks=learn_all)
+            prompt = self._apply(chat, conversation[:index], prompt=True)
+            whole = self._dialogue(chat, conversation[: index + 1], marks=learn_all)
             asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
             turn = [*marked(asked, done, whole), *chat.answer_segments(prompt, whole, message["content"])]
             segments += [part._replace(supervised=learn_all and part.supervised) for part in turn]
             if chat.needs_end:
                 segments.append(Segment("", learn_all, ends=True, joined=True))
-            done, last = whole.text, place + 1
+            done, last = whole.text, index + 1
         prompt = self._apply(chat, conversation, prompt=True)
         asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
         if answer is None:

@@ -50,7 +50,7 @@ class Formatter:
         self._retriever = retriever
         self._prompt = config.prompt
         self._fields = frozenset(template_fields(config.prompt.template or ""))
-        self._examples = [worked_example(config, place, labels or {}) for place in range(len(config.prompt.examples))]
+        self._examples = [worked_example(config, index, labels or {}) for index in range(len(config.prompt.examples))]
         self._chat = chat
         if chat is None and uses_chat(config, tokenizer):
             self._chat = ChatTemplate(tokenizer, system=config.prompt.system)
@@ -185,7 +185,7 @@ def answer_text(config: Config, row: Row) -> str:
     return compact_json({feature.name: feature.answer_member(row[feature.name]) for feature in outputs})
 
 
-def worked_example(config: Config, place: int, labels: Mapping[str, Sequence[str]]) -> Row:
+def worked_example(config: Config, index: int, labels: Mapping[str, Sequence[str]]) -> Row:
     """Return a worked example of the configuration as a cleaned row. Raise DataError if it is invalid."""
     from marshmallow import ValidationError
 
@@ -194,18 +194,18 @@ def worked_example(config: Config, place: int, labels: Mapping[str, Sequence[str
     columns = {feature.name: feature.source_column for feature in (*config.input_features, *config.output_features)}
     written = {
         columns.get(name, name): list(value) if isinstance(value, tuple) else value
-        for name, value in config.prompt.examples[place].items()
+        for name, value in config.prompt.examples[index].items()
     }
     try:
         row: dict[str, Any] = row_schema(config, supervised=True).load(written)
     except ValidationError as error:
-        raise DataError(f"prompt.examples[{place}]: {'; '.join(reasons(error))}") from None
+        raise DataError(f"prompt.examples[{index}]: {'; '.join(reasons(error))}") from None
     for feature in config.output_features:
         known = labels.get(feature.name, ())
         wrong = next((label for label in feature.labels_in(row[feature.name]) if label not in known), None)
         if known and wrong is not None:
             message = f"{feature.name} is {wrong!r}, none of the labels {', '.join(known)}"
-            raise DataError(f"prompt.examples[{place}]: {message}")
+            raise DataError(f"prompt.examples[{index}]: {message}")
     return row
 
 
@@ -221,7 +221,7 @@ def clip(text: str, limit: int, tokenizer: Any) -> tuple[str, int]:
 
 
 class CustomFormatter:
-    """`data.formatter`: a user's class, created as `Class(config, tokenizer=...)`, in place of Formatter.
+    """`data.formatter`: a user's class, created as `Class(config, tokenizer=...)`, instead of Formatter.
 
     Unpickling loads the class again from the same module.
     """

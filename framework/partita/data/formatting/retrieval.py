@@ -58,8 +58,8 @@ class Pool:
     def clean(self, indices: Sequence[int]) -> Iterator[tuple[int, Row]]:
         """Yield index and values of the good rows."""
         clean = check_rows(self._schema, self.rows.get(indices)).clean
-        for place, row in clean.items():
-            yield indices[place], row
+        for number, row in clean.items():
+            yield indices[number], row
 
 
 class RandomRetriever:
@@ -123,16 +123,16 @@ class SemanticRetriever:
         self._pool = Pool(config, rows)
         self._k = k
         self._model = load_embedder(model_name)
-        places: list[int] = []
+        indices: list[int] = []
         vectors: list[np.ndarray] = []
         for start in range(0, len(rows), chunk):
             good = list(self._pool.clean(range(start, min(start + chunk, len(rows)))))
             if good:
-                places += [index for index, _ in good]
+                indices += [index for index, _ in good]
                 vectors.append(self._embed([row for _, row in good]))
         if not vectors:
             raise DataError(f"no row of {rows.keys.names[0]} can serve as an example; see prompt.retrieval")
-        self._places = np.array(places)
+        self._indices = np.array(indices)
         self._vectors_ND = np.concatenate(vectors)
 
     @property
@@ -150,7 +150,7 @@ class SemanticRetriever:
     def _nearest(self, likeness_N: np.ndarray, key: str) -> list[Row]:
         # One more than needed, since the row itself may be among them; ties are resolved in favor of the earlier row.
         order = np.argsort(-likeness_N, kind="stable")[: self._k + 1]
-        chosen = [int(place) for place in self._places[order] if self._pool.rows.key(int(place)) != key]
+        chosen = [int(index) for index in self._indices[order] if self._pool.rows.key(int(index)) != key]
         return [row for _, row in self._pool.clean(chosen[: self._k])][::-1]
 
     def _embed(self, rows: Sequence[Row]) -> np.ndarray:

@@ -111,18 +111,18 @@ class RowTokenizer:
         [formatted], [ids] = self._tokens([row], [key], supervised=False)
         if isinstance(formatted, RowError):
             return PromptExample(key, "", [], str(formatted))
-        place, length = 0, 0
-        while place < len(formatted.segments) and length < len(behind):
-            length += len(formatted.segments[place].text)
-            place += 1
+        index, length = 0, 0
+        while index < len(formatted.segments) and length < len(behind):
+            length += len(formatted.segments[index].text)
+            index += 1
         if not behind or length != len(behind) or not formatted.text.startswith(behind):
             return self._prompt_example(formatted, ids, key)
-        [rest] = self._segment_ids([formatted.segments[place:]], before=behind)
+        [rest] = self._segment_ids([formatted.segments[index:]], before=behind)
         added = [token for part in rest for token in part]
         if added and added != [token for part in ids for token in part][-len(added) :]:
             return self._prompt_example(formatted, ids, key)
-        parts, _ = self._parts(formatted.segments[place:], rest)
-        end = [self.end] if formatted.segments[place - 1].ends and self.end is not None else []
+        parts, _ = self._parts(formatted.segments[index:], rest)
+        end = [self.end] if formatted.segments[index - 1].ends and self.end is not None else []
         ids_of_rest = [token for part, _ in parts for token in part]
         return self._checked_prompt([*before, *end, *ids_of_rest], formatted.text, key)
 
@@ -208,10 +208,10 @@ class RowTokenizer:
         end = self.end
         limit = self.answer_limit
         begins = True
-        for place, (segment, part) in enumerate(zip(segments, ids, strict=True)):
+        for index, (segment, part) in enumerate(zip(segments, ids, strict=True)):
             begins = begins or not segment.joined
             if segment.supervised and begins and limit is not None and len(part) > limit:
-                return [*parts, (part[:limit], True)], len(part) - limit + tokens_behind(segments, ids, place)
+                return [*parts, (part[:limit], True)], len(part) - limit + tokens_after(segments, ids, index)
             begins = begins and not segment.supervised
             parts.append(([*part, end] if segment.ends and end is not None else part, segment.supervised))
         return parts, 0
@@ -332,9 +332,9 @@ def segments_of(shaped: FormattedText | RowError) -> tuple[Segment, ...]:
     return shaped.segments if isinstance(shaped, FormattedText) else ()
 
 
-def tokens_behind(segments: Sequence[Segment], ids: Sequence[list[int]], place: int) -> int:
-    """Return the number of tokens in the turns after the answer at `place`, without the answer's end."""
-    later = list(zip(segments, ids, strict=True))[place + 1 :]
+def tokens_after(segments: Sequence[Segment], ids: Sequence[list[int]], index: int) -> int:
+    """Return the number of tokens in the turns after the answer at `index`, without the answer's end."""
+    later = list(zip(segments, ids, strict=True))[index + 1 :]
     while later and later[0][0].supervised:
         later.pop(0)
     return sum(len(part) for _, part in later) if any(segment.supervised for segment, _ in later) else 0

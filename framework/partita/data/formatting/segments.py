@@ -73,20 +73,20 @@ class SegmentTokenizer:
         left, attempt = list(range(len(units))), 0
         while left:
             encodings = self._encodings(
-                [anchors[place][attempt] + texts[place] for place in left],
-                with_offsets=[mixed[place] for place in left],
+                [anchors[index][attempt] + texts[index] for index in left],
+                with_offsets=[mixed[index] for index in left],
             )
             merged: list[int] = []
-            for place, encoding in zip(left, encodings, strict=True):
-                anchor, ids, unit = anchors[place][attempt], encoding.ids, units[place]
+            for index, encoding in zip(left, encodings, strict=True):
+                anchor, ids, unit = anchors[index][attempt], encoding.ids, units[index]
                 dropped = self._continuation.anchor_ids(anchor)
                 if ids[: len(dropped)] != dropped:
-                    merged.append(place)
-                elif mixed[place]:
-                    results[place] = parts_of(ids, encoding, unit, dropped=len(dropped), shift=len(anchor))
+                    merged.append(index)
+                elif mixed[index]:
+                    results[index] = parts_of(ids, encoding, unit, dropped=len(dropped), shift=len(anchor))
                 else:
-                    results[place] = [[] for _ in unit.segments]
-                    results[place][first_filled(unit)] = ids[len(dropped) :] if dropped else ids
+                    results[index] = [[] for _ in unit.segments]
+                    results[index][first_filled(unit)] = ids[len(dropped) :] if dropped else ids
             left, attempt = merged, attempt + 1
         return results
 
@@ -116,7 +116,7 @@ def units_of(segments: Sequence[Segment], *, before: str) -> list[TokenizedUnit]
 
 def first_filled(unit: TokenizedUnit) -> int:
     """Return the index of the first segment with text."""
-    return next((place for place, segment in enumerate(unit.segments) if segment.text), 0)
+    return next((index for index, segment in enumerate(unit.segments) if segment.text), 0)
 
 
 def parts_of(ids: list[int], encoding: Any, unit: TokenizedUnit, *, dropped: int, shift: int) -> list[list[int]]:
@@ -135,8 +135,8 @@ def parts_of(ids: list[int], encoding: Any, unit: TokenizedUnit, *, dropped: int
         border += len(left.text)
         cuts.append(first_token(encoding, border, characters, takes_straddler=right.supervised > left.supervised))
     cuts.append(len(ids))
-    for place in range(len(cuts) - 2, 0, -1):
-        cuts[place] = max(dropped, min(cuts[place], cuts[place + 1]))
+    for index in range(len(cuts) - 2, 0, -1):
+        cuts[index] = max(dropped, min(cuts[index], cuts[index + 1]))
     return [ids[start:end] for start, end in pairwise(cuts)]
 
 
@@ -150,7 +150,7 @@ def first_token(encoding: Any, border: int, characters: int, *, takes_straddler:
         takes_straddler: Whether a token across the border belongs to the right segment; else to the left one.
     """
     count = len(encoding)
-    covering = (encoding.char_to_token(place) for place in range(border, characters))
+    covering = (encoding.char_to_token(index) for index in range(border, characters))
     token = next((token for token in covering if token is not None), count)
     while token and start_of(encoding, token - 1) >= border:
         token -= 1

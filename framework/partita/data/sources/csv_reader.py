@@ -46,7 +46,7 @@ def checked_header(row: CsvRow, name: str, delimiter: str) -> tuple[str, ...]:
         raise DataError(f"{name} is UTF-16; save it as UTF-8")
     if row.reason:
         raise DataError(f"{name}: the header cannot be read: {row.reason}")
-    names = tuple(cell.strip() or f"column {place}" for place, cell in enumerate(row.cells, start=1))
+    names = tuple(cell.strip() or f"column {number}" for number, cell in enumerate(row.cells, start=1))
     twice = min((cell for cell, count in Counter(names).items() if count > 1), default=None)
     if twice is not None:
         raise DataError(f"{name}: the header names {shortened(twice)!r} twice; rename one")

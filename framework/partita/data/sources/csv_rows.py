@@ -108,30 +108,30 @@ class CsvRows:
             number += self._buffer.count_lines(start, end_of_breaks)
             start = end_of_breaks
 
-    def _closed_at(self, start: int, place: int) -> tuple[int, str]:
-        """Return the end of the row whose quote is open at the line `place`, or the reason why it is malformed."""
+    def _closed_at(self, start: int, line_start: int) -> tuple[int, str]:
+        """Return the end of the row whose quote is open at `line_start`, or the reason why it is malformed."""
         failure = ""
-        if place <= self._open_until:
-            place, failure = self._open_until, self._failure
+        if line_start <= self._open_until:
+            line_start, failure = self._open_until, self._failure
         while not failure:
-            end = self._buffer.line_end(place, limit=self._max_row_bytes)
-            if end is None or end == place:
+            end = self._buffer.line_end(line_start, limit=self._max_row_bytes)
+            if end is None or end == line_start:
                 failure = UNCLOSED_QUOTE
             elif end - start > self._max_row_bytes:
                 # A later row may still reach the end of this quote within the limit.
-                self._open_until, self._failure = place, ""
+                self._open_until, self._failure = line_start, ""
                 return start, UNCLOSED_QUOTE
-            elif not self._buffer.has_quote(place, end):
-                place = self._buffer.line_of_quote(end)
+            elif not self._buffer.has_quote(line_start, end):
+                line_start = self._buffer.line_of_quote(end)
             else:
-                _, reason = self._parser.parse('"' + self._buffer.text(place, end))
+                _, reason = self._parser.parse('"' + self._buffer.text(line_start, end))
                 if not reason:
                     return end, ""
                 if reason == STILL_OPEN:
-                    place = end
+                    line_start = end
                 else:
                     failure = reason
-        self._open_until, self._failure = place, failure
+        self._open_until, self._failure = line_start, failure
         return start, failure
 
 
@@ -182,11 +182,11 @@ class LineBuffer:
             pass
         return self._data.startswith(mark)
 
-    def forget(self, place: int) -> None:
+    def forget(self, offset: int) -> None:
         """Free the memory of the bytes before a position."""
-        if place - self._base > self._block_bytes:
-            del self._data[: place - self._base]
-            self._base = place
+        if offset - self._base > self._block_bytes:
+            del self._data[: offset - self._base]
+            self._base = offset
 
     def line_end(self, start: int, *, limit: int) -> int | None:
         """Return the position after a line and its line break (CR, LF or both); None for a line above the limit."""
@@ -201,7 +201,7 @@ class LineBuffer:
                 return searched
         if line_break - start > limit:
             return None
-        self._last_line = start, self._behind_break(line_break)
+        self._last_line = start, self._after_break(line_break)
         return self._last_line[1]
 
     def skip_line(self, start: int) -> int:
@@ -211,7 +211,7 @@ class LineBuffer:
             self._data.clear()
             if not self._fill():
                 return start
-        return self._behind_break(line_break)
+        return self._after_break(line_break)
 
     def text(self, start: int, end: int) -> str:
         """Return the text between two positions; bytes that are not UTF-8 become surrogates."""
@@ -261,13 +261,13 @@ class LineBuffer:
             return self._base + carriage_return
         return None if line_feed_index < 0 else line_feed
 
-    def _behind_break(self, place: int) -> int:
-        at = place - self._base
+    def _after_break(self, offset: int) -> int:
+        at = offset - self._base
         if self._data[at : at + 1] == b"\n":
-            return place + 1
+            return offset + 1
         if at + 1 == len(self._data):
             self._fill()
-        return place + (2 if self._data[at + 1 : at + 2] == b"\n" else 1)
+        return offset + (2 if self._data[at + 1 : at + 2] == b"\n" else 1)
 
     def _fill(self) -> bool:
         """Read one more block; return False at the end of the stream."""

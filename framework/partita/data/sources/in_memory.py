@@ -67,10 +67,10 @@ def list_of(rows: Sequence[Any]) -> tuple[Store, list[str]]:
     return ListStore(rows), list(columns)
 
 
-def hash_rows(store: Store, places: np.ndarray | None = None, *, chunk: int = 1000) -> str:
-    """Return a hash of the rows' content, or of the rows at `places`; it is the same in every run."""
+def hash_rows(store: Store, indices: np.ndarray | None = None, *, chunk: int = 1000) -> str:
+    """Return a hash of the rows' content, or of the rows at `indices`; it is the same in every run."""
     state = blake2b(digest_size=16)
-    chosen = np.arange(len(store)) if places is None else places
+    chosen = np.arange(len(store)) if indices is None else indices
     for start in range(0, len(chosen), chunk):
         rows = store.read(chosen[start : start + chunk])
         try:

@@ -161,24 +161,24 @@ def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
     """Yield the objects of a JSON array, one at a time; a row's number is its position in the array."""
     text = io.TextIOWrapper(stream, encoding="utf-8")
     decoder = json.JSONDecoder()
-    buffer, place, number, size = "", 0, 0, READ_SIZE
+    buffer, index, number, size = "", 0, 0, READ_SIZE
     started = False
     try:
         while True:
-            place = PASSED[number > 0].match(buffer, place).end()  # type: ignore[union-attr] # it matches nothing, too
-            if place == len(buffer):
-                buffer, place = text.read(size), 0
+            index = PASSED[number > 0].match(buffer, index).end()  # type: ignore[union-attr] # it matches nothing, too
+            if index == len(buffer):
+                buffer, index = text.read(size), 0
                 if not buffer:
                     raise DataError(f"{name}: the JSON array is not closed after row {number}; is the file cut off?")
             elif not started:
-                started, place = True, place + 1
-            elif buffer[place] == "]":
+                started, index = True, index + 1
+            elif buffer[index] == "]":
                 return
             else:
-                value, end = decode_next(decoder, buffer, place)
+                value, end = decode_next(decoder, buffer, index)
                 # A number at the end of the buffer may continue in the next block; an object or a list cannot.
                 if end is None or (end == len(buffer) and not isinstance(value, dict | list)):
-                    left = buffer[place:]
+                    left = buffer[index:]
                     broken = f"{name}: row {number + 1} of the JSON array"
                     if len(left) > max_row_bytes:
                         raise DataError(f"{broken} is longer than {max_row_bytes:,} bytes; write it as JSON lines")
@@ -187,22 +187,22 @@ def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
                     more = text.read(size) if may_continue(value, buffer) else ""
                     if not more:
                         raise DataError(f"{broken} is broken: {said(value)}")
-                    buffer, place, size = left + more, 0, size * 2
+                    buffer, index, size = left + more, 0, size * 2
                     continue
                 number += 1
-                row = buffer[place:end].encode("utf-8")
+                row = buffer[index:end].encode("utf-8")
                 yield record_of(value, wrong_object(value, row), row, number)
-                place, size = end, READ_SIZE
+                index, size = end, READ_SIZE
     except UnicodeDecodeError as error:
         raise DataError(f"{name} is {not_utf8(error)}; save it as UTF-8, or as JSON lines") from None
     finally:
         text.detach()
 
 
-def decode_next(decoder: json.JSONDecoder, buffer: str, place: int) -> tuple[Any, int | None]:
+def decode_next(decoder: json.JSONDecoder, buffer: str, index: int) -> tuple[Any, int | None]:
     """Return a value and its end; the error and None if the value is incomplete."""
     try:
-        return decoder.raw_decode(buffer, place)
+        return decoder.raw_decode(buffer, index)
     except (ValueError, RecursionError) as error:
         return error, None
 

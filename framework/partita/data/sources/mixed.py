@@ -80,8 +80,8 @@ def choices(weights: Sequence[float], length: int) -> np.ndarray:
     """
     mixer, period = Mixer(weights), sum(whole_shares(weights))
     sources = np.empty(min(period, length), dtype=np.int64)
-    for place in range(len(sources)):
-        sources[place] = source = mixer.choose()
+    for index in range(len(sources)):
+        sources[index] = source = mixer.choose()
         mixer.count(source)
     return np.resize(sources, length) if length else sources
 
@@ -155,7 +155,7 @@ def repeated(sizes: Sequence[int], weights: Sequence[float], stop: Stop) -> np.n
     sources = choices(weights, about)
     last = [int(np.flatnonzero(sources == source)[size - 1 : size].sum()) for source, size in enumerate(sizes)]
     reached = [np.count_nonzero(sources == source) >= size for source, size in enumerate(sizes)]
-    ends = [place + 1 for place, there in zip(last, reached, strict=True) if there]
+    ends = [index + 1 for index, there in zip(last, reached, strict=True) if there]
     return sources[: end(ends)]
 
 
@@ -192,7 +192,7 @@ def joined(parts: Mapping[str, Rows]) -> Rows:
     )
     starts = np.cumsum([0, *map(len, parts.values())]).tolist()
     bad = [
-        replace(row, key=f"{source}/{row.key}", file=f"{source}/{row.file}", place=row.place + start)
+        replace(row, key=f"{source}/{row.key}", file=f"{source}/{row.file}", num_before=row.num_before + start)
         for (source, rows), start in zip(parts.items(), starts, strict=False)
         for row in rows.bad
     ]
@@ -219,11 +219,11 @@ class JoinedStore:
         sources = np.searchsorted(self._ends, indices, side="right")
         result: list[dict[str, Any]] = [{}] * len(indices)
         for source in np.unique(sources).tolist():
-            places = np.flatnonzero(sources == source)
+            selected = np.flatnonzero(sources == source)
             first = int(self._ends[source]) - len(self._parts[source])
-            rows = self._parts[source].get(np.asarray(indices)[places] - first)
-            for place, row in zip(places.tolist(), rows, strict=True):
-                result[place] = row
+            rows = self._parts[source].get(np.asarray(indices)[selected] - first)
+            for index, row in zip(selected.tolist(), rows, strict=True):
+                result[index] = row
         return result
 
 
@@ -243,10 +243,10 @@ def mixed_order(data: Data, keys: RowKeys) -> MixedOrder | None:
 
 def source_sizes(data: Data, keys: RowKeys) -> dict[str, int]:
     """Return the number of rows of each source of a mix; empty if the rows are not from a mix."""
-    return {name: len(places) for name, places in places_by_source(data, keys).items()}
+    return {name: len(indices) for name, indices in row_indices_by_source(data, keys).items()}
 
 
-def places_by_source(data: Data, keys: RowKeys) -> dict[str, np.ndarray]:
+def row_indices_by_source(data: Data, keys: RowKeys) -> dict[str, np.ndarray]:
     """Return the indices of the rows of each source of a mix, [rows]; empty if the rows are not from a mix."""
     sources = {name: number for number, name in enumerate(data.mix_names)}
     numbers = np.array([sources.get(name.partition("/")[0], -1) for name in keys.names])

@@ -56,7 +56,7 @@ def dump(row: dict[str, Any]) -> bytes:
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    return f"not UTF-8: byte 0x{error.object[error.start]:02x} at place {error.start + 1}"
+    return f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
 
 
 def refuse_utf16(start: bytes, name: str) -> None:

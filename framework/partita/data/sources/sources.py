@@ -67,10 +67,10 @@ def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
     kind = format_of(text)
     if kind is not None:
         return FileSource(type=kind, path=text)
-    place = folder / Path(text).expanduser()
-    if place.is_dir():
-        return HubSource(type="hub", name=str(place))
-    looks_like_file = place.exists() or glob.has_magic(text) or "://" in text or Path(text).is_absolute()
+    full_path = folder / Path(text).expanduser()
+    if full_path.is_dir():
+        return HubSource(type="hub", name=str(full_path))
+    looks_like_file = full_path.exists() or glob.has_magic(text) or "://" in text or Path(text).is_absolute()
     if looks_like_file or re.search(r"\.[A-Za-z]{2,7}$", text) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text):
         known = ", ".join(sorted(ending[1:] for ending in ENDINGS))
         raise DataError(
@@ -112,18 +112,18 @@ def find_files(path: str, *, folder: Path) -> list[str]:
     """Return the files that match a path or glob, sorted. URLs are opened by fsspec, anything else is local."""
     if "://" in path:
         return find_remote(path)
-    place = str(folder / Path(path).expanduser())
-    if Path(place).is_file():
-        return [place]
+    full_path = str(folder / Path(path).expanduser())
+    if Path(full_path).is_file():
+        return [full_path]
     if glob.has_magic(path):
-        matches = glob.glob(place, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+        matches = glob.glob(full_path, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
         files = sorted(name for name in matches if Path(name).is_file())
         if not files:
             raise DataError(f"no file matches {path} in {folder}")
         return files
-    if Path(place).is_dir():
+    if Path(full_path).is_dir():
         raise DataError(f"{path} is a folder; write a glob such as {path.rstrip('/')}/*.jsonl")
-    raise DataError(missing_file(path, Path(place)))
+    raise DataError(missing_file(path, Path(full_path)))
 
 
 def find_remote(path: str) -> list[str]:
@@ -145,12 +145,12 @@ def missing(path: str, error: Exception) -> str:
     return "; to read from the web, pip install aiohttp" if web else ""
 
 
-def missing_file(path: str, place: Path) -> str:
+def missing_file(path: str, full_path: Path) -> str:
     """Return the message for a missing file, with similar names that exist."""
-    if not place.parent.is_dir():
-        return f"{path} does not exist: there is no folder {place.parent}"
-    near = nearest(place.name, sorted(entry.name for entry in place.parent.iterdir()))
-    return f"{path} does not exist in {place.parent}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+    if not full_path.parent.is_dir():
+        return f"{path} does not exist: there is no folder {full_path.parent}"
+    near = nearest(full_path.name, sorted(entry.name for entry in full_path.parent.iterdir()))
+    return f"{path} does not exist in {full_path.parent}" + (f"; did you mean {' or '.join(near)}?" if near else "")
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

@@ -50,7 +50,7 @@ def rows_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, Any]
         batch.validate(full=True)  # invalid offsets would end the process with a segmentation fault
         rows: list[dict[str, Any] | UnreadableRow] = list(batch.to_pylist())
     except failures():
-        return [row_of(batch.slice(place, 1)) for place in range(batch.num_rows)]
+        return [row_of(batch.slice(index, 1)) for index in range(batch.num_rows)]
     return rows
 
 
@@ -74,11 +74,11 @@ def unreadable_rows(batches: "Iterator[pyarrow.Table]") -> Iterator[tuple[int, U
     """
     first = 0
     for batch in batches:
-        suspects = batch.select([place for place, field in enumerate(batch.schema) if is_suspect(field.type)])
+        suspects = batch.select([index for index, field in enumerate(batch.schema) if is_suspect(field.type)])
         if not all(map(is_readable, suspects.columns)):
-            for place, row in enumerate(rows_of(batch)):
+            for index, row in enumerate(rows_of(batch)):
                 if isinstance(row, UnreadableRow):
-                    yield first + place, row
+                    yield first + index, row
         first += batch.num_rows
 
 
@@ -88,7 +88,7 @@ def is_suspect(kind: "pyarrow.DataType") -> bool:
 
     types = pyarrow.types
     inner = (
-        [kind.value_type] if types.is_dictionary(kind) else [kind.field(place).type for place in range(kind.num_fields)]
+        [kind.value_type] if types.is_dictionary(kind) else [kind.field(index).type for index in range(kind.num_fields)]
     )
     text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
     return types.is_temporal(kind) or text or any(map(is_suspect, inner))
@@ -135,8 +135,8 @@ def readable_rows(table: "datasets.Dataset", keys: RowKeys, *, content: str | No
     batches = table.with_format("arrow").iter(batch_size=BATCH)
     unreadable = dict(unreadable_rows(batches))
     bad = [
-        BadRow(str(keys[place]), *keys.place(place), row.reason, row.raw, place=place - number)
-        for number, (place, row) in enumerate(unreadable.items())
+        BadRow(str(keys[index]), *keys.location(index), row.reason, row.raw, num_before=index - number)
+        for number, (index, row) in enumerate(unreadable.items())
     ]
     if len(bad) == len(table):
         raise DataError(f"{keys.names[0]} has no good row: {bad[0].key}: {bad[0].reason}")
@@ -156,8 +156,8 @@ def hash_file(path: str) -> str:
 
 def open_hub(source: HubSource, *, folder: Path) -> Rows:
     """Return the rows of a dataset on the Hub, or of a folder in its layout."""
-    place = folder / Path(source.name).expanduser()
-    name = str(place) if place.is_dir() else source.name
+    local = folder / Path(source.name).expanduser()
+    name = str(local) if local.is_dir() else source.name
     label = Path(source.name).name
     table = load(
         name,
@@ -165,7 +165,7 @@ def open_hub(source: HubSource, *, folder: Path) -> Rows:
         split=source.split,
         revision=source.revision,
         label=source.name,
-        remote=name != str(place),
+        remote=name != str(local),
     )
     if not len(table):
         raise DataError(f"{source.name} has no rows in split {source.split}")

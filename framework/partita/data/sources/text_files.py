@@ -99,13 +99,13 @@ class RowStore:
         """Return rows in the order of `indices`; adjacent rows are read in one call."""
         if not len(indices):
             return []
-        places = zip(self._ends[indices].tolist(), self._ends[indices + 1].tolist(), strict=True)
+        ranges = zip(self._ends[indices].tolist(), self._ends[indices + 1].tolist(), strict=True)
         first, last = int(indices.min()), int(indices.max())
         if last - first >= len(indices):
-            return [json.loads(self._bytes(start, end)) for start, end in places]
+            return [json.loads(self._bytes(start, end)) for start, end in ranges]
         begin = int(self._ends[first])
         together = self._bytes(begin, int(self._ends[last + 1]))
-        return [json.loads(together[start - begin : end - begin]) for start, end in places]
+        return [json.loads(together[start - begin : end - begin]) for start, end in ranges]
 
     def _bytes(self, start: int, end: int) -> bytes:
         data = os.pread(self._descriptor, end - start, start)
@@ -136,7 +136,7 @@ def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_
     """
     with RowStoreWriter() as spool:
         reader = FileReader(kind, spool, max_row_bytes=max_row_bytes)
-        hashes = [reader.read(path, name, place) for place, (path, name) in enumerate(zip(paths, names, strict=True))]
+        hashes = [reader.read(path, name, index) for index, (path, name) in enumerate(zip(paths, names, strict=True))]
         if not len(spool):
             first = next(iter(reader.bad), None)
             what = f"has no good row: {first.key}: {first.reason}" if first is not None else "has no rows"
@@ -168,8 +168,9 @@ class FileReader:
             for record in READERS[self._kind](stream, name, self._max_row_bytes):
                 if record.reason:
                     key = f"{name}:{record.number}"
-                    place = len(self._spool)
-                    self.bad.append(BadRow(key, name, record.number, record.reason, record.raw, place=place))
+                    self.bad.append(
+                        BadRow(key, name, record.number, record.reason, record.raw, num_before=len(self._spool))
+                    )
                     state.update(f"{record.number}{record.raw}".encode())
                     check_share(name, len(self.bad) - bad_before, len(self._spool) - good_before, record)
                     continue

@@ -78,8 +78,8 @@ def rows_of(episode: Episode, *, select: Select, target: Target) -> list[Row]:
         return []
     if select != "all" and episode.succeeded != (select == "succeeded"):
         return []
-    places = range(len(episode.replies)) if target == "every_agent_turn" else [len(episode.replies) - 1]
-    labeled = ((episode.replies[place].place, right_answer(episode, place)) for place in places)
+    indices = range(len(episode.replies)) if target == "every_agent_turn" else [len(episode.replies) - 1]
+    labeled = ((episode.replies[index].index, right_answer(episode, index)) for index in indices)
     return [row_of(episode, start, right) for start, right in labeled if right is not None]
 
 
@@ -94,9 +94,9 @@ def right_answer(episode: Episode, number: int) -> str | None:
 
 def row_of(episode: Episode, end: int, right: str) -> Row:
     """Return the messages before the one at `end`, with the correct answer as the label."""
-    own = {reply.place for reply in episode.replies}
+    own = {reply.index for reply in episode.replies}
     messages = [
-        {"role": message["role"], "content": message["content"]} | ({"learned": True} if place in own else {})
-        for place, message in enumerate(episode.messages[:end])
+        {"role": message["role"], "content": message["content"]} | ({"learned": True} if index in own else {})
+        for index, message in enumerate(episode.messages[:end])
     ]
     return {"messages": messages, "labels": [right], "learn_all": False}

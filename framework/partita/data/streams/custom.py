@@ -51,17 +51,17 @@ class CustomStream:
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Yield the rows of a shard; a position is the number of rows so far and the class's position after them."""
         own, part = divmod(shard, self._parts)
-        index, place = start if isinstance(start, list) else (0, None)
-        for row, after in self._rows(own, index, place):
+        index, position = start if isinstance(start, list) else (0, None)
+        for row, after in self._rows(own, index, position):
             index += 1
             if (index - 1) % self._parts == part:
                 yield self._row(row, shard, index), [index, after]
 
-    def _rows(self, shard: int, index: int, place: Any) -> Iterator[tuple[Any, Any]]:
+    def _rows(self, shard: int, index: int, position: Any) -> Iterator[tuple[Any, Any]]:
         if not self._by_shard:
             yield from ((row, 0) for row in skip_rows(self._iterable(), index))
             return
-        for item in cast("ShardedDataSource", self._made).read(shard, place):
+        for item in cast("ShardedDataSource", self._made).read(shard, position):
             if not isinstance(item, tuple) or len(item) != 2:
                 raise DataError(f"{self._target}.read gave a {type(item).__name__}; yield (row, position) for each row")
             if not is_position(item[1]):
@@ -105,13 +105,13 @@ def shared(target: str, method: str) -> str:
 def skip_rows(rows: Iterable[Any], passed: int) -> Iterator[Any]:
     """Yield the rows after the first `passed`; the skipped rows of a sequence are not accessed."""
     if isinstance(rows, Sequence):
-        yield from (rows[place] for place in range(passed, len(rows)))
+        yield from (rows[index] for index in range(passed, len(rows)))
         return
-    for place, row in enumerate(rows):
-        if place >= passed:
+    for index, row in enumerate(rows):
+        if index >= passed:
             yield row
 
 
-def is_position(place: Any) -> bool:
+def is_position(value: Any) -> bool:
     """Return whether JSON preserves a position."""
-    return type(place) is int or (isinstance(place, list) and all(map(is_position, place)))
+    return type(value) is int or (isinstance(value, list) and all(map(is_position, value)))

@@ -118,13 +118,13 @@ def known(path: str, label: str) -> tuple[int | None, str]:
     import fsspec  # type: ignore[import-untyped] # it ships no types
 
     try:
-        system, place = fsspec.core.url_to_fs(path)
-        info: dict[str, Any] = system.info(place)
+        system, inner_path = fsspec.core.url_to_fs(path)
+        info: dict[str, Any] = system.info(inner_path)
         size = info.get("size")
         if "://" in path:
             tag = next((info[key] for key in ("ETag", "etag", "md5Hash", "sha256") if key in info), "")
             return size, f"{size} {tag}"
-        with system.open(place, "rb") as stream:
+        with system.open(inner_path, "rb") as stream:
             if size is not None and size <= KNOWN:
                 return size, digest(stream.read())
             first = stream.read(ENDS)

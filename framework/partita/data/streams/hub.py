@@ -38,8 +38,8 @@ def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int, max_r
     """
     import datasets
 
-    place = folder / Path(source.name).expanduser()
-    path = str(place) if place.is_dir() else source.name
+    local = folder / Path(source.name).expanduser()
+    path = str(local) if local.is_dir() else source.name
     name = f"{Path(source.name).name}/{source.split}"
     with quiet_datasets():
         try:
@@ -88,9 +88,9 @@ class DatasetsStream:
         table, index = self._table.shard(num_shards=self._count, index=own).with_format("arrow"), 0
         for batch in self._batches(table):
             if index + batch.num_rows > passed:
-                for place, row in enumerate(rows_of(batch), start=index):
-                    if place >= passed and place % self._parts == part:
-                        yield stream_row(row, shard, place + 1), place + 1
+                for number, row in enumerate(rows_of(batch), start=index):
+                    if number >= passed and number % self._parts == part:
+                        yield stream_row(row, shard, number + 1), number + 1
             index += batch.num_rows
 
     def _batches(self, table: Any) -> Iterator[Any]:

@@ -65,7 +65,7 @@ class InterleavedReader:
         """
         self._weights, self._stop = list(weights), stop
         width = max(1, min(OPEN, OPEN_IN_ALL // (num_groups * len(sources)))) if shuffle else 1
-        counts, self._ended, places = parts_of(state, len(sources))
+        counts, self._ended, positions = parts_of(state, len(sources))
         self._readers = [
             ShardsInTurn(
                 source,
@@ -73,9 +73,9 @@ class InterleavedReader:
                 num_groups=num_groups,
                 width=width,
                 keys=[seed, epoch, number] if shuffle else None,
-                state=place,
+                state=position,
             )
-            for number, (source, place) in enumerate(zip(sources, places, strict=True))
+            for number, (source, position) in enumerate(zip(sources, positions, strict=True))
         ]
         self._mixer = self._mix(None)
         if counts is not None:
@@ -163,10 +163,10 @@ def parts_of(state: Any, sources: int) -> tuple[list[int] | None, list[int], lis
     value = unpack(state)
     if not isinstance(value, list) or len(value) != sources + 2:
         raise damaged()
-    counts, ended, *places = value
+    counts, ended, *positions = value
     if not is_counts(counts) or not is_counts(ended) or len(ended) != sources or max(ended, default=0) > 2:
         raise damaged()
-    return counts, ended, places
+    return counts, ended, positions
 
 
 def is_counts(value: Any) -> bool:
@@ -190,12 +190,12 @@ class ShardsInTurn:
             state: The `state()` of an earlier reader with the same arguments.
         """
         self._stream, self._group, self._num_groups, self._width, self._keys = stream, group, num_groups, width, keys
-        numbers, places = checked(state, width) if state is not None else ([0] * 4, [])
+        numbers, open_shards = checked(state, width) if state is not None else ([0] * 4, [])
         self._pass, self._gave, self._next, self._turn = numbers
         self._order = self._shuffled()
-        if any(place >= len(self._order) for place in (self._next - 1, *(place for place, _ in places))):
+        if any(index >= len(self._order) for index in (self._next - 1, *(index for index, _ in open_shards))):
             raise damaged()
-        self._open = [OpenShard(stream, int(self._order[place]), place, position) for place, position in places]
+        self._open = [OpenShard(stream, int(self._order[index]), index, position) for index, position in open_shards]
 
     @property
     def gave(self) -> bool:
@@ -234,8 +234,8 @@ class ShardsInTurn:
 
     def state(self) -> list[Any]:
         """Return pass, state of the source, next shard, turn, and index and position of each open shard."""
-        places = [part for shard in self._open for part in (shard.place, shard.position)]
-        return [self._pass, self._gave, self._next, self._turn, *places]
+        open_shards = [part for shard in self._open for part in (shard.index, shard.position)]
+        return [self._pass, self._gave, self._next, self._turn, *open_shards]
 
     def close(self) -> None:
         for shard in self._open:
@@ -261,25 +261,25 @@ def checked(state: Any, width: int) -> tuple[list[int], list[tuple[int, Position
     """Return the numbers and the open shards of a state. Raise ResumeError if it is malformed."""
     if not isinstance(state, list) or len(state) < 4 or len(state) % 2 or len(state) > 4 + 2 * width:
         raise damaged()
-    numbers, places = state[:4], state[4::2]
-    if not is_counts([*numbers, *places]) or numbers[1] > ROWS_OF_ALL:
+    numbers, indices = state[:4], state[4::2]
+    if not is_counts([*numbers, *indices]) or numbers[1] > ROWS_OF_ALL:
         raise damaged()
-    return numbers, list(zip(places, state[5::2], strict=True))
+    return numbers, list(zip(indices, state[5::2], strict=True))
 
 
 class OpenShard:
     """A shard that is being read; it is opened when its first row is read."""
 
-    def __init__(self, stream: Stream, shard: int, place: int, position: Position | None) -> None:
+    def __init__(self, stream: Stream, shard: int, index: int, position: Position | None) -> None:
         """Start before the row at `position`.
 
         Args:
             stream: The stream that the shard belongs to.
             shard: Index of the shard in the stream.
-            place: Index of the shard in the order of the group.
+            index: Index of the shard in the order of the group.
             position: Position of the next row; None for the first one.
         """
-        self.place = place
+        self.index = index
         """Index of the shard in the order of the group."""
         self.position = position
         """Position of the next row."""

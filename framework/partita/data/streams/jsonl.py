@@ -23,7 +23,7 @@ def read_lines(piece: FileSlice, shard: int, start: Position | None) -> Iterator
     by_byte, as_text = piece.start is not None, piece.kind == "txt"
     part, parts, limit = piece.part, piece.parts, piece.max_row_bytes
     block_bytes = piece.file_sizes.block_bytes
-    offset, number, index = place_of(piece, start)
+    offset, number, index = numbers_at(piece, start)
     with opened(piece.path, piece.label) as stream:
         first_block = b""
         if by_byte and start is None:
@@ -55,7 +55,7 @@ def read_lines(piece: FileSlice, shard: int, start: Position | None) -> Iterator
                 yield row, after
 
 
-def place_of(piece: FileSlice, start: Position | None) -> tuple[int, int, int]:
+def numbers_at(piece: FileSlice, start: Position | None) -> tuple[int, int, int]:
     """Return the byte and the numbers of lines and rows before a position."""
     if start is None:
         return piece.start or 0, 0, 0
@@ -91,13 +91,13 @@ def first_line(stream: BinaryIO, offset: int, *, block_bytes: int) -> tuple[int,
     if offset == 0:
         return 0, b""
     at_offset(stream, offset - 1)
-    place = offset - 1
+    read_to = offset - 1
     while block := stream.read(block_bytes):
         line_end = block.find(b"\n")
         if line_end >= 0:
-            return place + line_end + 1, block[line_end + 1 :]
-        place += len(block)
-    return place, b""
+            return read_to + line_end + 1, block[line_end + 1 :]
+        read_to += len(block)
+    return read_to, b""
 
 
 def line_pieces(size: int, pieces: int) -> list[tuple[int, int]]:

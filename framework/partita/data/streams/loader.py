@@ -136,12 +136,14 @@ class StreamLoader:
         if self._started:
             raise ResumeError("a data position must be loaded before the first step is requested")
         loaded = continued(cursor, self._cursor.parts, resume=self._resume)
-        place = loaded.place
-        if place is not None and (not isinstance(place, dict) or len(place.get("groups", ())) != self._plan.num_groups):
+        position = loaded.position
+        if position is not None and (
+            not isinstance(position, dict) or len(position.get("groups", ())) != self._plan.num_groups
+        ):
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
         self._cursor = loaded
-        before = cursor.get("place")
-        if isinstance(before, dict) and (place is not None or loaded.epoch):  # rows are counted in epoch 0 only
+        before = cursor.get("position")
+        if isinstance(before, dict) and (position is not None or loaded.epoch):  # rows are counted in epoch 0 only
             self._counted = before["ledger"]
 
     def steps(self) -> Iterator[GlobalBatch]:
@@ -161,26 +163,27 @@ class StreamLoader:
             yield from self._statistics.count(steps)
 
     def _steps(self) -> Generator[GlobalBatch]:
-        epoch, step, place = self._cursor.epoch, self._cursor.step, self._cursor.place
+        epoch, step, position = self._cursor.epoch, self._cursor.step, self._cursor.position
         encode = ChunkEncoder(self._encoder, max_row_tokens=self._plan.policy.max_row_tokens)
         with EncodingWorkers(encode, self._options) as workers:
             while True:
-                with closing(self._epoch(epoch, step, place, workers)) as steps:
+                with closing(self._epoch(epoch, step, position, workers)) as steps:
                     for batch in steps:
                         step += 1
                         yield batch
                 self._ledger.check()
                 if not step:
                     raise DataError(f"{self._plan.names} has no row that can be used")
-                epoch, step, place = epoch + 1, 0, None
+                epoch, step, position = epoch + 1, 0, None
 
     def _epoch(
-        self, epoch: int, step: int, place: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
+        self, epoch: int, step: int, position: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
     ) -> Generator[GlobalBatch]:
         """Yield the steps of an epoch after `step`, until no shard group has rows left."""
         with ExitStack() as files:
             groups = {
-                number: files.enter_context(closing(self._group(number, epoch, place, workers))) for number in self._own
+                number: files.enter_context(closing(self._group(number, epoch, position, workers)))
+                for number in self._own
             }
             if workers.number:  # first read everything that the first step needs, then what later steps need
                 for group in groups.values():
@@ -192,8 +195,10 @@ class StreamLoader:
                 if not self._is_left(any(batch is not None for batch in batches.values())):
                     return
                 step += 1
-                places = [groups[number].place if number in groups else None for number in range(self._plan.num_groups)]
-                after = {"groups": places, "ledger": self._ledger.state(split=TRAINING)}
+                positions = [
+                    groups[number].position if number in groups else None for number in range(self._plan.num_groups)
+                ]
+                after = {"groups": positions, "ledger": self._ledger.state(split=TRAINING)}
                 yield GlobalBatch(
                     tuple(self._batch(batches[slot]) for slot in self._slots),
                     state_dict=Cursor(self._cursor.parts, epoch, step, after).to_json(),
@@ -201,7 +206,7 @@ class StreamLoader:
                 )
 
     def _group(
-        self, number: int, epoch: int, place: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
+        self, number: int, epoch: int, position: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
     ) -> ShardGroup:
         expander = self._encoder.expander
         return ShardGroup(
@@ -212,7 +217,7 @@ class StreamLoader:
             # If several ranks read a group, the rank of its first slot counts the rows.
             seen=self._seen if epoch == 0 and number in self._slots else ignore,
             numbered=expander is not None and expander.numbered,
-            place=place["groups"][number] if place is not None else None,
+            position=position["groups"][number] if position is not None else None,
         )
 
     def _batch(self, batch: tuple[TokenizedDataset, PlannedBatch] | None) -> Batch:
@@ -228,8 +233,8 @@ class StreamLoader:
         """Record the outcome of a window's rows."""
         left_out = []
         for row in window.bad:
-            file, number = window.keys.place(row.place)
-            left_out.append(LeftOut(str(window.keys[row.place]), row.reasons, file, number, row.raw))
+            file, number = window.keys.location(row.index)
+            left_out.append(LeftOut(str(window.keys[row.index]), row.reasons, file, number, row.raw))
         self._notes.append(WindowReport(left_out, used=window.used))
         self._num_unreadable += window.num_unreadable
         if self._process_group.world_size == 1:
@@ -284,6 +289,6 @@ def ignore(window: SeenWindow) -> None:
 def merged(cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the positions of the ranks after the same step, each of which knows its own shard groups."""
     first = dict(cursors[0])
-    groups = zip(*(cursor["place"]["groups"] for cursor in cursors), strict=True)
-    known = [next(place for place in places if place is not None) for places in groups]
-    return first | {"place": {"groups": known, "ledger": first["place"]["ledger"]}}
+    groups = zip(*(cursor["position"]["groups"] for cursor in cursors), strict=True)
+    known = [next(position for position in positions if position is not None) for positions in groups]
+    return first | {"position": {"groups": known, "ledger": first["position"]["ledger"]}}

@@ -32,7 +32,7 @@ def read_parquet(piece: FileSlice, shard: int, start: Position | None) -> Iterat
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
         begin, end = piece.start or 0, firsts[-1] if piece.end is None else piece.end
-        first, passed = place_of(start, 0)
+        first, passed = group_and_row(start, 0)
         for group in range(first, len(sizes)):
             group_start, group_end = firsts[group : group + 2]
             if group_start < end and group_end > begin:
@@ -53,11 +53,11 @@ def read_parquet(piece: FileSlice, shard: int, start: Position | None) -> Iterat
 def read_arrow(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
     """Yield the rows of an Arrow file or stream; a position is the record batch and the number of its rows so far."""
     with opened(piece.path, piece.label) as stream, readable(piece):
-        group, passed = place_of(start, 0)
+        group, passed = group_and_row(start, 0)
         first = 0
         for number, batch in enumerate(record_batches(stream, piece)):
             if number >= group:
-                slices = (batch.slice(place, DECODED) for place in range(0, batch.num_rows, DECODED))
+                slices = (batch.slice(index, DECODED) for index in range(0, batch.num_rows, DECODED))
                 yield from group_rows(slices, piece, shard, group=number, first=first, passed=passed)
                 passed = 0
             first += batch.num_rows
@@ -80,7 +80,7 @@ def record_batches(stream: Any, piece: FileSlice) -> Iterator["pyarrow.RecordBat
         source.close()
 
 
-def place_of(start: Position | None, first: int) -> tuple[int, int]:
+def group_and_row(start: Position | None, first: int) -> tuple[int, int]:
     return (start[0], start[1]) if isinstance(start, list) else (first, 0)
 
 
@@ -105,18 +105,18 @@ def group_rows(
         passed: Number of rows to skip.
         last: Index of the first row after the slice; None for all rows.
     """
-    place = 0
+    batch_start = 0
     for batch in batches:
-        if last is not None and place >= last:
+        if last is not None and batch_start >= last:
             return
-        rows = np.arange(place, place + batch.num_rows)
+        rows = np.arange(batch_start, batch_start + batch.num_rows)
         selected = rows[(rows >= passed) & ((first + rows) % piece.parts == piece.part)]
         if last is not None:
             selected = selected[selected < last]
-        chosen = batch if len(selected) == len(rows) else batch.take(selected - place)
+        chosen = batch if len(selected) == len(rows) else batch.take(selected - batch_start)
         for row, values in zip(selected.tolist(), rows_of(chosen), strict=True):
             yield stream_row(values, shard, first + row + 1), [group, row + 1]
-        place += batch.num_rows
+        batch_start += batch.num_rows
 
 
 def stream_row(values: dict[str, Any] | UnreadableRow, shard: int, number: int) -> StreamRow:

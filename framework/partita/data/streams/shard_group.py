@@ -14,7 +14,7 @@ import numpy as np
 
 from partita.data.batching.plan import PlannedBatch
 from partita.data.batching.policies import Policy
-from partita.data.chunks import BadPlace, EncodedChunk, RawChunk, Unreadable
+from partita.data.chunks import BadChunkRow, EncodedChunk, RawChunk, Unreadable
 from partita.data.ledger import UsedRows
 from partita.data.rows import RowKeys
 from partita.data.streams.base import Stream, StreamRow
@@ -87,7 +87,7 @@ class SeenWindow:
     """Outcome of the rows of a window."""
 
     keys: RowKeys
-    bad: Sequence[BadPlace]
+    bad: Sequence[BadChunkRow]
     used: UsedRows
     """Counts of the rows that are used entirely."""
     num_unreadable: int
@@ -95,7 +95,7 @@ class SeenWindow:
 
 
 @dataclass(frozen=True)
-class WindowPlace:
+class WindowPosition:
     """Position of a window in the stream."""
 
     number: int
@@ -108,7 +108,7 @@ class WindowPlace:
 class ReadWindow:
     """A window that is being tokenized. Its raw rows are held only by the workers."""
 
-    place: WindowPlace
+    position: WindowPosition
     keys: RowKeys
     chunks: deque[Callable[[], EncodedChunk]]
 
@@ -125,9 +125,9 @@ class ShardGroup:
         workers: EncodingWorkers[RawChunk, EncodedChunk],
         seen: Callable[[SeenWindow], None],
         numbered: bool = False,
-        place: Sequence[Any] | None = None,
+        position: Sequence[Any] | None = None,
     ) -> None:
-        """Start a shard group, or resume it at `place`.
+        """Start a shard group, or resume it at `position`.
 
         Args:
             plan: The streams and the policy.
@@ -136,11 +136,11 @@ class ShardGroup:
             workers: Tokenize the rows, and leave out examples longer than the policy's `max_row_tokens`.
             seen: Called with each window when its first batch is taken.
             numbered: Whether one row may give several examples, whose keys then end in their number.
-            place: The `place` of an earlier group; None for the start of the epoch.
+            position: The `position` of an earlier group; None for the start of the epoch.
         """
         self._plan, self._number, self._epoch = plan, number, epoch
         self._workers, self._seen = workers, seen
-        state, window, known = place if place is not None else (None, 0, 0)
+        state, window, known = position if position is not None else (None, 0, 0)
         self._next_window: int = window
         self._known: int = known
         """Number of batches of the next window that were taken before resuming."""
@@ -149,19 +149,19 @@ class ShardGroup:
         self._read: deque[ReadWindow] = deque()
         self._batches: deque[tuple[TokenizedDataset, PlannedBatch]] = deque()
         self._cut_into = 0
-        self._open: WindowPlace | None = None
+        self._open: WindowPosition | None = None
         self.ended = False
         """Whether all windows were read."""
 
     @property
-    def place(self) -> list[Any]:
+    def position(self) -> list[Any]:
         """Position of the group, as JSON."""
         if self._open is not None and self._batches:
             return [self._open.before, self._open.number, self._cut_into - len(self._batches)]
         if self._open is not None:
             return [self._open.after, self._open.number + 1, 0]
         if self._read:
-            return [self._read[0].place.before, self._read[0].place.number, self._known]
+            return [self._read[0].position.before, self._read[0].position.number, self._known]
         return [self._reader.state(), self._next_window, self._known]
 
     @property
@@ -195,8 +195,8 @@ class ShardGroup:
             self.ended = True
             return False
         keys = self._plan.keys(rows)
-        place = WindowPlace(self._next_window, before, self._reader.state())
-        self._read.append(ReadWindow(place, keys, self._submit(rows, keys)))
+        position = WindowPosition(self._next_window, before, self._reader.state())
+        self._read.append(ReadWindow(position, keys, self._submit(rows, keys)))
         self._next_window += 1
         return True
 
@@ -207,9 +207,9 @@ class ShardGroup:
     def _open_window(self, window: ReadWindow) -> None:
         """Cut the next window into batches. A window that was partly taken before resuming is not reported again."""
         encoded, seen = self._encoded(window)
-        batches = self._cut(encoded, window.place.number) if encoded is not None else []
+        batches = self._cut(encoded, window.position.number) if encoded is not None else []
         known, self._known = self._known, 0
-        self._open, self._cut_into = window.place, len(batches)
+        self._open, self._cut_into = window.position, len(batches)
         self._batches = deque(
             (encoded.take(batch.rows), PlannedBatch(np.arange(len(batch.rows)), batch.lines))
             for batch in batches[known:]
@@ -220,11 +220,11 @@ class ShardGroup:
 
     def _encoded(self, window: ReadWindow) -> tuple[TokenizedDataset | None, SeenWindow]:
         """Return the examples of a window, None if it has none, and the outcome of its rows."""
-        flat, bad, used, num_unreadable = FlatBuilder(), list[BadPlace](), UsedRows(), 0
+        flat, bad, used, num_unreadable = FlatBuilder(), list[BadChunkRow](), UsedRows(), 0
         for start in range(0, len(window.keys), CHUNK):
             chunk = window.chunks.popleft()()
             flat.add(chunk, start)
-            bad += [BadPlace(row.place + start, row.reasons, row.raw) for row in chunk.bad]
+            bad += [BadChunkRow(row.index + start, row.reasons, row.raw) for row in chunk.bad]
             used += chunk.used
             num_unreadable += chunk.num_unreadable
         encoded = flat.finish(keys=window.keys, parts={}, numbered=self._numbered) if flat else None

@@ -13,17 +13,17 @@ from partita_schema.sections.batching import BucketBatching, TokenBudgetBatching
 PARTS = {"files": "f1", "tokenizer": "t1", "seed": "42"}
 
 
-PLACES = st.none() | st.lists(st.integers(0, 10**9), min_size=2, max_size=2)
+POSITIONS = st.none() | st.lists(st.integers(0, 10**9), min_size=2, max_size=2)
 
 
 @given(
     parts=st.dictionaries(st.text(), st.text()),
     epoch=st.integers(0, 10**9),
     step=st.integers(0, 10**9),
-    place=PLACES,
+    position=POSITIONS,
 )
-def test_a_position_survives_json(parts: dict[str, str], epoch: int, step: int, place: Any) -> None:
-    cursor = Cursor(parts, epoch, step, place)
+def test_a_position_survives_json(parts: dict[str, str], epoch: int, step: int, position: Any) -> None:
+    cursor = Cursor(parts, epoch, step, position)
 
     loaded = Cursor.from_json(json.loads(json.dumps(cursor.to_json())))
 
@@ -93,9 +93,9 @@ def test_another_plan_is_refused_with_what_changed() -> None:
 
 def test_a_position_of_another_version_is_refused() -> None:
     with pytest.raises(
-        ResumeError, match=r"has version 3, this partita reads 2; continue with the version that wrote it"
+        ResumeError, match=r"has version 4, this partita reads 3; continue with the version that wrote it"
     ):
-        Cursor.from_json(Cursor(PARTS).to_json() | {"version": 3})
+        Cursor.from_json(Cursor(PARTS).to_json() | {"version": 4})
 
 
 @pytest.mark.parametrize(

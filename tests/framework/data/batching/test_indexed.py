@@ -110,7 +110,7 @@ def test_epochs_and_seeds_have_their_own_orders() -> None:
 
 
 def test_each_window_has_a_random_order_of_its_own() -> None:
-    """Windows that share one would have their longest batch at the same place."""
+    """Windows that share one would have their longest batch at the same position."""
     lengths = np.arange(1, 257)
     [*steps] = make(lengths, BucketBatching(type="bucket", window=64)).steps(0)
     means = np.array([lengths[batch.rows].mean() for step in steps for batch in step.batches]).reshape(4, 8)
@@ -246,5 +246,5 @@ def test_a_position_that_an_epoch_does_not_have_is_refused(window: int, taken: i
 
     assert str(error.value) == (
         f"the data position is step {step} at batch {taken} of window {window}, and epoch 0 of 2 windows has no such "
-        "place; continue from an older checkpoint"
+        "position; continue from an older checkpoint"
     )

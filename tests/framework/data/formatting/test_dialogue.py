@@ -20,7 +20,7 @@ FEATURES = {
     "output_features": [{"name": "reply", "type": "text"}],
 }
 SAID = ("x1", "y1", "x2", "y2")
-ROW = {"messages": [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(SAID)]}
+ROW = {"messages": [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(SAID)]}
 
 
 def encoder_of(made: Make, tokenizer: Any, *, limit: int | None = None, **sections: Any) -> RowTokenizer:

@@ -31,19 +31,19 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> str:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    place = tmp_path_factory.mktemp("embedder")
+    folder = tmp_path_factory.mktemp("embedder")
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     torch.manual_seed(1)
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     bert = BertModel(BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, **shape))
     with torch.no_grad():  # random embeddings are small beside the positions'; words must tell texts apart
         bert.embeddings.word_embeddings.weight.mul_(50)
-    bert.save_pretrained(place / "bert")
+    bert.save_pretrained(folder / "bert")
     tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(vocabulary)})
-    tokenizer.save_pretrained(place / "bert")
-    transformer = Transformer(str(place / "bert"))
-    SentenceTransformer(modules=[transformer, Pooling(32)], device="cpu").save(str(place / "model"))
-    return str(place / "model")
+    tokenizer.save_pretrained(folder / "bert")
+    transformer = Transformer(str(folder / "bert"))
+    SentenceTransformer(modules=[transformer, Pooling(32)], device="cpu").save(str(folder / "model"))
+    return str(folder / "model")
 
 
 def config_of(model_name: str, *, k: int = 1, **changes: Any) -> Config:

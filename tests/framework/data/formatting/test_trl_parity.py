@@ -86,7 +86,7 @@ def plain_of_trl(tokenizer: Any, prompt: str, completion: str) -> Labelled:
     alone = tokenizer(prompt)["input_ids"]
     joined = tokenizer(prompt + completion + tokenizer.eos_token)["input_ids"]
     assert joined[: len(alone)] == alone, "TRL warns of such a row: the model never sees its prompt like this again"
-    return Labelled(joined, [place >= len(alone) for place in range(len(joined))])
+    return Labelled(joined, [index >= len(alone) for index in range(len(joined))])
 
 
 def chat_of_trl(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Labelled:
@@ -115,7 +115,7 @@ def completion_of_trl(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Lab
     alone = tokenizer.apply_chat_template(list(messages[:-1]), add_generation_prompt=True, **rendering)["input_ids"]
     joined = tokenizer.apply_chat_template(list(messages), **rendering)["input_ids"]
     assert joined[: len(alone)] == alone
-    return Labelled(joined, [place >= len(alone) for place in range(len(joined))])
+    return Labelled(joined, [index >= len(alone) for index in range(len(joined))])
 
 
 def tokenizer_named(name: str) -> Any:
@@ -232,8 +232,8 @@ def test_answers_in_a_chat_without_marks_have_trls_tokens_and_loss_up_to_the_end
     theirs = []
     for dialogue in messages:
         ids, in_loss = completion_of_trl(tokenizer, dialogue)
-        end = max(place for place, token in enumerate(ids) if token in ends)
-        theirs.append(Labelled(ids, [flag and place <= end for place, flag in enumerate(in_loss)]))
+        end = max(index for index, token in enumerate(ids) if token in ends)
+        theirs.append(Labelled(ids, [flag and index <= end for index, flag in enumerate(in_loss)]))
     assert ours == theirs
     assert step_0_loss(ours, vocabulary=len(tokenizer)) == step_0_loss(theirs, vocabulary=len(tokenizer))
 

@@ -32,15 +32,15 @@ def expected(data: bytes) -> list[tuple[int, list[str], bool]]:
     Empty lines are passed over.
     """
     lines = list(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", "surrogateescape", newline=""))
-    result, place = [], 0
-    while place < len(lines):
-        reader = csv.reader(lines[place:], strict=True)
+    result, index = [], 0
+    while index < len(lines):
+        reader = csv.reader(lines[index:], strict=True)
         try:
-            result.append((place + 1, next(reader), False))
-            place += reader.line_num
+            result.append((index + 1, next(reader), False))
+            index += reader.line_num
         except csv.Error:
-            result.append((place + 1, [lines[place].rstrip("\r\n")], True))
-            place += 1
+            result.append((index + 1, [lines[index].rstrip("\r\n")], True))
+            index += 1
     return [row for row in result if row[1]]
 
 

@@ -59,7 +59,7 @@ def test_sources_stand_after_each_other_under_their_names(folder: Path) -> None:
 
     assert len(rows) == 240
     assert rows.columns == ("q", "a", "b")
-    assert [rows.key(place) for place in (0, 199, 200, 239)] == [
+    assert [rows.key(index) for index in (0, 199, 200, 239)] == [
         "one/train.jsonl:1",
         "one/train.jsonl:200",
         "two/train.jsonl:1",
@@ -67,7 +67,7 @@ def test_sources_stand_after_each_other_under_their_names(folder: Path) -> None:
     ]
     some = np.array([239, 0, 200, 199, 5])
     expected = [row for part in parts.values() for row in part.get(range(len(part)))]
-    assert rows.get(some) == [expected[place] for place in some]
+    assert rows.get(some) == [expected[index] for index in some]
     assert rows.select([3, 210]).get([1]) == [expected[210]]
     assert rows.fingerprint == joined(parts).fingerprint != joined(dict(reversed(parts.items()))).fingerprint
 

@@ -53,7 +53,7 @@ def test_a_broken_line_takes_its_episode_and_no_other(tmp_path: Path) -> None:
     assert len(rows) == 2
     assert [(bad.number, bad.reason) for bad in rows.bad] == [
         (2, "line 3 has neither text: nor labels:; write text:...<tab>labels:..."),
-        (6, "line 6: not UTF-8: byte 0xff at place 6"),
+        (6, "line 6: not UTF-8: byte 0xff at position 6"),
     ]
 
 

@@ -130,7 +130,7 @@ def test_broken_lines_are_reported_and_the_others_kept(tmp_path: Path) -> None:
     assert reasons[0] == "not JSON: Expecting value at character 6"
     assert reasons[1:4] == [
         "a row is a JSON object, this is a list",
-        "not UTF-8: byte 0xff at place 8",
+        "not UTF-8: byte 0xff at position 8",
         "not Unicode: half of a surrogate pair",
     ]
     assert reasons[4] == "nested more than 100 levels deep"
@@ -371,7 +371,11 @@ def test_an_unknown_ending_is_reported_with_the_known_ones(tmp_path: Path) -> No
         ("a.jsonl", b"x\n" * 2000, "a.jsonl: the first 1,000 rows are broken; not JSON: "),
         ("a.json", b'[{"a": 1}, {"a": 2}', "a.json: the JSON array is not closed after row 2; is the file cut off?"),
         ("a.json", b'[{"a": 1}, {"a": x}]', "a.json: row 2 of the JSON array is broken: Expecting value"),
-        ("a.json", b'[{"a": "\xff"}]', "a.json is not UTF-8: byte 0xff at place 9; save it as UTF-8, or as JSON lines"),
+        (
+            "a.json",
+            b'[{"a": "\xff"}]',
+            "a.json is not UTF-8: byte 0xff at position 9; save it as UTF-8, or as JSON lines",
+        ),
         ("a.json", b"hello", "a.json is neither a JSON array nor an object a line: Expecting value"),
         ("a.json", b"7", "a.json holds a single value; write an array of objects, or an object a line"),
         ("a.csv.gz", b"no gzip at all", "Not a gzipped file"),

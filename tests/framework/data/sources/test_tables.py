@@ -43,7 +43,7 @@ def test_a_value_that_python_cannot_hold_is_one_bad_row(name: str, kind: str, tm
 
     assert [row["text"] for row in rows.get(range(len(rows)))] == ["v", "w", "y", "z"]
     assert list(rows.keys) == [f"a.{kind}:{number}" for number in (1, 2, 4, 5)]
-    assert [(bad.key, bad.number, bad.place) for bad in rows.bad] == [(f"a.{kind}:3", 3, 2)]
+    assert [(bad.key, bad.number, bad.num_before) for bad in rows.bad] == [(f"a.{kind}:3", 3, 2)]
     assert rows.bad[0].reason.startswith("column when: ")
     assert "has no value in Python" in rows.bad[0].reason
     assert "'text': 'x'" in rows.bad[0].raw

@@ -143,8 +143,8 @@ def test_rows_of_a_class_are_dealt_and_continue_anywhere(name: str, shards: int,
         f"{name}:{number}" for number in range(1, 11)
     )
     for shard, part in enumerate(results):
-        for place, (_, position) in enumerate(part, start=1):
-            assert list(stream.read(shard, json.loads(json.dumps(position)))) == part[place:]
+        for index, (_, position) in enumerate(part, start=1):
+            assert list(stream.read(shard, json.loads(json.dumps(position)))) == part[index:]
 
 
 def test_an_invalid_row_is_a_bad_row(folder: Path) -> None:

@@ -71,9 +71,9 @@ def check_resume(stream: Stream) -> None:
     """From every position of every shard, what follows is what followed there at first."""
     for shard in range(len(stream.shards)):
         whole = list(stream.read(shard, None))
-        for place, (_, position) in enumerate(whole, start=1):
+        for index, (_, position) in enumerate(whole, start=1):
             kept = json.loads(json.dumps(position))
-            assert list(stream.read(shard, kept)) == whole[place:]
+            assert list(stream.read(shard, kept)) == whole[index:]
 
 
 def write(folder: Path, kind: str, name: str = "rows") -> str:
@@ -439,7 +439,7 @@ def test_the_whole_of_a_file_up_to_a_size_is_in_its_fingerprint(tmp_path: Path) 
 class Forward(io.BytesIO):
     """As fsspec's file of a web server that gives whole files only: it says that it can seek, and cannot."""
 
-    def seek(self, place: int, whence: int = 0) -> int:
+    def seek(self, offset: int, whence: int = 0) -> int:
         raise ValueError("Cannot seek streaming HTTP file")
 
 

@@ -35,8 +35,8 @@ def stream_of(folder: Path, name: str, shards: int = 1, split: str = "train") ->
 def check_resume(stream: Stream, every: int) -> None:
     for shard in range(len(stream.shards)):
         whole = list(stream.read(shard, None))
-        for place, (_, position) in list(enumerate(whole, start=1))[::every]:
-            assert list(stream.read(shard, json.loads(json.dumps(position)))) == whole[place:]
+        for index, (_, position) in list(enumerate(whole, start=1))[::every]:
+            assert list(stream.read(shard, json.loads(json.dumps(position)))) == whole[index:]
 
 
 @pytest.mark.parametrize("shards", [1, 5])

@@ -115,13 +115,13 @@ def test_a_reader_continues_exactly_from_every_position(
         )
 
     whole = names(at().take(400))
-    place = data.draw(st.integers(0, len(whole)))
+    count = data.draw(st.integers(0, len(whole)))
     first = at()
-    before = names(first.take(place))
-    rest = names(at(saved(first.state())).take(400 - place))
+    before = names(first.take(count))
+    rest = names(at(saved(first.state())).take(400 - count))
 
     assert before + rest == whole
-    assert names(first.take(400 - place)) == rest
+    assert names(first.take(400 - count)) == rest
 
 
 def test_ten_resumes_in_a_row_change_nothing() -> None:
@@ -265,8 +265,8 @@ def test_a_changed_character_of_a_state_is_seen() -> None:
     group.take(20)
     state = group.state()
     seen = 0
-    for place, character in enumerate(state):
-        changed = state[:place] + ("A" if character != "A" else "B") + state[place + 1 :]
+    for index, character in enumerate(state):
+        changed = state[:index] + ("A" if character != "A" else "B") + state[index + 1 :]
         try:
             reader([Numbers([30, 40]), Numbers([9])], state=changed)
         except ResumeError:
@@ -289,7 +289,7 @@ class Far(Numbers):
 def test_a_position_of_any_mix_is_smaller_than_4_kb(num_sources: int, batches: int) -> None:
     num_groups = count_shard_groups(batches, sources=num_sources)
     streams: list[Numbers] = [Far([1] * 5000, f"a/rather/long/path/to/source_{n}") for n in range(num_sources)]
-    places = []
+    positions = []
     for group in range(num_groups):
         taken = reader(
             streams, group=group, num_groups=num_groups, weights=[0.1 + 0.0123456789 * n for n in range(num_sources)]
@@ -298,13 +298,13 @@ def test_a_position_of_any_mix_is_smaller_than_4_kb(num_sources: int, batches: i
         for own in taken._readers:
             own._pass, own._next = 99, 5000 // num_groups
             for shard in own._open:
-                shard.place = 5000 // num_groups - 1
-        places.append([taken.state(), 9_999_999, 2047])
+                shard.index = 5000 // num_groups - 1
+        positions.append([taken.state(), 9_999_999, 2047])
     parts = {f"stream {stream.name}": "f" * 32 for stream in streams} | {
         f"part number {n}": "f" * 96 for n in range(20)
     }
     ledger = dict.fromkeys(("rows_used", "left_out", "cut_rows", "cut_tokens"), 10**11)
-    cursor = Cursor(short_parts({"tokenizer": "f" * 32} | parts), 999, 10**9, {"groups": places, "ledger": ledger})
+    cursor = Cursor(short_parts({"tokenizer": "f" * 32} | parts), 999, 10**9, {"groups": positions, "ledger": ledger})
 
     assert len(json.dumps(cursor.to_json())) < 4096
     assert sum(len(own._open) for own in taken._readers) >= num_sources

@@ -61,13 +61,13 @@ def write_shards(folder: Path, sizes: "list[int]", *, broken: frozenset[int] = f
     """Files of so many rows each; rows whose number over all files is in `broken` are no JSON."""
     folder.mkdir(exist_ok=True)
     chance, number = np.random.default_rng(3), 0
-    for place, size in enumerate(sizes):
+    for index, size in enumerate(sizes):
         lines = []
         for _ in range(size):
             row = {"question": "q" * int(chance.integers(1, 40)), "answer": f"a{number}"}
             lines.append("{broken\n" if number in broken else json.dumps(row) + "\n")
             number += 1
-        (folder / f"part-{place:02}.jsonl").write_text("".join(lines), encoding="utf-8")
+        (folder / f"part-{index:02}.jsonl").write_text("".join(lines), encoding="utf-8")
     return folder
 
 
@@ -150,10 +150,10 @@ def test_going_on_from_any_position_is_exact(
 
     length = len(epoch_of(loader()))
     straight = list(itertools.islice(loader().steps(), length + 3))
-    for place, step in enumerate(straight[:-1]):
+    for index, step in enumerate(straight[:-1]):
         resumed = loader()
         resumed.load_state_dict(json.loads(json.dumps(step.state_dict)))
-        assert plain(next(iter(resumed.steps()))) == plain(straight[place + 1])
+        assert plain(next(iter(resumed.steps()))) == plain(straight[index + 1])
 
 
 def test_the_tenth_resume_behaves_like_the_first(tmp_path: Path) -> None:
