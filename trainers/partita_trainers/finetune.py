@@ -59,7 +59,7 @@ class Finetune:
     def train(self, context: TrainerContext) -> TrainResult:
         """Take all steps, then restore, save and evaluate the best weights."""
         if context.batches is None or context.batches.num_rows == 0:
-            raise DataError("there are no training rows; write data.source, or give train a data set")
+            raise DataError("there are no training rows; write data.source, or pass a dataset to train")
         training = FinetuneRun(self.config, context, context.batches, objective=self.objective)
         try:
             resumed_from = training.resume()

@@ -194,7 +194,7 @@ class RunContext:
             splits = self.open_data().splits
         rows = splits.get("test", splits.get("validation"))
         if rows is None:
-            raise DataError("the file has no test or validation rows; write data.test or give a dataset")
+            raise DataError("the file has no test or validation rows; write data.test or pass a dataset")
         return rows
 
     def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:

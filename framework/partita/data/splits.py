@@ -69,7 +69,7 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
     elif config.data.mix is not None and not config.data.streaming:
         splits |= divide_mix(open_mix(config.data, folder=folder), config, without=without)
     elif not config.data.streaming and not makes_rows and (supervised or not opened):
-        raise DataError("there are no rows: write data.source in the file, or give a dataset (--dataset PATH)")
+        raise DataError("there are no rows: write data.source in the file, or pass a dataset (--dataset PATH)")
     for rows in splits.values():
         check_columns(rows, config, supervised=supervised)
     return {name: splits[name] for name in (TRAINING, VALIDATION, TEST) if name in splits and len(splits[name])}

@@ -121,7 +121,7 @@ class Converter:
     def put(self, new: str, node: Node, old: str) -> Iterator[Problem]:
         section, _, key = new.rpartition(".")
         if key in self.section(section):
-            yield self.warning(tuple(old.split(".")), node, f"has no effect here: {new} says the same")
+            yield self.warning(tuple(old.split(".")), node, f"has no effect, because {new} is set as well")
             return
         node.written = old
         node.origin = f"ludwig: {old}" + (f" ({node.key_position})" if node.key_position else "")
@@ -139,7 +139,7 @@ class Converter:
             assert parent is not None
             node = parent.mapping().pop("prompt")
             if "prompt" in self.root.mapping():
-                yield self.warning(path, node, "has no effect here: prompt says the same")
+                yield self.warning(path, node, "has no effect, because prompt is set as well")
             elif node.value is not None:
                 node.written = dotted(path)
                 node.origin = f"ludwig: {dotted(path)}"

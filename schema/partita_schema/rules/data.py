@@ -10,7 +10,7 @@ from partita_schema.sections.trainer import FinetuneTrainer
 def two_splits(config: ConfigSections) -> Iterator[Refusal]:
     """Yield the second of two splits."""
     if config.data.split is not None and config.preprocessing.split is not None:
-        yield "preprocessing.split", "preprocessing.split and data.split say the same; keep data.split"
+        yield "preprocessing.split", "preprocessing.split and data.split cannot both be set; write data.split"
 
 
 def streaming_conflicts(config: ConfigSections) -> Iterator[Refusal]:

@@ -36,10 +36,10 @@ class ModelAgentConfig(ConfigModel):
     """System message that only this agent sees, with {column} for values of the task."""
 
     @model_validator(mode="after")
-    def the_model_is_said_once(self) -> "ModelAgentConfig":
+    def at_most_one_model(self) -> "ModelAgentConfig":
         keys = [key for key in ("run", "file", "base_model") if is_set(self, key)]
         if len(keys) > 1:
-            raise rule_error(f"{' and '.join(keys)} each name a model; keep one", at=keys[1])
+            raise rule_error(f"{' and '.join(keys)} each name a model; write one of them", at=keys[1])
         return self
 
     @property

@@ -138,7 +138,7 @@ class Data(ConfigModel):
     @model_validator(mode="after")
     def rows_come_from_one_source(self) -> "Data":
         if self.mix is not None and self.source is not None:
-            raise rule_error("source and mix both say where rows come from; move source into mix", at="mix")
+            raise rule_error("source and mix cannot both be set; move source into mix", at="mix")
         if self.mix is not None and len(self.mix) < 2:
             raise rule_error("a mix needs two sources; write source for a single one", at="mix")
         if self.mix is not None and len(self.mix) > MAX_SOURCES:
@@ -211,7 +211,7 @@ class Preprocessing(ConfigModel):
     """Maximum length of an example in tokens, prompt and answer together. Default: the context length of the model."""
 
     @model_validator(mode="after")
-    def sample_is_said_once(self) -> "Preprocessing":
+    def sample_ratio_or_sample_size(self) -> "Preprocessing":
         if self.sample_size is not None and is_set(self, "sample_ratio"):
-            raise rule_error("sample_ratio and sample_size say the same; keep one", at="sample_size")
+            raise rule_error("sample_ratio and sample_size cannot both be set; write one of them", at="sample_size")
         return self

@@ -18,9 +18,9 @@ class RoundTasks(ConfigModel):
     data.source."""
 
     @model_validator(mode="after")
-    def tasks_are_said_once(self) -> "RoundTasks":
+    def count_or_source(self) -> "RoundTasks":
         if self.count is not None and self.source is not None:
-            raise rule_error("count and source say the same; keep one", at="count")
+            raise rule_error("count and source cannot both be set; write one of them", at="count")
         return self
 
 
@@ -52,7 +52,7 @@ class SelfTrainingConfig(ConfigModel):
     evaluation."""
 
     @model_validator(mode="after")
-    def length_is_said_once(self) -> "SelfTrainingConfig":
+    def epochs_or_max_steps(self) -> "SelfTrainingConfig":
         if self.epochs is not None and self.max_steps is not None:
-            raise rule_error("epochs and max_steps both say how long a round is; keep one", at="max_steps")
+            raise rule_error("epochs and max_steps cannot both be set; write one of them", at="max_steps")
         return self

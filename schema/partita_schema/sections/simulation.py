@@ -84,9 +84,9 @@ class Tasks(ConfigModel):
     """Dataset whose rows are the tasks; for replay each row is a dialogue. Default for replay: data.test."""
 
     @model_validator(mode="after")
-    def tasks_are_said_once(self) -> "Tasks":
+    def count_or_source(self) -> "Tasks":
         if self.count is not None and self.source is not None:
-            raise rule_error("count and source say the same; keep one", at="count")
+            raise rule_error("count and source cannot both be set; write one of them", at="count")
         return self
 
 
@@ -148,7 +148,7 @@ class Simulation(ConfigModel):
     """Rounds of training on the model's own episodes after the training on data. Default: none."""
 
     @model_validator(mode="after")
-    def histories_are_said_once(self) -> "Simulation":
+    def histories_differ(self) -> "Simulation":
         if len(set(self.history)) < len(self.history):
             raise rule_error("write predicted and gold once each", at="history")
         return self
@@ -156,7 +156,7 @@ class Simulation(ConfigModel):
     @model_validator(mode="after")
     def tasks_fit_the_world(self) -> "Simulation":
         if isinstance(self.world, ReplayWorldConfig) and self.tasks.count is not None:
-            raise rule_error("replay takes dialogues of a data set; write source, or data.test", at="tasks.count")
+            raise rule_error("replay takes dialogues of a dataset; write source, or data.test", at="tasks.count")
         if not isinstance(self.world, ReplayWorldConfig) and self.tasks == Tasks():
             raise rule_error("write tasks: {count: 100}, or a source of tasks", at="tasks")
         return self
@@ -168,7 +168,7 @@ class Simulation(ConfigModel):
         tasks = self.self_training.tasks
         if isinstance(self.world, ReplayWorldConfig) and tasks.count is not None:
             raise rule_error(
-                "replay takes dialogues of a data set; write source, or nothing for those of data.source",
+                "replay takes dialogues of a dataset; write source, or nothing for those of data.source",
                 at="self_training.tasks.count",
             )
         if not isinstance(self.world, ReplayWorldConfig) and tasks == RoundTasks():

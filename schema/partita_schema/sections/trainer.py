@@ -148,9 +148,11 @@ class LearningRateScheduler(ConfigModel):
     """Optimizer steps per application of decay_rate (exponential). Default: a hundredth of all steps."""
 
     @model_validator(mode="after")
-    def warmup_is_said_once(self) -> "LearningRateScheduler":
+    def warmup_and_decay_keys_fit(self) -> "LearningRateScheduler":
         if self.warmup_fraction is not None and self.warmup_steps is not None:
-            raise rule_error("warmup_fraction and warmup_steps say the same; keep one", at="warmup_steps")
+            raise rule_error(
+                "warmup_fraction and warmup_steps cannot both be set; write one of them", at="warmup_steps"
+            )
         for key in ("decay_rate", "decay_steps"):
             if getattr(self, key) is not None and self.decay != "exponential":
                 raise rule_error(f"{key} has no effect without decay: exponential; remove it", at=key)
@@ -236,10 +238,10 @@ class FinetuneTrainer(TrainerBase):
     """Evaluate the trained model on the test rows, if there are any."""
 
     @model_validator(mode="after")
-    def accumulation_is_said_once(self) -> "FinetuneTrainer":
+    def accumulation_or_effective_batch_size(self) -> "FinetuneTrainer":
         if self.gradient_accumulation_steps is not None and self.effective_batch_size is not None:
             raise rule_error(
-                "gradient_accumulation_steps and effective_batch_size say the same; keep one",
+                "gradient_accumulation_steps and effective_batch_size cannot both be set; write one of them",
                 at="gradient_accumulation_steps",
             )
         if self.effective_batch_size is None or self.batch_size == "auto":

@@ -226,7 +226,7 @@ def test_rows_need_answers_only_where_they_are_learned(make_config: Make) -> Non
 
 def test_other_splits_that_cannot_be_are_reported(make_config: Make) -> None:
     assert failure(make_config(), None) == (
-        "there are no rows: write data.source in the file, or give a dataset (--dataset PATH)"
+        "there are no rows: write data.source in the file, or pass a dataset (--dataset PATH)"
     )
     fixed = make_config(data={"split": {"type": "fixed", "column": "place"}})
     assert failure(fixed, [row | {"place": "test"} for row in table(3)]) == (

@@ -30,7 +30,7 @@ def mix(*sources: Any, **more: Any) -> dict[str, Any]:
     [
         (
             mix("a.csv", "b.csv", source="c.csv"),
-            "data.mix: source and mix both say where rows come from; move source into mix",
+            "data.mix: source and mix cannot both be set; move source into mix",
         ),
         (mix("a.csv"), "data.mix: a mix needs two sources; write source for a single one"),
         (

@@ -34,12 +34,12 @@ def test_a_single_history_may_be_a_word() -> None:
     [
         (
             {"world": {"type": "replay"}},
-            "simulation.tasks.count: replay takes dialogues of a data set; write source, or data.test",
+            "simulation.tasks.count: replay takes dialogues of a dataset; write source, or data.test",
         ),
         ({"tasks": {}}, "simulation.tasks: write tasks: {count: 100}, or a source of tasks"),
         (
             {"tasks": {"count": 5, "source": "tasks.jsonl"}},
-            "simulation.tasks.count: count and source say the same; keep one",
+            "simulation.tasks.count: count and source cannot both be set; write one of them",
         ),
         ({"history": ["gold", "gold"]}, "simulation.history: write predicted and gold once each"),
         (
@@ -108,11 +108,11 @@ def test_rounds_have_defaults() -> None:
         ),
         (
             {"tasks": {"count": 5, "source": "tasks.jsonl"}},
-            "simulation.self_training.tasks.count: count and source say the same; keep one",
+            "simulation.self_training.tasks.count: count and source cannot both be set; write one of them",
         ),
         (
             {"epochs": 1, "max_steps": 5},
-            "simulation.self_training.max_steps: epochs and max_steps both say how long a round is; keep one",
+            "simulation.self_training.max_steps: epochs and max_steps cannot both be set; write one of them",
         ),
         (
             {"select": "correct"},
@@ -130,7 +130,7 @@ def test_rounds_of_replay_take_dialogues() -> None:
     simulation = {"world": {"type": "replay"}, "self_training": {"tasks": {"count": 5}}}
 
     assert problem_text(**ROUNDS | {"simulation": simulation}) == (
-        "simulation.self_training.tasks.count: replay takes dialogues of a data set; write source, or nothing for "
+        "simulation.self_training.tasks.count: replay takes dialogues of a dataset; write source, or nothing for "
         "those of "
         "data.source"
     )
@@ -179,7 +179,7 @@ def test_a_agent_may_be_a_word() -> None:
         ),
         (
             {"agents": {"user": USER | {"run": "runs/a", "base_model": "b"}}},
-            "agents.user.base_model: run and base_model each name a model; keep one",
+            "agents.user.base_model: run and base_model each name a model; write one of them",
         ),
         (
             {"agents": {"user": {"type": "scripted"}}},

@@ -49,7 +49,7 @@ class Hogwild:
             message = f"hogwild starts its workers itself, and here are {context.process_group.world_size} processes"
             raise ConfigError([Problem("trainer.type", f"{message}; start one, and write trainer.workers")])
         if context.batches is None or context.batches.num_rows == 0:
-            raise DataError("there are no training rows; write data.source, or give train a data set")
+            raise DataError("there are no training rows; write data.source, or pass a dataset to train")
         training = HogwildRun(self.config, context, context.batches)
         training.train_loop()
         return training.finalize()

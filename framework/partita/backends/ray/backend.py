@@ -59,7 +59,7 @@ class RayBackend(Backend):
         {
             EVALUATE_ONLY: "evaluate scores rows with the workers",
             "tune": "the workers find their sizes themselves; remove backend for those of this process",
-            "generate": "remove backend for a few texts, or predict a data set",
+            "generate": "remove backend for a few texts, or predict a dataset",
             "save": "remove backend: this process does not hold the model",
         },
     )

@@ -204,7 +204,7 @@ class RayRankLauncher:
         try:
             sent = self.ray.put(work)
         except Exception as error:  # PicklingError, or any error of a user's object
-            message = f"the data set cannot be sent to workers ({error}); write it to a file, and name that"
+            message = f"the dataset cannot be sent to workers ({error}); write it to a file, and name that"
             raise DataError(message) from error
         board = self.board
 

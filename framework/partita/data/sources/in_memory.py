@@ -32,15 +32,15 @@ def store_of(dataset: Any) -> tuple[Store, list[str]]:
     if kind == ("datasets", "Dataset"):
         return DatasetStore(dataset), list(dataset.column_names)
     if kind[0] == "datasets" and kind[1].startswith("Iterable"):
-        raise DataError("streams are not available yet; write dataset.take(n) as a list, or a datasets.Dataset")
+        raise DataError("a streaming dataset is not read; pass list(dataset.take(n)), or a datasets.Dataset")
     if kind[0] == "datasets":
-        raise DataError(f"a {kind[1]} holds several data sets; choose one, such as dataset['train']")
+        raise DataError(f"a {kind[1]} holds several datasets; pass one of them, such as dataset['train']")
     if isinstance(dataset, Mapping):
         return columns_of(dataset)
     if isinstance(dataset, Sequence) and not isinstance(dataset, str | bytes):
         return list_of(dataset)
     raise DataError(
-        f"a {type(dataset).__name__} is not a data set; give a path, a glob, a Hub name, a pandas frame, "
+        f"a {type(dataset).__name__} is not a dataset; pass a path, a glob, a Hub name, a pandas frame, "
         "a datasets.Dataset, a list of dicts or a dict of lists"
     )
 

@@ -94,7 +94,7 @@ class CategoryOutput(OutputBase):
         for ours, theirs in (("labels", "vocab"), ("fallback_label", "fallback_label")):
             if getattr(self.decoder, ours) is not None and getattr(self.preprocessing, theirs) is not None:
                 raise rule_error(
-                    f"decoder.{ours} and preprocessing.{theirs} say the same; keep decoder.{ours}",
+                    f"decoder.{ours} and preprocessing.{theirs} cannot both be set; write decoder.{ours}",
                     at=f"preprocessing.{theirs}",
                 )
         if self.labels is not None and self.fallback_label is not None and self.fallback_label not in self.labels:

@@ -201,7 +201,7 @@ def test_a_class_gives_rows_by_index(tmp_path: Path) -> None:
             rows_of("Made", count=0)
         with pytest.raises(DataError, match=r"Stream is read as a stream; write streaming: true, or give it a method"):
             rows_of("Stream")
-        with pytest.raises(DataError, match="a int is not a data set"):
+        with pytest.raises(DataError, match="a int is not a dataset"):
             rows_of("Number")
     finally:
         sys.modules.pop("mixed_sources", None)

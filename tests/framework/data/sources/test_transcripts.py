@@ -37,7 +37,7 @@ def rows_of(folder: Path, *dialogues: Episode, **source: Any) -> list[tuple[list
     path.write_text("".join(json.dumps(made.line()) + "\n" for made in dialogues), encoding="utf8")
     rows = open_rows(SimulationSource(type="simulation", path="predicted.jsonl", **source), folder=folder)
     result = rows.get(range(len(rows)))
-    assert all(row["learn_all"] is False for row in result)
+    assert all(row["train_all"] is False for row in result)
     assert [rows.key(number) for number in range(len(rows))] == [f"predicted.jsonl:{n + 1}" for n in range(len(rows))]
     return [([message["content"] for message in row["messages"]], row["labels"]) for row in result]
 
