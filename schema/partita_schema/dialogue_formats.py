@@ -1,8 +1,8 @@
 """Conversion of the dialogue formats of datasets to one common form.
 
 The common form is a mapping with `messages`, each with `role` and `content`, and `labels`: the correct answers to the
-last message, or an empty list if unknown. Assistant messages also have `learned` (whether they are in the loss) and,
-with several correct answers, `labels` with all of them. Assistant messages before the first question are never learned.
+last message, or an empty list if unknown. Assistant messages also have `train` (whether they are in the loss) and, with
+several correct answers, `labels` with all of them. Assistant messages before the first question are never in the loss.
 
 Nothing is dropped silently: a row is unusable if a message has an unknown key, such as tool_calls or reasoning_content,
 unless the caller lists the key in `ignored`. An invalid dialogue raises FormatError, which names the message by its
@@ -45,7 +45,7 @@ OPENAI = MessageKeys("role", "content", SAME_ROLES)
 SHAREGPT = MessageKeys("from", "value", SAME_ROLES)
 TURNS = MessageKeys("speaker", "text", SAME_ROLES | SPEAKERS)
 
-ONE_FORM = ("messages", "labels", "learn_all")
+ONE_FORM = ("messages", "labels", "train_all")
 """Keys of a row in the common form."""
 
 Message = dict[str, Any]
@@ -196,7 +196,7 @@ def read_prompt_completion(row: Mapping[str, Any], column: str, ignored: Collect
 
 
 def read_chosen_rejected(row: Mapping[str, Any], column: str, ignored: Collection[str]) -> Dialogue:
-    """Read prompt, chosen and rejected: texts or lists of messages. Only chosen is learned; it may repeat the
+    """Read prompt, chosen and rejected: texts or lists of messages. Only chosen is in the loss; it may repeat the
     prompt."""
     prompt = prompt_messages(row, ignored) if row.get("prompt") is not None else []
     return dialogue_of(joined(prompt, answered(row, "chosen", ignored), "chosen"))
@@ -238,7 +238,7 @@ COLUMNS = {
 
 
 def dialogue_of(messages: Any) -> Dialogue:
-    """Return messages in the common form. Assistant messages before the first question are not learned.
+    """Return messages in the common form. Assistant messages before the first question are not in the loss.
 
     Raises:
         FormatError: There is no message of a user or tool.
@@ -248,7 +248,7 @@ def dialogue_of(messages: Any) -> Dialogue:
     for message in result:
         has_question = has_question or message["role"] in ("user", "tool")
         if message["role"] == "assistant" and not has_question:
-            message["learned"] = False
+            message["train"] = False
     if not has_question:
         raise FormatError("there is no question: no message has the role user")
     return {"messages": result, "labels": []}
@@ -273,7 +273,7 @@ def message_of(item: object, where: str, keys: MessageKeys, ignored: Collection[
 
     Args:
         item: The message as the row has it.
-        where: Its path in the row, for errors.
+        where: Its position in the row, for errors.
         keys: Names of its keys and roles.
         ignored: Keys that may be there besides, and are not read.
 
@@ -298,7 +298,7 @@ def message_of(item: object, where: str, keys: MessageKeys, ignored: Collection[
     weight = item.get("weight")
     if weight not in (None, 0, 1):
         raise FormatError(f"{where}: weight is {weight!r}; write 0 or 1")
-    return message | {"learned": False} if weight == 0 else message
+    return message | {"train": False} if weight == 0 else message
 
 
 def refuse_unread(item: Mapping[str, Any], where: str, *, read: Collection[str], content: str) -> None:
@@ -332,7 +332,7 @@ def holds(value: object) -> bool:
 def answer(labels: Sequence[Any], where: str) -> Message:
     """Return an assistant message with all its correct answers."""
     right = [text_of(label, where) for label in labels]
-    message: Message = {"role": "assistant", "content": right[0], "learned": True}
+    message: Message = {"role": "assistant", "content": right[0], "train": True}
     return message | {"labels": right} if len(right) > 1 else message
 
 

@@ -38,7 +38,7 @@ class ValueColumn(fields.Field[Any]):
 class DialogueColumn(fields.Field[dict[str, Any]]):
     """A dialogue of any format: the messages up to a question, and the correct answers to it.
 
-    With `supervised`, the last learned answer is removed from the messages, and it is an error if there is none.
+    With `supervised`, the last answer in the loss is removed from the messages, and it is an error if there is none.
     Without it, trailing assistant messages are removed. A dialogue already in the common form is unchanged, but with
     `supervised` only if it has labels.
     """
@@ -58,7 +58,7 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
             return dialogue
         messages = dialogue["messages"]
         if self.supervised:
-            index = max((index for index, message in enumerate(messages) if message.get("learned")), default=None)
+            index = max((index for index, message in enumerate(messages) if message.get("train")), default=None)
             if index is None:
                 raise ValidationError("the dialogue has no answer to learn: no assistant message after a question")
             right = messages[index].get("labels") or [messages[index]["content"]]

@@ -24,7 +24,7 @@ def read(row: dict[str, Any], form: str = "auto", column: str = "messages") -> l
 
 
 def answers(row: dict[str, Any]) -> list[str]:
-    return [m["content"] for m in read_dialogue(row, column="messages")["messages"] if m.get("learned")]
+    return [m["content"] for m in read_dialogue(row, column="messages")["messages"] if m.get("train")]
 
 
 FORMS: list[tuple[str, dict[str, Any]]] = [

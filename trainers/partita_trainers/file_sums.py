@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from partita_schema.common.checksums import DamagedError, sealed, unsealed
-from partita_schema.common.files import beside, write_atomically
+from partita_schema.common.files import temporary_path, write_atomically
 
 FILE = "partita-checksums.json"
 FORMAT = 1
@@ -138,5 +138,5 @@ def model_files(folder: Path) -> list[Path]:
 
 def listed(folder: Path, paths: Iterable[Path]) -> list[Path]:
     """Return the files among `paths` in sorted order, without the checksums themselves."""
-    own = (folder / FILE, beside(folder / FILE))
+    own = (folder / FILE, temporary_path(folder / FILE))
     return sorted(path for path in paths if path.is_file() and path not in own)

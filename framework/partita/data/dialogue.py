@@ -1,9 +1,9 @@
 """Expand dialogues into rows: the whole dialogue, a row for each answer, or only the last answer.
 
 An expanded row holds the dialogue in its standard form (`partita_schema.dialogue_formats`) under the feature's column:
-`messages` up to the question, `labels` with the correct answers, and `learn_all`, whether the answers among the
-messages are learned as well. Rows that are already expanded, or cannot be read, are returned unchanged: the row schema
-reports what is wrong with them.
+`messages` up to the question, `labels` with the correct answers, and `train_all`, whether the answers among the
+messages are in the loss as well. Rows that are already expanded, or cannot be read, are returned unchanged: the row
+schema reports what is wrong with them.
 
 `context_length` counts messages, as in ParlAI's flattened episodes: questions and answers count one each, including the
 question that is answered. System messages at the start of a dialogue are shown in every row and do not count.
@@ -41,8 +41,8 @@ ALL = HistoryLimits()
 
 
 def answers(messages: Sequence[Message]) -> list[int]:
-    """Return the indices of the answers that are learned: messages of the assistant after a question."""
-    return [index for index, message in enumerate(messages) if message.get("learned")]
+    """Return the indices of the answers that are in the loss: messages of the assistant after a question."""
+    return [index for index, message in enumerate(messages) if message.get("train")]
 
 
 def history(
@@ -114,7 +114,7 @@ class Expander:
     """Limits of the history in a row; the token limit is applied when the row is formatted, not here."""
     labels: Literal["first", "all", "random"] = "first"
     all_labels: bool = False
-    """Whether a row holds all correct answers, the learned one first; used for evaluation."""
+    """Whether a row holds all correct answers, the one in the loss first; used for evaluation."""
     seed: int = 0
 
     def expand(self, row: Mapping[str, Any], key: str) -> list[tuple[str, Row]]:
@@ -173,7 +173,7 @@ class Expander:
         for index in self._answer_indices(messages):
             shown = chosen[:index] if packed else history(chosen, index, context=self.context)
             for labels in self._labels(messages[index], chosen[index]["content"]):
-                rows.append({"messages": shown, "labels": labels, "learn_all": packed})
+                rows.append({"messages": shown, "labels": labels, "train_all": packed})
         return rows
 
     def _chosen(self, message: Message, key: str, index: int) -> Message:

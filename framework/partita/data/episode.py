@@ -52,7 +52,7 @@ class Episode:
     shows_gold: bool = False
     """Whether the model sees the gold answers of earlier turns instead of its own."""
     messages: list[dict[str, Any]] = field(default_factory=list)
-    """All messages in order, with `role`, `content`, the speaking `agent`, and `learned` for answers of the model.
+    """All messages in order, with `role`, `content`, the speaking `agent`, and `train` for answers of the model.
 
     Roles are from the point of view of the main agent: other agents are the user.
     """
@@ -112,7 +112,7 @@ class Episode:
             )
         self.replies.append(EpisodeTurn(len(self.messages), text, tokens, self.gold))
         self.gold = None  # it belongs to this answer; the next one needs its own
-        self.messages.append({"role": "assistant", "content": text, "agent": AGENT, "learned": True})
+        self.messages.append({"role": "assistant", "content": text, "agent": AGENT, "train": True})
 
     @property
     def last_tokens(self) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ class Episode:
         if agent == AGENT:
             return self.shown
         return [
-            {"role": "assistant", "content": message["content"], "learned": True}
+            {"role": "assistant", "content": message["content"], "train": True}
             if message["agent"] == agent
             else {"role": "user", "content": message["content"]}
             for message in self.messages

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from partita.data.rows import BadRow
 from partita_schema.common.checksums import parse_json
-from partita_schema.common.files import beside, write_atomically
+from partita_schema.common.files import temporary_path, write_atomically
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
 
@@ -109,7 +109,7 @@ class Ledger:
         self._resumable = resumable
         self._max_bad_rows = max_bad_rows
         self._opened = False
-        self._beside: TextIO | None = None
+        self._temporary_file: TextIO | None = None
         self._first: dict[str, str] = {}
         self.splits: dict[str, RowCounts] = {}
 
@@ -241,17 +241,17 @@ class Ledger:
         if self._folder is None:
             return
         self._begin()
-        if self._beside is not None:
-            settle(self._beside, self._folder / QUARANTINE)
-            self._beside = None
+        if self._temporary_file is not None:
+            settle(self._temporary_file, self._folder / QUARANTINE)
+            self._temporary_file = None
         counts = {name: vars(counts) for name, counts in self.splits.items()}
         text = json.dumps({"format_version": 1, "splits": counts}, indent=2, ensure_ascii=False)
         write_atomically(self._folder / LEDGER, text)
 
     def close(self) -> None:
         """Close the open file and discard what was not saved."""
-        if self._beside is not None:
-            self._beside.close()
+        if self._temporary_file is not None:
+            self._temporary_file.close()
 
     def _such_as(self, reason: str) -> str:
         return f" (such as {self._first[reason]})" if reason in self._first else ""
@@ -276,7 +276,7 @@ class Ledger:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / QUARANTINE
         if not self._resumable:
-            self._beside = beside(path).open("w", encoding="utf-8")
+            self._temporary_file = temporary_path(path).open("w", encoding="utf-8")
             return
         if path.exists() and not earlier(self._folder).exists():
             path.replace(
@@ -293,8 +293,8 @@ class Ledger:
         if self._folder is None:
             return
         self._begin()
-        if self._beside is not None:
-            self._beside.write(line + "\n")
+        if self._temporary_file is not None:
+            self._temporary_file.write(line + "\n")
             return
         # Closed after each line, so that a position never counts rows that a kill keeps from the file.
         with (self._folder / QUARANTINE).open("a", encoding="utf-8") as file:
@@ -351,4 +351,4 @@ def settle(file: TextIO, path: Path) -> None:
     file.flush()
     os.fsync(file.fileno())
     file.close()
-    beside(path).replace(path)
+    temporary_path(path).replace(path)

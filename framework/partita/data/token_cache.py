@@ -103,8 +103,8 @@ class TokenCache:
         made_from = key_parts(rows, encoder, split=split)
         folder = self.folder / digest(*(text for pair in sorted(made_from.items()) for text in pair))
 
-        def make(beside: Path, alive: Callable[[], None]) -> None:
-            with TokenWriter(beside) as writer, closing(Ledger(beside, max_bad_rows=1.0)) as counted:
+        def make(temporary: Path, alive: Callable[[], None]) -> None:
+            with TokenWriter(temporary) as writer, closing(Ledger(temporary, max_bad_rows=1.0)) as counted:
                 counted.leave_out_unreadable(rows.bad, split=split)
                 for start, tokenized in encoded_chunks(rows, encoder, options=options, chunk=chunk):
                     note_chunk(rows, start, tokenized, counted, split=split)
@@ -147,12 +147,12 @@ class TokenCache:
                     return read_tokens(folder, made_from=made_from), True  # another process finished them meanwhile
                 for left in self.folder.glob(f".{folder.name}.*"):
                     shutil.rmtree(left, ignore_errors=True)
-            beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=self.folder))
+            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=self.folder))
             try:
-                make(beside, alive)
+                make(temporary, alive)
                 if folder.exists():
-                    folder.replace(beside.with_name(f"{beside.name}.old"))
-                beside.replace(folder)
+                    folder.replace(temporary.with_name(f"{temporary.name}.old"))
+                temporary.replace(folder)
                 with self._beating(alive):
                     sync_folder(self.folder)
                     return read_tokens(folder, made_from=made_from), False

@@ -93,7 +93,7 @@ class EncodingWorkers(Generic[Input, Output]):
         return lambda: self._result(future)
 
     def map(self, chunks: Iterable[Input], *, ahead: int) -> Iterator[Output]:
-        """Yield results in order, with `ahead` chunks per process in progress beside the one that is awaited."""
+        """Yield results in order, with `ahead` chunks per process in progress besides the one that is awaited."""
         pending: deque[Callable[[], Output]] = deque()
         for chunk in chunks:
             pending.append(self.submit(chunk))

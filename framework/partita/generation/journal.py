@@ -25,7 +25,7 @@ from partita.generation.record import STATUSES, PredictionRecord, Status, json_l
 from partita.outputs.base import clip
 from partita.runs.files import open_private, why_not_written
 from partita_schema.common.checksums import DamagedError, sealed_line, unsealed_line
-from partita_schema.common.files import beside
+from partita_schema.common.files import temporary_path
 from partita_schema.errors import ResumeError, WriteError
 
 logger = logging.getLogger(__name__)
@@ -252,7 +252,7 @@ class Journal:
     def _replace_header(self, own: Mapping[str, Any], keys: "npt.NDArray[np.uint8]") -> None:
         """Rewrite the file with a header of this job and the intact records of its rows."""
         assert self._descriptor is not None
-        temporary = beside(self.path)
+        temporary = temporary_path(self.path)
         temporary.unlink(missing_ok=True)
         with os.fdopen(open_private(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND), "wb") as file:
             file.write(sealed_line(json_line(own)))

@@ -273,7 +273,7 @@ class BagLanguageModel:
         self.answers([request] * rows, options)
         return Timing(prefill_seconds=time.perf_counter() - started)
 
-    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
+    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, loss_tokens: int) -> int:
         """Estimate memory in bytes: eight per id of a bag, four per number of its mean and of the logits.
 
         See `GenerativeModel.estimated_bytes` for the arguments.

@@ -236,7 +236,7 @@ class GenerativeModel(LanguageModel, Protocol):
             shared_tokens: Number of prompt tokens shared by all rows.
         """
 
-    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
+    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, loss_tokens: int) -> int:
         """Estimate the memory of a batch in bytes.
 
         Args:
@@ -244,7 +244,7 @@ class GenerativeModel(LanguageModel, Protocol):
             rows: Batch size.
             tokens: Length of each row in tokens.
             new_tokens: New tokens per row.
-            learned: Loss tokens per row.
+            loss_tokens: Loss tokens per row.
         """
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:

@@ -243,7 +243,7 @@ class HuggingFaceModel(LoadedModel):
                 self, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options, way=way
             )
 
-    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
+    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, loss_tokens: int) -> int:
         """Estimate the memory of a batch in bytes from the shape of the model.
 
         See `GenerativeModel.estimated_bytes` for the arguments.
@@ -251,9 +251,9 @@ class HuggingFaceModel(LoadedModel):
         if purpose == "generation":
             return generation_bytes(self.base, rows, prompt_tokens=tokens, new_tokens=new_tokens)
         if purpose == "evaluation":
-            return forward_bytes(self.base, rows, tokens=tokens, learned=learned)
+            return forward_bytes(self.base, rows, tokens=tokens, loss_tokens=loss_tokens)
         recomputed = isinstance(self.config.trainer, FinetuneTrainer) and self.config.trainer.gradient_checkpointing
-        return training_bytes(self.base, rows, tokens=tokens, learned=learned, recomputed=recomputed)
+        return training_bytes(self.base, rows, tokens=tokens, loss_tokens=loss_tokens, recomputed=recomputed)
 
     def time_decode_step(self, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int = 0) -> float:
         """Return the seconds of one decode step; restore the random state.

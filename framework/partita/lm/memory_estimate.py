@@ -35,33 +35,33 @@ def generation_bytes(model: Any, rows: int, *, prompt_tokens: int, new_tokens: i
     return int(HALF_AGAIN * rows * (max(read, decoded) + 2 * 4 * shape.vocabulary))
 
 
-def forward_bytes(model: Any, rows: int, *, tokens: int, learned: int) -> int:
+def forward_bytes(model: Any, rows: int, *, tokens: int, loss_tokens: int) -> int:
     """Estimate a forward pass without gradients, with logits at loss tokens.
 
     Args:
         model: The transformers model.
         rows: Batch size.
         tokens: Length of each row in tokens.
-        learned: Loss tokens per row.
+        loss_tokens: Loss tokens per row.
     """
     shape = ModelShape(model)
-    row = tokens * shape.alive + MASK_BYTES * tokens**2 + LOGITS_BYTES * shape.vocabulary * learned
+    row = tokens * shape.alive + MASK_BYTES * tokens**2 + LOGITS_BYTES * shape.vocabulary * loss_tokens
     return int(HALF_AGAIN * rows * row)
 
 
-def training_bytes(model: Any, rows: int, *, tokens: int, learned: int, recomputed: bool) -> int:
+def training_bytes(model: Any, rows: int, *, tokens: int, loss_tokens: int, recomputed: bool) -> int:
     """Estimate the activations saved for backward.
 
     Args:
         model: The transformers model.
         rows: Batch size.
         tokens: Length of each row in tokens.
-        learned: Loss tokens per row.
+        loss_tokens: Loss tokens per row.
         recomputed: Whether activations are recomputed: then layer inputs and one whole layer are saved.
     """
     shape = ModelShape(model)
     saved = shape.layers * shape.hidden + shape.kept if recomputed else shape.layers * shape.kept
-    row = tokens * saved + MASK_BYTES * tokens**2 + LOGITS_BYTES * shape.vocabulary * learned
+    row = tokens * saved + MASK_BYTES * tokens**2 + LOGITS_BYTES * shape.vocabulary * loss_tokens
     return int(HALF_AGAIN * rows * row)
 
 

@@ -176,7 +176,7 @@ class ScriptedModel:
         """Return a constant time per row; see `GenerativeModel.generate_worst_case`."""
         return Timing(prefill_seconds=1e-6 * rows, decode_seconds=1e-6)
 
-    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, learned: int) -> int:
+    def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, loss_tokens: int) -> int:
         """Return one byte per token; see `GenerativeModel.estimated_bytes`."""
         return rows * (tokens + new_tokens)
 

@@ -88,7 +88,7 @@ class GenerationProbe:
         """Estimate the memory of a batch in bytes, each beam as a row."""
         wide = rows * self.options.beams
         return self.lm.estimated_bytes(
-            "generation", wide, tokens=self.prompt_tokens, new_tokens=self.new_tokens, learned=0
+            "generation", wide, tokens=self.prompt_tokens, new_tokens=self.new_tokens, loss_tokens=0
         )
 
     def decode_step(self, rows: int) -> float:
@@ -158,7 +158,7 @@ class EvaluationProbe:
     def estimated_bytes(self, rows: int) -> int:
         """Estimate the memory of a batch in bytes."""
         return self.lm.estimated_bytes(
-            "evaluation", rows, tokens=self.prompt_tokens, new_tokens=0, learned=self.max_loss_tokens
+            "evaluation", rows, tokens=self.prompt_tokens, new_tokens=0, loss_tokens=self.max_loss_tokens
         )
 
     def decode_step(self, rows: int) -> float:

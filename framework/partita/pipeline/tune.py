@@ -104,7 +104,7 @@ def training_probe(
     longest, max_loss_tokens = shape.longest, shape.max_loss_tokens
 
     def estimated_bytes(rows: int) -> int:
-        return lm.estimated_bytes("training", rows, tokens=longest, new_tokens=0, learned=max_loss_tokens)
+        return lm.estimated_bytes("training", rows, tokens=longest, new_tokens=0, loss_tokens=max_loss_tokens)
 
     work = ProbeContext(
         config=config,

@@ -204,7 +204,7 @@ def start_order(dialogues: Sequence[Episode], section: Simulation) -> Sequence[E
 
     def length(episode: Episode) -> tuple[int, int]:
         messages = episode.task["messages"]
-        answers = sum(bool(message.get("learned")) for message in messages)
+        answers = sum(bool(message.get("train")) for message in messages)
         return min(answers, section.max_turns), sum(len(message["content"]) for message in messages)
 
     return sorted(dialogues, key=length, reverse=True)

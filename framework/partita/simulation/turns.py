@@ -141,8 +141,8 @@ class TurnEncoder:
         self, episode: Episode, messages: Sequence[dict[str, Any]], before: TurnPrompt
     ) -> PromptExample:
         """Encode messages without the `before.dropped` oldest exchanges, reusing the tokens of `before` if possible."""
-        row = {self.name: {"messages": without_oldest(messages, before.dropped, self.keep), "learn_all": False}}
-        return self.encoder.encode_turn(row, key=episode.key, before=before.ids, behind=before.text)
+        row = {self.name: {"messages": without_oldest(messages, before.dropped, self.keep), "train_all": False}}
+        return self.encoder.encode_turn(row, key=episode.key, earlier_ids=before.ids, earlier_text=before.text)
 
     def is_too_long(self, prompt: PromptExample) -> bool:
         """Whether a prompt exceeds `max_prompt_tokens`."""

@@ -132,7 +132,7 @@ class ReplayWorld:
     def run(self, episode: Episode) -> Play:
         """Replay all messages in order, and request a turn in place of each message of the model."""
         for message in episode.task["messages"]:
-            if not message.get("learned"):
+            if not message.get("train"):
                 episode.observe([message])
                 continue
             if len(episode.replies) >= self.max_turns:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 
-def beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return the temporary name of a file that is being written."""
     return path.with_name(f".{path.name}.writing")
 
@@ -15,7 +15,7 @@ def beside(path: Path) -> Path:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` on exit, once it is on disk; `path` is unchanged after an error."""
-    temporary = beside(path)
+    temporary = temporary_path(path)
     try:
         with temporary.open("wb") as file:
             yield file

@@ -63,7 +63,7 @@ def test_rows_for_scores_hold_all_right_answers_and_learn_no_earlier_one() -> No
     rows = for_scores(expander("packed_dialogue")).expand(EPISODE, "e:1")
 
     assert as_text(rows)[1] == ("e:1#2", "x1 y1 x2", ["a", "b", "c"])
-    assert not any(row["messages"]["learn_all"] for _, row in rows)
+    assert not any(row["messages"]["train_all"] for _, row in rows)
 
 
 def test_rows_that_are_made_already_or_cannot_be_read_come_out_as_they_went_in() -> None:
@@ -128,7 +128,7 @@ def test_squashed_rows_learn_what_the_packed_dialogue_learns(rows: list[dict[str
             assert squashed == [packed]
             continue
         whole = packed["messages"]
-        learned = [(n, m["content"]) for n, m in enumerate(whole["messages"]) if m.get("learned")]
+        learned = [(n, m["content"]) for n, m in enumerate(whole["messages"]) if m.get("train")]
         learned.append((len(whole["messages"]), whole["labels"][0]))
         assert learned == [(len(r["messages"]["messages"]), r["messages"]["labels"][0]) for r in squashed]
 

@@ -14,7 +14,7 @@ def episode(exchanges: int, *, system: bool = False) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = [{"role": "system", "content": "s"}] if system else []
     for number in range(1, exchanges + 1):
         said.append({"role": "user", "content": f"x{number}"})
-        said.append({"role": "assistant", "content": f"y{number}", "learned": True})
+        said.append({"role": "assistant", "content": f"y{number}", "train": True})
     return said
 
 
@@ -79,10 +79,10 @@ def test_an_opening_system_message_is_always_shown_and_not_counted() -> None:
 def test_questions_in_several_messages_are_one_turn_and_several_pieces() -> None:
     said: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "learned": True},
+        {"role": "assistant", "content": "b", "train": True},
         {"role": "user", "content": "c"},
         {"role": "user", "content": "d"},
-        {"role": "assistant", "content": "e", "learned": True},
+        {"role": "assistant", "content": "e", "train": True},
     ]
     assert squashed(said, HistoryLimits(context_turns=1))[-1] == ("c d", "e")
     assert squashed(said, HistoryLimits(context_length=1))[-1] == ("d", "e")
@@ -90,7 +90,7 @@ def test_questions_in_several_messages_are_one_turn_and_several_pieces() -> None
 
 messages = st.lists(
     st.builds(
-        lambda role, content: {"role": role, "content": content, "learned": role == "assistant"},
+        lambda role, content: {"role": role, "content": content, "train": role == "assistant"},
         st.sampled_from(["user", "assistant", "tool"]),
         st.text(alphabet="ab", min_size=1, max_size=5),
     ),

@@ -41,11 +41,11 @@ def study(model):
         inputs = ids(ROWS)
         model(**inputs, labels=inputs["input_ids"], use_cache=False).loss.backward()
     found = {
-        "forward": (forward_bytes(model, ROWS, tokens=TOKENS, learned=TOKENS), peak(forward)),
+        "forward": (forward_bytes(model, ROWS, tokens=TOKENS, loss_tokens=TOKENS), peak(forward)),
         "generation": (generation_bytes(model, ROWS, prompt_tokens=TOKENS, new_tokens=NEW), peak(generate)),
     }
     learn()  # gradients stay
-    found["training"] = (training_bytes(model, ROWS, tokens=TOKENS, learned=TOKENS, recomputed=False), peak(learn))
+    found["training"] = (training_bytes(model, ROWS, tokens=TOKENS, loss_tokens=TOKENS, recomputed=False), peak(learn))
     return found
 
 shape = dict(vocab_size=1000, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4)

@@ -93,7 +93,7 @@ def test_a_agent_is_the_assistant_to_itself() -> None:
     dialogue.act("here they are", (3,))
 
     assert dialogue.seen_by("user") == [
-        {"role": "assistant", "content": "two teas", "learned": True},
+        {"role": "assistant", "content": "two teas", "train": True},
         {"role": "user", "content": "here they are"},
     ]
     assert [message["role"] for message in dialogue.seen_by("agent")] == ["system", "user", "assistant"]

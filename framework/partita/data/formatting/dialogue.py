@@ -42,16 +42,16 @@ class DialogueFormatter:
         """Return the dialogue as text, with the answer to learn if `supervised`. Raise RowError if it is invalid."""
         messages = self._shown(dialogue["messages"])
         packed = self.mode == "packed_dialogue"
-        learn_all = packed and supervised and dialogue.get("learn_all", True)
+        train_all = packed and supervised and dialogue.get("train_all", True)
         answer = dialogue["labels"][0] if supervised else None
         if self._chat is None:
-            return self._plain(messages, answer, packed=packed, learn_all=learn_all)
+            return self._plain(messages, answer, packed=packed, train_all=train_all)
         try:
-            return self._rendered(self._chat, messages, answer, packed=packed, learn_all=learn_all)
+            return self._rendered(self._chat, messages, answer, packed=packed, train_all=train_all)
         except RewrittenError:
-            if learn_all:
+            if train_all:
                 raise
-            return self._rendered(self._chat, messages, answer, packed=False, learn_all=False)
+            return self._rendered(self._chat, messages, answer, packed=False, train_all=False)
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
         shown = [dict(message) for message in messages]
@@ -68,7 +68,7 @@ class DialogueFormatter:
     # With a chat template
 
     def _rendered(
-        self, chat: ChatTemplate, messages: list[Message], answer: str | None, *, packed: bool, learn_all: bool
+        self, chat: ChatTemplate, messages: list[Message], answer: str | None, *, packed: bool, train_all: bool
     ) -> FormattedText:
         """Return segments rendered by the chat template.
 
@@ -77,28 +77,28 @@ class DialogueFormatter:
             messages: The messages before the answer.
             answer: The answer to learn; None in prediction.
             packed: Whether earlier answers have their own segments.
-            learn_all: Whether these are in the loss.
+            train_all: Whether these are in the loss.
         """
         conversation = [{"role": message["role"], "content": message["content"]} for message in messages]
         segments: list[Segment] = []
         done, last = "", 0
         for index, message in enumerate(messages if packed else ()):
-            if not message.get("learned"):
+            if not message.get("train"):
                 continue
             prompt = self._apply(chat, conversation[:index], prompt=True)
-            whole = self._dialogue(chat, conversation[: index + 1], marks=learn_all)
+            whole = self._dialogue(chat, conversation[: index + 1], marks=train_all)
             asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
             turn = [*marked(asked, done, whole), *chat.answer_segments(prompt, whole, message["content"])]
-            segments += [part._replace(supervised=learn_all and part.supervised) for part in turn]
+            segments += [part._replace(supervised=train_all and part.supervised) for part in turn]
             if chat.needs_end:
-                segments.append(Segment("", learn_all, ends=True, joined=True))
+                segments.append(Segment("", train_all, ends=True, joined=True))
             done, last = whole.text, index + 1
         prompt = self._apply(chat, conversation, prompt=True)
         asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
         if answer is None:
             return FormattedText((*segments, asked), begins=False)
         whole = self._dialogue(chat, [*conversation, {"role": "assistant", "content": answer}], marks=True)
-        segments += marked(asked, done, whole) if learn_all else [asked]
+        segments += marked(asked, done, whole) if train_all else [asked]
         segments += chat.answer_segments(prompt, whole, answer)
         return FormattedText(tuple(segments), begins=False, ends=chat.needs_end)
 
@@ -122,7 +122,7 @@ class DialogueFormatter:
     # Without a chat template
 
     def _plain(
-        self, messages: Sequence[Message], answer: str | None, *, packed: bool, learn_all: bool
+        self, messages: Sequence[Message], answer: str | None, *, packed: bool, train_all: bool
     ) -> FormattedText:
         """Return the messages as text without a chat template, each after its speaker's name, joined by the delimiter.
 
@@ -133,16 +133,16 @@ class DialogueFormatter:
             messages: The messages before the answer.
             answer: The answer to learn; None in prediction.
             packed: Whether earlier answers end with the end-of-text token.
-            learn_all: Whether these are in the loss.
+            train_all: Whether these are in the loss.
         """
         segments: list[Segment] = []
         text, delimiter = "", ""
         for message in messages:
             text += delimiter + self._speaker(message["role"])
             delimiter = self._settings.delimiter
-            if message.get("learned"):
+            if message.get("train"):
                 asked = Segment(text, False, joined=bool(segments))
-                segments += [asked, Segment(message["content"], learn_all, ends=packed, joined=not packed)]
+                segments += [asked, Segment(message["content"], train_all, ends=packed, joined=not packed)]
                 text = ""
             else:
                 text += message["content"]

@@ -1,7 +1,7 @@
 """Tokenize cleaned rows, with the spans that are in the loss.
 
 A token boundary precedes each answer, so the ids of prompts are the same in training and in prediction. An example
-that is too long loses the end of its answer, including the end-of-text token: a truncated answer must not be learned
+that is too long loses the end of its answer, including the end-of-text token: a truncated answer must not be trained
 as a complete one. A dialogue is cut at the limit and ends with its last loss token. A row without a loss token is
 rejected.
 """
@@ -96,8 +96,8 @@ class RowTokenizer:
         """Tokenize a row for prediction."""
         return self.encode_prompts([row], [key])[0]
 
-    def encode_turn(self, row: Row, *, key: str, before: Sequence[int], behind: str) -> PromptExample:
-        """Tokenize the prompt of the next turn of a dialogue, reusing the tokens `before` of the earlier text `behind`.
+    def encode_turn(self, row: Row, *, key: str, earlier_ids: Sequence[int], earlier_text: str) -> PromptExample:
+        """Tokenize the prompt of the next turn of a dialogue, reusing the tokens of the text so far.
 
         The whole prompt is tokenized if the prompt does not start with that text, if the text ends within a segment,
         or if a token of the whole prompt spans its end.
@@ -105,30 +105,30 @@ class RowTokenizer:
         Args:
             row: The dialogue so far.
             key: Key of the row.
-            before: Token ids of the earlier text.
-            behind: The earlier text.
+            earlier_ids: Token ids of the text so far.
+            earlier_text: The text so far: the last prompt and the answer to it.
         """
         [formatted], [ids] = self._tokens([row], [key], supervised=False)
         if isinstance(formatted, RowError):
             return PromptExample(key, "", [], str(formatted))
         index, length = 0, 0
-        while index < len(formatted.segments) and length < len(behind):
+        while index < len(formatted.segments) and length < len(earlier_text):
             length += len(formatted.segments[index].text)
             index += 1
-        if not behind or length != len(behind) or not formatted.text.startswith(behind):
+        if not earlier_text or length != len(earlier_text) or not formatted.text.startswith(earlier_text):
             return self._prompt_example(formatted, ids, key)
-        [rest] = self._segment_ids([formatted.segments[index:]], before=behind)
+        [rest] = self._segment_ids([formatted.segments[index:]], before=earlier_text)
         added = [token for part in rest for token in part]
         if added and added != [token for part in ids for token in part][-len(added) :]:
             return self._prompt_example(formatted, ids, key)
         parts, _ = self._parts(formatted.segments[index:], rest)
         end = [self.end] if formatted.segments[index - 1].ends and self.end is not None else []
         ids_of_rest = [token for part, _ in parts for token in part]
-        return self._checked_prompt([*before, *end, *ids_of_rest], formatted.text, key)
+        return self._checked_prompt([*earlier_ids, *end, *ids_of_rest], formatted.text, key)
 
     def answer_ids(self, answer: str) -> tuple[int, ...]:
         """Return the tokens of an answer as they are in the loss after any prompt, with the template's end token."""
-        assert isinstance(self.formatter, Formatter), "a formatter of one's own knows no answers but those of rows"
+        assert isinstance(self.formatter, Formatter), "a custom formatter formats only the answers of rows"
         segments = self.formatter.any_prompt(answer)
         [parts] = self._segment_ids([segments])
         return tuple(
@@ -278,7 +278,7 @@ class RowTokenizer:
             "prompt": digest(config.prompt.model_dump_json()),
             "features": digest(*features),
             "token limits": limits.replace("None", "unlimited"),
-            "learned tokens": "answers" if self.completion_only else "all",
+            "loss tokens": "answers" if self.completion_only else "all",
             **examples,
             **custom,
             **dialogue,

@@ -96,7 +96,7 @@ def row_of(episode: Episode, end: int, right: str) -> Row:
     """Return the messages before the one at `end`, with the correct answer as the label."""
     own = {reply.index for reply in episode.replies}
     messages = [
-        {"role": message["role"], "content": message["content"]} | ({"learned": True} if index in own else {})
+        {"role": message["role"], "content": message["content"]} | ({"train": True} if index in own else {})
         for index, message in enumerate(episode.messages[:end])
     ]
-    return {"messages": messages, "labels": [right], "learn_all": False}
+    return {"messages": messages, "labels": [right], "train_all": False}

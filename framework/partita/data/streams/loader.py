@@ -94,7 +94,7 @@ class StreamLoader:
             encoder: Tokenizes the rows.
             options: Worker processes and prefetching.
             batches_per_step: Batches in one optimizer step, summed over all ranks.
-            parts: What decides the batches beside the streams, by readable names.
+            parts: What decides the batches besides the streams, by readable names.
             ledger: Records used and bad rows.
             collate_batch: Builds the tensors of a batch.
             resume: What to do if data or plan have changed: see `continued`.

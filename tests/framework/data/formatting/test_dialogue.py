@@ -252,7 +252,7 @@ def test_every_answer_is_learned_once_in_the_same_tokens_whatever_the_mode(said:
     try:
         clean = schema.load(made[0][1])
     except ValidationError:
-        assert not any(message.get("learned") for message in messages)
+        assert not any(message.get("train") for message in messages)
         return
     [whole] = packed.encode_rows([clean], ["k"])
     rows = examples(squash, {"messages": messages})

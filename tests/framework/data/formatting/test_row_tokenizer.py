@@ -195,7 +195,7 @@ def test_parts_name_what_changed(make_config: Make, tokenizer: Any, chat_tokeniz
     inputs = [{"name": "question", "type": "text", "preprocessing": {"lowercase": True}}]
     assert changed(make_config(input_features=inputs), tokenizer, 100) == ["features"]
     everything = {"type": "finetune", "completion_only_loss": False}
-    assert changed(make_config(trainer=everything), tokenizer, 100) == ["learned tokens"]
+    assert changed(make_config(trainer=everything), tokenizer, 100) == ["loss tokens"]
 
 
 def test_a_length_above_the_context_is_refused(make_config: Make, tokenizer: Any) -> None:
