@@ -22,7 +22,7 @@ from fixtures import steps_of, write_rows
 from harness import ROOT, Limit, Result, main, one_thread
 from processes import fork, import_all, kill_when, run_fork
 
-from partita.data.sources.csv_reader import read_csv
+from partita.data.formats.csv import read_csv
 
 DAMAGE_SEED = 17
 

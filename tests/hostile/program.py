@@ -194,9 +194,9 @@ def predicted(name: str) -> dict[str, Any]:
 def streamed(name: str) -> dict[str, int]:
     """Rows of the file as a stream, good and bad."""
     from partita.data.chunks import Unreadable, parsed
+    from partita.data.formats import format_of
+    from partita.data.formats.text_files import is_mostly_broken
     from partita.data.run_data import open_stream
-    from partita.data.sources.sources import format_of
-    from partita.data.sources.text_files import is_mostly_broken
     from partita_schema.errors import DataError
     from partita_schema.sections.sources import FileSource
 

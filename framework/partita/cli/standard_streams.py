@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -19,10 +19,10 @@ STREAM = "-"
 BEGINNING = 64_000
 """Bytes read to check that standard input is JSON lines."""
 
-StdinFormat = Annotated[
-    Literal["jsonl", "csv", "tsv", "json", "txt"],
-    typer.Option("--stdin-format", help="Format of the rows on standard input."),
-]
+StdinFormatName = Literal["jsonl", "csv", "tsv", "json", "txt"]
+"""Names of the formats in `partita.data.formats` that standard input may have; a literal, so that `--help` is fast."""
+StdinFormat = Annotated[StdinFormatName, typer.Option("--stdin-format", help="Format of the rows on standard input.")]
+OTHER_FORMATS = [name for name in get_args(StdinFormatName) if name != "jsonl"]
 
 
 def dataset_path(dataset: str | None, stdin_format: str) -> str | None:
@@ -56,7 +56,7 @@ def check_json_lines(text: str) -> None:
         return
     line = text.splitlines()[0]
     wanted = "json" if is_array else "tsv" if "\t" in line else "csv" if re.search(r"[,;|]", line) else "FORMAT"
-    known = " (csv, tsv, json or txt)" if wanted == "FORMAT" else ""
+    known = f" ({', '.join(OTHER_FORMATS[:-1])} or {OTHER_FORMATS[-1]})" if wanted == "FORMAT" else ""
     raise DataError(
         f"standard input is not JSON lines, its first line is {shortened(line)!r}; write --stdin-format {wanted}{known}"
     )

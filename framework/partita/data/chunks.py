@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partita.data.formats.json import json_row
 from partita.data.formatting.row_tokenizer import Example, RowTokenizer
 from partita.data.ledger import UsedRows
-from partita.data.sources.json_reader import json_row
 from partita_schema.errors import RowError
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ KEY_NAMES = ("id", "idx", "index", "key", "uuid", "guid")
 """Names of columns that only identify rows."""
 SEPARATORS = (";", "|", ",")
 """Separators of labels in text, the likeliest first."""
-MESSAGE_KEYS = ("role", "from", "speaker")
+MESSAGE_KEYS = ({"role"}, {"from"}, {"speaker"}, {"text", "labels"})
+"""Keys of a message, in the formats of dialogues; the last are ParlAI's."""
 
 Kind = Literal["text", "category", "number", "json", "set", "dialogue", "key", "empty"]
 
@@ -122,7 +123,7 @@ def parsed(value: Any) -> Any:
 
 
 def is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and any(key in value for key in MESSAGE_KEYS)
+    return isinstance(value, Mapping) and any(keys <= set(value) for keys in MESSAGE_KEYS)
 
 
 def number_of(value: Any) -> float | None:

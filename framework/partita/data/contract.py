@@ -1,16 +1,14 @@
-"""Interfaces of the classes that a configuration may use in place of parts of the data pipeline."""
+"""Interfaces of the classes that a configuration may use instead of parts of the data pipeline."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from partita.data.batching.plan import PlannedBatch
+    from partita.data.formats.base import Position
     from partita.data.formatting.base import FormattedText
     from partita.data.tokenized import TokenizedDataset
     from partita_trainers.base import Batch
-
-Position = int | list[Any]
-"""Start of a row in its shard, in the source's own terms: a byte, a row, a row group and a row. Checkpoints keep it."""
 
 
 class DataSource(Protocol):
@@ -31,7 +29,7 @@ class ShardedDataSource(Protocol):
     shards; default 1.
     """
 
-    def read(self, shard: int, start: Position | None) -> Iterable[tuple[Mapping[str, Any], Position]]:
+    def read(self, shard: int, start: "Position | None") -> "Iterable[tuple[Mapping[str, Any], Position]]":
         """Yield the rows of a shard, each with the position after it, from `start`; None is the beginning."""
 
 

@@ -1,8 +1,5 @@
 """Propose features, types, labels and the task for a file of rows, for `partita init --data`."""
 
-import json
-import lzma
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -10,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from partita.data.columns import Column, Kind, column_of
-from partita.data.sources import tables
-from partita.data.sources.readers import READERS
-from partita.data.sources.records import MAX_ROW_BYTES
-from partita.data.sources.sources import find_files, format_of
+from partita.data.formats import FORMATS, format_of
+from partita.data.formats.base import FileSlice
+from partita.data.formats.json import json_row
+from partita.data.sources.sources import find_files
 from partita_schema.common.text import counted
 from partita_schema.dump import scalar
 from partita_schema.errors import DataError, shortened
@@ -67,22 +64,19 @@ class FirstRows:
 
 
 def read_first_rows(path: str) -> FirstRows | None:
-    """Return the columns of a local file; None if the path is not a local file in a supported format.
+    """Return the columns of a local file; None if the path is not a local file in a known format.
 
     Raises:
         DataError: If the file has no readable row.
     """
     kind = format_of(path)
-    if "://" in path or kind is None or kind == "arrow" or kind == "parlai":
+    if "://" in path or kind is None:
         return None
     try:
         file = find_files(path, folder=Path())[0]
     except DataError:
         return None
-    try:
-        rows = list(islice(rows_of(kind, file), FIRST_ROWS + 1))
-    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    rows = list(islice(readable_rows(FileSlice(file, path, kind)), FIRST_ROWS + 1))
     if not rows:
         raise DataError(f"{path} has no row that can be read")
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -90,20 +84,15 @@ def read_first_rows(path: str) -> FirstRows | None:
     return FirstRows(columns, complete=len(rows) <= FIRST_ROWS)
 
 
-def rows_of(kind: str, path: str) -> Iterator[dict[str, Any]]:
+def readable_rows(file: FileSlice) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a file, without those that cannot be read."""
-    if kind == "parquet":
-        import pyarrow.parquet
-
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=FIRST_ROWS):
-            yield from (row for row in tables.rows_of(batch) if isinstance(row, dict))
-        return
-    import fsspec  # type: ignore[import-untyped] # it ships no types
-
-    with fsspec.open(path, "rb", compression="infer") as stream:
-        for record in READERS[kind](stream, Path(path).name, MAX_ROW_BYTES):
-            if not record.reason:
-                yield json.loads(record.row)
+    for row, _ in FORMATS[file.kind].read_slice(file, 0, None):
+        values: Any = row.row
+        reason = row.reason
+        if not reason and isinstance(values, bytes):
+            values, reason = json_row(values)
+        if not reason:
+            yield values
 
 
 def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) -> Proposal | None:

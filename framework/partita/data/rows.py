@@ -1,11 +1,14 @@
 """Rows of user data by index, from any source, each with a key that is the same in every run."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
 import numpy as np
+
+from partita_schema.json_values import is_too_deep
 
 Indices = Sequence[int] | np.ndarray
 """Row indices, from 0."""
@@ -260,3 +263,26 @@ class DatasetStore:
     def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
         columns = self._dataset[indices.tolist()]
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def hash_rows(store: Store, indices: np.ndarray | None = None, *, chunk: int = 1000) -> str:
+    """Return a hash of the rows' content, or of the rows at `indices`; it is the same in every run."""
+    state = blake2b(digest_size=16)
+    chosen = np.arange(len(store)) if indices is None else indices
+    for start in range(0, len(chosen), chunk):
+        rows = store.read(chosen[start : start + chunk])
+        try:
+            state.update(json.dumps(rows, default=repr).encode())
+        except (
+            TypeError,
+            ValueError,
+            RecursionError,
+        ):  # values that JSON cannot represent, or nested too deeply for it
+            state.update(b"".join(map(row_bytes, rows)))
+    return state.hexdigest()
+
+
+def row_bytes(row: Any) -> bytes:
+    """Return a row as text; for a row that is nested too deeply, or contains itself, its columns."""
+    shown = list(row) if is_too_deep(row) else row
+    return repr(shown).encode("utf-8", "surrogatepass")

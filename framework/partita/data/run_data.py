@@ -8,12 +8,11 @@ from typing import Any
 
 from partita.data.batching.policies import Fixed, Policy
 from partita.data.chunks import Unreadable, parsed
-from partita.data.contract import Position
+from partita.data.formats.base import MAX_ROW_BYTES, Position, StreamRow
 from partita.data.rows import ListStore, Rows, digest
-from partita.data.sources.records import MAX_ROW_BYTES
 from partita.data.sources.sources import find_files, source_of
 from partita.data.splits import TRAINING, check_columns, is_streamed, open_splits
-from partita.data.streams.base import Stream, StreamRow
+from partita.data.streams.base import Stream
 from partita.data.streams.custom import CustomStream
 from partita.data.streams.files import FileStream
 from partita.data.streams.hub import open_hub_stream

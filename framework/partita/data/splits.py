@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.formats.csv import other_separator
 from partita.data.rows import Rows
-from partita.data.sources.csv_reader import other_separator
 from partita.data.sources.mixed import joined, open_mix
 from partita.data.sources.sources import open_rows
 from partita_schema.common.checksums import hash_to_int

@@ -202,7 +202,7 @@ def test_init_proposes_the_columns_of_the_data(
     )
     (tmp_path / "broken.parquet").write_text("no parquet")
     assert command("init", "third", "--data", "broken.parquet") == 2
-    assert capsys.readouterr().err.startswith("error: broken.parquet cannot be read: ")
+    assert capsys.readouterr().err.startswith("error: broken.parquet cannot be read as parquet: ")
 
 
 def test_init_refuses_a_csv_with_another_separator_and_writes_nothing(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow
 import pytest
 import yaml
 from hypothesis import given
@@ -28,6 +29,10 @@ def rows_file(folder: Path, rows: list[dict[str, Any]], ending: str = "jsonl") -
         write_json_lines(path, rows)
     elif ending == "csv":
         pd.DataFrame(rows).to_csv(path, index=False)
+    elif ending == "arrow":
+        table = pyarrow.Table.from_pylist(rows)
+        with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
     else:
         pd.DataFrame(rows).to_parquet(path)
     return str(path)
@@ -50,7 +55,7 @@ def shape(config: Config) -> tuple[list[str], list[tuple[str, str]]]:
     return [one.name for one in config.input_features], [(one.name, one.type) for one in config.output_features]
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "arrow"])
 def test_a_column_of_few_labels_is_a_category_with_all_of_them(ending: str, tmp_path: Path) -> None:
     rows = [{"id": n, "review": f"{SHORT[n % 4]} {n}", "stars": 1 + n % 5, "mood": "ab"[n % 2]} for n in range(40)]
     task, config = config_of(rows_file(tmp_path, rows, ending))
@@ -143,6 +148,13 @@ def test_an_output_with_one_value_is_warned_of(count: int, rows: str, tmp_path: 
     different = propose(rows_file(tmp_path, [*same[:2], {"text": "other", "label": "y"}]), task=None)
     assert different is not None
     assert not different.warning
+
+
+def test_episodes_of_parlai_are_dialogues(tmp_path: Path) -> None:
+    path = tmp_path / "task.parlai"
+    path.write_text("text:hello\tlabels:hi\ntext:how are you?\tlabels:fine\tepisode_done:True\n", encoding="utf8")
+    task, config = config_of(str(path))
+    assert (task, shape(config)) == ("chat", (["episode"], [("reply", "text")]))
 
 
 def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:

@@ -4,16 +4,12 @@ sources that are a class written by the user.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from partita.data.parts import load_part, source_digest
-from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store, digest
+from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store, digest, hash_rows
 from partita_schema.errors import DataError
-from partita_schema.json_values import is_too_deep
 from partita_schema.sections.sources import CustomSource
 
 
@@ -65,29 +61,6 @@ def list_of(rows: Sequence[Any]) -> tuple[Store, list[str]]:
             raise DataError(f"row {number:,} is a {type(row).__name__}, not a dict of column to value")
         columns.update(dict.fromkeys(map(str, row)))
     return ListStore(rows), list(columns)
-
-
-def hash_rows(store: Store, indices: np.ndarray | None = None, *, chunk: int = 1000) -> str:
-    """Return a hash of the rows' content, or of the rows at `indices`; it is the same in every run."""
-    state = blake2b(digest_size=16)
-    chosen = np.arange(len(store)) if indices is None else indices
-    for start in range(0, len(chosen), chunk):
-        rows = store.read(chosen[start : start + chunk])
-        try:
-            state.update(json.dumps(rows, default=repr).encode())
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-        ):  # values that JSON cannot represent, or nested too deeply for it
-            state.update(b"".join(map(row_bytes, rows)))
-    return state.hexdigest()
-
-
-def row_bytes(row: Any) -> bytes:
-    """Return a row as text; for a row that is nested too deeply, or contains itself, its columns."""
-    shown = list(row) if is_too_deep(row) else row
-    return repr(shown).encode("utf-8", "surrogatepass")
 
 
 def open_custom(source: CustomSource, *, folder: Path, name: str) -> Rows:

@@ -1,8 +1,8 @@
 """Open a path, a glob, a Hub name or in-memory data as Rows.
 
-Text formats store every row as JSON text (row_store.py). Parquet, Arrow and Hub datasets are typed and are read by the
-`datasets` library, memory-mapped, through a cache that only this process uses, so that a changed file is never served
-from the cache of an earlier run.
+Text formats store every row as JSON text. Parquet, Arrow and Hub datasets are typed and are read by the `datasets`
+library, memory-mapped, through a cache that only this process uses, so that a changed file is never served from the
+cache of an earlier run.
 """
 
 import glob
@@ -13,21 +13,15 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from partita.data.rows import Rows
+from partita.data.formats import EXTENSIONS, FORMATS, format_of
+from partita.data.formats.base import MAX_ROW_BYTES
+from partita.data.formats.tables import load, readable_rows
+from partita.data.rows import RowKeys, Rows
 from partita.data.sources.in_memory import open_custom, open_in_memory
-from partita.data.sources.readers import READERS
-from partita.data.sources.records import MAX_ROW_BYTES
-from partita.data.sources.tables import open_hub, open_tables
-from partita.data.sources.text_files import open_text
 from partita.data.sources.transcripts import open_transcripts
 from partita_schema.common.text import nearest
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, SimulationSource, Source
-
-ENDINGS = {f".{kind}": kind for kind in (*READERS, "parquet", "arrow")} | {".ndjson": "jsonl", ".text": "txt"}
-"""Format by file extension."""
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-"""Compression extensions that may follow it, for text formats."""
 
 
 def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
@@ -72,7 +66,7 @@ def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
         return HubSource(type="hub", name=str(full_path))
     looks_like_file = full_path.exists() or glob.has_magic(text) or "://" in text or Path(text).is_absolute()
     if looks_like_file or re.search(r"\.[A-Za-z]{2,7}$", text) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text):
-        known = ", ".join(sorted(ending[1:] for ending in ENDINGS))
+        known = ", ".join(sorted(extension[1:] for extension in EXTENSIONS))
         raise DataError(
             f"{text}: the file extension is not one of a known format; known are {known}. "
             "For another ending write {type: csv, path: ...} with the format as type"
@@ -91,21 +85,28 @@ def source_of_mapping(mapping: Mapping[str, Any]) -> Source:
     return source
 
 
-def format_of(path: str) -> str | None:
-    """Return the format by file extension, ignoring a compression extension."""
-    name = path.lower()
-    for ending in COMPRESSIONS:
-        name = name.removesuffix(ending)
-    return ENDINGS.get(Path(name).suffix)
-
-
 def open_files(source: FileSource, *, folder: Path, max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
     """Return the rows of all files of a source, in the order of their names."""
     paths = find_files(source.path, folder=folder)
-    names = short_names(paths)
-    if source.type in READERS:
-        return open_text(source.type, paths, names, max_row_bytes=max_row_bytes)
-    return open_tables(source.type, paths, names)
+    return FORMATS[source.type].open(paths, short_names(paths), max_row_bytes=max_row_bytes)
+
+
+def open_hub(source: HubSource, *, folder: Path) -> Rows:
+    """Return the rows of a dataset on the Hub, or of a folder in its layout."""
+    local = folder / Path(source.name).expanduser()
+    name = str(local) if local.is_dir() else source.name
+    label = Path(source.name).name
+    table = load(
+        name,
+        name=source.subset,
+        split=source.split,
+        revision=source.revision,
+        label=source.name,
+        remote=name != str(local),
+    )
+    if not len(table):
+        raise DataError(f"{source.name} has no rows in split {source.split}")
+    return readable_rows(table, RowKeys.counted(f"{label}/{source.split}", len(table)), content=None)
 
 
 def find_files(path: str, *, folder: Path) -> list[str]:

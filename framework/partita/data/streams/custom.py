@@ -16,11 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from partita.data.contract import Position, ShardedDataSource
+from partita.data.contract import ShardedDataSource
+from partita.data.formats.base import MAX_RAW, Position, StreamRow
 from partita.data.rows import digest
 from partita.data.sources.in_memory import check_iterable, content_of, iterable_of, make_source
-from partita.data.sources.records import MAX_RAW
-from partita.data.streams.base import StreamRow
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource
 

@@ -1,51 +1,26 @@
-"""Stream files: how they are split into shards, and which reader reads them.
+"""Stream files: how they are split into shards.
 
 All shard groups should read about as many bytes. If whole files cannot be distributed that evenly, the largest ones are
 split into one part per group: by bytes if they have one row per line and are uncompressed, by rows if they are Parquet.
-Files that cannot be split, or are small, are read in full by each of k shards; shard i keeps every k-th row. JSON
-arrays and dialogues can only be read from their start.
+Files that cannot be split, or are small, are read in full by each of k shards; shard i keeps every k-th row. Which
+format can be split, and how, is in the table of formats (`partita.data.formats`).
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from partita.data.contract import Position
+from partita.data.formats import FORMATS, is_compressed
+from partita.data.formats.base import DEFAULT_SIZES, MAX_ROW_BYTES, FileSizes, FileSlice, Position, StreamRow
+from partita.data.formats.lines import line_ranges
 from partita.data.rows import digest
-from partita.data.sources.lines import opened
-from partita.data.sources.readers import READERS
-from partita.data.sources.records import MAX_ROW_BYTES
-from partita.data.sources.sources import COMPRESSIONS, missing, short_names
-from partita.data.streams.base import DEFAULT_SIZES, FileSizes, FileSlice, StreamRow
-from partita.data.streams.csv import read_cells, stream_row
-from partita.data.streams.jsonl import line_pieces, read_lines
-from partita.data.streams.parquet import read_arrow, read_parquet, row_pieces
+from partita.data.sources.sources import missing, short_names
 from partita.data.streams.sharding import unevenness
 from partita_schema.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-
-def read_whole(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-    """Yield the rows of a slice; a position is the number of rows so far, which are read again on resume."""
-    passed = start if isinstance(start, int) else 0
-    with opened(piece.path, piece.label) as stream:
-        for index, record in enumerate(READERS[piece.kind](stream, piece.label, piece.max_row_bytes)):
-            if index >= passed and index % piece.parts == piece.part:
-                yield stream_row(record, shard), index + 1
-
-
-Read = Callable[[FileSlice, int, Position | None], Iterator[tuple[StreamRow, Position]]]
-READ: dict[str, Read] = {
-    "jsonl": read_lines,
-    "txt": read_lines,
-    "csv": read_cells,
-    "tsv": read_cells,
-    "parquet": read_parquet,
-    "arrow": read_arrow,
-}
-"""Readers by format; other formats are read from the start."""
 FINER = 4
 """Number of slices for each part, if they stay large enough: a group mixes the rows of several slices."""
 EVEN = 1.05
@@ -110,7 +85,7 @@ class FileStream:
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Yield the rows of a shard from a position on. Raise DataError if the file cannot be read."""
         piece = self._pieces[shard]
-        return READ.get(piece.kind, read_whole)(piece, shard, start)
+        return FORMATS[piece.kind].read_slice(piece, shard, start)
 
 
 def known(path: str, label: str) -> tuple[int | None, str]:
@@ -149,7 +124,7 @@ def cut(wholes: Sequence[FileSlice], sizes: Sequence[int | None], num_groups: in
         parts = num_groups if number in split else 1
         if size and size >= whole.file_sizes.small_bytes and cuttable(whole):
             pieces = byte_pieces(whole, size, parts)
-        elif whole.kind == "parquet" and parts > 1:
+        elif parts > 1 and FORMATS[whole.kind].row_ranges is not None:
             pieces = row_range_pieces(whole, parts)
         else:
             pieces = dealt(whole, parts)
@@ -212,26 +187,28 @@ def warn_if_uneven(name: str, sizes: Sequence[float], num_groups: int) -> None:
 
 def cuttable(whole: FileSlice) -> bool:
     """Return whether the next row can be found from any byte."""
-    return whole.kind in ("jsonl", "txt") and not whole.path.lower().endswith(COMPRESSIONS)
+    return FORMATS[whole.kind].splits_at_lines and not is_compressed(whole.path)
 
 
 def splits_cheaply(whole: FileSlice, size: float) -> bool:
     """Return whether a file is small, or its parts can be read without reading the whole file for each."""
-    return cuttable(whole) or whole.kind == "parquet" or size < whole.file_sizes.small_bytes
+    return cuttable(whole) or FORMATS[whole.kind].row_ranges is not None or size < whole.file_sizes.small_bytes
 
 
 def byte_pieces(whole: FileSlice, size: int, parts: int) -> list[FileSlice]:
     """Return a file in parts by bytes, `parts` of them or a multiple."""
     finer = max(1, min(FINER, size // (whole.file_sizes.fine_bytes * parts)))
-    ranges = line_pieces(size, parts * finer)
+    ranges = line_ranges(size, parts * finer)
     if len(ranges) == 1:
         return [whole]
     return [replace(whole, label=f"{whole.label}@{start}", start=start, end=end) for start, end in ranges]
 
 
 def row_range_pieces(whole: FileSlice, parts: int) -> list[FileSlice]:
-    """Return a Parquet file in parts by rows."""
-    return [replace(whole, start=start, end=end) for start, end in row_pieces(whole.path, whole.label, parts)]
+    """Return a file in parts by rows."""
+    row_ranges = FORMATS[whole.kind].row_ranges
+    assert row_ranges is not None
+    return [replace(whole, start=start, end=end) for start, end in row_ranges(whole.path, whole.label, parts)]
 
 
 def dealt(piece: FileSlice, parts: int) -> list[FileSlice]:

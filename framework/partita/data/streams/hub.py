@@ -8,19 +8,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.data.contract import Position
+from partita.data.formats import FORMATS, format_of
+from partita.data.formats.base import Position, StreamRow
+from partita.data.formats.tables import quiet_datasets, rows_of, table_row
 from partita.data.rows import digest
-from partita.data.sources.sources import format_of
-from partita.data.sources.tables import quiet_datasets, rows_of
-from partita.data.streams.base import Stream, StreamRow
+from partita.data.streams.base import Stream
 from partita.data.streams.files import FileStream
-from partita.data.streams.parquet import stream_row
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import HubSource
 
 BATCH = 512
 """Rows that are decoded at a time."""
-DIRECT = {"parquet": "parquet", "arrow": "arrow", "json": "jsonl"}
+DIRECT = {file_format.hub_builder: name for name, file_format in FORMATS.items() if file_format.hub_builder}
 """Formats that are read without `datasets`, by the name of its builder."""
 
 
@@ -90,7 +89,7 @@ class DatasetsStream:
             if index + batch.num_rows > passed:
                 for number, row in enumerate(rows_of(batch), start=index):
                     if number >= passed and number % self._parts == part:
-                        yield stream_row(row, shard, number + 1), number + 1
+                        yield table_row(row, shard, number + 1), number + 1
             index += batch.num_rows
 
     def _batches(self, table: Any) -> Iterator[Any]:

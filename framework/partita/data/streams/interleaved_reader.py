@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.contract import Position
+from partita.data.formats.base import Position, StreamRow
 from partita.data.sources.mixed import Mixer
-from partita.data.streams.base import Stream, StreamRow
+from partita.data.streams.base import Stream
 from partita.data.streams.sharding import deal
 from partita_schema.common.checksums import parse_json
 from partita_schema.errors import ResumeError

@@ -16,10 +16,10 @@ from partita.data.batching.collate import Collate
 from partita.data.batching.cursor import Cursor, Resume, continued, short_parts
 from partita.data.batching.plan import NOTHING, PlannedBatch
 from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
+from partita.data.formats.text_files import is_mostly_broken
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger, UsedRows
 from partita.data.loader import Statistics, check_ranks
-from partita.data.sources.text_files import is_mostly_broken
 from partita.data.splits import TRAINING
 from partita.data.streams.shard_group import CHUNK, SeenWindow, ShardGroup, ShardPlan
 from partita.data.tokenized import NO_ROWS, TokenizedDataset

@@ -15,9 +15,10 @@ import numpy as np
 from partita.data.batching.plan import PlannedBatch
 from partita.data.batching.policies import Policy
 from partita.data.chunks import BadChunkRow, EncodedChunk, RawChunk, Unreadable
+from partita.data.formats.base import StreamRow
 from partita.data.ledger import UsedRows
 from partita.data.rows import RowKeys
-from partita.data.streams.base import Stream, StreamRow
+from partita.data.streams.base import Stream
 from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.tokenized import FlatBuilder, TokenizedDataset
 from partita.data.workers import EncodingWorkers

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.batching.policies import Fixed
+from partita.data.formats import FORMATS
+from partita.data.formats.base import DEFAULT_SIZES, MAX_ROW_BYTES, UTF16_MARKS, FileSizes, StreamRow
+from partita.data.formats.json import json_record
 from partita.data.run_data import open_stream, training_streams
-from partita.data.sources import records
-from partita.data.sources.json_reader import json_record
-from partita.data.sources.readers import READERS
 from partita.data.sources.sources import find_files, open_rows
 from partita.data.streams import files
-from partita.data.streams.base import DEFAULT_SIZES, FileSizes, Stream, StreamRow
+from partita.data.streams.base import Stream
 from partita.data.streams.files import FileStream
 from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.streams.sharding import unevenness
@@ -32,6 +32,7 @@ from partita_schema.errors import DataError
 from partita_schema.sections.sources import FileSource
 
 from ....properties import examples
+from ..formats.text_readers import READERS
 
 ROWS = [{"question": f"why {i}?" + "é" * (i % 3), "answer": f"because\n{i}"} for i in range(23)]
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -100,6 +101,10 @@ def write(folder: Path, kind: str, name: str = "rows") -> str:
 
 
 KINDS = ["jsonl", "txt", "csv", "tsv", "json", "parlai", "parquet", "arrow"]
+
+
+def test_every_format_is_tested_here() -> None:
+    assert set(KINDS) == set(FORMATS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -302,7 +307,7 @@ def test_any_bytes_are_read_exactly_once_from_any_position(
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     data = (b"\xef\xbb\xbf" if bom else b"") + b"head,er" * (kind == "csv") + end + end.join(content_lines)
-    if data.startswith(records.UTF16_MARKS):
+    if data.startswith(UTF16_MARKS):
         return
     (folder / f"a.{kind}").write_bytes(data + end * closed)
     sizes = FileSizes(small_bytes=small, block_bytes=block)
@@ -326,7 +331,7 @@ def number_and_text(row: StreamRow) -> tuple[int, Any]:
 def by_reader(path: Path, kind: str) -> list[tuple[int, Any]]:
     """What the reader of whole files says."""
     with path.open("rb") as stream:
-        rows = list(READERS[kind](stream, path.name))
+        rows = list(READERS[kind](stream, path.name, MAX_ROW_BYTES))
     return [(row.number, (row.reason, row.raw.rstrip("\r\n")) if row.reason else json.loads(row.row)) for row in rows]
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import datasets
 import pytest
 
+from partita.data.formats.tables import quiet_datasets
 from partita.data.run_data import open_stream
 from partita.data.sources.sources import open_rows
-from partita.data.sources.tables import quiet_datasets
 from partita.data.streams.base import Stream
 from partita.data.streams.files import FileStream
 from partita.data.streams.hub import DatasetsStream

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.data.batching.cursor import Cursor, short_parts
-from partita.data.contract import Position
-from partita.data.streams.base import StreamRow
+from partita.data.formats.base import Position, StreamRow
 from partita.data.streams.interleaved_reader import InterleavedReader, pack, unpack
 from partita.data.streams.loader import count_shard_groups
 from partita_schema.errors import ResumeError

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.sources.csv_rows import CsvRows
-from partita.data.sources.lines import BLOCK
-from partita.data.sources.readers import READERS
-from partita.data.sources.records import MAX_VALUES
+from partita.data.formats.base import BLOCK, MAX_VALUES
+from partita.data.formats.csv_rows import CsvRows
 from partita.data.sources.sources import open_rows
 from partita_schema.errors import DataError
 
 from ....work import counted_calls
+from .text_readers import READERS
 
 
 def split(data: bytes, *, max_row_bytes: int = 1000, block_bytes: int = BLOCK) -> list[tuple[int, list[str], bool]]:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.sources.lines import BLOCK, split_lines
+from partita.data.formats.base import BLOCK
+from partita.data.formats.lines import split_lines
 
 LIMIT = 20
 

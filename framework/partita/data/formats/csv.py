@@ -2,10 +2,25 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import BinaryIO
 
-from partita.data.sources.csv_rows import CsvRow, CsvRows
-from partita.data.sources.records import MAX_ROW_BYTES, UTF16_MARKS, SourceRecord, bad, dump
+from partita.data.formats.base import (
+    MAX_ROW_BYTES,
+    UTF16_MARKS,
+    FileFormat,
+    FileSlice,
+    Position,
+    SourceRecord,
+    StreamRow,
+    bad,
+    dump,
+    opened,
+    seek,
+    stream_row,
+)
+from partita.data.formats.csv_rows import CsvRow, CsvRows
+from partita.data.formats.text_files import open_text
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError, shortened
 
@@ -88,3 +103,74 @@ def csv_record(row: CsvRow, header: Sequence[str], delimiter: str) -> SourceReco
         return SourceRecord(row.number, dump(dict(zip(header, row.cells, strict=True))), tuple(header))
     except UnicodeEncodeError:
         return bad(row.number, "not UTF-8", delimiter.join(row.cells))
+
+
+def read_cells_slice(
+    delimiter: str, piece: FileSlice, shard: int, start: Position | None
+) -> Iterator[tuple[StreamRow, Position]]:
+    """Yield the rows under a header, as the reader of whole files does.
+
+    A position is the byte after the row, the number of lines and, unless the slice is the whole file, the number of
+    rows so far. In compressed files, the bytes before a position are decompressed again.
+
+    Args:
+        delimiter: Separator of the cells.
+        piece: The file slice.
+        shard: Index of the shard.
+        start: Position to start at.
+    """
+    offset, passed, index = (*start, 0)[:3] if isinstance(start, list) else (0, 0, 0)
+    header = read_header(piece, delimiter)
+    if header is None:
+        return
+    names, head = header
+    if not offset:
+        offset, passed = head
+    part, parts, limit = piece.part, piece.parts, piece.max_row_bytes
+    with opened(piece.path, piece.label) as stream:
+        seek(stream, offset)
+        rows = CsvRows(
+            stream,
+            delimiter=delimiter,
+            max_row_bytes=limit,
+            offset=offset,
+            number=passed + 1,
+            block_bytes=piece.file_sizes.block_bytes,
+        )
+        for row in rows:
+            index += 1
+            if parts > 1 and (index - 1) % parts != part:
+                continue
+            after = [row.end, row.next_number - 1]
+            yield cells_row(row, names, shard=shard, delimiter=delimiter), after if parts == 1 else [*after, index]
+
+
+def read_header(piece: FileSlice, delimiter: str) -> tuple[Sequence[str], tuple[int, int]] | None:
+    """Return the column names, and the bytes and lines before the first row; None for an empty file."""
+    with opened(piece.path, piece.label) as stream:
+        limit, block_bytes = piece.max_row_bytes, piece.file_sizes.block_bytes
+        for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=limit, block_bytes=block_bytes):
+            return checked_header(row, piece.label, delimiter), (row.end, row.next_number - 1)
+    return None
+
+
+def cells_row(row: CsvRow, names: Sequence[str], *, shard: int, delimiter: str) -> StreamRow:
+    """Return a row of cells as a row of a stream.
+
+    Args:
+        row: The cells.
+        names: The column names.
+        shard: Index of the shard.
+        delimiter: Separator of the cells, for errors.
+    """
+    if not row.reason and len(row.cells) == len(names) and "".join(row.cells).isascii():
+        return StreamRow(shard, row.number, dict(zip(names, row.cells, strict=True)))
+    return stream_row(csv_record(row, names, delimiter), shard)
+
+
+CSV = FileFormat(
+    "csv", (".csv",), open=partial(open_text, read_csv), read_slice=partial(read_cells_slice, ","), stdin=True
+)
+TSV = FileFormat(
+    "tsv", (".tsv",), open=partial(open_text, read_tsv), read_slice=partial(read_cells_slice, "\t"), stdin=True
+)

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.data.sources.text_files import RowStoreWriter
+from partita.data.formats.text_files import RowStoreWriter
 from partita_schema.errors import WriteError
 
 

@@ -13,10 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from partita.data.sources.lines import BLOCK
-from partita.data.sources.records import MAX_RAW, MAX_VALUES, too_long
+from partita.data.formats.base import BLOCK, BOM, MAX_RAW, MAX_VALUES, too_long
 
-BOM = b"\xef\xbb\xbf"
 LINE_BREAKS = re.compile(rb"[\r\n]*")
 QUOTED = re.compile(r'"[^"]*"')
 UNCLOSED_QUOTE = "a quote opens here that is never closed"

@@ -1,4 +1,4 @@
-"""Open Parquet and Arrow files and Hub datasets by index: typed columns, memory-mapped by `datasets`.
+"""Read Parquet and Arrow: by index memory-mapped by `datasets`, in order one row group at a time.
 
 Arrow may hold dates of 292 billion years, unvalidated text, and time zones that are not installed. Python has no values
 for them and raises an exception for a whole batch. Here only such a row is bad, and the others are read.
@@ -8,17 +8,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import file_digest
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, digest
-from partita.data.sources.in_memory import hash_rows
-from partita.data.sources.records import MAX_RAW
+from partita.data.formats.base import MAX_RAW, FileFormat, FileSlice, Position, StreamRow, opened
+from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, digest, hash_rows
 from partita_schema.errors import DataError
-from partita_schema.sections.sources import HubSource
 
 if TYPE_CHECKING:
     import datasets
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BATCH = 4096
 """Rows that are checked at a time."""
+DECODED = 512
+"""Rows that are decoded at a time."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,15 @@ def is_readable(column: "pyarrow.ChunkedArray") -> bool:
     return True
 
 
-def open_tables(kind: str, paths: Sequence[str], names: Sequence[str]) -> Rows:
-    """Return the rows of Parquet or Arrow files."""
+def open_tables(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
+    """Return the rows of Parquet or Arrow files.
+
+    Args:
+        kind: Name of the format, and of its builder in `datasets`.
+        paths: Paths or URLs.
+        names: Name of each file in keys.
+        max_row_bytes: Has no effect, since rows have no lines.
+    """
     import datasets
 
     parts = [load(kind, data_files=[path], split="train", label=name) for path, name in zip(paths, names, strict=True)]
@@ -152,24 +161,6 @@ def readable_rows(table: "datasets.Dataset", keys: RowKeys, *, content: str | No
 def hash_file(path: str) -> str:
     with Path(path).open("rb") as stream:
         return file_digest(stream, "blake2b").hexdigest()
-
-
-def open_hub(source: HubSource, *, folder: Path) -> Rows:
-    """Return the rows of a dataset on the Hub, or of a folder in its layout."""
-    local = folder / Path(source.name).expanduser()
-    name = str(local) if local.is_dir() else source.name
-    label = Path(source.name).name
-    table = load(
-        name,
-        name=source.subset,
-        split=source.split,
-        revision=source.revision,
-        label=source.name,
-        remote=name != str(local),
-    )
-    if not len(table):
-        raise DataError(f"{source.name} has no rows in split {source.split}")
-    return readable_rows(table, RowKeys.counted(f"{label}/{source.split}", len(table)), content=None)
 
 
 def load(
@@ -232,3 +223,142 @@ def quiet_datasets() -> Iterator[None]:
         datasets.logging.set_verbosity(verbosity)
         if shown:
             datasets.enable_progress_bars()
+
+
+def read_parquet(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+    """Yield the rows of a slice; a position is the row group and the number of its rows so far.
+
+    A group that only partly belongs to the slice is decoded only up to the end of the slice.
+    """
+    import pyarrow.parquet
+
+    with opened(piece.path, piece.label) as stream, readable(piece):
+        file = pyarrow.parquet.ParquetFile(stream)
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+        firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
+        begin, end = piece.start or 0, firsts[-1] if piece.end is None else piece.end
+        first, passed = group_and_row(start, 0)
+        for group in range(first, len(sizes)):
+            group_start, group_end = firsts[group : group + 2]
+            if group_start < end and group_end > begin:
+                batches = file.iter_batches(batch_size=DECODED, row_groups=[group])
+                passed = max(passed, begin - group_start)
+                yield from group_rows(
+                    batches,
+                    piece,
+                    shard,
+                    group=group,
+                    first=group_start,
+                    passed=passed,
+                    last=min(group_end, end) - group_start,
+                )
+            passed = 0
+
+
+def read_arrow(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+    """Yield the rows of an Arrow file or stream; a position is the record batch and the number of its rows so far."""
+    with opened(piece.path, piece.label) as stream, readable(piece):
+        group, passed = group_and_row(start, 0)
+        first = 0
+        for number, batch in enumerate(record_batches(stream, piece)):
+            if number >= group:
+                slices = (batch.slice(index, DECODED) for index in range(0, batch.num_rows, DECODED))
+                yield from group_rows(slices, piece, shard, group=number, first=first, passed=passed)
+                passed = 0
+            first += batch.num_rows
+
+
+def record_batches(stream: Any, piece: FileSlice) -> Iterator["pyarrow.RecordBatch"]:
+    """Yield the record batches of an Arrow file or stream; local files are memory-mapped."""
+    import pyarrow
+
+    source = stream if "://" in piece.path else pyarrow.memory_map(piece.path)
+    try:
+        if source.read(6) == b"ARROW1":
+            source.seek(0)
+            file = pyarrow.ipc.open_file(source)
+            yield from (file.get_batch(number) for number in range(file.num_record_batches))
+        else:
+            source.seek(0)
+            yield from pyarrow.ipc.open_stream(source)
+    finally:
+        source.close()
+
+
+def group_and_row(start: Position | None, first: int) -> tuple[int, int]:
+    return (start[0], start[1]) if isinstance(start, list) else (first, 0)
+
+
+def group_rows(
+    batches: Iterator["pyarrow.RecordBatch"],
+    piece: FileSlice,
+    shard: int,
+    *,
+    group: int,
+    first: int,
+    passed: int,
+    last: int | None = None,
+) -> Iterator[tuple[StreamRow, Position]]:
+    """Yield the rows of a group after the first `passed`; only rows that the slice keeps are decoded.
+
+    Args:
+        batches: The record batches of the group.
+        piece: The file slice.
+        shard: Index of the shard.
+        group: Index of the group.
+        first: Number of rows in the file before the group.
+        passed: Number of rows to skip.
+        last: Index of the first row after the slice; None for all rows.
+    """
+    batch_start = 0
+    for batch in batches:
+        if last is not None and batch_start >= last:
+            return
+        rows = np.arange(batch_start, batch_start + batch.num_rows)
+        selected = rows[(rows >= passed) & ((first + rows) % piece.parts == piece.part)]
+        if last is not None:
+            selected = selected[selected < last]
+        chosen = batch if len(selected) == len(rows) else batch.take(selected - batch_start)
+        for row, values in zip(selected.tolist(), rows_of(chosen), strict=True):
+            yield table_row(values, shard, first + row + 1), [group, row + 1]
+        batch_start += batch.num_rows
+
+
+def table_row(values: dict[str, Any] | UnreadableRow, shard: int, number: int) -> StreamRow:
+    """Return the values of a row as a row of a shard."""
+    if isinstance(values, UnreadableRow):
+        return StreamRow(shard, number, b"", values.reason, values.raw)
+    return StreamRow(shard, number, values)
+
+
+@contextmanager
+def readable(piece: FileSlice) -> Iterator[None]:
+    """Raise DataError if a file does not have its format."""
+    import pyarrow
+
+    try:
+        yield
+    except pyarrow.ArrowException as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"{piece.label} cannot be read as {piece.kind}: {reason}") from error
+
+
+def row_ranges(path: str, label: str, parts: int) -> list[tuple[int, int]]:
+    """Return row ranges of similar length in a Parquet file."""
+    import pyarrow.parquet
+
+    with opened(path, label) as stream, readable(FileSlice(path, label, "parquet")):
+        rows = pyarrow.parquet.ParquetFile(stream).metadata.num_rows
+    marks = [rows * part // parts for part in range(parts + 1)]
+    return list(pairwise(marks))
+
+
+PARQUET = FileFormat(
+    "parquet",
+    (".parquet",),
+    open=partial(open_tables, "parquet"),
+    read_slice=read_parquet,
+    row_ranges=row_ranges,
+    hub_builder="parquet",
+)
+ARROW = FileFormat("arrow", (".arrow",), open=partial(open_tables, "arrow"), read_slice=read_arrow, hub_builder="arrow")

@@ -18,10 +18,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from partita.data.formats.base import Reader, SourceRecord, opened
 from partita.data.rows import BadRow, RowKeys, Rows, digest
-from partita.data.sources.lines import opened
-from partita.data.sources.readers import READERS
-from partita.data.sources.records import SourceRecord
 from partita_schema.errors import DataError, WriteError
 
 
@@ -122,11 +120,11 @@ MOSTLY_BROKEN = 100_000
 """A file or a stream is rejected if this many rows are malformed, and more than are good."""
 
 
-def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
+def open_text(read: Reader, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
     """Return the rows of all files of a text format.
 
     Args:
-        kind: Format of the files.
+        read: Reads a file.
         paths: Paths or URLs.
         names: Name of each file in keys.
         max_row_bytes: Maximum size of a row in bytes.
@@ -135,7 +133,7 @@ def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_
         DataError: If a file cannot be read, or no row is good.
     """
     with RowStoreWriter() as spool:
-        reader = FileReader(kind, spool, max_row_bytes=max_row_bytes)
+        reader = FileReader(read, spool, max_row_bytes=max_row_bytes)
         hashes = [reader.read(path, name, index) for index, (path, name) in enumerate(zip(paths, names, strict=True))]
         if not len(spool):
             first = next(iter(reader.bad), None)
@@ -150,8 +148,8 @@ def open_text(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_
 class FileReader:
     """Copy rows of files to a row store, and collect the bad ones."""
 
-    def __init__(self, kind: str, spool: RowStoreWriter, *, max_row_bytes: int) -> None:
-        self._kind = kind
+    def __init__(self, read: Reader, spool: RowStoreWriter, *, max_row_bytes: int) -> None:
+        self._read = read
         self._spool = spool
         self._max_row_bytes = max_row_bytes
         self.columns: dict[str, None] = {}
@@ -165,7 +163,7 @@ class FileReader:
         good_before, bad_before = len(self._spool), len(self.bad)
         known: tuple[str, ...] = ()
         with opened(path, name) as stream:
-            for record in READERS[self._kind](stream, name, self._max_row_bytes):
+            for record in self._read(stream, name, self._max_row_bytes):
                 if record.reason:
                     key = f"{name}:{record.number}"
                     self.bad.append(

@@ -1,4 +1,4 @@
-"""Readers by text format, and the reader of ParlAI's dialogue text: one row per episode, in the column `episode`.
+"""Read ParlAI's dialogue text: one row per episode, in the column `episode`.
 
 A line is an exchange: tab-separated fields `key:value`, of which `text`, `labels` (or `eval_labels`; several are
 separated by |) and `episode_done` are read. Fields that ParlAI's protocol does not know stay in the exchange, and its
@@ -7,20 +7,21 @@ row is rejected unless the configuration ignores them by name. `\\n` and `\\t` s
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, BinaryIO
 
-from partita.data.sources.csv_reader import read_csv, read_tsv
-from partita.data.sources.json_reader import read_json, read_jsonl
-from partita.data.sources.lines import numbered_lines
-from partita.data.sources.records import (
+from partita.data.formats.base import (
     MAX_ROW_BYTES,
-    Reader,
+    FileFormat,
     SourceRecord,
     bad,
     dump,
     not_utf8,
+    read_from_start,
     too_long,
 )
+from partita.data.formats.lines import numbered_lines
+from partita.data.formats.text_files import open_text
 from partita_schema.dialogue_formats import PARLAI_FIELDS
 
 LABELS = ("labels", "eval_labels")
@@ -120,26 +121,6 @@ def unescaped(text: str) -> str:
     return text.replace("\\t", "\t").replace("\\n", "\n").replace("__PIPE__", "|")
 
 
-def read_txt(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
-    """Yield one row per line, in the column `text`; skip empty lines."""
-    for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
-        if line is None:
-            yield bad(number, too_long(max_row_bytes), "")
-            continue
-        try:
-            text = line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            yield bad(number, not_utf8(error), line.decode("utf-8", "replace"))
-            continue
-        if text.strip():
-            yield SourceRecord(number, dump({"text": text}), ("text",))
-
-
-READERS: dict[str, Reader] = {
-    "csv": read_csv,
-    "tsv": read_tsv,
-    "json": read_json,
-    "jsonl": read_jsonl,
-    "txt": read_txt,
-    "parlai": read_parlai,
-}
+PARLAI = FileFormat(
+    "parlai", (".parlai",), open=partial(open_text, read_parlai), read_slice=partial(read_from_start, read_parlai)
+)

@@ -1,26 +1,32 @@
-"""Read rows of JSON and JSON lines files; every row keeps its text."""
+"""Read JSON files and JSON lines; every row keeps its text."""
 
 import io
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, BinaryIO
 
-from partita.data.sources.lines import numbered_lines
-from partita.data.sources.records import (
+from partita.data.formats.base import (
+    BOM,
     MAX_RAW,
     MAX_ROW_BYTES,
     MAX_VALUES,
+    FileFormat,
     SourceRecord,
+    StreamRow,
     bad,
     not_utf8,
+    read_from_start,
     refuse_utf16,
     too_long,
 )
+from partita.data.formats.lines import numbered_lines, read_line_slice
+from partita.data.formats.text_files import open_text
 from partita_schema.errors import DataError
 from partita_schema.json_values import TOO_DEEP, is_too_deep
 
-BLANKS = b"\xef\xbb\xbf \t\r\n"
+BLANKS = BOM + b" \t\r\n"
 """Bytes that may precede JSON: a byte order mark, spaces and line breaks."""
 READ_SIZE = 1 << 20
 """Bytes of a JSON array that are read at a time."""
@@ -39,6 +45,17 @@ def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) 
             yield bad(number, too_long(max_row_bytes), "")
         elif text := line.strip():
             yield json_record(text, number)
+
+
+def jsonl_row(shard: int, number: int, line: bytes) -> StreamRow:
+    """Return the row of a line as bytes, which are not parsed here."""
+    text = line.strip()
+    if not text.isascii():
+        try:
+            text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return StreamRow(shard, number, b"", not_utf8(error), text.decode("utf-8", "replace")[:MAX_RAW])
+    return StreamRow(shard, number, text)
 
 
 def json_record(text: bytes, number: int) -> SourceRecord:
@@ -121,7 +138,7 @@ def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -
         if len(start) > max_row_bytes and not more.strip(BLANKS):
             raise DataError(f"{name} starts with more than {max_row_bytes:,} bytes of blanks")
     refuse_utf16(start, name)
-    rest = chained(start.removeprefix(b"\xef\xbb\xbf"), stream)
+    rest = chained(start.removeprefix(BOM), stream)
     if start.strip(BLANKS).startswith(b"["):
         yield from read_array(rest, name, max_row_bytes)
     elif is_object(start.lstrip(BLANKS).split(b"\n", 1)[0]) and b"\n" in start.strip():
@@ -255,3 +272,17 @@ def rows_of_object(value: dict[str, Any]) -> list[Any]:
     if lists and len(lists) == len(value) and len({len(part) for part in lists}) == 1:
         return [dict(zip(value, cells, strict=True)) for cells in zip(*lists, strict=True)]
     return [value]
+
+
+JSON = FileFormat(
+    "json", (".json",), open=partial(open_text, read_json), read_slice=partial(read_from_start, read_json), stdin=True
+)
+JSONL = FileFormat(
+    "jsonl",
+    (".jsonl", ".ndjson"),
+    open=partial(open_text, read_jsonl),
+    read_slice=partial(read_line_slice, jsonl_row),
+    splits_at_lines=True,
+    stdin=True,
+    hub_builder="json",
+)

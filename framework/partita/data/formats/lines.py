@@ -1,19 +1,12 @@
-"""Open files, decompressed, and split them into lines; only the length of a line that is too long is kept."""
+"""Split files into lines, from any byte; only the length of a line that is too long is kept."""
 
-import gzip
-import lzma
 import re
-import zlib
-from codecs import BOM_UTF8
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
-from partita.data.sources.records import refuse_utf16
-from partita_schema.errors import DataError
+from partita.data.formats.base import BLOCK, BOM, FileSlice, Position, StreamRow, opened, refuse_utf16, seek, too_long
 
-BLOCK = 1 << 18
-"""Bytes that are read at a time."""
 SHORT_LINE = 8
 """Mean line length in bytes below which a block is searched for runs of blank lines: no rows are that short."""
 NOT_BLANK = re.compile(rb"\S[^\n]*")
@@ -87,7 +80,7 @@ def numbered_lines(stream: BinaryIO, name: str, *, max_row_bytes: int) -> Iterat
         number += count
         if number == 1 and line is not None:
             refuse_utf16(line, name)
-            line = line.removeprefix(BOM_UTF8)
+            line = line.removeprefix(BOM)
         yield number, line
 
 
@@ -112,27 +105,84 @@ def lines_and_blank_runs(block: bytes, begin: int, end: int) -> Iterator[tuple[b
         yield b"", block.count(b"\n", begin, end), end - begin
 
 
-FOREIGN = frozenset(
-    ("zstandard", "zstd", "fsspec", "aiohttp", "requests", "httpx", "huggingface_hub", "botocore", "s3fs", "gcsfs")
-)
-"""Libraries used by fsspec whose exceptions are not OSError."""
+ToRow = Callable[[int, int, bytes], StreamRow | None]
+"""to_row(shard, number, line): the row of a line with its line break; None for a line without a row."""
 
 
-@contextmanager
-def opened(path: str, label: str) -> Iterator[BinaryIO]:
-    """Open a file and yield its decompressed bytes. Raise DataError if opening or reading fails."""
-    import fsspec  # type: ignore[import-untyped] # it ships no types
+def read_line_slice(
+    to_row: ToRow, piece: FileSlice, shard: int, start: Position | None
+) -> Iterator[tuple[StreamRow, Position]]:
+    """Yield the rows of a slice of a file with one row per line.
 
-    try:
-        file = fsspec.open(path, "rb", compression="infer")
-    except ValueError as error:  # a compression whose library is not installed
-        raise DataError(f"{label} cannot be read: {error}") from error
-    try:
-        with file as stream:
-            yield stream
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise DataError(f"{label} cannot be read: {error}") from error
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] in FOREIGN:
-            raise DataError(f"{label} cannot be read: {error}") from error
-        raise
+    A position is the byte after the row and, unless the slice is a byte range, the number of lines and rows so far.
+
+    Args:
+        to_row: Returns the row of a line.
+        piece: The file slice.
+        shard: Index of the shard.
+        start: Position to start at.
+    """
+    by_byte = piece.start is not None
+    part, parts, limit = piece.part, piece.parts, piece.max_row_bytes
+    block_bytes = piece.file_sizes.block_bytes
+    offset, number, index = numbers_at(piece, start)
+    with opened(piece.path, piece.label) as stream:
+        first_block = b""
+        if by_byte and start is None:
+            offset, first_block = first_line(stream, offset, block_bytes=block_bytes)
+        else:
+            seek(stream, offset)
+        lines = split_lines(
+            stream, max_row_bytes=limit, offset=offset, end=piece.end, block=first_block, block_bytes=block_bytes
+        )
+        for line, ended, count in lines:
+            row_start, offset = offset, ended
+            number += count
+            if row_start == 0:
+                refuse_utf16(line or b"", piece.label)
+                line = line and line.removeprefix(BOM)
+            if line is not None and not line.strip():
+                continue
+            index += 1
+            if parts > 1 and (index - 1) % parts != part:
+                continue
+            position = row_start if by_byte else number
+            after: Position = ended if by_byte else [ended, number] if parts == 1 else [ended, number, index]
+            if line is None:
+                row: StreamRow | None = StreamRow(shard, position, b"", too_long(limit))
+            else:
+                row = to_row(shard, position, line)
+            if row is not None:
+                yield row, after
+
+
+def numbers_at(piece: FileSlice, start: Position | None) -> tuple[int, int, int]:
+    """Return the byte and the numbers of lines and rows before a position."""
+    if start is None:
+        return piece.start or 0, 0, 0
+    if isinstance(start, int):
+        return start, 0, 0
+    return start[0], start[1], start[2] if len(start) > 2 else 0
+
+
+def first_line(stream: BinaryIO, offset: int, *, block_bytes: int) -> tuple[int, bytes]:
+    """Return the first line start at or after `offset`, and what was read after it.
+
+    It never seeks backwards, since remote files often cannot.
+    """
+    if offset == 0:
+        return 0, b""
+    seek(stream, offset - 1)
+    read_to = offset - 1
+    while block := stream.read(block_bytes):
+        line_end = block.find(b"\n")
+        if line_end >= 0:
+            return read_to + line_end + 1, block[line_end + 1 :]
+        read_to += len(block)
+    return read_to, b""
+
+
+def line_ranges(size: int, parts: int) -> list[tuple[int, int]]:
+    """Return byte ranges of similar size; a row belongs to the range in which it starts."""
+    marks = [size * part // parts for part in range(parts + 1)]
+    return list(pairwise(marks))
