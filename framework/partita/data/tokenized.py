@@ -257,7 +257,7 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
         if checked.bad and not reason:
             reason = f"; such as {training_rows.key(min(checked.bad))}: {checked.bad[min(checked.bad)][0]}"
         for row in checked.clean.values():
-            shaped = formatter.format(row) if supervised else formatter.format_prompt(row)
-            yield from (segment.text for segment in shaped.segments)
+            formatted = formatter.format(row) if supervised else formatter.format_prompt(row)
+            yield from (segment.text for segment in formatted.segments)
     if not good:
         raise DataError(f"no row for the tokenizer of the new model can be used, of {len(training_rows):,}{reason}")

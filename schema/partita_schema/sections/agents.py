@@ -63,7 +63,7 @@ class ScriptedAgentConfig(ConfigModel):
     """Keyword arguments of the class."""
 
     @model_validator(mode="after")
-    def something_is_said(self) -> "ScriptedAgentConfig":
+    def lines_or_program(self) -> "ScriptedAgentConfig":
         if bool(self.lines) == (self.program is not None):
             problem = "has neither lines nor a program" if not self.lines else "has both lines and a program"
             raise rule_error(f"the agent {problem}; write either lines: [...] or program: module:Class", at="lines")

@@ -180,7 +180,7 @@ class Generation(ConfigModel):
     """Random seed of sampling. Default: the seed of the run."""
 
     @model_validator(mode="after")
-    def sampling_is_said(self) -> "Generation":
+    def sampling_keys_need_do_sample(self) -> "Generation":
         keys = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
         sampling = [key for key in keys if getattr(self, key) is not None]
         sampling += ["temperature"] if self.temperature else []

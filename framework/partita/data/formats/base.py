@@ -188,7 +188,7 @@ def seek(stream: BinaryIO, offset: int) -> None:
 
 
 def read_from_start(
-    read: Reader, piece: FileSlice, shard: int, start: Position | None
+    read: Reader, file_slice: FileSlice, shard: int, start: Position | None
 ) -> Iterator[tuple[StreamRow, Position]]:
     """Yield the rows of a slice; a position is the number of rows so far, which are read again on resume.
 
@@ -196,14 +196,14 @@ def read_from_start(
 
     Args:
         read: Reads the file.
-        piece: The file slice.
+        file_slice: The file slice.
         shard: Index of the shard.
         start: Position to start at.
     """
     passed = start if isinstance(start, int) else 0
-    with opened(piece.path, piece.label) as stream:
-        for index, record in enumerate(read(stream, piece.label, piece.max_row_bytes)):
-            if index >= passed and index % piece.parts == piece.part:
+    with opened(file_slice.path, file_slice.label) as stream:
+        for index, record in enumerate(read(stream, file_slice.label, file_slice.max_row_bytes)):
+            if index >= passed and index % file_slice.parts == file_slice.part:
                 yield stream_row(record, shard), index + 1
 
 

@@ -106,7 +106,7 @@ def csv_record(row: CsvRow, header: Sequence[str], delimiter: str) -> SourceReco
 
 
 def read_cells_slice(
-    delimiter: str, piece: FileSlice, shard: int, start: Position | None
+    delimiter: str, file_slice: FileSlice, shard: int, start: Position | None
 ) -> Iterator[tuple[StreamRow, Position]]:
     """Yield the rows under a header, as the reader of whole files does.
 
@@ -115,19 +115,19 @@ def read_cells_slice(
 
     Args:
         delimiter: Separator of the cells.
-        piece: The file slice.
+        file_slice: The file slice.
         shard: Index of the shard.
         start: Position to start at.
     """
     offset, passed, index = (*start, 0)[:3] if isinstance(start, list) else (0, 0, 0)
-    header = read_header(piece, delimiter)
+    header = read_header(file_slice, delimiter)
     if header is None:
         return
     names, head = header
     if not offset:
         offset, passed = head
-    part, parts, limit = piece.part, piece.parts, piece.max_row_bytes
-    with opened(piece.path, piece.label) as stream:
+    part, parts, limit = file_slice.part, file_slice.parts, file_slice.max_row_bytes
+    with opened(file_slice.path, file_slice.label) as stream:
         seek(stream, offset)
         rows = CsvRows(
             stream,
@@ -135,7 +135,7 @@ def read_cells_slice(
             max_row_bytes=limit,
             offset=offset,
             number=passed + 1,
-            block_bytes=piece.file_sizes.block_bytes,
+            block_bytes=file_slice.file_sizes.block_bytes,
         )
         for row in rows:
             index += 1
@@ -145,12 +145,12 @@ def read_cells_slice(
             yield cells_row(row, names, shard=shard, delimiter=delimiter), after if parts == 1 else [*after, index]
 
 
-def read_header(piece: FileSlice, delimiter: str) -> tuple[Sequence[str], tuple[int, int]] | None:
+def read_header(file_slice: FileSlice, delimiter: str) -> tuple[Sequence[str], tuple[int, int]] | None:
     """Return the column names, and the bytes and lines before the first row; None for an empty file."""
-    with opened(piece.path, piece.label) as stream:
-        limit, block_bytes = piece.max_row_bytes, piece.file_sizes.block_bytes
+    with opened(file_slice.path, file_slice.label) as stream:
+        limit, block_bytes = file_slice.max_row_bytes, file_slice.file_sizes.block_bytes
         for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=limit, block_bytes=block_bytes):
-            return checked_header(row, piece.label, delimiter), (row.end, row.next_number - 1)
+            return checked_header(row, file_slice.label, delimiter), (row.end, row.next_number - 1)
     return None
 
 

@@ -110,7 +110,7 @@ ToRow = Callable[[int, int, bytes], StreamRow | None]
 
 
 def read_line_slice(
-    to_row: ToRow, piece: FileSlice, shard: int, start: Position | None
+    to_row: ToRow, file_slice: FileSlice, shard: int, start: Position | None
 ) -> Iterator[tuple[StreamRow, Position]]:
     """Yield the rows of a slice of a file with one row per line.
 
@@ -118,28 +118,28 @@ def read_line_slice(
 
     Args:
         to_row: Returns the row of a line.
-        piece: The file slice.
+        file_slice: The file slice.
         shard: Index of the shard.
         start: Position to start at.
     """
-    by_byte = piece.start is not None
-    part, parts, limit = piece.part, piece.parts, piece.max_row_bytes
-    block_bytes = piece.file_sizes.block_bytes
-    offset, number, index = numbers_at(piece, start)
-    with opened(piece.path, piece.label) as stream:
+    by_byte = file_slice.start is not None
+    part, parts, limit = file_slice.part, file_slice.parts, file_slice.max_row_bytes
+    block_bytes = file_slice.file_sizes.block_bytes
+    offset, number, index = numbers_at(file_slice, start)
+    with opened(file_slice.path, file_slice.label) as stream:
         first_block = b""
         if by_byte and start is None:
             offset, first_block = first_line(stream, offset, block_bytes=block_bytes)
         else:
             seek(stream, offset)
         lines = split_lines(
-            stream, max_row_bytes=limit, offset=offset, end=piece.end, block=first_block, block_bytes=block_bytes
+            stream, max_row_bytes=limit, offset=offset, end=file_slice.end, block=first_block, block_bytes=block_bytes
         )
         for line, ended, count in lines:
             row_start, offset = offset, ended
             number += count
             if row_start == 0:
-                refuse_utf16(line or b"", piece.label)
+                refuse_utf16(line or b"", file_slice.label)
                 line = line and line.removeprefix(BOM)
             if line is not None and not line.strip():
                 continue
@@ -156,10 +156,10 @@ def read_line_slice(
                 yield row, after
 
 
-def numbers_at(piece: FileSlice, start: Position | None) -> tuple[int, int, int]:
+def numbers_at(file_slice: FileSlice, start: Position | None) -> tuple[int, int, int]:
     """Return the byte and the numbers of lines and rows before a position."""
     if start is None:
-        return piece.start or 0, 0, 0
+        return file_slice.start or 0, 0, 0
     if isinstance(start, int):
         return start, 0, 0
     return start[0], start[1], start[2] if len(start) > 2 else 0

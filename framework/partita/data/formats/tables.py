@@ -225,18 +225,18 @@ def quiet_datasets() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def read_parquet(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+def read_parquet(file_slice: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
     """Yield the rows of a slice; a position is the row group and the number of its rows so far.
 
     A group that only partly belongs to the slice is decoded only up to the end of the slice.
     """
     import pyarrow.parquet
 
-    with opened(piece.path, piece.label) as stream, readable(piece):
+    with opened(file_slice.path, file_slice.label) as stream, readable(file_slice):
         file = pyarrow.parquet.ParquetFile(stream)
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
-        begin, end = piece.start or 0, firsts[-1] if piece.end is None else piece.end
+        begin, end = file_slice.start or 0, firsts[-1] if file_slice.end is None else file_slice.end
         first, passed = group_and_row(start, 0)
         for group in range(first, len(sizes)):
             group_start, group_end = firsts[group : group + 2]
@@ -245,7 +245,7 @@ def read_parquet(piece: FileSlice, shard: int, start: Position | None) -> Iterat
                 passed = max(passed, begin - group_start)
                 yield from group_rows(
                     batches,
-                    piece,
+                    file_slice,
                     shard,
                     group=group,
                     first=group_start,
@@ -255,24 +255,24 @@ def read_parquet(piece: FileSlice, shard: int, start: Position | None) -> Iterat
             passed = 0
 
 
-def read_arrow(piece: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
+def read_arrow(file_slice: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
     """Yield the rows of an Arrow file or stream; a position is the record batch and the number of its rows so far."""
-    with opened(piece.path, piece.label) as stream, readable(piece):
+    with opened(file_slice.path, file_slice.label) as stream, readable(file_slice):
         group, passed = group_and_row(start, 0)
         first = 0
-        for number, batch in enumerate(record_batches(stream, piece)):
+        for number, batch in enumerate(record_batches(stream, file_slice)):
             if number >= group:
                 slices = (batch.slice(index, DECODED) for index in range(0, batch.num_rows, DECODED))
-                yield from group_rows(slices, piece, shard, group=number, first=first, passed=passed)
+                yield from group_rows(slices, file_slice, shard, group=number, first=first, passed=passed)
                 passed = 0
             first += batch.num_rows
 
 
-def record_batches(stream: Any, piece: FileSlice) -> Iterator["pyarrow.RecordBatch"]:
+def record_batches(stream: Any, file_slice: FileSlice) -> Iterator["pyarrow.RecordBatch"]:
     """Yield the record batches of an Arrow file or stream; local files are memory-mapped."""
     import pyarrow
 
-    source = stream if "://" in piece.path else pyarrow.memory_map(piece.path)
+    source = stream if "://" in file_slice.path else pyarrow.memory_map(file_slice.path)
     try:
         if source.read(6) == b"ARROW1":
             source.seek(0)
@@ -291,7 +291,7 @@ def group_and_row(start: Position | None, first: int) -> tuple[int, int]:
 
 def group_rows(
     batches: Iterator["pyarrow.RecordBatch"],
-    piece: FileSlice,
+    file_slice: FileSlice,
     shard: int,
     *,
     group: int,
@@ -303,7 +303,7 @@ def group_rows(
 
     Args:
         batches: The record batches of the group.
-        piece: The file slice.
+        file_slice: The file slice.
         shard: Index of the shard.
         group: Index of the group.
         first: Number of rows in the file before the group.
@@ -315,7 +315,7 @@ def group_rows(
         if last is not None and batch_start >= last:
             return
         rows = np.arange(batch_start, batch_start + batch.num_rows)
-        selected = rows[(rows >= passed) & ((first + rows) % piece.parts == piece.part)]
+        selected = rows[(rows >= passed) & ((first + rows) % file_slice.parts == file_slice.part)]
         if last is not None:
             selected = selected[selected < last]
         chosen = batch if len(selected) == len(rows) else batch.take(selected - batch_start)
@@ -332,7 +332,7 @@ def table_row(values: dict[str, Any] | UnreadableRow, shard: int, number: int) -
 
 
 @contextmanager
-def readable(piece: FileSlice) -> Iterator[None]:
+def readable(file_slice: FileSlice) -> Iterator[None]:
     """Raise DataError if a file does not have its format."""
     import pyarrow
 
@@ -340,7 +340,7 @@ def readable(piece: FileSlice) -> Iterator[None]:
         yield
     except pyarrow.ArrowException as error:
         reason = " ".join(str(error).split())[:300]
-        raise DataError(f"{piece.label} cannot be read as {piece.kind}: {reason}") from error
+        raise DataError(f"{file_slice.label} cannot be read as {file_slice.kind}: {reason}") from error
 
 
 def row_ranges(path: str, label: str, parts: int) -> list[tuple[int, int]]:

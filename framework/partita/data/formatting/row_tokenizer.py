@@ -138,12 +138,12 @@ class RowTokenizer:
     def encode_rows(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
         """Tokenize rows for training in one tokenizer call; a bad row is returned as a RowError."""
         examples: list[Example | RowError] = []
-        for shaped, ids, key in zip(*self._tokens(rows, keys, supervised=True), keys, strict=True):
-            if isinstance(shaped, RowError):
-                examples.append(shaped)
+        for formatted, ids, key in zip(*self._tokens(rows, keys, supervised=True), keys, strict=True):
+            if isinstance(formatted, RowError):
+                examples.append(formatted)
                 continue
             try:
-                examples.append(self._example(shaped, ids, key))
+                examples.append(self._example(formatted, ids, key))
             except RowError as error:
                 examples.append(error)
         return examples
@@ -151,16 +151,16 @@ class RowTokenizer:
     def encode_prompts(self, rows: Sequence[Row], keys: Sequence[str]) -> list[PromptExample]:
         """Tokenize rows for prediction in one tokenizer call."""
         return [
-            PromptExample(key, "", [], str(shaped))
-            if isinstance(shaped, RowError)
-            else self._prompt_example(shaped, ids, key)
-            for shaped, ids, key in zip(*self._tokens(rows, keys, supervised=False), keys, strict=True)
+            PromptExample(key, "", [], str(formatted))
+            if isinstance(formatted, RowError)
+            else self._prompt_example(formatted, ids, key)
+            for formatted, ids, key in zip(*self._tokens(rows, keys, supervised=False), keys, strict=True)
         ]
 
-    def _prompt_example(self, shaped: FormattedText, ids: Sequence[list[int]], key: str) -> PromptExample:
-        parts, _ = self._parts(shaped.segments, ids)
-        prompt = [*self._beginning(shaped), *(token for part, _ in parts for token in part)]
-        return self._checked_prompt(prompt, shaped.text, key)
+    def _prompt_example(self, formatted: FormattedText, ids: Sequence[list[int]], key: str) -> PromptExample:
+        parts, _ = self._parts(formatted.segments, ids)
+        prompt = [*self._beginning(formatted), *(token for part, _ in parts for token in part)]
+        return self._checked_prompt(prompt, formatted.text, key)
 
     def _checked_prompt(self, prompt: list[int], text: str, key: str) -> PromptExample:
         """Return a prompt, with the reason if nothing can be generated for it."""
@@ -171,10 +171,10 @@ class RowTokenizer:
             error = too_long(len(prompt), self.max_length) + self._advice()
         return PromptExample(key, text, prompt, error)
 
-    def _example(self, shaped: FormattedText, ids: Sequence[list[int]], key: str) -> Example:
-        tokens, spans = self._beginning(shaped), list[Span]()
-        parts, cut = self._parts(shaped.segments, ids)
-        if shaped.ends and self.end is not None and not cut:
+    def _example(self, formatted: FormattedText, ids: Sequence[list[int]], key: str) -> Example:
+        tokens, spans = self._beginning(formatted), list[Span]()
+        parts, cut = self._parts(formatted.segments, ids)
+        if formatted.ends and self.end is not None and not cut:
             parts.append(([self.end], True))
         for part, supervised in parts:
             if supervised and part:
@@ -195,7 +195,7 @@ class RowTokenizer:
         limit = min(limit, spans[-1][1]) if limit < len(tokens) else limit
         if not self.completion_only:
             spans = [(0, min(limit, len(tokens)))]
-        lost = shaped.cut_tokens + cut + max(0, needed - limit)
+        lost = formatted.cut_tokens + cut + max(0, needed - limit)
         return Example(key, tokens[:limit], tuple(spans), lost)
 
     def _parts(self, segments: Sequence[Segment], ids: Sequence[list[int]]) -> tuple[list[tuple[list[int], bool]], int]:
@@ -220,26 +220,26 @@ class RowTokenizer:
         """Return a hint on how to shorten the prompt of a dialogue."""
         return "; data.dialogue: {context_tokens: ...} shows less of it" if self.formatter.config.dialogue_input else ""
 
-    def _beginning(self, shaped: FormattedText) -> list[int]:
-        return list(self.beginning) if shaped.begins else []
+    def _beginning(self, formatted: FormattedText) -> list[int]:
+        return list(self.beginning) if formatted.begins else []
 
     def _tokens(
         self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool
     ) -> tuple[list[FormattedText | RowError], list[list[list[int]]]]:
         """Return text and ids of each row's segments."""
-        shaped = self._format(rows, keys, supervised=supervised)
+        formatted = self._format(rows, keys, supervised=supervised)
         try:
-            return shaped, self._segment_ids([segments_of(item) for item in shaped])
+            return formatted, self._segment_ids([segments_of(item) for item in formatted])
         except (TypeError, UnicodeEncodeError):
-            return self._tokens_by_row(shaped)
+            return self._tokens_by_row(formatted)
 
     def _tokens_by_row(
-        self, shaped: Sequence[FormattedText | RowError]
+        self, formatted: Sequence[FormattedText | RowError]
     ) -> tuple[list[FormattedText | RowError], list[list[list[int]]]]:
         """Tokenize row by row, because the text of some row is not valid Unicode."""
         results: list[FormattedText | RowError] = []
         ids: list[list[list[int]]] = []
-        for item in shaped:
+        for item in formatted:
             try:
                 ids += self._segment_ids([segments_of(item)])
                 results.append(item)
@@ -327,9 +327,9 @@ def build_row_tokenizer(
     )
 
 
-def segments_of(shaped: FormattedText | RowError) -> tuple[Segment, ...]:
+def segments_of(formatted: FormattedText | RowError) -> tuple[Segment, ...]:
     """Return the segments of a row; none for a bad one."""
-    return shaped.segments if isinstance(shaped, FormattedText) else ()
+    return formatted.segments if isinstance(formatted, FormattedText) else ()
 
 
 def tokens_after(segments: Sequence[Segment], ids: Sequence[list[int]], index: int) -> int:

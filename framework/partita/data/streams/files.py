@@ -75,8 +75,8 @@ class FileStream:
             for path, label in zip(paths, labels, strict=True)
         ]
         slices = cut(wholes, sizes, least_shards)
-        self._pieces = [piece for piece, _ in slices]
-        self.shards = [piece.label for piece in self._pieces]
+        self._slices = [file_slice for file_slice, _ in slices]
+        self.shards = [file_slice.label for file_slice in self._slices]
         """Label of each shard."""
         self.sizes = [size for _, size in slices]
         """Bytes of each shard; a file of unknown size counts as the mean of the others."""
@@ -84,8 +84,8 @@ class FileStream:
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Yield the rows of a shard from a position on. Raise DataError if the file cannot be read."""
-        piece = self._pieces[shard]
-        return FORMATS[piece.kind].read_slice(piece, shard, start)
+        file_slice = self._slices[shard]
+        return FORMATS[file_slice.kind].read_slice(file_slice, shard, start)
 
 
 def known(path: str, label: str) -> tuple[int | None, str]:
@@ -123,12 +123,12 @@ def cut(wholes: Sequence[FileSlice], sizes: Sequence[int | None], num_groups: in
     for number, (whole, size, weight) in enumerate(zip(wholes, sizes, weights, strict=True)):
         parts = num_groups if number in split else 1
         if size and size >= whole.file_sizes.small_bytes and cuttable(whole):
-            pieces = byte_pieces(whole, size, parts)
+            parts_of_file = byte_slices(whole, size, parts)
         elif parts > 1 and FORMATS[whole.kind].row_ranges is not None:
-            pieces = row_range_pieces(whole, parts)
+            parts_of_file = row_slices(whole, parts)
         else:
-            pieces = dealt(whole, parts)
-        slices += [(piece, weight / len(pieces)) for piece in pieces]
+            parts_of_file = interleaved_slices(whole, parts)
+        slices += [(file_slice, weight / len(parts_of_file)) for file_slice in parts_of_file]
     return slices
 
 
@@ -195,7 +195,7 @@ def splits_cheaply(whole: FileSlice, size: float) -> bool:
     return cuttable(whole) or FORMATS[whole.kind].row_ranges is not None or size < whole.file_sizes.small_bytes
 
 
-def byte_pieces(whole: FileSlice, size: int, parts: int) -> list[FileSlice]:
+def byte_slices(whole: FileSlice, size: int, parts: int) -> list[FileSlice]:
     """Return a file in parts by bytes, `parts` of them or a multiple."""
     finer = max(1, min(FINER, size // (whole.file_sizes.fine_bytes * parts)))
     ranges = line_ranges(size, parts * finer)
@@ -204,13 +204,13 @@ def byte_pieces(whole: FileSlice, size: int, parts: int) -> list[FileSlice]:
     return [replace(whole, label=f"{whole.label}@{start}", start=start, end=end) for start, end in ranges]
 
 
-def row_range_pieces(whole: FileSlice, parts: int) -> list[FileSlice]:
+def row_slices(whole: FileSlice, parts: int) -> list[FileSlice]:
     """Return a file in parts by rows."""
     row_ranges = FORMATS[whole.kind].row_ranges
     assert row_ranges is not None
     return [replace(whole, start=start, end=end) for start, end in row_ranges(whole.path, whole.label, parts)]
 
 
-def dealt(piece: FileSlice, parts: int) -> list[FileSlice]:
+def interleaved_slices(whole: FileSlice, parts: int) -> list[FileSlice]:
     """Return slices that each keep every `parts`-th row."""
-    return [replace(piece, part=part, parts=parts) for part in range(parts)]
+    return [replace(whole, part=part, parts=parts) for part in range(parts)]

@@ -19,7 +19,7 @@ import numpy as np
 from partita.data.formats.base import Position, StreamRow
 from partita.data.sources.mixed import Mixer
 from partita.data.streams.base import Stream
-from partita.data.streams.sharding import deal
+from partita.data.streams.sharding import assign_shards
 from partita_schema.common.checksums import parse_json
 from partita_schema.errors import ResumeError
 
@@ -253,8 +253,8 @@ class ShardsInTurn:
     def _shuffled(self) -> np.ndarray:
         chance = np.random.default_rng([*self._keys, self._pass]) if self._keys is not None else None
         if self._gave in (NONE_OF_ALL, ROWS_OF_ALL):
-            return deal(self._stream.sizes, 1, chance=chance)[0]
-        return deal(self._stream.sizes, self._num_groups, chance=chance)[self._group]
+            return assign_shards(self._stream.sizes, 1, chance=chance)[0]
+        return assign_shards(self._stream.sizes, self._num_groups, chance=chance)[self._group]
 
 
 def checked(state: Any, width: int) -> tuple[list[int], list[tuple[int, Position | None]]]:

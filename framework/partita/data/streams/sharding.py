@@ -13,7 +13,9 @@ CLASSES = 4
 """Number of size classes per doubling; shards of one class are shuffled together."""
 
 
-def deal(sizes: Sequence[float], num_groups: int, *, chance: np.random.Generator | None = None) -> list[np.ndarray]:
+def assign_shards(
+    sizes: Sequence[float], num_groups: int, *, chance: np.random.Generator | None = None
+) -> list[np.ndarray]:
     """Return the shard indices of each group in reading order; `chance` is the only source of randomness.
 
     Shards of similar size are shuffled among the groups, and the shards of each group among themselves. Without
@@ -40,7 +42,7 @@ def unevenness(sizes: Sequence[float], num_groups: int) -> float:
     """Return the size of the largest group divided by the mean of all groups."""
     total = sum(sizes)
     return (
-        max(sum(sizes[shard] for shard in own) for own in deal(sizes, num_groups)) * num_groups / total
+        max(sum(sizes[shard] for shard in own) for own in assign_shards(sizes, num_groups)) * num_groups / total
         if total
         else 1.0
     )

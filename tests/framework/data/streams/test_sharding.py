@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.data.streams.sharding import deal, unevenness
+from partita.data.streams.sharding import assign_shards, unevenness
 
 some_sizes = st.lists(st.one_of(st.integers(0, 10**12), st.floats(0, 100)), max_size=30)
 
@@ -15,7 +15,7 @@ def test_each_shard_goes_to_one_shard_group_and_a_seed_decides_which(
 ) -> None:
     def dealt() -> list[list[int]]:
         chance = None if seed is None else np.random.default_rng(seed)
-        return [own.tolist() for own in deal(sizes, num_groups, chance=chance)]
+        return [own.tolist() for own in assign_shards(sizes, num_groups, chance=chance)]
 
     assert len(dealt()) == num_groups
     assert sorted(shard for own in dealt() for shard in own) == list(range(len(sizes)))
@@ -28,22 +28,22 @@ def test_no_shard_group_has_more_than_its_share_and_one_shard(
     sizes: list[int], num_groups: int, seed: int | None
 ) -> None:
     chance = None if seed is None else np.random.default_rng(seed)
-    longest = max(sum(sizes[shard] for shard in own) for own in deal(sizes, num_groups, chance=chance))
+    longest = max(sum(sizes[shard] for shard in own) for own in assign_shards(sizes, num_groups, chance=chance))
 
     assert longest <= sum(sizes) / num_groups + max(sizes)
 
 
 def test_shards_of_one_size_are_dealt_in_turn_and_in_order() -> None:
-    assert [own.tolist() for own in deal([5.0] * 7, 3)] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [own.tolist() for own in assign_shards([5.0] * 7, 3)] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
 def test_large_shards_are_dealt_first_and_read_in_order() -> None:
-    assert [own.tolist() for own in deal([1, 1, 6, 1, 2, 1], 2)] == [[2], [0, 1, 3, 4, 5]]
+    assert [own.tolist() for own in assign_shards([1, 1, 6, 1, 2, 1], 2)] == [[2], [0, 1, 3, 4, 5]]
 
 
 def test_shards_of_like_size_change_shard_groups_and_the_shard_groups_stay_even() -> None:
     sizes = [100 + number % 7 for number in range(40)] + [1000]
-    first, second = (deal(sizes, 4, chance=np.random.default_rng(seed)) for seed in (1, 2))
+    first, second = (assign_shards(sizes, 4, chance=np.random.default_rng(seed)) for seed in (1, 2))
 
     assert [set(own.tolist()) for own in first] != [set(own.tolist()) for own in second]
     for dealt in (first, second):
