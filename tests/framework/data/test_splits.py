@@ -39,7 +39,7 @@ def failure(config: Any, dataset: Any) -> str:
     seed=st.integers(0, 9),
     shares=st.sampled_from([(0.05, 0.05), (0.5, 0.3), (0.0, 0.9), (0, 0)]),
 )
-def test_a_random_deal_gives_every_row_one_place_and_training_some(
+def test_a_random_split_assigns_every_row_and_gives_training_some(
     length: int, seed: int, shares: tuple[float, float]
 ) -> None:
     split_N = random_splits(length, shares, seed=seed)
@@ -54,7 +54,7 @@ def test_a_random_deal_gives_every_row_one_place_and_training_some(
 
 
 @given(values=st.lists(st.sampled_from("abcde"), min_size=1, max_size=300), seed=st.integers(0, 3))
-def test_a_stratified_deal_gives_every_label_its_shares(values: list[str], seed: int) -> None:
+def test_a_stratified_split_gives_every_label_its_shares(values: list[str], seed: int) -> None:
     split_N = stratified_splits(values, (0.2, 0.1), seed=seed)
 
     assert np.any(split_N == 0)
@@ -66,7 +66,7 @@ def test_a_stratified_deal_gives_every_label_its_shares(values: list[str], seed:
 
 
 @given(values=st.lists(st.text(max_size=5), min_size=1, max_size=50), more=st.lists(st.text(max_size=5), max_size=50))
-def test_a_deal_by_hash_leaves_a_row_where_it_is_when_others_come(values: list[str], more: list[str]) -> None:
+def test_a_split_by_hash_leaves_a_row_where_it_is_when_others_come(values: list[str], more: list[str]) -> None:
     assert np.any(hash_splits(values, (0.2, 0.2), seed=1) == 0)
     values = ["training row 0", *values]
 
@@ -76,21 +76,21 @@ def test_a_deal_by_hash_leaves_a_row_where_it_is_when_others_come(values: list[s
     assert np.array_equal(many[: len(values)], few)
 
 
-def test_a_deal_by_hash_has_about_its_shares() -> None:
+def test_a_split_by_hash_has_about_its_shares() -> None:
     split_N = hash_splits([str(i) for i in range(5000)], (0.2, 0.1), seed=1)
 
     assert abs(np.mean(split_N == 1) - 0.2) < 0.02
     assert abs(np.mean(split_N == 2) - 0.1) < 0.02
 
 
-def test_the_seed_decides_a_deal_by_hash() -> None:
+def test_the_seed_decides_a_split_by_hash() -> None:
     values = [str(i) for i in range(200)]
     first, again, other = (hash_splits(values, (0.2, 0.2), seed=seed).tolist() for seed in (1, 1, 2))
 
     assert first == again != other
 
 
-def test_a_source_is_dealt_ninety_five_five_and_rows_keep_their_order(make_config: Make) -> None:
+def test_a_source_is_split_ninety_five_five_and_rows_keep_their_order(make_config: Make) -> None:
     splits = open_splits(make_config(), folder=Path(), dataset=table(100))
 
     assert {name: len(rows) for name, rows in splits.items()} == {"training": 90, "validation": 5, "test": 5}
@@ -99,7 +99,7 @@ def test_a_source_is_dealt_ninety_five_five_and_rows_keep_their_order(make_confi
     assert sorted(number for part in dealt for number in part) == list(range(100))
 
 
-def test_the_seed_decides_the_deal(make_config: Make) -> None:
+def test_the_seed_decides_the_split(make_config: Make) -> None:
     first, again, other = (
         numbers(open_splits(make_config(seed=seed), folder=Path(), dataset=table(100))["test"]) for seed in (1, 1, 2)
     )
@@ -111,9 +111,7 @@ def test_few_rows_are_all_for_training(make_config: Make) -> None:
     assert list(open_splits(make_config(), folder=Path(), dataset=table(5))) == ["training"]
 
 
-def test_the_rows_given_take_the_place_of_the_source(
-    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_given_rows_replace_the_source(make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.csv").write_text("question,answer\nwhy 7?,x\n")
     config = make_config(data={"source": "a.csv"})
 
@@ -165,7 +163,7 @@ def test_a_fixed_split_takes_numbers_and_names(value: Any, make_config: Make) ->
     assert {name: len(part) for name, part in splits.items()} == {"training": 2, "test": 1}
 
 
-def test_a_sample_is_taken_before_the_deal(make_config: Make) -> None:
+def test_a_sample_is_taken_before_the_split(make_config: Make) -> None:
     for sample in ({"sample_size": 40}, {"sample_ratio": 0.4}):
         splits = open_splits(make_config(preprocessing=sample), folder=Path(), dataset=table(100))
         assert {name: len(rows) for name, rows in splits.items()} == {"training": 36, "validation": 2, "test": 2}

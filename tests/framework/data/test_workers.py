@@ -93,7 +93,7 @@ def test_results_come_in_order_for_any_number_of_workers(workers: int, start_met
         assert list(pool.map(range(20), ahead=2)) == [2 * number for number in range(20)]
 
 
-def test_a_slow_chunk_does_not_lose_its_place() -> None:
+def test_a_slow_chunk_does_not_lose_its_position() -> None:
     with EncodingWorkers(slow_first, LoaderOptions(workers=2)) as pool:
         assert list(pool.map(range(6), ahead=2)) == list(range(6))
 

@@ -79,7 +79,7 @@ def test_a_dialogue_with_a_system_message_keeps_its_own(make_config: Make, chat_
     assert chat_tokenizer.decode(ids) == turn("system", "own") + turn("user", "x1") + "<|im_start|>assistant\n"
 
 
-def test_without_a_template_pieces_stand_behind_their_speakers(make_config: Make, tokenizer: Any) -> None:
+def test_without_a_template_messages_follow_their_speakers(make_config: Make, tokenizer: Any) -> None:
     squash = {"dialogue": {"delimiter": " | ", "speakers": {"user": "U: ", "assistant": "A: "}}}
     packed = {"dialogue": squash["dialogue"] | {"mode": "packed_dialogue"}}
 
@@ -187,7 +187,7 @@ def test_a_template_that_refuses_a_dialogue_leaves_it_out(make_config: Make, cha
     )
 
 
-def test_a_template_without_an_end_gets_the_end_token_behind_every_answer(make_config: Make, tokenizer: Any) -> None:
+def test_a_template_without_an_end_gets_the_end_token_after_every_answer(make_config: Make, tokenizer: Any) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}"

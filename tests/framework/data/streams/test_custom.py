@@ -132,7 +132,7 @@ def test_a_source_without_end_continues_anywhere(shards: int, folder: Path) -> N
 
 @pytest.mark.parametrize("name", ["Lines", "Items"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_rows_of_a_class_are_dealt_and_continue_anywhere(name: str, shards: int, folder: Path) -> None:
+def test_rows_of_a_class_are_shared_and_continue_anywhere(name: str, shards: int, folder: Path) -> None:
     stream = stream_of(folder, name, shards=shards, count=10)
     results = [list(stream.read(shard, None)) for shard in range(shards)]
 

@@ -142,7 +142,7 @@ def test_a_file_that_is_cut_by_bytes_has_each_row_in_one_part(kind: str, shards:
 
 @pytest.mark.parametrize("ending", COMPRESS)
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "json"])
-def test_compressed_files_are_dealt(kind: str, ending: str, tmp_path: Path) -> None:
+def test_compressed_files_are_interleaved(kind: str, ending: str, tmp_path: Path) -> None:
     name = write(tmp_path, kind)
     whole = indexed(tmp_path, name, kind)
     (tmp_path / f"{name}{ending}").write_bytes(COMPRESS[ending]((tmp_path / name).read_bytes()))
@@ -154,7 +154,7 @@ def test_compressed_files_are_dealt(kind: str, ending: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
-def test_files_behind_a_url_are_read_as_local_ones(kind: str, tmp_path: Path) -> None:
+def test_files_at_a_url_are_read_as_local_ones(kind: str, tmp_path: Path) -> None:
     name = write(tmp_path, kind)
     fsspec.filesystem("memory").pipe(f"/streams/{name}", (tmp_path / name).read_bytes())
     here, there = (stream_of(tmp_path, path, kind, 3) for path in (name, f"memory://streams/{name}"))
@@ -235,7 +235,7 @@ def test_how_files_are_split_depends_on_them_and_the_shard_groups(tmp_path: Path
     assert sum("@" in label for label in one.shards) == 4
 
 
-def test_compressed_files_of_uneven_sizes_are_dealt_by_size_with_a_warning(
+def test_compressed_files_of_uneven_sizes_are_assigned_by_size_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(4):

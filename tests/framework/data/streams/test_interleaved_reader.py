@@ -321,7 +321,7 @@ def test_what_is_packed_comes_back_through_json(value: Any) -> None:
     assert len(json.dumps(text)) == len(text) + 2
 
 
-def test_a_place_in_a_large_file_is_short() -> None:
+def test_a_position_in_a_large_file_is_short() -> None:
     assert len(pack([999_999_999_999, 999_999_999, 999_999_999])) <= 25
 
 

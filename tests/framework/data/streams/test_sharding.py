@@ -33,11 +33,11 @@ def test_no_shard_group_has_more_than_its_share_and_one_shard(
     assert longest <= sum(sizes) / num_groups + max(sizes)
 
 
-def test_shards_of_one_size_are_dealt_in_turn_and_in_order() -> None:
+def test_shards_of_one_size_are_assigned_in_turn_and_in_order() -> None:
     assert [own.tolist() for own in assign_shards([5.0] * 7, 3)] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-def test_large_shards_are_dealt_first_and_read_in_order() -> None:
+def test_large_shards_are_assigned_first_and_read_in_order() -> None:
     assert [own.tolist() for own in assign_shards([1, 1, 6, 1, 2, 1], 2)] == [[2], [0, 1, 3, 4, 5]]
 
 
