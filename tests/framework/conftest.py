@@ -27,7 +27,7 @@ def make_rows(count: int, *, seed: int = 1) -> list[dict[str, Any]]:
 
 
 def make_config(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A configuration over rows.jsonl in `folder`; sections in `changes` are merged into it."""
+    """Return a configuration over rows.jsonl in `folder`; sections in `changes` are merged into it."""
     config: dict[str, Any] = {
         "base_model": {
             "type": "scratch",
@@ -44,7 +44,7 @@ def make_config(folder: Path, **changes: Any) -> dict[str, Any]:
         "data": {
             "source": str(folder / "rows.jsonl"),
             "split": {"type": "random", "probabilities": [0.8, 0.1, 0.1]},
-            "batching": {"type": "bucket"},  # whether so small a model learns numbers hangs on the order of its rows
+            "batching": {"type": "bucket"},  # whether so small a model learns numbers depends on the order of its rows
         },
         "trainer": {
             "type": "finetune",
@@ -65,7 +65,7 @@ def make_config(folder: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Folder with rows.jsonl, and functions to make rows and configurations."""
+    """Return a folder with rows.jsonl, and functions that make rows and configurations."""
 
     folder = tmp_path_factory.mktemp("colours")
     write_json_lines(folder / "rows.jsonl", make_rows(640))
@@ -89,10 +89,10 @@ MemoryCeiling = Callable[[torch.nn.Module, int], AbstractContextManager[list[tup
 
 @pytest.fixture(scope="session")
 def memory_ceiling() -> MemoryCeiling:
-    """A context in which a transformers model runs out of memory above a number of tokens.
+    """Return a context in which a transformers model runs out of memory above a number of tokens.
 
-    Rows times length count, what lies in the cache included; of slots all tokens that they have room for. The context
-    gives (rows, tokens) of each forward pass.
+    Rows times length count, including the tokens in the cache; slots count with all tokens that they have room for. The
+    context yields (rows, tokens) of each forward pass.
     """
     from partita.lm.slot_kv_cache import SlotKVCache
 
@@ -125,13 +125,13 @@ Command = Callable[..., int]
 
 @pytest.fixture
 def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands do not show their log: its handlers are for a whole process."""
+    """Prevent commands from showing their log, whose handlers are process-wide."""
     monkeypatch.setattr("partita.runs.log.show_log", lambda *, quiet, rank=0: None)
 
 
 @pytest.fixture
 def command(no_log: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """command("train", path): the exit code of a command in this process, whose logging and signals stay."""
+    """Return a function that runs a command in this process and returns its exit code; logging and signals are kept."""
     from partita.cli.main import run
 
     before = signal.getsignal(signal.SIGTERM)
@@ -147,7 +147,7 @@ def command(no_log: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
 
 
 class Killed(BaseException):
-    """Stands for a signal: nothing but the operating system may catch it."""
+    """Stands in for a signal: only the operating system may catch it."""
 
 
 TrainKilled = Callable[..., None]
@@ -155,7 +155,7 @@ TrainKilled = Callable[..., None]
 
 @pytest.fixture
 def train_killed(monkeypatch: pytest.MonkeyPatch) -> TrainKilled:
-    """train_killed(model, run, after=step): train in the directory `run` up to a step, and die behind it."""
+    """Return a function that trains in the directory `run` up to step `after` and dies after it."""
 
     def train(model: Any, run: Path, *, after: int) -> None:
         from partita.runs.directory import RunDirectory

@@ -1,4 +1,4 @@
-"""From the backend section to a backend."""
+"""Tests of opening the backend that a configuration names."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""The `partita` command as a person or a script starts it: exit codes, texts, files, and which stream has what."""
+"""Tests of the `partita` command: exit status, output, files, and what goes to which stream."""
 
 import json
 import os
@@ -80,7 +80,7 @@ FLAGS = {
 
 
 def installed(*words: object, folder: Path) -> Done:
-    """The command as it is installed, to its end, without a terminal."""
+    """Run the installed command to its end, without a terminal."""
     done = subprocess.run(
         [INSTALLED, *map(str, words)],
         cwd=folder,
@@ -96,7 +96,7 @@ def installed(*words: object, folder: Path) -> Done:
 
 @pytest.fixture(scope="module")
 def partita(forks: Forks, folder: Path) -> Forked:
-    """The command, to its end, without a terminal; `before` is run in its process first."""
+    """Run the command to its end, without a terminal; `before` is run in its process first."""
 
     def call(*words: object, before: str = "") -> Done:
         done = forks.run(before + COMMAND, "partita", *words, folder=folder, environment=ENVIRONMENT)
@@ -111,7 +111,7 @@ Here = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def here(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    """The command in this process, which has the libraries loaded: exit code, standard output, standard error."""
+    """Run the command in this process, which has the libraries loaded; return exit code, stdout and stderr."""
     monkeypatch.chdir(folder)
 
     def call(*words: object) -> tuple[int, str, str]:
@@ -124,7 +124,7 @@ def here(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch, capsys
 
 @pytest.fixture(scope="module")
 def folder(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with run.yaml, zero.yaml and some rows."""
+    """Return a folder with run.yaml, zero.yaml and some rows."""
     place = tmp_path_factory.mktemp("commands")
     settings = colours.config(trainer={"epochs": 1, "evaluate_generated": False}, preprocessing={"sample_size": 160})
     (place / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
@@ -136,7 +136,7 @@ def folder(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Done:
-    """What `partita train` said; the run lies in `first`."""
+    """Return the output of `partita train`; the run is in `first`."""
     return installed("train", "run.yaml", "--run", "first", "--set", "seed=5", folder=folder)
 
 
@@ -333,7 +333,7 @@ def test_errors_of_the_operating_system_are_reported_without_a_traceback(
 
 
 LIMIT_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY)); "
-"""Files of at most 300 kB in this process: what a full disk does, to one process."""
+"""Limit files of this process to 300 kB, as a full disk would."""
 
 
 def test_a_run_that_finds_no_room_says_so_and_continues_when_there_is(folder: Path, partita: Forked) -> None:
@@ -355,7 +355,7 @@ def test_a_run_in_use_is_refused(folder: Path, partita: Forked) -> None:
 
 
 def on_a_terminal(forks: Forks, *words: object, folder: Path, answers: tuple[str, ...] = ()) -> tuple[int, str]:
-    """Exit code and all that a terminal shows; each answer is typed when the one before has been asked for."""
+    """Return the exit code and all terminal output; each answer is typed when the prompt before it has appeared."""
     master, slave = pty.openpty()
     process = forks.start(COMMAND, "partita", *words, folder=folder, environment=ENVIRONMENT, terminal=slave)
     os.close(slave)
@@ -365,7 +365,7 @@ def on_a_terminal(forks: Forks, *words: object, folder: Path, answers: tuple[str
         if select.select([master], [], [], 0.1)[0]:
             try:
                 piece = os.read(master, 65536)
-            except OSError:  # what Linux says when the other side is closed
+            except OSError:  # linux raises this when the other side is closed
                 break
             shown += piece
             if left and shown.endswith(b": "):

@@ -1,4 +1,4 @@
-"""validate, schema, explain, convert and init on the command line."""
+"""Tests of validate, schema, explain, convert and init on the command line."""
 
 import json
 import os
@@ -72,7 +72,7 @@ FOR_OTHER_FILES = {f"partita_schema.{name}" for name in ("compat.ludwig", "dump"
 
 
 def loaded_by(*arguments: str) -> tuple[str, set[str]]:
-    """What the command prints to standard output, and the modules that it loads in a new process."""
+    """Return the standard output of the command, and the modules that it loads in a new process."""
     code = (
         "import sys; sys.argv = ['partita', *sys.argv[1:]]; from partita.cli.main import run\n"
         "try: run()\nexcept SystemExit: pass\n"

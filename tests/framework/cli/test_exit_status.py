@@ -1,4 +1,4 @@
-"""Exit statuses of every command: 2 for a mistake of the user, 1 for a job that failed, 130 for an interruption."""
+"""Tests of the exit status of every command: 2 for user errors, 1 for failed jobs, 130 for interruptions."""
 
 import os
 from collections.abc import Callable
@@ -30,7 +30,7 @@ MISTAKES = {
     "schema": "--unknown",
     "doctor": "--unknown",
 }
-"""A mistake of the user for each command."""
+"""A user error for each command."""
 
 FAILURES = {
     "init": "fresh --task chat --model scratch --data rows.csv",
@@ -39,12 +39,12 @@ FAILURES = {
     "predict": f"zero.yaml {ROWS} --output full.csv",
     "convert": "zero.yaml -o full.yaml",
 }
-"""Commands that write files, on a disk that is full; the others write none."""
+"""Commands that write files, tried on a full disk; the others write none."""
 
 NO_ROOM = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY)); "
 
 OPENED = dict.fromkeys(COMMANDS, "zero.yaml") | {"init": "run.yaml"}
-"""The file at whose opening a command is interrupted."""
+"""The file at whose opening each command is interrupted."""
 
 INTERRUPTED = {
     "init": "stopped --task chat --model scratch --data rows.csv",
@@ -85,7 +85,7 @@ Ended = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def ended(forks: Forks, folder: Path) -> Ended:
-    """Exit status and standard error of a command; `before` is run in its process first."""
+    """Return exit status and standard error of a command; `before` is run in its process first."""
 
     def call(command: str, words: str, before: str = "") -> tuple[int, str]:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -99,7 +99,7 @@ def ended(forks: Forks, folder: Path) -> Ended:
 
 def test_every_command_is_tried() -> None:
     assert set(MISTAKES) == COMMANDS
-    assert set(INTERRUPTED) == COMMANDS - {"schema", "doctor"}, "which open no file of the user"
+    assert set(INTERRUPTED) == COMMANDS - {"schema", "doctor"}, "these commands open no user file"
 
 
 @pytest.mark.parametrize("command", MISTAKES)

@@ -1,4 +1,4 @@
-"""What the flags of a command hand to the model; what the model makes of them is tested with the verbs."""
+"""Tests of the values that command-line flags pass to the model; their effects are tested with the methods."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from ..conftest import Command
 
 @dataclass
 class StubModel:
-    """A model that has no rows; takes down what it was asked for."""
+    """A model without rows that records its calls."""
 
     opened: dict[str, Any] = field(default_factory=dict)
     asked: list[Any] = field(default_factory=list)
@@ -36,7 +36,7 @@ Call = Callable[..., StubModel]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path) -> Call:
-    """Run a command in this process, up to where it asks the model."""
+    """Run a command in this process up to its call of the model."""
 
     def asked_by(*words: str) -> StubModel:
         model = StubModel()

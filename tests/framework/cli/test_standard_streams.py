@@ -1,4 +1,4 @@
-"""`-` for standard input and output: the same rows and answers as with files, and nothing but data on stdout."""
+"""Tests of `-` for standard input and output: same rows and answers as with files, and only data on stdout."""
 
 import json
 import subprocess
@@ -15,14 +15,14 @@ from partita.cli.main import run
 
 
 class Stdin:
-    """Standard input that holds some bytes."""
+    """Standard input with given bytes."""
 
     def __init__(self, path: Path) -> None:
         self.buffer = path.open("rb")
 
 
 class Stdout:
-    """Standard output that is kept, text and bytes apart from what capsys keeps of stderr."""
+    """Standard output that keeps text and bytes; capsys keeps stderr."""
 
     def __init__(self, path: Path) -> None:
         self.buffer = path.open("wb")
@@ -42,7 +42,7 @@ Piped = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Piped:
-    """piped(words, text): exit status, standard output and standard error of a command that reads `text`."""
+    """Return a function that runs a command on the input `text`: exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
 
     def call(words: str, text: str, *, encoding: str = "utf8") -> tuple[int, str, str]:
@@ -76,7 +76,7 @@ def test_rows_come_from_standard_input_and_answers_go_to_standard_output(
     answers = [json.loads(line) for line in out.splitlines()]
     assert [answer["text"] for answer in answers] == [row["text"] for row in rows]
     assert [answer["key"] for answer in answers] == [f"stdin.jsonl:{number}" for number in range(1, 7)]
-    assert err.splitlines()[-1].startswith("6 rows, "), "the summary is no data"
+    assert err.splitlines()[-1].startswith("6 rows, "), "the summary is not data"
     assert piped("predict zero.yaml --dataset - --output out.jsonl -q", lines)[0] == 0
     assert (tmp_path / "out.jsonl").read_text(encoding="utf8") == out
 

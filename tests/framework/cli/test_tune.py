@@ -1,4 +1,4 @@
-"""What `partita tune` asks a model for, and where the answer goes; how it looks is tested in tests/framework/report."""
+"""Tests of the calls and output of `partita tune`; the report is tested in tests/framework/report."""
 
 import importlib
 import json
@@ -36,7 +36,7 @@ SIZE = BatchSize(
 
 @dataclass
 class Tuned:
-    """A model whose sizes are known; takes down what it was asked for."""
+    """A model with known sizes that records its calls."""
 
     sizes: dict[str, BatchSize]
     opened: list[Any] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Tuned:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuned:
     result = Tuned({"generation": SIZE, "evaluation": BatchSize(4, "file", "cpu")})
-    # The module hides behind the function of the same name in its package.
+    # The module has the name of a function of its package, so import it by name.
     monkeypatch.setattr(importlib.import_module("partita.cli.tune"), "start_model", result.open)
     monkeypatch.chdir(tmp_path)
     return result
@@ -67,7 +67,7 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuned:
 
 @pytest.fixture
 def call(command: Command, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """The command in this process: exit code, standard output, standard error."""
+    """Run the command in this process; return exit code, standard output and standard error."""
 
     def tune(*words: str) -> tuple[int, str, str]:
         code = command("tune", *words)

@@ -1,4 +1,4 @@
-"""Configurations and tokenizers that the tests of the data layer share."""
+"""Configurations and tokenizers shared by the tests of the data layer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ CHATML = (
 
 @pytest.fixture(scope="session")
 def make_config() -> Callable[..., Config]:
-    """A configuration of one question and one answer, with sections changed."""
+    """Return a configuration with one question and one answer; sections are merged into it."""
 
     def make(**sections: Any) -> Config:
         given: dict[str, Any] = {
@@ -34,13 +34,13 @@ def make_config() -> Callable[..., Config]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    """One token a byte, an end token and no beginning."""
+    """Return a tokenizer with one token per byte, an end token and no beginning-of-sequence token."""
     return byte_tokenizer()
 
 
 @pytest.fixture
 def chat_tokenizer() -> Any:
-    """The same with ChatML, whose marks are tokens; its template may be changed."""
+    """Return the same tokenizer with ChatML, whose marks are tokens; its template may be changed."""
     made = byte_tokenizer()
     made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     made.chat_template = CHATML

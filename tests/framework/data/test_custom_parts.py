@@ -116,7 +116,7 @@ ROWS = [{"question": "ab", "answer": "c"}, {"question": "bad", "answer": "c"}, {
 
 @pytest.fixture
 def parts(tmp_path: Path) -> str:
-    """A module in tmp_path, under a name of its own."""
+    """Return a module in tmp_path with a unique name."""
     name = f"parts_{os.urandom(4).hex()}"
     (tmp_path / f"{name}.py").write_text(PARTS)
     return name

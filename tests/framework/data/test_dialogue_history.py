@@ -113,7 +113,7 @@ def test_a_history_is_a_suffix_that_keeps_its_limits(
             assert sum(len(message["content"]) for message in shown) <= tokens
         if (length, turns, tokens) == (None, None, None):
             assert shown == whole
-        # Rows are cut where they are made and again where they are shown.
+        # Rows are truncated when they are made and again when they are shown.
         assert history(shown, len(shown), context=context, count=len) == shown
         asked_at_last = whole and said[index - 1]["role"] != "assistant"
         assert not asked_at_last or shown[-1] == whole[-1]

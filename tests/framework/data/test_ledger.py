@@ -156,7 +156,7 @@ def test_a_resumed_ledger_counts_every_row_once(tmp_path: Path) -> None:
     leave_out(first, 1, "too long")
     position = first.state()
     first.use(UsedRows(4), split="training")
-    leave_out(first, 2, "no label")  # behind the position, killed before any save
+    leave_out(first, 2, "no label")  # after the position, killed before any save
 
     for _ in range(10):
         again = Ledger(tmp_path, max_bad_rows=9, resumable=True)
@@ -177,7 +177,7 @@ def test_a_kill_before_the_position_is_loaded_loses_no_reason(tmp_path: Path) ->
     first = Ledger(tmp_path, max_bad_rows=9, resumable=True)
     leave_out(first, 1, "too long")
     position = first.state()
-    for _ in range(2):  # read its validation rows, and killed
+    for _ in range(2):  # read its validation rows, then killed
         killed = Ledger(tmp_path, max_bad_rows=9, resumable=True)
         killed.leave_out("v.csv:8", ["no label"], split="validation", file="v.csv", number=8)
         killed.save()

@@ -39,7 +39,7 @@ def test_the_ledger_of_a_file_counts_all_of_its_rows(tmp_path: Path, monkeypatch
     (tmp_path / "run.yaml").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(app, ["preview", "run.yaml", "--ledger", "--set", "data.split={type: fixed}"])
-    assert shown.exit_code != 0  # there is no column split
+    assert shown.exit_code != 0  # there is no column `split`
 
     shown = CliRunner().invoke(app, ["preview", "run.yaml", "--ledger", "--set", "data.max_bad_rows=0"])
 

@@ -219,7 +219,7 @@ def test_the_tenth_resume_is_like_the_first(stops: list[int], **settings: Any) -
     batching=st.sampled_from(BATCHINGS),
 )
 def test_any_number_of_ranks_takes_the_same_steps(ranks: list[int], steps: int, batching: Batching) -> None:
-    """A job that is stopped and started with other numbers of processes: micro-batch s belongs to rank s % ranks."""
+    """Stopped and restarted with other numbers of processes: micro-batch s belongs to rank s % ranks."""
     settings: dict[str, Any] = {"batching": batching, "batch_size": 2, "batches_per_step": 12}
     straight = take(make(**settings), steps * len(ranks))
 

@@ -1,4 +1,4 @@
-"""What a file of rows suggests: the output, its type and labels, the inputs, and what is no input."""
+"""Tests of the proposal from a data file: the output, its type and labels, the inputs, and columns that are neither."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def propose(path: str, *, task: str | None) -> Proposal | None:
 
 
 def config_of(path: str, task: str | None = None) -> tuple[str, Config]:
-    """The proposed task, and the file that init would write."""
+    """Return the proposed task and the configuration that init would write."""
     proposal = propose(path, task=task)
     assert proposal is not None
     text = template(proposal.task, model="scratch", data=path, train=True, features=proposal.features)

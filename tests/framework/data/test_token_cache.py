@@ -31,7 +31,7 @@ from partita_schema.sections.data import LoaderOptions
 from ...json_lines import read_json_lines
 
 TABLE = [{"question": f"what is {n} and {n}?", "answer": str(2 * n) * (n % 10)} for n in range(60)]
-"""Every tenth answer is missing, and some do not fit."""
+"""Every tenth answer is missing, and some rows are too long."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def ledger(folder: Path | None = None) -> Ledger:
 
 
 def cached(folder: Path, rows: Rows, encoder: RowTokenizer, **options: Any) -> tuple[TokenizedDataset, bool]:
-    """The rows by way of a cache, and whether they were there already."""
+    """Return the rows read through a cache, and whether they were cached before."""
     cache = TokenCache(folder)
     encoded = cache.encode(rows, encoder, ledger=options.pop("ledger", ledger()), **options)
     (use,) = cache.uses.values()
@@ -181,7 +181,7 @@ def age(folder: Path) -> None:
 
 
 def exchange(folder: Path) -> None:
-    """A hash that stands for something else."""
+    """Return a hash for another configuration."""
     contents = json.loads((folder / "contents.json").read_text())
     contents["made_from"]["settings"] = "else"
     (folder / "contents.json").write_text(json.dumps(sealed(contents)))
@@ -385,7 +385,7 @@ def test_a_kill_on_the_way_leaves_no_half_tokens_that_are_used(
 
 
 def test_a_full_disk_is_reported_and_leaves_nothing_behind(tmp_path: Path, rows: Rows) -> None:
-    # The largest file that this process may write stands for the space on a disk.
+    # A limit on file size simulates the free space on a disk.
     full = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
@@ -408,7 +408,7 @@ def test_making_tokens_holds_a_chunk_in_memory_and_not_all(
     text = "0123456789" * 100
     rows = open_rows({"question": [text] * 3000, "answer": ["y"] * 3000}, folder=tmp_path)
     encoder = build_row_tokenizer(make_encoder().formatter.config, tokenizer=byte_tokenizer(), context_length=None)
-    cached(tmp_path / "first", rows.select(range(50)), encoder, chunk=50)  # what is made once for all
+    cached(tmp_path / "first", rows.select(range(50)), encoder, chunk=50)  # created once for all
     tracemalloc.start()
     result, _ = cached(tmp_path / "tokens", rows, encoder, chunk=50)
     peak = tracemalloc.get_traced_memory()[1]

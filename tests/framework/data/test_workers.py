@@ -1,4 +1,4 @@
-"""Worker processes: results in order, and an error within seconds where one dies or hangs."""
+"""Tests of data workers: results in order, and an error within seconds when one dies or hangs."""
 
 import gc
 import multiprocessing
@@ -55,7 +55,7 @@ def refuse(number: int) -> int:
 
 
 class OddError(Exception):
-    """Comes out of a pickle with one argument less than it needs."""
+    """An error whose pickle restores it with one argument too few."""
 
     def __init__(self, number: int, where: str) -> None:
         super().__init__(f"{number} is odd in {where}")
@@ -278,7 +278,7 @@ def test_workers_that_are_alive_when_a_program_ends_are_ended_quietly(tmp_path: 
     script = tmp_path / "program.py"
     script.write_text(
         "import os\n"
-        "import torch\n"  # among what it leaves behind, generators are closed only when modules are gone
+        "import torch\n"  # generators that it leaves unfinished are closed only after modules are gone
         "from partita.data.workers import EncodingWorkers\n"
         "from partita_schema.sections.data import LoaderOptions\n"
         "def work(number):\n"

@@ -24,7 +24,7 @@ from ..outputs.conftest import MakeConfig, config_of
 
 
 def nano_model(architecture: str = "llama") -> HuggingFaceModel:
-    """A model with a context of 64 tokens, one for each byte, to answer only."""
+    """Return a model with a context of 64 tokens, one per byte, for generation only."""
     return load(build_config(architecture=architecture, trainer={"type": "none"}), trainable=False)
 
 
@@ -35,7 +35,7 @@ def encoder_of(config: Config, lm: Any, **options: Any) -> RowTokenizer:
 def parts_of(
     config: Config, lm: Any, *, generation: GenerationOptions | None = None, max_new_tokens: int = 64, seed: int = 1
 ) -> PredictionParts:
-    """Return what turns rows into answers of a model in this process."""
+    """Return the pipeline from rows to answers of a model in this process."""
     return PredictionParts(
         config=config.model_copy(update={"seed": seed}),
         generator=LocalGenerator(lm),
@@ -58,7 +58,7 @@ def make_config() -> MakeConfig:
 
 @pytest.fixture(scope="session")
 def make_rows() -> Callable[[Sequence[Mapping[str, Any]]], Rows]:
-    """Rows of a list, with keys `data:1`, `data:2`, ..."""
+    """Return rows of a list, with keys `data:1`, `data:2`, ..."""
 
     def make(rows: Sequence[Mapping[str, Any]]) -> Rows:
         columns = tuple(rows[0]) if rows else ("question",)
@@ -69,7 +69,7 @@ def make_rows() -> Callable[[Sequence[Mapping[str, Any]]], Rows]:
 
 @pytest.fixture(scope="module")
 def little_garbage() -> Iterator[None]:
-    """Cleaning up after a failure looks at all objects of the process: not at those of the libraries here."""
+    """Freeze the libraries' objects: the clean-up after a failure collects garbage, which visits all objects."""
     gc.collect()
     gc.freeze()
     yield
@@ -78,7 +78,7 @@ def little_garbage() -> Iterator[None]:
 
 @pytest.fixture
 def predict(tmp_path: Path) -> Callable[..., Predictions]:
-    """predict_rows with a journal in the test's folder; only what a test is about has to be given."""
+    """Call predict_rows with a journal in the test's folder; options have defaults."""
 
     def call(
         lm: Any,
@@ -107,7 +107,7 @@ def taken(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def answer() -> Callable[..., list[Answer]]:
-    """answer_rows, to the end; only what a test is about has to be given."""
+    """Run answer_rows to the end; options have defaults."""
 
     def call(
         lm: Any,

@@ -1,4 +1,4 @@
-"""Generation with a model in this process, as tests call it."""
+"""Generation with a model in this process, as called by tests."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +29,7 @@ def generate_rows(
     stopping: Callable[[], bool] = never,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[BatchResult]:
-    """Yield the results of the rows that are not `done`; a `budget` keeps its limit and gets the other sizes."""
+    """Yield the results of the rows that are not in `done`; a `budget` keeps its limit and gets the other sizes."""
     budget = BatchBudget(batch_size) if budget is None else budget
     budget.batch_size, budget.token_budget = batch_size, token_budget
     settings = GenerationSettings(options, budget, seed, stopping=stopping, process_group=process_group)

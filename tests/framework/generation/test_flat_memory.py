@@ -66,5 +66,5 @@ def test_fifty_thousand_rows_take_the_memory_of_five_thousand(tmp_path: Path) ->
     )
     few, many = map(int, done.stdout.split())
     output = (tmp_path / "out50000.jsonl").stat().st_size >> 20
-    assert output > 50, "the rows must be large beside the limit"
+    assert output > 50, "the rows must be large compared with the limit"
     assert many - few < 16, f"{few} MB for 5,000 rows, {many} MB for 50,000"

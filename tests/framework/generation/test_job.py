@@ -1,4 +1,4 @@
-"""The count of what a job came to."""
+"""Tests of the result counts of a job."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from partita.lm.base import Generated
 
 
 def tally(*, tokens: int, seconds: float, read: int, padded: int) -> Tally:
-    """The count of a rank that has answered one batch."""
+    """Return the counts of a rank that has answered one batch."""
     result = Tally()
     answer = Generated(tuple(range(tokens)), "x", "stop")
     results = (RowResult(0, answer), RowResult(1, None, "no"))

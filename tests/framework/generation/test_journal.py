@@ -109,7 +109,7 @@ def test_no_flipped_bit_gives_a_wrong_record(tmp_path: Path) -> None:
         with opened(path) as journal:
             results = [journal.record(row) for row in range(5)]
             assert all(one in (None, other) for one, other in zip(results, written, strict=True)), place
-            assert sum(one is None for one in results) <= 2, "a newline costs the record before it and the one behind"
+            assert sum(one is None for one in results) <= 2, "a newline damages the record before it and the one after"
             journal.append([one for one, other in zip(written, results, strict=True) if other is None])
             kept += sum(other is not None for other in results)
         with opened(path) as journal:

@@ -1,4 +1,4 @@
-"""Journals of several ranks: taken over at the next start, and joined in the end."""
+"""Tests of journals of several ranks: adopted at the next start, merged at the end."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +27,7 @@ def answer(row: int, *, text: str = "yes", key: bytes | None = None) -> Predicti
 
 
 def left_behind(path: Path, rank: int, records: list[PredictionRecord], *, parts: dict[str, str] = PARTS) -> Path:
-    """What a rank that was killed had answered."""
+    """Write the answers of a rank that was killed."""
     place = rank_path(path, rank)
     with Journal.open(place, fingerprint=parts, keys=keys()) as journal:
         journal.append(records)

@@ -13,7 +13,7 @@ LIMITS = st.integers(min_value=1, max_value=50)
 
 
 class Device:
-    """Holds `room` at once; a batch takes as much for each row as for its largest."""
+    """A device with `room`; a batch takes, per row, the size of its largest row."""
 
     def __init__(self, sizes: list[int], *, room: int, unasked: frozenset[int] = frozenset()) -> None:
         self.sizes, self.room, self.unasked = sizes, room, unasked
@@ -73,7 +73,7 @@ def test_every_requested_row_is_done_once_in_order_or_does_not_fit_alone(
 def test_a_batch_of_like_rows_is_cut_the_same_way_whether_the_limit_was_found_or_known(
     rows: int, room: int, start: int
 ) -> None:
-    # A smaller limit lets parts run before the one that fails; these are larger than the limit that is found.
+    # With a smaller limit, parts would run before the one that fails; these are larger than the limit that is found.
     result, known = BatchBudget(max(start, rows)), BatchBudget(max(start, rows))
     learned = [part.indices for part in Device([1] * rows, room=room).run(result)]
     known.current_limit, known.limit_tokens = result.current_limit, result.limit_tokens
@@ -84,14 +84,14 @@ def test_a_batch_of_like_rows_is_cut_the_same_way_whether_the_limit_was_found_or
 
 @given(SIZES, LIMITS)
 def test_rows_that_do_not_fit_alone_leave_the_limit_as_it_was(sizes: list[int], start: int) -> None:
-    # Beside those that never fit, all others fit together.
+    # Without the rows that never fit, all others fit together.
     limit = BatchBudget(start)
     Device([1000 if size > 25 else 0 for size in sizes], room=999).run(limit)
     assert limit.current_limit == start
 
 
 def test_a_failure_that_a_row_too_large_does_not_explain_still_counts() -> None:
-    # Eight of the small rows are too many as well, four are not.
+    # Eight of the small rows are too many as well; four fit.
     device, limit = Device([2] * 8 + [99] + [2] * 7, room=8), BatchBudget(16)
     parts = device.run(limit)
     assert [(part.indices.start, part.indices.stop) for part in parts] == [
@@ -125,7 +125,7 @@ def test_a_limit_that_nothing_broke_holds_for_any_length(rows: int, tokens: int)
 
 
 def test_an_unrequested_row_says_nothing_about_the_others() -> None:
-    # The first row never fits and is known as an error already: nothing else is too large.
+    # The first row never fits and is already recorded as an error: nothing else is too large.
     device, limit = Device([99] + [0] * 7, room=9, unasked=frozenset({0})), BatchBudget(8)
     assert [part.result for part in device.run(limit)] == [[1], [2, 3], [4, 5, 6, 7]]
     assert limit.current_limit == 8

@@ -31,7 +31,7 @@ QUESTIONS = [{"question": "x" * (1 + n * 7 % 20)} for n in range(20)]
 
 
 class Limited(ScriptedModel):
-    """Runs out of memory above a number of padded prompt tokens. `tried` holds (rows, tokens) of each call."""
+    """A model that runs out of memory above `ceiling` padded prompt tokens; `tried` has (rows, tokens) of each call."""
 
     def __init__(self, answer: Callable[[str], str] = str.upper, *, ceiling: int) -> None:
         super().__init__(answer)
@@ -49,7 +49,7 @@ class Limited(ScriptedModel):
 
 
 class Sampled(Limited):
-    """Its answers depend on the seed and on the key of each row, as sampled ones do."""
+    """A model whose answers depend on the seed and on the key of each row, as sampled answers do."""
 
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
@@ -63,7 +63,7 @@ pytestmark = pytest.mark.usefixtures("little_garbage")
 
 
 class Prompts:
-    """Prompts of these lengths: aaa, bbb, ..."""
+    """Prompts of given lengths: aaa, bbb, ..."""
 
     def __init__(self, lengths: Sequence[int], *, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -101,7 +101,7 @@ def run(lm: Any, lengths: Sequence[int], *, done: Sequence[int] = (), **options:
 
 
 def outcomes(batches: list[BatchResult]) -> dict[int, str | None]:
-    """Text or error of every row; each row once."""
+    """Return the text or error of every row; each row appears once."""
     values = [(result.row, result.generated) for batch in batches for result in batch.results]
     assert len(dict(values)) == len(values)
     errors = {result.row: result.error for batch in batches for result in batch.results}
@@ -112,7 +112,7 @@ def rows_at_once(batches: list[BatchResult]) -> list[int]:
     return [len(batch.results) for batch in batches]
 
 
-# What is generated
+# Results
 
 
 @examples(60)
@@ -126,7 +126,7 @@ def test_greedy_answers_are_those_of_a_machine_without_limits(
     assert sum(batch.out_of_memory for batch in cut) == sum(held > ceiling for _, held in lm.tried)
     assert sum(batch.prompt_tokens for batch in cut) == sum(lengths)
     order = [lengths[result.row] for batch in cut for result in batch.results]
-    assert order == sorted(lengths, reverse=True), "rows go on in the order of the plan"
+    assert order == sorted(lengths, reverse=True), "the next rows follow in the order of the plan"
 
 
 def test_batches_after_one_that_did_not_fit_are_smaller_as_long_as_their_rows_are_as_long() -> None:
@@ -329,7 +329,7 @@ def test_a_real_model_answers_alike_under_a_ceiling_hit_in_prompts_or_while_deco
     real: Any, memory_ceiling: Any, ceiling: int, engine: Engine
 ) -> None:
     assert real.why_no_slots(GREEDY, tokens=64) is None
-    ceiling += 30 if engine == "slots" else 0  # a slot is there as a whole while its prompt is read
+    ceiling += 30 if engine == "slots" else 0  # a slot is allocated as a whole while its prompt is prefilled
     free = outcomes(run(real, LENGTHS, batch_size=6, engine=engine))
     with memory_ceiling(real.base, ceiling) as passes:
         cut = run(real, LENGTHS, batch_size=6, engine=engine)
@@ -371,7 +371,7 @@ def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     def look(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        # Slots are one pool from beginning to end, and that of a failed try is gone before there is another.
+        # There is one pool of slots, and the pool of a failed attempt is freed before the next is allocated.
         pool = kwargs["past_key_values"]
         assert not [one for one in pools if one() is not None and one() is not pool]
         pools.append(weakref.ref(pool))

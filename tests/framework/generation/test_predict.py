@@ -241,7 +241,7 @@ def test_no_rows_are_no_predictions(make_rows: Any, predict: Any, tmp_path: Path
 
 
 class Asked:
-    """Asks to stop by a signal when a prompt of 3 characters is answered, so many times."""
+    """A model that raises a signal when a prompt of 3 characters is answered, `times` times."""
 
     def __init__(self, number: signal.Signals = signal.SIGTERM, times: int = 1) -> None:
         self.number, self.left = number, times

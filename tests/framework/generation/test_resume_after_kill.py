@@ -8,7 +8,7 @@ from ...forks import Forks
 from ...json_lines import read_json_lines
 from ...seeds import session_seed
 
-# Each attempt is a fork of one process, killed when its journal has grown to a random size.
+# Each attempt is a fork of one process, killed when its journal has reached a random size.
 SCRIPT = """
 import hashlib, os, signal, sys, time
 from dataclasses import replace
@@ -94,8 +94,8 @@ predict(folder / "straight")
 
 @pytest.mark.long
 @pytest.mark.parametrize("ceiling", [0, 100])
-def test_a_job_killed_three_times_ends_as_the_straight_one(forks: Forks, tmp_path: Path, ceiling: int) -> None:
-    """Without a ceiling sampled, with one greedy: 4 rows of up to 44 tokens are too much for 100, 2 are not."""
+def test_a_job_killed_three_times_ends_as_an_uninterrupted_one(forks: Forks, tmp_path: Path, ceiling: int) -> None:
+    """Sampled without a memory limit, greedy with one: 4 rows of up to 44 tokens exceed 100, 2 do not."""
     seed = session_seed()
     whole = 600 * 250
     sizes = sorted(random.Random(seed).sample(range(2000, whole * 2 // 3), 3))

@@ -1,4 +1,4 @@
-"""Where memory decides the number of slots, shorter rows get more of them."""
+"""Tests of the number of slots under a token budget: shorter rows get more of them."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def lm() -> Any:
 def answered(
     lm: Any, monkeypatch: pytest.MonkeyPatch, budget: BatchBudget | None = None
 ) -> tuple[list[tuple[int, int]], dict[int, Any]]:
-    """(slots, tokens of one) of all pools that were opened, and the answers."""
+    """Return (slots, tokens per slot) of all pools that were opened, and the answers."""
     opened = []
     real = type(lm).open_slots
 

@@ -1,4 +1,4 @@
-"""The slot engine on a real model: every row once, whatever happens on the way."""
+"""Tests of the slot engine on a real model: every row is answered once, also after failures."""
 
 import hashlib
 import logging
@@ -47,7 +47,7 @@ def lm() -> Any:
 
 @pytest.fixture(autouse=True)
 def untouched(lm: Any) -> Iterator[None]:
-    """Nothing is left on the model after any test; it is in training mode, which no answer may be made in."""
+    """Check that a test leaves no hooks or changes on the model, which is in training mode, unlike generation."""
 
     def traces() -> Any:
         modules = list(lm.module.modules())
@@ -62,7 +62,7 @@ def untouched(lm: Any) -> Iterator[None]:
 
 
 class Prompts:
-    """Prompts made of tokens."""
+    """Prompts given as tokens."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], *, prefix: Sequence[int] = ()) -> None:
         self.ids = [list(prompt) for prompt in prompts]
@@ -85,7 +85,7 @@ class Prompts:
 
 
 def prompts_of(lengths: Sequence[int], *, prefix: Sequence[int] = (), seed: int = 0) -> Prompts:
-    """Random prompts of these lengths, behind a common beginning."""
+    """Return random prompts of these lengths with a common prefix."""
     draw = random.Random(seed)
     ids = [[*prefix, *(draw.randrange(50, 250) for _ in range(length))] for length in lengths]
     return Prompts(ids, prefix=prefix)
@@ -99,7 +99,7 @@ def rows_of(lm: Any, prompts: Prompts, *, done: Sequence[int] = (), **options: A
 
 
 def outcomes(batches: Sequence[BatchResult]) -> dict[int, tuple[int, ...] | str]:
-    """Tokens or error of every row; each row once."""
+    """Return the tokens or error of every row; each row appears once."""
     actual: dict[int, tuple[int, ...] | str] = {}
     for result in (result for batch in batches for result in batch.results):
         assert result.row not in actual, f"row {result.row} came twice"
@@ -112,7 +112,7 @@ def answers(lm: Any, prompts: Prompts, **options: Any) -> dict[int, tuple[int, .
 
 
 def one_by_one(lm: Any, prompts: Prompts) -> dict[int, tuple[int, ...]]:
-    """Greedy answers of the static engine to each row alone."""
+    """Return greedy answers of the static engine to each row alone."""
     results = {}
     for row, ids in enumerate(prompts.ids):
         request = GenerationRequest(ids, min(NEW, CONTEXT - len(ids)))
@@ -122,7 +122,7 @@ def one_by_one(lm: Any, prompts: Prompts) -> dict[int, tuple[int, ...]]:
 
 @pytest.fixture
 def admitted(monkeypatch: pytest.MonkeyPatch) -> list[list[SlotRequest]]:
-    """The groups of prompts that are read."""
+    """Record the groups of prompts that are prefilled."""
     groups: list[list[SlotRequest]] = []
     admit = Slots.admit
 
@@ -137,7 +137,7 @@ def admitted(monkeypatch: pytest.MonkeyPatch) -> list[list[SlotRequest]]:
 LENGTHS = [3, 17, 9, 17, 1, 12, 30, 5, 17, 8, 2, 1, 25, 40, 6]
 
 
-# What is done
+# Results
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_more_slots_are_taken_for_shorter_rows_where_memory_holds_them(lm) -> No
 
 
 def kind_of(kwargs: dict[str, Any]) -> str:
-    """What a forward pass of the model is for."""
+    """Return the purpose of a forward pass of the model."""
     layout = kwargs["past_key_values"].layout
     if layout.positions_NL is not None:
         return "step"
@@ -256,7 +256,7 @@ def kind_of(kwargs: dict[str, Any]) -> str:
 
 @contextmanager
 def failing(lm: Any, fails: Callable[[str, SlotKVCache, torch.Tensor], BaseException | None]) -> Iterator[list[str]]:
-    """Inside, passes may fail; gives the kinds of all passes."""
+    """Return a context in which passes may fail; it yields the kinds of all passes."""
     kinds: list[str] = []
 
     def before(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -339,7 +339,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_comes_back(
     assert too_large(55, NEW).startswith("does not fit in memory even alone: 55 prompt tokens and up to 8 new tokens;")
     assert result == {row: ids for row, ids in free.items() if row != 8}
     assert (limit.current_limit, limit.limit_tokens) == (6, None)
-    assert max(rows for rows, _ in passes[4:]) == 6, "the others go on as before"
+    assert max(rows for rows, _ in passes[4:]) == 6, "the others continue"
     assert caplog.messages[-1] == f"a row {too_large(55, NEW)}; continuing with 6 rows at a time"
 
 
@@ -376,7 +376,7 @@ def test_slots_that_ran_out_of_memory_are_freed_before_new_ones_are_opened(lm) -
     assert len(pools) == 3
 
 
-# Rows that fail
+# Failing rows
 
 
 @pytest.mark.parametrize("slots", [1, 4, 20])
@@ -466,7 +466,7 @@ def test_memory_that_runs_out_while_prompts_are_read_one_by_one_loses_none(lm) -
     assert (len(failed), limit.out_of_memory, limit.current_limit) == (1, 1, 2)
 
 
-# What ends a job
+# The end of a job
 
 
 @pytest.mark.parametrize("kind", ["open", "read", "step"])
@@ -521,7 +521,7 @@ def test_once_a_job_is_stopping_started_rows_end_and_no_others_start(lm, place: 
     admit = Slots.admit
 
     def noted(self: Slots, requests: Sequence[SlotRequest]) -> Any:
-        assert asked["steps"] <= place, "nothing begins any more"
+        assert asked["steps"] <= place, "no row is started"
         started.update(request.row for request in requests)
         return admit(self, requests)
 
@@ -624,7 +624,7 @@ def test_a_request_that_is_not_a_number_is_reported(lm) -> None:
         hook.remove()
 
 
-# Where there are no slots
+# Models without slots
 
 
 def test_the_log_says_why_rows_are_not_answered_in_slots(lm, caplog: Any) -> None:

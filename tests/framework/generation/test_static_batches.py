@@ -20,7 +20,7 @@ GREEDY = GenerationOptions({})
 
 
 class Prompts:
-    """Prompts that are given as they are."""
+    """Prompts given as they are."""
 
     def __init__(self, ids: Sequence[list[int]]) -> None:
         self.ids = ids
@@ -76,13 +76,13 @@ def test_rows_are_planned_with_rows_of_equal_length_or_alone(lengths: list[int],
     assert [int(row) for batch in equal for row in batch] == order
     assert all(len({lengths[row] for row in batch}) == 1 and len(batch) <= batch_size for batch in equal)
     full = [lengths[batch[0]] for batch in equal if len(batch) < batch_size]
-    assert len(full) == len(set(full)), "at most one batch of a length is not full"
+    assert len(full) == len(set(full)), "at most one batch per length is not full"
     alone = plan_batches(given, batch_size=batch_size, way=BatchWay("one row"))
     assert [batch.tolist() for batch in alone] == [[row] for row in order]
 
 
 class Choosy(ScriptedModel):
-    """A model that takes rows of equal length only, and takes down how many it was given."""
+    """A model that accepts only rows of equal length, and records how many it got."""
 
     def __init__(self) -> None:
         super().__init__(str.upper)

@@ -1,4 +1,4 @@
-"""Answers piece by piece."""
+"""Tests of streamed answers."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,9 @@ PROMPTS = ["one red ball", "two", "three blue balls and a cat"]
 
 def model(**sections: Any) -> Model:
     made = Model(CONFIG | sections, quiet=True)
-    with torch.no_grad():  # a new model repeats itself; a sharp one says various things, half characters among them
+    with (
+        torch.no_grad()
+    ):  # a new model repeats itself; with sharper logits its answers vary and include incomplete characters
         for parameter in made._backend.parts().lm.module.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)

@@ -1,4 +1,4 @@
-"""Rows that could not be read have a line in the predictions, at their place."""
+"""Tests of unreadable rows: each has a line at its place in the predictions."""
 
 import csv
 from collections.abc import Callable

@@ -33,7 +33,7 @@ def answers(predictions: Predictions) -> list[Any]:
 def test_rows_together_give_what_each_gives_alone(
     lm: Any, make_rows: Any, predict: Any, engine: Engine, caplog: Any
 ) -> None:
-    # The longest prompts leave less room than max_new_tokens: limits differ among rows.
+    # The longest prompts leave less room than max_new_tokens, so limits differ between rows.
     options: dict[str, Any] = {"generation": replace(GREEDY, slots=engine == "slots"), "max_new_tokens": 40}
     with caplog.at_level(logging.INFO):
         together = answers(predict(lm, make_rows(QUESTIONS[:8]), batch_size=5, **options))

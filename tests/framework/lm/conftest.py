@@ -32,7 +32,7 @@ def build_config(**sections: Any) -> Config:
 
 
 def build_batch(seed: int = 0, *, lengths: tuple[int, ...] = (24, 5, 17, 2)) -> Batch:
-    """Random rows whose last tokens, a few more in each, are learned."""
+    """Return random rows whose last tokens are in the loss, a few more in each row."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(2, 250, (len(lengths), max(lengths)), generator=generator)
     labels = torch.full_like(ids, -100)
@@ -44,7 +44,7 @@ def build_batch(seed: int = 0, *, lengths: tuple[int, ...] = (24, 5, 17, 2)) -> 
 
 
 def build_requests(*sizes: tuple[int, int]) -> list[GenerationRequest]:
-    """Random prompts of given lengths with their limits on new tokens."""
+    """Return random prompts of given lengths with their limits on new tokens."""
     draw = random.Random(0)
     return [GenerationRequest([draw.randrange(2, 250) for _ in range(length)], limit) for length, limit in sizes]
 
@@ -72,9 +72,9 @@ def load(
 
 
 def load_sharp(folder: Path, *, wide: bool | None = None) -> HuggingFaceModel:
-    """A saved llama whose greedy answers vary, to answer only.
+    """Return a saved llama whose greedy answers vary, for generation only.
 
-    `wide` says whether even the smallest products are oneDNN's; None leaves it to the machine.
+    `wide` says whether even the smallest products use oneDNN; None leaves it to the machine.
     """
     base = load(build_config())
     sharpen(base.module)
@@ -86,7 +86,7 @@ def load_sharp(folder: Path, *, wide: bool | None = None) -> HuggingFaceModel:
 
 
 def take_steps(lm: HuggingFaceModel, *, steps: int, first: int = 1, learning_rate: float = 0.5) -> list[float]:
-    """Plain clipped gradient descent, as a trainer would do it; the losses."""
+    """Run plain clipped gradient descent, as a trainer would; return the losses."""
     parameters = [parameter for parameter in lm.module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=learning_rate)
     losses = []
@@ -109,7 +109,7 @@ def held_out_loss(lm: HuggingFaceModel) -> float:
 
 
 def slot_requests(*sizes: tuple[int, int], prefix: Sequence[int] = (), seed: int = 0) -> list[SlotRequest]:
-    """Random prompts of given lengths, behind a common beginning, with their limits on new tokens."""
+    """Return random prompts of given lengths with a common prefix, with their limits on new tokens."""
     draw = random.Random(seed)
     return [
         SlotRequest([*prefix, *(draw.randrange(2, 250) for _ in range(length))], limit, row, key=str(row).encode())
@@ -118,7 +118,7 @@ def slot_requests(*sizes: tuple[int, int], prefix: Sequence[int] = (), seed: int
 
 
 def greedy_alone(lm: HuggingFaceModel, request: GenerationRequest) -> tuple[int, ...]:
-    """Greedy new tokens of the library's own `generate` for one row without padding, up to the end token."""
+    """Return greedy new tokens of transformers' `generate` for one row without padding, up to the end token."""
     prompt = torch.tensor([list(request.input_ids)])
     ids = lm.base.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=request.max_new_tokens, do_sample=False
@@ -137,7 +137,7 @@ def answer_in_slots(
     seed: int = 0,
     plan: Sequence[int] = (1, 3, 0, 2, 0, 0),
 ) -> dict[int, SlotAnswer]:
-    """What became of each row; `plan`, over and over, says how many prompts are read at once, 0 is a step."""
+    """Return the outcome of each row; `plan`, repeated, has the prompts to prefill at once, or 0 for a decode step."""
     tokens = max(len(request.input_ids) + request.max_new_tokens for request in requests)
     options = GenerationOptions({"do_sample": False}) if options is None else options
     assert lm.why_no_slots(options, tokens=tokens) is None
@@ -161,7 +161,7 @@ def answer_in_slots(
 
 @pytest.fixture(scope="session")
 def small() -> Any:
-    """The builders of this file, under short names."""
+    """Return the builders of this file by short names."""
 
     class Builders:
         config: Callable[..., Config] = staticmethod(build_config)
@@ -181,7 +181,7 @@ def small() -> Any:
 
 @pytest.fixture(scope="session")
 def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved llama with a byte tokenizer."""
+    """Return a saved llama with a byte tokenizer."""
     folder = tmp_path_factory.mktemp("models") / "small"
     load(build_config()).save(folder)
     return folder

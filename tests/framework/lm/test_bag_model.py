@@ -1,4 +1,4 @@
-"""A bag of words: what is in a bag, and that it answers as a language model does."""
+"""Tests of the bag-of-words model: the features of a bag, and the interface of a language model."""
 
 import math
 from itertools import pairwise
@@ -20,7 +20,7 @@ VOCABULARY = 100
 
 
 def buckets_of(tokens: list[int], *, ngrams: int, buckets: int) -> list[int]:
-    """The same by whole numbers of any length, sequence by sequence."""
+    """Return the same with Python integers, sequence by sequence."""
     mix, found = 0x9E3779B97F4A7C15, []
     for length in range(2, ngrams + 1):
         for start in range(len(tokens) - length + 1):
@@ -61,7 +61,7 @@ def make_model(**changes: Any) -> BagLanguageModel:
 
 
 def make_batch(model: BagLanguageModel, rows: list[tuple[str, str]]) -> Batch:
-    """Rows as the encoder makes them, padded on the right."""
+    """Return rows as made by the row tokenizer, padded on the right."""
     encoded = [
         [model.tokenizer.encode(text, add_special_tokens=False) for text in (prompt, answer)] for prompt, answer in rows
     ]

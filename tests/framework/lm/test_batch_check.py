@@ -1,4 +1,4 @@
-"""Rows are put together only as far as the model answers them as it does alone."""
+"""Tests of the check that batches give the results of single rows."""
 
 import logging
 import re
@@ -38,17 +38,17 @@ CHOSEN = {
     "rwkv": ("one row", "one row"),
     "xlnet": ("equal lengths", "equal lengths"),
 }
-"""How some architectures are answered, and how where slots are switched off."""
+"""How some architectures are batched, and how when slots are disabled."""
 SPREAD = (
     *("bert", "bloom", "cpmant", "cohere", "falcon", "falcon_mamba", "gemma3_text", "git", "gpt_neo", "gpt_neox"),
     *("gptj", "jamba", "mamba2", "opt", "phi3", "qwen3", "qwen3_next", "reformer", "starcoder2", "xglm", "zamba2"),
 )
-"""Further architectures of every way; benchmarks/architectures.py measures all."""
+"""Further architectures of each way; benchmarks/architectures.py measures all."""
 
 
 @pytest.fixture(scope="module")
 def architectures() -> ModuleType:
-    """What measures architectures in benchmarks/."""
+    """Return the module in benchmarks/ that measures architectures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))
         import architectures  # type: ignore[import-not-found]
@@ -58,7 +58,7 @@ def architectures() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def tiny(architectures: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """Tiny models by the name of their architecture, each made once."""
+    """Return tiny models by architecture, each made once."""
     made: dict[str, Any] = {}
 
     def get(kind: str) -> Any:
@@ -94,7 +94,7 @@ def test_the_page_of_architectures_names_every_one_of_the_library(architectures)
 
 
 def without_percent(text: str) -> str:
-    """A text whose percentages, which differ in their last digits between machines, are left out."""
+    """Return a text without its percentages, whose last digits differ between machines."""
     return re.sub(r"[\d.]+%", "%", text)
 
 

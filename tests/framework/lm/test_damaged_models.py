@@ -1,4 +1,4 @@
-"""Models of somebody else's whose files are damaged, or meant to do harm, are refused in a sentence."""
+"""Tests of damaged and malicious saved models: each is refused with an error message."""
 
 import json
 import os
@@ -22,7 +22,7 @@ DEEP = "[" * 100_000
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model as transformers would have saved it: without checksums."""
+    """Return a model as saved by transformers: without checksums."""
     folder = tmp_path_factory.mktemp("plain") / "model"
     load(build_config()).save(folder)
     (folder / FILE).unlink()
@@ -82,7 +82,7 @@ def pickled(content: Any = None) -> Change:
 
 
 class Planted:
-    """Unpickled, it would make a folder."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -146,7 +146,7 @@ def test_pickled_weights_need_a_word_from_the_user(copied: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["code", "garbage", "nothing", "a list"])
 def test_a_pickle_that_is_allowed_and_is_no_weights_is_refused(kind: str, copied: Path, tmp_path: Path) -> None:
-    ballast = torch.zeros(10_000)  # as many bytes as config.json speaks of
+    ballast = torch.zeros(10_000)  # as many bytes as config.json states
     contents = {
         "code": {"a": Planted(tmp_path / "ran"), "b": ballast},
         "garbage": b"\x80\x02garbage" * 10_000,
@@ -186,4 +186,4 @@ def test_every_file_of_a_saved_model_is_watched(plain: Path, tmp_path: Path) -> 
         path.write_bytes(whole)
     (folder / FILE).unlink()
     settings(initializer_range=0.03)(folder)
-    read(folder)  # what a person changed, once the checksums are removed
+    read(folder)  # files that a user changed after removing the checksums

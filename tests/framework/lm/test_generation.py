@@ -22,7 +22,7 @@ def sharp(small, **sections):
 
 
 def alone(lm, request: GenerationRequest) -> tuple[int, ...]:
-    """Greedy new tokens of the library for one row without padding, up to the end token."""
+    """Return greedy new tokens of transformers for one row without padding, up to the end token."""
     prompt = torch.tensor([list(request.input_ids)])
     ids = lm.base.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=request.max_new_tokens, do_sample=False
@@ -57,7 +57,7 @@ def test_learned_tokens_stand_before_every_prompt_of_a_padded_batch(small, archi
 
 
 def full_forward(lm, request: GenerationRequest) -> tuple[int, ...]:
-    """Greedy new tokens by a whole forward pass of peft's model for each of them: no cache, no padding."""
+    """Return greedy new tokens, each by a full forward pass of peft's model: no cache, no padding."""
     ids = list(request.input_ids)
     for _ in range(request.max_new_tokens):
         with torch.no_grad():
@@ -96,7 +96,7 @@ def test_an_empty_batch_has_no_answers(small) -> None:
 
 @pytest.fixture
 def letters(small):
-    """A model that writes letters, and options for it."""
+    """Return a model that writes letters, and its options."""
     lm = sharp(small, architecture="gpt_neox")
     letters = set(lm.tokenizer.encode("abcdefghijklmnop"))
     unwanted = [token for token in range(len(lm.tokenizer)) if token not in letters]

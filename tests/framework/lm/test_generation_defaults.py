@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config.json says about answers is applied, unless the file says otherwise."""
+"""Tests of generation_config.json: a checkpoint's settings apply unless the configuration overrides them."""
 
 import json
 import logging
@@ -26,12 +26,12 @@ from partita_trainers.file_sums import FILE as SUMS
 
 SIZES = ((3, 20), (17, 12), (9, 6), (1, 7))
 COMMON = 65
-"""A token that the models of these tests like."""
+"""A token that the models of these tests prefer."""
 
 
 @pytest.fixture
 def checkpoint(small: Any, base_folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Makes a model's folder with these settings in its generation_config.json."""
+    """Return a function that makes a model folder with these settings in its generation_config.json."""
 
     def make(**settings: Any) -> Path:
         lm = small.load(small.config(base_model=str(base_folder)))
@@ -46,14 +46,14 @@ def checkpoint(small: Any, base_folder: Path, tmp_path: Path) -> Callable[..., P
 
 
 def load(small: Any, folder: Path, **generation: Any) -> tuple[Any, Any]:
-    """The model, and the options that the file and its checkpoint come to."""
+    """Return the model, and the options of the configuration merged with those of its checkpoint."""
     config = small.config(base_model=str(folder), generation=generation, trainer={"type": "none"})
     lm = small.load(config, trainable=False)
     return lm, generation_options(config, tokenizer=lm.tokenizer, checkpoint=lm.checkpoint_generation)
 
 
 def by_library(folder: Path, requests: Sequence[GenerationRequest]) -> list[tuple[int, ...]]:
-    """What transformers' `generate` gives to each row alone, with the checkpoint as it is."""
+    """Return the answers of transformers' `generate` to each row alone, with the unchanged checkpoint."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -208,7 +208,7 @@ def test_beams_of_a_checkpoint_have_no_log_probabilities() -> None:
 def test_a_result_keeps_the_settings_of_its_checkpoint(
     small: Any, checkpoint: Any, tmp_path: Path, adapter: dict[str, Any] | None
 ) -> None:
-    # transformers refuses to save a temperature without do_sample, unless it came with the checkpoint.
+    # transformers refuses to save a temperature without do_sample, unless the checkpoint had it.
     folder = checkpoint(temperature=0.6, repetition_penalty=1.5, max_new_tokens=7)
     config = small.config(base_model=str(folder), adapter=adapter)
     lm = small.load(config)

@@ -1,4 +1,4 @@
-"""Answers are held to a grammar, whatever the model would like, and otherwise are what it would say."""
+"""Tests of constrained decoding: answers follow the grammar, and are the model's own where the grammar permits them."""
 
 import json
 from dataclasses import replace
@@ -53,7 +53,7 @@ AGAINST = {"min_new_tokens": 90, "no_repeat_ngram_size": 1, "suppress_tokens": l
 
 
 def grammar_of(schema: dict[str, Any] | None, *others: dict[str, Any], labels: dict[str, Any] | None = None) -> str:
-    """The grammar of a JSON output, and of others beside it."""
+    """Return the grammar of a JSON output, also together with other outputs."""
     decoder = {"constrain": True} | ({"json_schema": schema} if schema is not None else {})
     config = Config.model_validate(
         {
@@ -83,7 +83,7 @@ def texts(answers: dict[int, SlotAnswer]) -> dict[int, str]:
 
 @torch.no_grad()
 def answer_alone(lm: Any, request: SlotRequest, grammar: str) -> str:
-    """The likeliest token that the grammar allows, again and again, from whole forward passes over one row."""
+    """Return the likeliest permitted tokens, one after another, from full forward passes over one row."""
     size, end = lm.vocabulary_size, lm.tokenizer.eos_token_id
     matcher = Grammar(grammar, tokenizer=lm.tokenizer, ends=[end], size=size).matcher()
     ids: list[int] = []
@@ -237,7 +237,7 @@ def test_options_for_free_texts_hold_answers_to_nothing() -> None:
 
 
 def sentencepiece_like() -> Any:
-    """Words marked with an underline, and a byte where a character is not known."""
+    """Return a tokenizer with words marked by an underline, and byte fallback."""
     backend = Tokenizer(BPE(byte_fallback=True, unk_token=UNKNOWN))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

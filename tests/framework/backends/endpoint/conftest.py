@@ -1,4 +1,4 @@
-"""A small server of OpenAI's protocol on a real socket, and files that ask it."""
+"""A small server that speaks OpenAI's protocol on a real socket, and configurations that use it."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from partita.backends.endpoint import request_sender
 
 @dataclass(frozen=True)
 class Response:
-    """What the server sends back."""
+    """A response of the server."""
 
     status: int
     body: Any
@@ -27,29 +27,29 @@ class Response:
 
 
 class HangUp(Exception):  # noqa: N818 -- no error of ours
-    """Raised by a reply: the connection is closed without a response."""
+    """Raised by `reply` to close the connection without a response."""
 
 
 def prompt_of(body: dict[str, Any]) -> str:
-    """What was asked: the prompt, or the last message."""
+    """Return the prompt of a request: the prompt, or the last message."""
     text = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
     return str(text)
 
 
 def answer(body: dict[str, Any], text: str, **choice: Any) -> Response:
-    """A whole answer, as the protocol has it; words are tokens."""
+    """Return a complete response in OpenAI's format; words count as tokens."""
     said = {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
     usage = {"prompt_tokens": len(prompt_of(body).split()), "completion_tokens": len(text.split())}
     return Response(200, {"choices": [{"index": 0, "finish_reason": "stop", **said, **choice}], "usage": usage})
 
 
 def error(status: int, message: str, *, code: str | None = None, **headers: str) -> Response:
-    """An error, as the protocol has it."""
+    """Return an error in OpenAI's format."""
     return Response(status, {"error": {"message": message, "code": code}}, headers)
 
 
 class LocalServer:
-    """Answers by `reply`, a function from the body of a request; counts what it is asked."""
+    """A server that answers with `reply`, a function of the request body, and records the requests."""
 
     def __init__(self) -> None:
         self.reply: Callable[[dict[str, Any]], Response] = lambda body: answer(body, prompt_of(body).upper())
@@ -64,19 +64,19 @@ class LocalServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            wbufsize = -1  # a response in one piece: in two the second waits for an acknowledgement
+            wbufsize = -1  # one piece: with two, the second waits for an acknowledgement
 
             def do_POST(self) -> None:
                 outer.serve(self)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         class Sockets(ThreadingHTTPServer):
             request_queue_size = 128
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """A client that is gone is no matter."""
+                """Ignore clients that have disconnected."""
 
         self.http = Sockets(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
@@ -90,7 +90,7 @@ class LocalServer:
 
     @property
     def asked(self) -> list[str]:
-        """The prompts of all requests."""
+        """Return the prompts of all requests."""
         return [prompt_of(body) for body in self.bodies]
 
     def serve(self, handler: BaseHTTPRequestHandler) -> None:
@@ -119,7 +119,7 @@ class LocalServer:
         handler.wfile.write(text.encode())
 
     def hang(self) -> None:
-        """Say nothing until the test ends."""
+        """Block until the test ends."""
         self.stopping.wait(30)
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class LocalServer:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalServer]:
-    """A running server; the test is in a folder of its own, and does not wait long between tries."""
+    """Start a server; the test runs in an empty folder, with short waits between retries."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(request_sender, "FIRST_WAIT", 0.02)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -142,7 +142,8 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalSer
 
 @pytest.fixture
 def make_file(server: LocalServer) -> Callable[..., dict[str, Any]]:
-    """A file that asks the server `question` for `answer`; keys of `backend` and sections are merged into it."""
+    """Return a configuration that asks the server `question` for `answer`; `backend` keys and sections are merged into
+    it."""
 
     def make(backend: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
         return {
@@ -157,7 +158,7 @@ def make_file(server: LocalServer) -> Callable[..., dict[str, Any]]:
 
 
 class RawServer:
-    """Answers each request with the bytes that `reply` gives, piece by piece, and closes the connection."""
+    """A server that sends the bytes yielded by `reply`, piece by piece, and closes the connection."""
 
     def __init__(self) -> None:
         self.reply: Callable[[dict[str, Any]], Iterable[bytes]] = lambda body: [whole(b"{}")]
@@ -194,7 +195,7 @@ class RawServer:
 
 
 def read_request(connection: socket.socket) -> dict[str, Any] | None:
-    """The body of a request; None where the client hangs up before its end."""
+    """Return the body of a request, or None if the client disconnects first."""
     request = b""
     while piece := connection.recv(65536):
         request += piece
@@ -207,14 +208,14 @@ def read_request(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def whole(body: bytes, *, status: bytes = b"HTTP/1.1 200 OK", headers: Sequence[bytes] = ()) -> bytes:
-    """A response as bytes."""
+    """Return a response as bytes."""
     lines = [status, *headers, b"Connection: close", b"Content-Length: %d" % len(body), b"", b""]
     return b"\r\n".join(lines) + body
 
 
 @pytest.fixture
 def raw_server(server: LocalServer) -> Iterator[RawServer]:
-    """A server that may answer anything at all; the test is in a folder of its own."""
+    """Start a server that may send any bytes; the test runs in an empty folder, with short waits between retries."""
     running = RawServer()
     yield running
     running.close()

@@ -1,4 +1,4 @@
-"""Responses of a server that is broken, hostile, or both: a good one, mutated by a seeded generator."""
+"""Responses of broken or hostile servers: valid responses mutated by a seeded generator."""
 
 import base64
 import copy
@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 KEY = 'sk-proj-Ab3/xY+9_zQ&7"kL8=mN2'
-"""The API key that is sent, and that servers repeat."""
+"""The API key that is sent, and that servers echo."""
 ECHOES: tuple[Callable[[str], str], ...] = (
     str,
     lambda key: quote(key, safe=""),
@@ -41,14 +41,14 @@ STATUSES = (*range(200, 206), 300, 301, 302, 307, 308, *range(400, 432), 451, 49
 
 @dataclass(frozen=True)
 class Case:
-    """What a server sends for one request."""
+    """The response to one request."""
 
     kind: str
     pieces: tuple[bytes, ...]
 
 
 class Mutator:
-    """Makes responses from a seed."""
+    """Creates responses from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -70,20 +70,20 @@ class Mutator:
         }
 
     def case(self, number: int) -> Case:
-        """The case with this number: all kinds in turn."""
+        """Return the case with this number; the kinds take turns."""
         kind = list(self.kinds)[number % len(self.kinds)]
         made = self.kinds[kind]()
         return Case(kind, (made,) if isinstance(made, bytes) else made)
 
     def echoed(self) -> str:
-        """The key as servers repeat it."""
+        """Return the key in the forms in which servers echo it."""
         return self.random.choice(ECHOES)(KEY)
 
     def text(self) -> str:
         return self.random.choice((*TEXTS, "fine", '{"a": [1]}', f"the key is {self.echoed()}"))
 
     def good(self) -> dict[str, Any]:
-        """A response as it should be, of a chat and of a completion."""
+        """Return a valid response of a chat or of a completion."""
         return {
             "id": "1",
             "choices": [
@@ -182,7 +182,7 @@ class Mutator:
         return whole[: self.random.randrange(len(whole))]
 
     def json(self) -> bytes:
-        """A response with one to three of its values taken out, replaced or repeated."""
+        """Return a response with one to three of its values removed, replaced or repeated."""
         made = self.good()
         for _ in range(self.random.randint(1, 3)):
             places = list(holders(made))
@@ -198,7 +198,7 @@ class Mutator:
         return self.response(json.dumps(made).encode())
 
     def values(self) -> bytes:
-        """A response with an odd answer, reason or count."""
+        """Return a response with an odd answer, reason or count."""
         made = self.good()
         choice = made["choices"][0]
         text = self.random.choice((self.text(), self.text(), *ODD_VALUES))
@@ -254,7 +254,7 @@ class Mutator:
         return self.response(b"", status=b"HTTP/1.1 %d away" % code, headers=(b"Location: " + place,))
 
     def echo(self) -> bytes:
-        """The key at some place of a long text, in an answer, an error or neither."""
+        """Return a response with the key somewhere in a long text: in an answer, an error or neither."""
         text = "#" * self.random.choice((0, 1, 10, 470, 485, 495, 499)) + self.echoed() + "#" * 600
         made = self.good()
         made["choices"][0] |= {"message": {"role": "assistant", "content": text}, "text": text}
@@ -271,7 +271,7 @@ class Mutator:
         return self.random.choice(choices)
 
     def error(self) -> bytes:
-        """An error with an odd message and an odd Retry-After."""
+        """Return an error with an odd message and an odd Retry-After header."""
         status = b"HTTP/1.1 %d no" % self.random.choice(STATUSES)
         wait = self.random.choice(
             (b"nan", b"inf", b"-5", b"1e309", b"9" * 400, b"0", b"soon", b"Mon, 99 Foo 0000", b"")
@@ -287,7 +287,7 @@ class Mutator:
         return bytes(whole)
 
     def slow(self) -> tuple[bytes, ...]:
-        """A response that comes piece by piece; the server waits before each empty one."""
+        """Return a response that is sent in pieces; the server waits before each empty one."""
         whole = self.response(self.body())
         places = sorted(self.random.sample(range(len(whole)), 3))
         parts = [whole[first:last] for first, last in zip([0, *places], [*places, len(whole)], strict=True)]
@@ -296,7 +296,7 @@ class Mutator:
 
 
 def holders(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place in a JSON value: what holds it, and its name or index there."""
+    """Yield every place in a JSON value: its container and its name or index there."""
     if isinstance(value, dict | list):
         for name, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
             yield value, name

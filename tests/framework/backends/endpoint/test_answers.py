@@ -1,4 +1,4 @@
-"""Predictions, metrics and plain answers by a server."""
+"""Tests of predictions, metrics and answers from a server."""
 
 import json
 from collections.abc import Callable

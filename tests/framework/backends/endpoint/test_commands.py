@@ -1,4 +1,4 @@
-"""The commands with a file that asks a server."""
+"""Tests of the commands with a configuration that uses a server."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What servers do that is no answer."""
+"""Tests of failing servers: errors, retries and lost connections."""
 
 import logging
 import re
@@ -42,7 +42,7 @@ def journal() -> list[dict[str, Any]]:
 
 
 def failing_first(server: LocalServer, *responses: Any) -> None:
-    """The first requests of each prompt fail one after the other, then it is answered."""
+    """Fail the first requests of each prompt, then answer it."""
     tried: dict[str, int] = {}
 
     def reply(body: dict[str, Any]) -> Response:

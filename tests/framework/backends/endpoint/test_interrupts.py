@@ -1,4 +1,4 @@
-"""Jobs that end in the middle."""
+"""Tests of jobs that are interrupted."""
 
 import json
 import os
@@ -28,14 +28,14 @@ Model(file, quiet=True).predict(rows, "out.jsonl")
 
 
 def journal_rows() -> list[int]:
-    """Rows of the journal."""
+    """Return the rows of the journal."""
     (path,) = Path("runs/run/journal").glob("*.jsonl")
     lines = path.read_text(encoding="utf-8").splitlines()[1:]
     return [json.loads(line)["row"] for line in lines]
 
 
 def answering_some(server: LocalServer, count: int) -> threading.Event:
-    """Answer so many requests, and hang with the others; the event is set when one hangs."""
+    """Answer `count` requests and block the others; the event is set when one blocks."""
     hanging = threading.Event()
 
     def reply(body: dict[str, Any]) -> Response:
@@ -67,7 +67,7 @@ def test_an_interrupt_ends_the_job_at_once_and_keeps_what_was_answered(
         Model(make_file({"concurrency": 4}), quiet=True).predict(ROWS, "out.jsonl")
     thread.join()
     assert not [thread for thread in threading.enumerate() if thread.name == "partita endpoint"], threads
-    assert sorted(journal_rows()) == list(range(20)), "nobody waits for the late answers"
+    assert sorted(journal_rows()) == list(range(20)), "no wait for the late answers"
     asked = len(server.bodies)
     server.reply = lambda body: answer(body, "fine")
     result = Model(make_file({"concurrency": 4}), quiet=True).predict(ROWS, "out.jsonl")

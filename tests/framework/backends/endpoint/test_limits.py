@@ -1,4 +1,4 @@
-"""How many requests there are at the same time, and in a minute."""
+"""Tests of the limits on concurrent requests and on requests per minute."""
 
 import asyncio
 import time
@@ -57,7 +57,7 @@ def test_requests_of_a_minute_are_evenly_apart(server: LocalServer, make_file: M
 
 
 def test_tokens_of_a_minute_are_counted_by_the_server(server: LocalServer, make_file: MakeFile) -> None:
-    # 2 + 1 tokens each, and 100 times as many reserved: what is not needed comes back.
+    # 2 + 1 tokens are used each, and 100 times as many reserved: unused tokens are returned.
     server.reply = lambda body: answer(body, "fine")
     file = make_file({"tokens_per_minute": 3600, "concurrency": 1}, generation={"max_new_tokens": 30})
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Mutated responses: every row is answered or is an error with a reason, and nothing leaks, hangs or grows."""
+"""Tests with mutated responses: every row gets an answer or an error with a reason; nothing leaks, hangs or grows."""
 
 import base64
 import json
@@ -31,14 +31,14 @@ OUTPUTS: tuple[dict[str, Any], ...] = (
     {"name": "answer", "type": "category", "decoder": {"labels": ["fine", "bad"]}},
 )
 MOST_CPU_SECONDS = 60.0
-"""Far more than any takes: what is above it grows with the square of a response, or does not end."""
+"""Far above the cost of any case; a case above it is quadratic in its response, or does not end."""
 MOST_BYTES = 500_000_000
 FRAGMENT = 12
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
 def parts_of_the_key() -> set[str]:
-    """What must stand nowhere: any twelve characters of the key, as it is or encoded."""
+    """Return what must appear nowhere: any twelve characters of the key, plain or encoded."""
     header = base64.b64encode(f"Bearer {KEY}".encode()).decode()[10:]
     forms = [KEY, quote(KEY, safe=""), header, "".join(f"\\u{ord(letter):04x}" for letter in KEY)]
     return {form[start : start + FRAGMENT] for form in forms for start in range(len(form) - FRAGMENT + 1)}
@@ -52,7 +52,7 @@ def leaked(text: str) -> list[str]:
 
 
 class Harness:
-    """Runs the job of three rows for one case after the other."""
+    """Runs the job of three rows for one case after another."""
 
     def __init__(self, server: RawServer, make_file: MakeFile, caplog: Any) -> None:
         self.server, self.make_file, self.caplog = server, make_file, caplog
@@ -69,7 +69,7 @@ class Harness:
         return Model(file, quiet=True)
 
     def respond(self, case: Case | None) -> None:
-        """Answer all rows as they should be, but for the one whose response is mutated."""
+        """Answer all rows correctly except the one whose response is mutated."""
 
         def reply(body: dict[str, Any]) -> Iterable[bytes]:
             if case is None or prompt_of(body) != ODD:
@@ -84,7 +84,7 @@ class Harness:
         self.server.reply = reply
 
     def run(self, number: int, case: Case) -> str:
-        """What became of the row; asserts what holds for every case."""
+        """Return the outcome of the row; assert what holds for every case."""
         model, output = self.model(number), Path(("out.jsonl", "out.csv", "out.parquet")[number % 3])
         self.respond(case)
         reset_peak()
@@ -112,7 +112,7 @@ class Harness:
         return outcome
 
     def check_secrecy(self, error_text: str) -> None:
-        """Neither a message, nor a file, nor the log holds the key."""
+        """Check that no message, file or log contains the key."""
         assert not leaked(error_text)
         assert not leaked(self.caplog.text)
         for path in Path().rglob("*"):
@@ -129,7 +129,7 @@ def harness(raw_server: RawServer, make_file: MakeFile, monkeypatch: pytest.Monk
 
 
 def run_all(harness: Harness, *, seed: int, cases: int) -> dict[str, int]:
-    """Numbers of cases by what became of their row."""
+    """Return the numbers of cases by outcome of their row."""
     mutator, outcomes = Mutator(seed), dict.fromkeys(("ok", "error", "ended"), 0)
     for number in range(cases):
         case = mutator.case(number)

@@ -1,4 +1,4 @@
-"""Responses that no server should send: each is an error of its own row, and of no other."""
+"""Tests of invalid responses: each is an error of its row only."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ def json_of(**changes: Any) -> bytes:
 def predict(
     raw_server: RawServer, make_file: MakeFile, odd: Iterable[bytes] | Callable[[], Iterable[bytes]], **backend: Any
 ) -> tuple[Any, ...]:
-    """Status, answer and error of the second row of three, of which the others are answered as they should be."""
+    """Return status, answer and error of the second of three rows; the others get valid responses."""
 
     def reply(body: dict[str, Any]) -> Iterable[bytes]:
         if prompt_of(body) != "1":

@@ -1,4 +1,4 @@
-"""Requests and responses, without a socket."""
+"""Tests of requests and responses, without a socket."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The API key stands in nothing that leaves the client, however a server repeats it."""
+"""Tests of redaction: the API key never leaves the client, in whatever form a server echoes it."""
 
 import base64
 import html
@@ -58,7 +58,7 @@ FORMS: dict[str, Callable[[str], str]] = {
 
 
 def left_of(text: str, form: str) -> int:
-    """Characters of the longest part of `form` that stands in `text`."""
+    """Return the length of the longest part of `form` in `text`."""
     longest = 0
     for start in range(len(form)):
         while form[start : start + longest + 1] in text and start + longest < len(form):

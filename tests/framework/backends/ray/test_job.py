@@ -1,4 +1,4 @@
-"""Every place is dealt, held by one worker at a time, and answered once, whoever dies."""
+"""Tests of work assignment: every item is held by one worker at a time and answered once, also when workers die."""
 
 import pytest
 from hypothesis import given

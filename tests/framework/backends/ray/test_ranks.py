@@ -1,4 +1,4 @@
-"""What a rank of Ray's looks at before it trains."""
+"""Tests of the checks of a Ray rank before training."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is handed to workers: all that is asked for, once, and in batches what decides the others as well."""
+"""Tests of work items: each requested row is handed out once, together with rows that share its result."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from partita.generation.scheduler import RowRequests
 from partita.lm.base import PADDED
 
 LENGTHS = np.array([3, 5, 0, 5, 2, 4])
-"""Row 2 is not asked."""
+"""Row 2 is not requested."""
 
 
 def work(*, equal: tuple[int, int] | None = None) -> RowRequests:

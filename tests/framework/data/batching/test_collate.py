@@ -1,4 +1,4 @@
-"""Labels of batches where every token is learned; those of answers alone are tested with the loader."""
+"""Tests of batches with the loss on every token; loss on answers only is tested with the loader."""
 
 from pathlib import Path
 from typing import Any

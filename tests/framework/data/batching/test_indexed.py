@@ -110,7 +110,7 @@ def test_epochs_and_seeds_have_their_own_orders() -> None:
 
 
 def test_each_window_has_a_random_order_of_its_own() -> None:
-    """Windows that share one would have their longest batch at the same position."""
+    """Windows with the same order would have their longest batch at the same position."""
     lengths = np.arange(1, 257)
     [*steps] = make(lengths, BucketBatching(type="bucket", window=64)).steps(0)
     means = np.array([lengths[batch.rows].mean() for step in steps for batch in step.batches]).reshape(4, 8)

@@ -23,7 +23,7 @@ from ....properties import examples
 
 @st.composite
 def some_lengths(draw: st.DrawFn) -> np.ndarray:
-    """Rows of a window; some windows have a row a hundred times as long as the others."""
+    """Return row lengths of windows; some windows have a row 100 times as long as the others."""
     lengths = draw(st.lists(st.integers(1, 60), min_size=1, max_size=150))
     if draw(st.booleans()):
         lengths[draw(st.integers(0, len(lengths) - 1))] = 6000
@@ -50,7 +50,7 @@ def cut(policy: Policy, lengths: np.ndarray, seed: int = 0) -> list[PlannedBatch
 
 
 def line_tokens(batch: PlannedBatch, lengths: np.ndarray) -> list[int]:
-    """Tokens of each line, one row after another."""
+    """Return the numbers of tokens per line."""
     tokens = [0] * (max(batch.lines.tolist()) + 1)
     for row, line in zip(batch.rows.tolist(), batch.lines.tolist(), strict=True):
         tokens[line] += int(lengths[row])
@@ -118,11 +118,11 @@ def test_packed_lines_are_never_too_long_and_few(lengths: np.ndarray, spare: int
     assert sum(tokens) == lengths.sum()
     assert sum(len(line_tokens(batch, lengths)) < lines for batch in batches) <= 1
     assert all(len(line_tokens(batch, lengths)) <= lines for batch in batches)
-    assert sum(2 * count <= room for count in tokens) <= 1, "two half empty lines would have been one"
+    assert sum(2 * count <= room for count in tokens) <= 1, "two half-empty lines would have been merged"
 
 
 def test_a_row_goes_into_the_line_where_it_leaves_the_least_room() -> None:
-    """Where the most is left, the row of 3 would stand behind the 6, and the last 2 in a third line."""
+    """With a worst-fit rule the row of 3 would follow the 6, and the last 2 would need a third line."""
     lengths = np.array([7, 6, 3, 2, 2])
     [batch] = cut(build_policy(PackBatching(type="pack"), batch_size=4, max_tokens=10), lengths)
     lines = [sorted(lengths[batch.rows[batch.lines == line]].tolist()) for line in range(2)]
@@ -173,7 +173,7 @@ def test_noise_brings_other_rows_together_and_costs_padding() -> None:
         return float(1 - lengths.sum() / padded)
 
     def together(noise: float) -> float:
-        """Share of the batches of one cut that another cut has as well."""
+        """Return the fraction of the batches of one split that another split has as well."""
         policy = build_policy(BucketBatching(type="bucket", noise=noise), batch_size=16)
         one, other = ({frozenset(batch.rows.tolist()) for batch in cut(policy, lengths, seed)} for seed in (0, 1))
         return len(one & other) / len(one)

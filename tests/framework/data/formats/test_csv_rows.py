@@ -1,4 +1,4 @@
-"""CSV is split in linear time, into the rows that reading each line again and again would give."""
+"""Tests of the CSV reader: linear time, and the same rows as a quadratic reference."""
 
 import csv
 import gzip
@@ -20,15 +20,15 @@ from .text_readers import READERS
 
 
 def split(data: bytes, *, max_row_bytes: int = 1000, block_bytes: int = BLOCK) -> list[tuple[int, list[str], bool]]:
-    """Number and cells of each row; of a broken one its line, and True."""
+    """Return number and cells of each row; for a broken row, its line and True."""
     rows = CsvRows(io.BytesIO(data), delimiter=",", max_row_bytes=max_row_bytes, block_bytes=block_bytes)
     return [(row.number, row.cells, bool(row.reason)) for row in rows]
 
 
 def expected(data: bytes) -> list[tuple[int, list[str], bool]]:
-    """The same in quadratic time: after a broken row, everything behind its first line is read from the start.
+    """Return the same rows in quadratic time: after a broken row, read again from the line after its first one.
 
-    Empty lines are passed over.
+    Empty lines are skipped.
     """
     lines = list(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", "surrogateescape", newline=""))
     result, index = [], 0
@@ -54,7 +54,7 @@ def test_rows_are_those_of_reading_every_line_again(text: str, block: int) -> No
 
 
 def calls(data: bytes, *, max_row_bytes: int = 100_000_000) -> int:
-    """Functions called while the rows of a file are split."""
+    """Count the function calls while the rows of a file are split."""
     return counted_calls(lambda: split(data, max_row_bytes=max_row_bytes))[1]
 
 

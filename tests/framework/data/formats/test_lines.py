@@ -1,4 +1,4 @@
-"""Lines of files of bytes against a plain split."""
+"""Tests of the line reader against a plain split of the bytes."""
 
 import io
 

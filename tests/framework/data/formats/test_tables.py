@@ -1,4 +1,4 @@
-"""Values that Python cannot hold make one bad row, by index and as a stream."""
+"""Tests of table values that Python cannot represent: one bad row each, by index and as a stream."""
 
 from pathlib import Path
 from typing import Any

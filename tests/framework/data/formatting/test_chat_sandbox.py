@@ -1,4 +1,4 @@
-"""Chat templates are programs of somebody else: whatever they do, rendering ends soon with a text or a sentence."""
+"""Tests of untrusted chat templates: rendering always ends quickly, with a text or an error message."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""Dialogues as text and tokens: what is learned, and that it is asked as it was learned."""
+"""Tests of dialogues as text and tokens: loss tokens, and prompts that match the training text."""
 
 import pickle
 from collections.abc import Callable
@@ -263,7 +263,7 @@ def test_every_answer_is_learned_once_in_the_same_tokens_whatever_the_mode(said:
     targets = [row.input_ids[start:end] for row in rows for start, end in row.spans]  # type: ignore[union-attr]
     parts = [token for start, end in whole.spans for token in whole.input_ids[start:end]]
     assert parts == [token for target in targets for token in target]
-    # What is asked in prediction is what was learned: the packed row up to the answer.
+    # The prompt in prediction is the beginning of the packed training row.
     for row in scored:
         assert isinstance(row, Example)
         [(start, end)] = row.spans

@@ -1,4 +1,4 @@
-"""Segments have the tokens of the joined text, and a token begins with each answer."""
+"""Tests of segments: they have the tokens of the joined text, and each answer starts at a token boundary."""
 
 import pickle
 from collections.abc import Callable
@@ -81,7 +81,7 @@ def test_prompt_and_answer_are_the_joined_text_wherever_the_prompt_alone_begins_
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=st.lists(st.tuples(TEXT, st.booleans()), min_size=1, max_size=6))
 def test_joined_segments_are_encoded_once_and_cut_by_their_characters(kind: str, texts: list[tuple[str, bool]]) -> None:
-    # A trimmed offset does not show the white space that an added token absorbs; no answer begins with that.
+    # Trimmed offsets hide white space that an added token absorbs; no answer starts with such a token.
     assume("trimmed" not in kind or not any("<|end|>" in text for text, _ in texts))
     tokenizer = KINDS[kind]
     segments = [Segment(text, supervised, joined=True) for text, supervised in texts]
@@ -90,8 +90,8 @@ def test_joined_segments_are_encoded_once_and_cut_by_their_characters(kind: str,
 
     whole = "".join(text for text, _ in texts)
     assert [token for part in parts for token in part] == ids_of(tokenizer, whole)
-    # A token is in the loss where it holds a character of a supervised segment. Offsets are taken from a tokenizer
-    # that trims none, character by character.
+    # A token is in the loss if it contains a character of a supervised segment. Offsets are taken from a tokenizer
+    # that does not trim them, character by character.
     in_loss = [supervised for text, supervised in texts for _ in text]
     exact = untrimmed(tokenizer).encode(whole, add_special_tokens=False)
     expected = [any(in_loss[start:end]) for start, end in exact.offsets]

@@ -1,4 +1,4 @@
-"""Semantic retrieval with the real sentence-transformers, on a tiny encoder that is made here."""
+"""Tests of semantic retrieval with sentence-transformers, on a tiny encoder made here."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:sentence_tra
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a sentence-transformers model: a random BERT over the words of the pool, mean pooling."""
+    """Return the folder of a sentence-transformers model: a random BERT over the words of the pool, mean pooling."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
@@ -36,7 +36,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(1)
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     bert = BertModel(BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, **shape))
-    with torch.no_grad():  # random embeddings are small beside the positions'; words must tell texts apart
+    with torch.no_grad():  # random embeddings are small next to position embeddings; words must distinguish the texts
         bert.embeddings.word_embeddings.weight.mul_(50)
     bert.save_pretrained(folder / "bert")
     tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(vocabulary)})

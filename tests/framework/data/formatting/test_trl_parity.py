@@ -1,9 +1,9 @@
-"""Token ids, loss tokens and the loss at step 0 are those of TRL's SFTTrainer.
+"""Tests that token ids, loss tokens and the loss at step 0 equal those of TRL's SFTTrainer.
 
-TRL is no dependency. What it does (version 1.16, `SFTTrainer._prepare_dataset`) is written here with transformers
-alone: the joined text is encoded once; a completion begins after the tokens of its prompt, and the end token's text is
-appended to a plain one; of dialogues the tokens count that hold a character of a `{% generation %}` span.
-"""
+TRL is not a dependency. Its behaviour (version 1.16, `SFTTrainer._prepare_dataset`) is reproduced here with
+transformers: the joined text is encoded once; a completion starts after the tokens of its prompt, and the text of the
+end token is appended to plain completions; in dialogues the loss covers the tokens that contain a character of a `{%
+generation %}` span."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,27 +44,27 @@ DIALOGUES = [
 ]
 TEXTS = [row["question"] + row["answer"] for row in ROWS] * 20
 TEMPLATES = {
-    # As Qwen's, whose TRL variant marks the line breaks around an answer as well.
+    # As in Qwen's template, whose TRL variant also marks the line breaks around an answer.
     "chatml": (
         "{% for m in messages %}{{ '<|im_start|>' + m.role }}{% if m.role == 'assistant' %}"
         "{% generation %}{{ '\n' + m.content + '<|im_end|>\n' }}{% endgeneration %}"
         "{% else %}{{ '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
-    # As Llama 3's: the mark is around content and end of turn.
+    # As in Llama 3's template: the mark is around content and end of turn.
     "headers": (
         "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n\n' }}{% if m.role == 'assistant' %}"
         "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
         "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\n' }}{% endif %}"
     ),
-    # As Llama 2's: spaces instead of tokens, and a mark that begins after a space.
+    # As in Llama 2's template: spaces instead of tokens, and a mark that begins after a space.
     "spaces": (
         "{% for m in messages %}{% if m.role == 'assistant' %}"
         "{{ ' ' }}{% generation %}{{ m.content + ' ' + eos_token }}{% endgeneration %}"
         "{% else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
     ),
-    # As Zephyr's: names of roles that are plain text, and a line break after the end.
+    # As in Zephyr's template: role names in plain text, and a line break after the end.
     "lines": (
         "{% for m in messages %}{% if m.role == 'assistant' %}"
         "{{ '<|assistant|>\n' }}{% generation %}{{ m.content + eos_token }}{% endgeneration %}{{ '\n' }}"
@@ -75,24 +75,24 @@ TEMPLATES = {
 
 
 class Labelled(NamedTuple):
-    """A row as TRL prepares it."""
+    """A row as prepared by TRL."""
 
     ids: list[int]
     in_loss: list[bool]
 
 
 def plain_of_trl(tokenizer: Any, prompt: str, completion: str) -> Labelled:
-    """A prompt and its completion; the prompt's tokens are those that both begin with."""
+    """Return a prompt and its completion; the prompt's tokens are the common prefix of both encodings."""
     alone = tokenizer(prompt)["input_ids"]
     joined = tokenizer(prompt + completion + tokenizer.eos_token)["input_ids"]
-    assert joined[: len(alone)] == alone, "TRL warns of such a row: the model never sees its prompt like this again"
+    assert joined[: len(alone)] == alone, "TRL warns about such a row: its prompt is tokenized differently at inference"
     return Labelled(joined, [index >= len(alone) for index in range(len(joined))])
 
 
 def chat_of_trl(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Labelled:
-    """A dialogue with a mask of the tokens that hold a character of what the template marks.
+    """Return a dialogue with a mask of the tokens that contain a character of a marked span.
 
-    TRL takes the mask of transformers, which of the last character of a span knows the first token alone.
+    TRL uses the mask of transformers, which includes only the first token of the last character of a span.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -110,7 +110,7 @@ def chat_of_trl(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Labelled:
 
 
 def completion_of_trl(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Labelled:
-    """The last answer of a dialogue as completion: all that the template writes after the prompt."""
+    """Return the last answer of a dialogue as a completion: all text of the template after the prompt."""
     rendering = {"return_dict": True, "enable_thinking": False}
     alone = tokenizer.apply_chat_template(list(messages[:-1]), add_generation_prompt=True, **rendering)["input_ids"]
     joined = tokenizer.apply_chat_template(list(messages), **rendering)["input_ids"]
@@ -146,7 +146,7 @@ def encoder_of(tokenizer: Any, **sections: Any) -> RowTokenizer:
 
 
 def packed(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Example:
-    """A dialogue as a row of partita, all answers in the loss."""
+    """Return a dialogue as a row of partita, with all answers in the loss."""
     from partita_schema.rows import row_schema
 
     encoder = encoder_of(
@@ -165,7 +165,7 @@ def as_labelled(example: Example) -> Labelled:
 
 
 def step_0_loss(rows: Sequence[Labelled], *, vocabulary: int) -> float:
-    """Mean loss of all loss tokens under a model of fixed random weights."""
+    """Return the mean loss of all loss tokens under a model with fixed random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

@@ -1,11 +1,11 @@
-"""Tokenizers as SentencePiece makes them: a space mark stands before a text."""
+"""Tokenizers as made by SentencePiece, which put a space mark before a text."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 def space_marking(texts: Sequence[str], *, scheme: str | None = None, unigram: bool = False) -> Any:
-    """A tokenizer trained on texts that prepends a space mark: by a normalizer as Llama 2, or by Metaspace."""
+    """Return a trained tokenizer that prepends a space mark: by a normalizer as Llama 2, or by Metaspace."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -28,7 +28,7 @@ def space_marking(texts: Sequence[str], *, scheme: str | None = None, unigram: b
     else:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
         backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    # No token crosses a space or a line break, as in vocabularies of SentencePiece.
+    # No token crosses a space or a line break, as in SentencePiece vocabularies.
     backend.train_from_iterator((word for text in texts for word in text.split()), trainer)
     names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **names)

@@ -1,4 +1,4 @@
-"""Rows of transcripts: which dialogues are learned from, which answers of them, and what stands before these."""
+"""Tests of training rows from transcripts: which dialogues and answers are used, and the history of each answer."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from partita_schema.sections.sources import SimulationSource
 
 
 def dialogue(key: str, answers: list[tuple[str, str | None]], **outcome: Any) -> Episode:
-    """Questions with answers and the right ones."""
+    """Return a dialogue of questions with answers and the correct answers."""
     made = Episode(key, key, {}, 0)
     for number, (text, gold) in enumerate(answers):
         made.observe([{"role": "user", "content": f"question {number}"}], gold=gold)
@@ -32,7 +32,7 @@ FAILED = dialogue("failed", [("x", "a")], status="failed", reason="environment: 
 
 
 def rows_of(folder: Path, *dialogues: Episode, **source: Any) -> list[tuple[list[str], list[str]]]:
-    """What each row shows, and what is learned of it."""
+    """Return the input and the loss text of each row."""
     path = folder / "predicted.jsonl"
     path.write_text("".join(json.dumps(made.line()) + "\n" for made in dialogues), encoding="utf8")
     rows = open_rows(SimulationSource(type="simulation", path="predicted.jsonl", **source), folder=folder)

@@ -39,7 +39,7 @@ COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
 CUT_ALL = FileSizes(small_bytes=0)
-"""With these, small files are cut by bytes as large ones are."""
+"""Limits with which small files are split by bytes as large ones are."""
 
 
 def stream_of(folder: Path, path: str, kind: str, shards: int = 1, sizes: FileSizes = DEFAULT_SIZES) -> Stream:
@@ -69,7 +69,7 @@ def indexed(folder: Path, path: str, kind: str) -> dict[str, Any]:
 
 
 def check_resume(stream: Stream) -> None:
-    """From every position of every shard, what follows is what followed there at first."""
+    """Check that reading from every position of every shard yields the same rows as the first pass."""
     for shard in range(len(stream.shards)):
         whole = list(stream.read(shard, None))
         for index, (_, position) in enumerate(whole, start=1):
@@ -321,7 +321,7 @@ def test_any_bytes_are_read_exactly_once_from_any_position(
 
 
 def number_and_text(row: StreamRow) -> tuple[int, Any]:
-    """Number and content, once a worker has parsed the row."""
+    """Return number and content, once a worker has parsed the row."""
     if isinstance(row.row, bytes) and not row.reason:
         record = json_record(row.row, row.number)
         return row.number, (record.reason, record.raw) if record.reason else json.loads(row.row)
@@ -329,7 +329,7 @@ def number_and_text(row: StreamRow) -> tuple[int, Any]:
 
 
 def by_reader(path: Path, kind: str) -> list[tuple[int, Any]]:
-    """What the reader of whole files says."""
+    """Return the rows of the reader of whole files."""
     with path.open("rb") as stream:
         rows = list(READERS[kind](stream, path.name, MAX_ROW_BYTES))
     return [(row.number, (row.reason, row.raw.rstrip("\r\n")) if row.reason else json.loads(row.row)) for row in rows]
@@ -442,14 +442,14 @@ def test_the_whole_of_a_file_up_to_a_size_is_in_its_fingerprint(tmp_path: Path) 
 
 
 class Forward(io.BytesIO):
-    """As fsspec's file of a web server that gives whole files only: it says that it can seek, and cannot."""
+    """A file as fsspec opens it on a web server without range requests: `seekable` is true, but `seek` fails."""
 
     def seek(self, offset: int, whence: int = 0) -> int:
         raise ValueError("Cannot seek streaming HTTP file")
 
 
 class ForwardSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec ships no types
-    """Files that can be read from their beginning only."""
+    """A file system whose files can only be read from the beginning."""
 
     protocol = "forward"
     held: ClassVar[dict[str, bytes]] = {}

@@ -18,7 +18,7 @@ ROWS = [{"question": f"why {i}?", "count": i} for i in range(1300)]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three data sets in the layout of the Hub."""
+    """Return a folder with three datasets in the layout of the Hub."""
     with quiet_datasets():
         for kind in ("parquet", "csv", "json"):
             (tmp_path / kind).mkdir()

@@ -18,7 +18,7 @@ from ....properties import examples
 
 
 class Numbers:
-    """Shards of so many rows each."""
+    """Shards with these numbers of rows."""
 
     fingerprint = ""
 
@@ -76,7 +76,7 @@ def reader(
 
 
 def saved(state: Any) -> Any:
-    """What a checkpoint gives back."""
+    """Return a reader state as restored from a checkpoint."""
     return json.loads(json.dumps(state))
 
 
@@ -275,10 +275,10 @@ def test_a_changed_character_of_a_state_is_seen() -> None:
 
 
 class Far(Numbers):
-    """Rows far behind the beginning of files of a terabyte, dealt to several shard groups."""
+    """Rows far into files of a terabyte, split over several shard groups."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-        digits = random.Random(f"{self.name} {shard}")  # without a pattern that could be compressed
+        digits = random.Random(f"{self.name} {shard}")  # incompressible: no pattern
         while True:
             yield StreamRow(shard, 1, {}), [digits.randrange(10 ** (n - 1), 10**n) for n in (12, 9, 9)]
 

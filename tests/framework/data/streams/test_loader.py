@@ -1,4 +1,4 @@
-"""Steps over streams: every row once, the same for any workers and ranks, and exact from every position."""
+"""Tests of the loader on streams: every row once, the same batches for any workers and ranks, exact resume anywhere."""
 
 import itertools
 import json
@@ -58,7 +58,8 @@ BATCHINGS = [
 
 
 def write_shards(folder: Path, sizes: "list[int]", *, broken: frozenset[int] = frozenset()) -> Path:
-    """Files of so many rows each; rows whose number over all files is in `broken` are no JSON."""
+    """Write a file with each of these numbers of rows; rows whose number over all files is in `broken` are invalid
+    JSON."""
     folder.mkdir(exist_ok=True)
     chance, number = np.random.default_rng(3), 0
     for index, size in enumerate(sizes):
@@ -185,7 +186,7 @@ def test_steps_are_the_same_for_any_number_of_workers(tmp_path: Path, workers: i
 
 
 def count_takes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the rows of each window that is read from now on."""
+    """Return a list to which the number of rows of each window read from now on is appended."""
     results: list[int] = []
     take = InterleavedReader.take
 
@@ -254,7 +255,7 @@ def test_all_shard_groups_together_hold_a_window_each_and_those_read_ahead(
 
     num_groups, prefetch = 4, 2 if workers else 0
     assert max(ahead) <= (num_groups + prefetch) * 64
-    # Steps in which every shard group is at the end of a window find as many windows as that ready.
+    # In steps where every shard group is at the end of a window, as many windows are ready.
     assert workers == 0 or min(ahead[1:]) >= num_groups * 64
 
 
@@ -271,7 +272,7 @@ def test_the_text_of_rows_is_forgotten_once_they_are_encoded(tmp_path: Path) -> 
 
     window = 64 * 60_000
     assert peak > window
-    assert held < 2 * window  # four shard groups have a window each
+    assert held < 2 * window  # each of the four shard groups has a window
 
 
 def test_closed_steps_close_files_and_end_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +307,7 @@ def test_a_step_that_takes_a_shard_group_as_long_as_the_timeout_is_no_hung_worke
 def steps_of_ranks(
     folder: Path, batching: Any, *, ranks: int, number: int, cursor: Any
 ) -> list[tuple[GlobalBatch, ...]]:
-    """Steps of every rank, each in a thread."""
+    """Return the steps of every rank; each rank runs in a thread."""
 
     def take(process_group: ThreadGroup) -> list[GlobalBatch]:
         loader = make(folder, batching=batching, batches_per_step=4, process_group=process_group)
@@ -340,7 +341,8 @@ def test_ranks_share_the_steps_and_their_number_may_change_in_the_middle(
 
 @pytest.mark.parametrize(("batches", "num_groups", "ranks"), [(4, 4, 2), (8, 2, 4), (12, 6, 4)])
 def test_every_rank_counts_the_rows_of_all_once(tmp_path: Path, batches: int, num_groups: int, ranks: int) -> None:
-    """Also where several ranks read the same group, because there are more ranks than groups or they do not divide."""
+    """Also when several ranks read the same group, because there are more ranks than groups or they do not divide
+    evenly."""
     broken = frozenset({3, 50, 51, 120})
     folder = write_shards(tmp_path / "data", [60, 60, 60], broken=broken)
     ledgers: list[Ledger] = []
@@ -457,7 +459,7 @@ def test_bad_rows_are_counted_once_whatever_is_read_again(tmp_path: Path) -> Non
             loader.load_state_dict(cursor)
         steps = list(itertools.islice(loader.steps(), 3))
         done = steps[-1].epoch > 0
-        cursor = steps[1].state_dict  # the third was taken, and the program killed before it was saved
+        cursor = steps[1].state_dict  # the third was taken, and the program was killed before it was saved
     ledger.save()
 
     assert ledger.state() == straight.state()
@@ -549,7 +551,7 @@ def test_rows_of_a_start_that_was_never_saved_are_forgotten(tmp_path: Path) -> N
     assert (run / "quarantine.jsonl").read_text()
 
     started = make(folder, ledger=Ledger(run, max_bad_rows=0.5, resumable=True))
-    cursor = epoch_of(started)[-1].state_dict  # and killed behind its last one
+    cursor = epoch_of(started)[-1].state_dict  # killed after its last one
     ledger = Ledger(run, max_bad_rows=0.5, resumable=True)
     loader = make(folder, ledger=ledger)
     loader.load_state_dict(cursor)

@@ -90,12 +90,12 @@ def test_an_init_leaves_the_outputs_of_the_model_as_they_were(small, init: str) 
     batches = repetitive_batches(small)
     plain = small.load(small.config())
     lm = load_with(small, {"type": "lora", "init": init, "r": 2}, batches)
-    tolerance = 0.05 if init == "gaussian" else 1e-4  # gaussian starts with B = 0, and so exactly; A has no part in it
+    tolerance = 0.05 if init == "gaussian" else 1e-4  # gaussian starts with B = 0, so the output is exact for any A.
     assert small.held_out_loss(lm) == pytest.approx(small.held_out_loss(plain), abs=tolerance)
 
 
 def repetitive_batches(small) -> list[Batch]:
-    """Batches whose activations have few directions, so that EVA converges."""
+    """Return batches whose activations have few directions, so that EVA converges."""
     batches = [small.batch(seed, lengths=(24, 24, 20, 18)) for seed in range(2)]
     return [Batch(batch.input_ids_BT % 4 + 10, batch.labels_BT, batch.lengths_B, batch.keys) for batch in batches]
 

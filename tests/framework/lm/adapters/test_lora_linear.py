@@ -1,4 +1,4 @@
-"""LoRA layers in one piece give what peft's own forward gives."""
+"""Tests of fused LoRA layers: the results of peft's forward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ class Layers(nn.Module):
 
 
 def adapted(**options: Any) -> Any:
-    """Two layers under LoRA whose B is not zero; the same at each call."""
+    """Return two layers under LoRA with B not zero; the same at each call."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
@@ -34,7 +34,7 @@ def adapted(**options: Any) -> Any:
 
 
 def outcome(module: Any, *, x: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """The result, then gradients of the input and of all that is trained."""
+    """Return the result, then the gradients of the input and of all trained parameters."""
     if x is None:
         x = torch.randn(3, 7, 24, generator=torch.Generator().manual_seed(1))
     x = x.detach().requires_grad_()
