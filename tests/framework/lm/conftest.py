@@ -152,7 +152,7 @@ def answer_in_slots(
                 count = 1
             ended = opened.admit(waiting[:count]) if count else opened.step()
             waiting = waiting[count:]
-            assert not {answer.request.row for answer in ended} & set(found), "a row came twice"
+            assert not {answer.request.row for answer in ended} & set(found), "a row was returned twice"
             found |= {answer.request.row: answer for answer in ended}
             assert len(opened.live) <= slots
     opened.close()

@@ -20,7 +20,7 @@ VOCABULARY = 100
 
 
 def buckets_of(tokens: list[int], *, ngrams: int, buckets: int) -> list[int]:
-    """Return the same with Python integers, sequence by sequence."""
+    """Return the buckets computed with Python integers, sequence by sequence."""
     mix, found = 0x9E3779B97F4A7C15, []
     for length in range(2, ngrams + 1):
         for start in range(len(tokens) - length + 1):
@@ -32,7 +32,7 @@ def buckets_of(tokens: list[int], *, ngrams: int, buckets: int) -> list[int]:
 
 
 @pytest.mark.parametrize("ngrams", [1, 2, 3])
-def test_a_bag_holds_tokens_and_their_sequences(ngrams: int) -> None:
+def test_a_bag_has_tokens_and_ngrams(ngrams: int) -> None:
     texts = [[5, 7, 5, 99], [3], [0, 1, 2, 3, 4]]
     ids_K, starts_N1 = bags_of(texts, ngrams=ngrams, vocabulary=VOCABULARY, buckets=1000)
     expected = [text + buckets_of(text, ngrams=ngrams, buckets=1000) for text in texts]
@@ -40,7 +40,7 @@ def test_a_bag_holds_tokens_and_their_sequences(ngrams: int) -> None:
     assert starts_N1.tolist() == [0, *torch.tensor([len(part) for part in expected]).cumsum(0).tolist()]
 
 
-def test_sequences_spread_over_the_buckets() -> None:
+def test_ngrams_spread_over_the_buckets() -> None:
     tokens = torch.randint(0, VOCABULARY, (4000,), generator=torch.Generator().manual_seed(0)).tolist()
     ids_K, _ = bags_of([tokens], ngrams=2, vocabulary=VOCABULARY, buckets=64)
     pairs = len(set(pairwise(tokens)))
@@ -80,7 +80,7 @@ def requests(model: BagLanguageModel, texts: list[str]) -> list[GenerationReques
     return [GenerationRequest(model.tokenizer.encode(text, add_special_tokens=False), 9) for text in texts]
 
 
-def test_the_loss_is_that_of_the_labels_that_are_answered() -> None:
+def test_the_loss_is_the_cross_entropy_of_the_answered_labels() -> None:
     model = make_model()
     rows = [("a nice day", "good"), ("rain", "bad"), ("more rain, and wind", "bad")]
     options = GenerationOptions({}, logprobs=True, labels=model.labels)
@@ -93,7 +93,7 @@ def test_the_loss_is_that_of_the_labels_that_are_answered() -> None:
         assert answer.logprob == max(answer.scores.values()) == answer.scores[answer.text]
 
 
-def test_the_log_probability_of_a_label_is_that_of_its_first_token() -> None:
+def test_the_log_probability_of_a_label_is_assigned_to_its_first_token() -> None:
     model = make_model()
     rows = [("a nice day", "good"), ("rain", "bad"), ("more rain, and wind", "bad")]
     answers = model.answers(requests(model, [prompt for prompt, _ in rows]), GenerationOptions({}, labels=model.labels))
@@ -105,7 +105,7 @@ def test_the_log_probability_of_a_label_is_that_of_its_first_token() -> None:
     assert log_probs.count_nonzero() == 3 < len(log_probs) == batch.loss_tokens
 
 
-def test_answers_do_not_depend_on_the_rows_beside_them() -> None:
+def test_answers_do_not_depend_on_the_other_rows_of_the_batch() -> None:
     model = make_model()
     asked = requests(model, [f"text number {number} of many" for number in range(12)])
     options = GenerationOptions({}, logprobs=True)
@@ -113,7 +113,7 @@ def test_answers_do_not_depend_on_the_rows_beside_them() -> None:
     assert model.answers(asked, options) == alone
 
 
-def test_weights_that_are_no_numbers_are_an_error() -> None:
+def test_nan_weights_are_an_error() -> None:
     model = make_model()
     with torch.no_grad():
         model.module.output.bias.fill_(torch.nan)
@@ -121,7 +121,7 @@ def test_weights_that_are_no_numbers_are_an_error() -> None:
         model.answers(requests(model, ["text"]), GenerationOptions({}))
 
 
-def test_a_checkpoint_of_other_sizes_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_with_other_shapes_is_refused(tmp_path: Path) -> None:
     make_model().save_checkpoint(tmp_path)
     message = r"embedding\.weight is \(308, 8\) and this file has \(278, 8\): other labels, tokens or sizes"
     described = EmbeddingBagModel(type="embedding_bag", embedding_dim=8, buckets=20)
@@ -130,7 +130,7 @@ def test_a_checkpoint_of_other_sizes_is_refused(tmp_path: Path) -> None:
         BagLanguageModel(described, tokenizer=other.tokenizer, labels=other.labels, seed=1).load_checkpoint(tmp_path)
 
 
-def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
+def test_a_loaded_model_equals_the_saved_one(tmp_path: Path) -> None:
     model = make_model()
     model.save(tmp_path)
     other = make_model()
@@ -141,7 +141,7 @@ def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert other.fingerprint == model.fingerprint
 
 
-def test_one_label_is_no_choice() -> None:
+def test_a_single_label_is_refused() -> None:
     model = make_model()
     described = EmbeddingBagModel(type="embedding_bag")
     with pytest.raises(ModelError, match="a bag of words chooses among labels, and here are 1; give rows of two or m"):

@@ -38,12 +38,12 @@ CHOSEN = {
     "rwkv": ("one row", "one row"),
     "xlnet": ("equal lengths", "equal lengths"),
 }
-"""How some architectures are batched, and how when slots are disabled."""
+"""How some architectures are batched, and how they are batched when slots are disabled."""
 SPREAD = (
     *("bert", "bloom", "cpmant", "cohere", "falcon", "falcon_mamba", "gemma3_text", "git", "gpt_neo", "gpt_neox"),
     *("gptj", "jamba", "mamba2", "opt", "phi3", "qwen3", "qwen3_next", "reformer", "starcoder2", "xglm", "zamba2"),
 )
-"""Further architectures of each way; benchmarks/architectures.py measures all."""
+"""More architectures for each way of batching; benchmarks/architectures.py measures all."""
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +81,14 @@ def measured(architectures: ModuleType, kind: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", ends(CHOSEN))
-def test_answers_in_slots_and_batches_are_those_of_rows_alone(architectures, kind: str, tmp_path: Path) -> None:
+def test_answers_in_slots_and_batches_equal_those_of_single_rows(architectures, kind: str, tmp_path: Path) -> None:
     found = measured(architectures, kind, tmp_path)
     assert found.compared >= 13
     assert found.differing == []
     assert (found.way, found.batches) == CHOSEN[kind]
 
 
-def test_the_page_of_architectures_names_every_one_of_the_library(architectures) -> None:
+def test_the_page_of_architectures_lists_every_architecture_of_transformers(architectures) -> None:
     named = re.findall(r"^\| `([\w.-]+)` \|", architectures.PAGE.read_text("utf8"), re.MULTILINE)
     assert named == architectures.kinds()
 
@@ -101,13 +101,13 @@ def without_percent(text: str) -> str:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", SPREAD)
-def test_an_architecture_is_answered_as_its_page_says(architectures, kind: str, tmp_path: Path) -> None:
+def test_an_architecture_is_batched_as_its_page_says(architectures, kind: str, tmp_path: Path) -> None:
     found = measured(architectures, kind, tmp_path)
     assert found.differing == []
     assert without_percent(architectures.line(found)) in without_percent(architectures.PAGE.read_text("utf8"))
 
 
-def test_every_second_architecture_ships_settings_that_are_applied(architectures, tmp_path: Path) -> None:
+def test_generation_settings_of_every_second_architecture_are_applied(architectures, tmp_path: Path) -> None:
     kinds = architectures.kinds()
     shipping = [kind for kind in (*CHOSEN, *SPREAD) if kind in kinds[::2]]
     assert set(kinds) >= {*CHOSEN, *SPREAD}
@@ -117,7 +117,7 @@ def test_every_second_architecture_ships_settings_that_are_applied(architectures
     assert lm.own_settings.suppress_tokens == list(range(40, 60))
 
 
-# What is found
+# Results of the check
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_every_second_architecture_ships_settings_that_are_applied(architectures
         ("rwkv", "one row", r"RwkvForCausalLM changes its logits by \d+% beside another row"),
     ],
 )
-def test_rows_are_put_together_as_far_as_logits_stay_the_same(tiny, kind: str, rows: str, reason: str | None) -> None:
+def test_rows_are_batched_as_far_as_logits_stay_the_same(tiny, kind: str, rows: str, reason: str | None) -> None:
     way = tiny(kind).batch_way(GREEDY, tokens=30)
     assert way.rows == rows
     assert way.reason is None if reason is None else re.fullmatch(reason, way.reason)
@@ -144,20 +144,20 @@ def test_rows_are_put_together_as_far_as_logits_stay_the_same(tiny, kind: str, r
         ("rwkv", "one row at a time", r"; Rwkv\w+ changes its logits by \d+% beside another row"),
     ],
 )
-def test_the_log_says_how_rows_are_answered_and_why(tiny, kind: str, how: str, why: str, caplog) -> None:
+def test_the_log_says_how_rows_are_batched_and_why(tiny, kind: str, how: str, why: str, caplog) -> None:
     with caplog.at_level(logging.INFO, logger="partita"):
         choose_engine(tiny(kind), np.array([3, 5], dtype=np.int32), options=IN_BATCHES, max_new_tokens=2)
     wanted = f"answers are generated {how}, not in slots: generation.slots is false{why}"
     assert re.fullmatch(wanted, caplog.messages[-1])
 
 
-def test_slots_do_not_pay_for_looking_at_batches(tiny) -> None:
+def test_models_with_slots_skip_the_check_of_batches(tiny) -> None:
     lm = tiny("gpt2")
     assert choose_engine(lm, np.array([3, 5], dtype=np.int32), options=GREEDY, max_new_tokens=2) == "slots"
     assert "short_batch_way" not in vars(lm)
 
 
-def test_beams_are_refused_where_rows_are_mixed_up(tiny) -> None:
+def test_beam_search_is_refused_if_rows_influence_each_other(tiny) -> None:
     with pytest.raises(ModelError, match=r"^generation\.num_beams: beams go through the model together, and Rwkv"):
         tiny("rwkv").batch_way(BEAMS, tokens=9)
     assert tiny("llama").batch_way(BEAMS, tokens=9) == PADDED
@@ -175,7 +175,7 @@ def test_beams_are_refused_where_rows_are_mixed_up(tiny) -> None:
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, None, ""),
     ],
 )
-def test_what_only_long_rows_show_is_known_beforehand(
+def test_limits_that_only_long_rows_reach_are_known_beforehand(
     tiny, changes: dict[str, Any], limit: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = tiny("llama")
@@ -187,7 +187,7 @@ def test_what_only_long_rows_show_is_known_beforehand(
         assert lm.batch_way(GREEDY, tokens=limit + 1) == ("equal lengths", message)
 
 
-def test_a_device_that_is_full_says_nothing_about_the_model(small) -> None:
+def test_out_of_memory_in_the_check_says_nothing_about_the_model(small) -> None:
     lm = small.load(small.config())
     full = [True]
 
@@ -204,13 +204,13 @@ def test_a_device_that_is_full_says_nothing_about_the_model(small) -> None:
     assert lm.batch_way(GREEDY, tokens=20) == PADDED
 
 
-def test_virtual_tokens_stand_before_prompts_in_what_is_tried(small) -> None:
+def test_the_check_includes_virtual_tokens_before_the_prompts(small) -> None:
     for kind in ("prompt_tuning", "prefix_tuning"):
         lm = small.load(small.config(adapter={"type": kind, "num_virtual_tokens": 3}))
         assert lm.batch_way(GREEDY, tokens=20) == PADDED
 
 
-def test_a_prompt_of_one_token_does_not_go_on_from_the_row_before(small, tiny) -> None:
+def test_a_prompt_of_one_token_does_not_continue_the_previous_row(small, tiny) -> None:
     lm = tiny("recurrent_gemma")
     capacity = BatchBudget(1)
     one, *others = small.requests((1, 8), (9, 8), (5, 8))
@@ -224,7 +224,7 @@ def test_a_prompt_of_one_token_does_not_go_on_from_the_row_before(small, tiny) -
 # The loss
 
 
-def test_rwkv_is_saved_as_it_was_loaded_though_it_has_answered(architectures, tmp_path: Path, monkeypatch) -> None:
+def test_rwkv_is_saved_unchanged_after_generation(architectures, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules["tiny_models"].SHAPES, "rwkv", {"num_hidden_layers": 8})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -242,7 +242,7 @@ def test_rwkv_is_saved_as_it_was_loaded_though_it_has_answered(architectures, tm
 
 
 @pytest.mark.parametrize("kind", ["llama", "rwkv", "recurrent_gemma", "mamba", "bart"])
-def test_the_loss_of_padded_rows_is_the_sum_of_their_own(small, tiny, kind: str) -> None:
+def test_the_loss_of_padded_rows_is_the_sum_of_their_losses_alone(small, tiny, kind: str) -> None:
     lm = tiny(kind)
     lm.check_loss()
     batch = small.batch(lengths=(24, 5, 17, 2))
@@ -262,7 +262,7 @@ def test_the_loss_of_padded_rows_is_the_sum_of_their_own(small, tiny, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["xlnet", "cpmant"])
-def test_a_model_that_reads_what_it_should_predict_is_not_trained(tiny, kind: str) -> None:
+def test_a_model_that_sees_the_tokens_it_should_predict_is_refused_for_training(tiny, kind: str) -> None:
     with pytest.raises(ModelError, match=r"ForCausalLM|LMHeadModel") as refused:
         tiny(kind).check_loss()
     assert re.fullmatch(

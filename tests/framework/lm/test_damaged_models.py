@@ -82,7 +82,7 @@ def pickled(content: Any = None) -> Change:
 
 
 class Planted:
-    """An object that makes a folder when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -124,7 +124,7 @@ class Planted:
         ),
     ],
 )
-def test_a_damaged_model_is_refused_in_a_sentence(copied: Path, change: Change, said: str) -> None:
+def test_a_damaged_model_is_refused_with_an_error_message(copied: Path, change: Change, said: str) -> None:
     change(copied)
     with pytest.raises(ModelError) as caught:
         read(copied)
@@ -133,7 +133,7 @@ def test_a_damaged_model_is_refused_in_a_sentence(copied: Path, change: Change, 
     assert "\n" not in str(caught.value)
 
 
-def test_pickled_weights_need_a_word_from_the_user(copied: Path) -> None:
+def test_pickled_weights_need_the_consent_of_the_user(copied: Path) -> None:
     pickled()(copied)
     with pytest.raises(ModelError) as caught:
         read(copied)
@@ -145,8 +145,8 @@ def test_pickled_weights_need_a_word_from_the_user(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["code", "garbage", "nothing", "a list"])
-def test_a_pickle_that_is_allowed_and_is_no_weights_is_refused(kind: str, copied: Path, tmp_path: Path) -> None:
-    ballast = torch.zeros(10_000)  # as many bytes as config.json states
+def test_an_allowed_pickle_without_weights_is_refused(kind: str, copied: Path, tmp_path: Path) -> None:
+    ballast = torch.zeros(10_000)  # the number of bytes that config.json implies
     contents = {
         "code": {"a": Planted(tmp_path / "ran"), "b": ballast},
         "garbage": b"\x80\x02garbage" * 10_000,
@@ -172,7 +172,7 @@ def test_an_adapter_that_would_import_a_module_is_refused(tmp_path: Path, plain:
         load(config)
 
 
-def test_every_file_of_a_saved_model_is_watched(plain: Path, tmp_path: Path) -> None:
+def test_changes_in_any_file_of_a_saved_model_are_detected(plain: Path, tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     lm = load(build_config())
     lm.save(folder)

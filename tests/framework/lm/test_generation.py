@@ -46,7 +46,7 @@ def test_greedy_answers_of_a_padded_batch_equal_those_of_single_rows(small, arch
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt", "gemma2"])
 @pytest.mark.parametrize("kind", ["prompt_tuning", "p_tuning", "prefix_tuning"])
-def test_learned_tokens_stand_before_every_prompt_of_a_padded_batch(small, architecture: str, kind: str) -> None:
+def test_virtual_tokens_precede_every_prompt_of_a_padded_batch(small, architecture: str, kind: str) -> None:
     lm = small.load(small.config(architecture=architecture, adapter={"type": kind, "num_virtual_tokens": 3}))
     small.sharpen(lm.base)
     small.take_steps(lm, steps=3, learning_rate=5.0)
@@ -67,7 +67,7 @@ def full_forward(lm, request: GenerationRequest) -> tuple[int, ...]:
     return tuple(ids[len(request.input_ids) :])
 
 
-def test_sampling_depends_on_the_seed_alone_and_leaves_the_global_state(small) -> None:
+def test_sampling_depends_only_on_the_seed_and_keeps_the_global_random_state(small) -> None:
     lm = small.load(small.config())
     options = GenerationOptions({"do_sample": True, "num_beams": 1, "top_k": 0})
     requests = small.requests((3, 20), (5, 20))
@@ -135,7 +135,7 @@ def test_the_batch_stops_computing_once_every_row_is_done(small) -> None:
     assert len(steps) == 4
 
 
-def test_rows_with_other_limits_are_the_same_under_beam_search(small) -> None:
+def test_beam_search_does_not_depend_on_the_limits_of_other_rows(small) -> None:
     lm = sharp(small, architecture="gpt_neox")
     options = GenerationOptions({"do_sample": False, "num_beams": 3})
     requests = small.requests((3, 9), (5, 4), (8, 9))
@@ -150,7 +150,7 @@ def test_beam_search_is_refused_with_prefix_tuning(small) -> None:
         lm.generate(small.requests((3, 4)), GenerationOptions({"num_beams": 2}), seed=0)
 
 
-def test_end_tokens_of_the_checkpoint_end_answers(small, base_folder: Path, tmp_path: Path) -> None:
+def test_end_tokens_from_the_checkpoint_end_answers(small, base_folder: Path, tmp_path: Path) -> None:
     plain = small.load(small.config(base_model=str(base_folder)))
     (answer,) = plain.generate(small.requests((3, 5)), GREEDY, seed=0)
     plain.save(tmp_path)
@@ -162,7 +162,7 @@ def test_end_tokens_of_the_checkpoint_end_answers(small, base_folder: Path, tmp_
     assert (ended.ids, ended.finish_reason) == ((), "stop")
 
 
-def test_options_hold_what_the_file_says_and_nothing_else(small) -> None:
+def test_generation_options_contain_only_the_keys_of_the_configuration(small) -> None:
     config = small.config(generation={"repetition_penalty": 1.2, "stop": ["\n"], "stop_token_ids": [5]})
     lm = small.load(config)
     options = generation_options(config, tokenizer=lm.tokenizer)
@@ -198,19 +198,19 @@ def test_sampling_without_top_k_uses_the_whole_vocabulary(small) -> None:
     ],
     ids=lambda generation: "-".join(generation),
 )
-def test_every_setting_of_the_file_is_taken_without_a_warning(small, generation: dict) -> None:
+def test_every_generation_key_is_accepted_without_a_warning(small, generation: dict) -> None:
     config = small.config(generation=generation)
     lm = small.load(config)
     answers = lm.generate(small.requests((3, 4), (5, 2)), generation_options(config, tokenizer=lm.tokenizer), seed=0)
     assert all(len(answer.ids) <= limit for answer, limit in zip(answers, (4, 2), strict=True))
 
 
-def test_row_limits_count_new_tokens_only_and_every_beam() -> None:
+def test_row_limits_count_only_new_tokens_and_apply_to_every_beam() -> None:
     limits = RowLimits([1, 2], stop=(), prompt_length=3, tokenizer=None)  # type: ignore[arg-type]
     assert limits(torch.zeros(4, 4)).tolist() == [True, True, False, False]
 
 
-@pytest.mark.skipif(not STORIES.exists(), reason="shared/models/stories260k is not there")
+@pytest.mark.skipif(not STORIES.exists(), reason="shared/models/stories260k is missing")
 def test_zero_shot_on_a_pretrained_model_continues_a_story(small) -> None:
     config = small.config(base_model=str(STORIES), trainer={"type": "none"})
     lm = small.load(config, trainable=False)

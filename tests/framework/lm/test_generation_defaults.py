@@ -26,12 +26,12 @@ from partita_trainers.file_sums import FILE as SUMS
 
 SIZES = ((3, 20), (17, 12), (9, 6), (1, 7))
 COMMON = 65
-"""A token that the models of these tests prefer."""
+"""A token to which the models of these tests give a high probability."""
 
 
 @pytest.fixture
 def checkpoint(small: Any, base_folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that makes a model folder with these settings in its generation_config.json."""
+    """Return a function that creates a model folder with given settings in its generation_config.json."""
 
     def make(**settings: Any) -> Path:
         lm = small.load(small.config(base_model=str(base_folder)))
@@ -78,7 +78,7 @@ SHIPPED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SHIPPED, ids=lambda settings: "-".join(settings))
-def test_greedy_answers_are_those_of_generate_with_the_checkpoint_as_it_is(
+def test_greedy_answers_equal_those_of_generate_with_the_unchanged_checkpoint(
     small: Any, checkpoint: Any, settings: dict[str, Any]
 ) -> None:
     folder = checkpoint(**settings)
@@ -94,7 +94,7 @@ def test_greedy_answers_are_those_of_generate_with_the_checkpoint_as_it_is(
     assert [answer.ids for answer in lm.generate(requests, plain, seed=0)] != wanted
 
 
-def test_a_checkpoint_that_samples_is_sampled_by_its_own_settings(small: Any, checkpoint: Any) -> None:
+def test_a_checkpoint_that_samples_uses_its_sampling_settings(small: Any, checkpoint: Any) -> None:
     settings = {"do_sample": True, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "repetition_penalty": 1.1}
     lm, options = load(small, checkpoint(**settings))
     assert options.arguments == settings | {"num_beams": 1}
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_samples_is_sampled_by_its_own_settings(small: Any, ch
         assert drawn[ids] / count == pytest.approx(float(chances[token]), abs=0.04)
 
 
-def test_the_file_decides_key_by_key(small: Any, checkpoint: Any) -> None:
+def test_the_configuration_overrides_the_checkpoint_key_by_key(small: Any, checkpoint: Any) -> None:
     folder = checkpoint(do_sample=True, temperature=0.6, top_p=0.8, repetition_penalty=1.3, bad_words_ids=[[7]])
     _, kept = load(small, folder)
     shipped = {"temperature": 0.6, "top_p": 0.8, "repetition_penalty": 1.3, "bad_words_ids": [[7]]}
@@ -127,7 +127,7 @@ def test_the_file_decides_key_by_key(small: Any, checkpoint: Any) -> None:
     assert other.arguments["bad_words_ids"] != [[7]]
 
 
-def test_texts_that_end_an_answer_and_the_number_of_tokens_come_from_the_checkpoint_too() -> None:
+def test_stop_strings_and_token_limits_come_from_the_checkpoint_too() -> None:
     shipped = {"stop_strings": ["\n\n"], "max_new_tokens": 99}
     found = effective_generation(Generation(), shipped)
     assert (found.value("stop"), found.value("max_new_tokens")) == (("\n\n",), 99)
@@ -135,7 +135,7 @@ def test_texts_that_end_an_answer_and_the_number_of_tokens_come_from_the_checkpo
     assert effective_generation(Generation(), {"stop_strings": "x"}).value("stop") == ("x",)
 
 
-def test_values_without_effect_are_left_out() -> None:
+def test_values_without_effect_are_ignored() -> None:
     assert read_checkpoint(NEUTRAL) == ({}, {})
     greedy = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "length_penalty": 2.0}
     found = effective_generation(Generation(), greedy)
@@ -145,7 +145,7 @@ def test_values_without_effect_are_left_out() -> None:
     assert effective_generation(Generation(), {"do_sample": True, "temperature": 0.0}).value("do_sample") is False
 
 
-def test_what_cannot_be_applied_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_cannot_be_applied_are_listed(caplog: pytest.LogCaptureFixture) -> None:
     shipped = {"num_return_sequences": 3, "watermarking_config": {"bias": 2.5}, "chat_format": "chatml", "top_k": 5}
     with caplog.at_level(logging.INFO):
         log_checkpoint_settings(Generation(), shipped | {"use_cache": True, "max_length": 4096, "do_sample": True})
@@ -187,7 +187,7 @@ def test_every_setting_of_the_library_is_applied_or_known() -> None:
         ({"forced_eos_token_id": {}}, r"forced_eos_token_id: \{\} \("),
     ],
 )
-def test_a_value_that_cannot_be_used_is_reported_with_its_place(settings: dict[str, Any], expected: str) -> None:
+def test_an_invalid_value_is_reported_with_its_location(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(
         ModelError, match=rf"^the checkpoint's generation_config\.json says {expected}.*correct that file, or"
     ):
@@ -195,7 +195,7 @@ def test_a_value_that_cannot_be_used_is_reported_with_its_place(settings: dict[s
     assert effective_generation(Generation(defaults="none"), settings).value("do_sample") is False
 
 
-def test_beams_of_a_checkpoint_have_no_log_probabilities() -> None:
+def test_beam_search_of_a_checkpoint_has_no_log_probabilities() -> None:
     message = r"generation\.logprobs: the checkpoint's generation_config\.json says num_beams 4.*write num_beams: 1"
     with pytest.raises(ModelError, match=message):
         effective_generation(Generation(logprobs=True), {"num_beams": 4})
@@ -219,7 +219,7 @@ def test_a_result_keeps_the_settings_of_its_checkpoint(
         assert saved.checkpoint_generation[key] == lm.checkpoint_generation[key]
 
 
-def test_another_generation_config_is_another_model(small: Any, checkpoint: Any) -> None:
+def test_another_generation_config_changes_the_fingerprint(small: Any, checkpoint: Any) -> None:
     folder = checkpoint()
     before = load(small, folder)[0].fingerprint
     (folder / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
@@ -248,7 +248,7 @@ def test_values_are_explained_without_loading_the_model(small: Any, checkpoint: 
     )
 
 
-def test_settings_in_an_old_config_count_where_there_is_no_file_for_them(small: Any, checkpoint: Any) -> None:
+def test_settings_in_config_json_apply_without_a_generation_config(small: Any, checkpoint: Any) -> None:
     folder = checkpoint()
     (folder / "generation_config.json").unlink()
     written = json.loads((folder / "config.json").read_text()) | {"repetition_penalty": 1.7}

@@ -1,4 +1,4 @@
-"""Tests of constrained decoding: answers follow the grammar, and are the model's own where the grammar permits them."""
+"""Tests of constrained decoding: answers follow the grammar, and equal unconstrained answers if these are valid."""
 
 import json
 from dataclasses import replace
@@ -53,7 +53,7 @@ AGAINST = {"min_new_tokens": 90, "no_repeat_ngram_size": 1, "suppress_tokens": l
 
 
 def grammar_of(schema: dict[str, Any] | None, *others: dict[str, Any], labels: dict[str, Any] | None = None) -> str:
-    """Return the grammar of a JSON output, also together with other outputs."""
+    """Return the grammar of a JSON output, alone or together with other outputs."""
     decoder = {"constrain": True} | ({"json_schema": schema} if schema is not None else {})
     config = Config.model_validate(
         {
@@ -100,7 +100,7 @@ def answer_alone(lm: Any, request: SlotRequest, grammar: str) -> str:
 
 
 @pytest.mark.long
-def test_greedy_answers_are_the_likeliest_that_the_grammar_allows_whatever_the_slots(small: Any, lm: Any) -> None:
+def test_greedy_answers_are_the_likeliest_allowed_ones_for_any_number_of_slots(small: Any, lm: Any) -> None:
     grammar = grammar_of(SCHEMA)
     options = GenerationOptions({"do_sample": False}, grammar=grammar)
     requests = small.slot_requests(*SIZES)
@@ -118,7 +118,7 @@ def test_greedy_answers_are_the_likeliest_that_the_grammar_allows_whatever_the_s
     ends([SAMPLED, SAMPLED | NARROW, SAMPLED | {"top_h": 0.5}, AGAINST, {"repetition_penalty": 1.8}]),
     ids=["sampled", "narrow", "top_h", "against", "penalty"],
 )
-def test_every_answer_keeps_the_schema_whatever_the_options(small: Any, lm: Any, arguments: dict[str, Any]) -> None:
+def test_every_answer_follows_the_schema_with_any_options(small: Any, lm: Any, arguments: dict[str, Any]) -> None:
     options = GenerationOptions(arguments, grammar=grammar_of(SCHEMA), logprobs=True)
     found = small.answer_in_slots(lm, small.slot_requests(*SIZES), slots=4, options=options)
     for answer in found.values():
@@ -129,7 +129,7 @@ def test_every_answer_keeps_the_schema_whatever_the_options(small: Any, lm: Any,
     assert texts(again) == texts(found)
 
 
-def test_a_limit_cuts_an_answer_that_is_not_complete(small: Any, lm: Any) -> None:
+def test_a_token_limit_cuts_an_incomplete_answer(small: Any, lm: Any) -> None:
     options = GenerationOptions({"do_sample": False}, grammar=grammar_of(SCHEMA))
     found = small.answer_in_slots(lm, small.slot_requests((3, 8), (5, 100)), slots=2, options=options)
     assert found[0].generated.finish_reason == "length"
@@ -138,7 +138,7 @@ def test_a_limit_cuts_an_answer_that_is_not_complete(small: Any, lm: Any) -> Non
     assert found[1].generated.finish_reason == "stop"
 
 
-def test_several_outputs_are_one_object_in_the_order_of_the_file(small: Any, lm: Any) -> None:
+def test_several_outputs_are_one_object_in_the_order_of_the_configuration(small: Any, lm: Any) -> None:
     others = (
         {"name": 'a "title"', "type": "text"},
         {"name": "price", "type": "number", "decoder": {"minimum": 2, "maximum": 7}},
@@ -180,7 +180,7 @@ def test_without_a_schema_an_answer_is_an_object(small: Any, lm: Any) -> None:
         assert (matcher.try_consume_tokens(ids) == len(ids)) == fits, text
 
 
-def test_any_of_the_ends_may_come_where_the_value_is_complete_and_nowhere_else(lm: Any) -> None:
+def test_end_tokens_are_allowed_only_after_a_complete_value(lm: Any) -> None:
     size = lm.vocabulary_size + 3  # embeddings may have more rows than there are tokens
     held = Grammar(grammar_of({"type": "integer"}), tokenizer=lm.tokenizer, ends=[1, 9], size=size)
     digit = lm.tokenizer.encode("7")[0]
@@ -194,7 +194,7 @@ def test_any_of_the_ends_may_come_where_the_value_is_complete_and_nowhere_else(l
     assert held.allowed(rows)[1].nonzero().flatten().tolist() == [1, 9]
 
 
-def test_a_tokenizer_that_cannot_spell_the_answer_makes_the_row_an_error(small: Any) -> None:
+def test_a_row_is_an_error_if_the_tokenizer_cannot_write_a_valid_answer(small: Any) -> None:
     config = small.config()
     base = config.base_model.model_copy(update={"tokenizer": "char", "vocab_size": 300})
     tokenizer = wrap(piece_backend(['{"a":1}'], pattern=CHARACTER, vocab_size=300), max_length=64, unknown=UNKNOWN)
@@ -213,23 +213,23 @@ def test_a_tokenizer_that_cannot_spell_the_answer_makes_the_row_an_error(small: 
             assert answer.error.startswith(error)
 
 
-def test_an_answer_that_no_token_ends_cannot_be_constrained(lm: Any) -> None:
+def test_answers_cannot_be_constrained_without_an_end_token(lm: Any) -> None:
     with pytest.raises(ModelError, match=r"decoder\.constrain: the model has no token that ends an answer; write gen"):
         lm.grammar(grammar_of(SCHEMA), ends=[])
 
 
-def test_a_grammar_is_made_once_for_a_model(lm: Any) -> None:
+def test_a_grammar_is_compiled_once_per_model(lm: Any) -> None:
     grammar = grammar_of(SCHEMA)
     assert lm.grammar(grammar, ends=[1]) is lm.grammar(grammar, ends=[1])
     assert lm.grammar(grammar, ends=[1]) is not lm.grammar(grammar, ends=[1, 2])
 
 
-def test_a_pass_for_measuring_holds_answers_to_the_grammar_as_well(lm: Any) -> None:
+def test_passes_that_measure_memory_also_apply_the_grammar(lm: Any) -> None:
     options = GenerationOptions({"do_sample": False}, grammar=grammar_of(SCHEMA))
     assert lm.generate_worst_case(3, prompt_tokens=8, new_tokens=40, options=options).decode_seconds > 0
 
 
-def test_options_for_free_texts_hold_answers_to_nothing() -> None:
+def test_options_for_free_text_have_no_constraint() -> None:
     options = GenerationOptions({"do_sample": False}, stop=("x",), grammar=grammar_of(SCHEMA))
     assert options.free == replace(options, grammar=None)
     assert (options.form != "", options.free.form) == (True, "")
@@ -263,7 +263,7 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_the_bytes_of_tokens_are_those_of_the_text(kind: str) -> None:
+def test_the_bytes_of_tokens_equal_those_of_the_text(kind: str) -> None:
     tokenizer = TOKENIZERS[kind]
     known = token_bytes(tokenizer, size=len(tokenizer) + 5)
     assert len(known) == len(tokenizer) + 5
@@ -277,13 +277,13 @@ def test_the_bytes_of_tokens_are_those_of_the_text(kind: str) -> None:
 
 @examples(60)
 @given(text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20), kind=st.sampled_from(["byte", "bpe"]))
-def test_the_bytes_of_byte_level_tokens_are_those_of_any_text(text: str, kind: str) -> None:
+def test_the_bytes_of_byte_level_tokens_equal_those_of_any_text(text: str, kind: str) -> None:
     tokenizer = TOKENIZERS[kind]
     known = token_bytes(tokenizer, size=len(tokenizer))
     assert b"".join(known[token] for token in tokenizer.encode(text, add_special_tokens=False)) == text.encode()
 
 
-def test_tokens_that_were_added_are_text_unless_they_are_special() -> None:
+def test_added_tokens_are_text_unless_they_are_special() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<tool>"])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
@@ -293,7 +293,7 @@ def test_tokens_that_were_added_are_text_unless_they_are_special() -> None:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_each_kind_of_tokenizer_is_held(kind: str) -> None:
+def test_each_kind_of_tokenizer_can_be_constrained(kind: str) -> None:
     tokenizer = TOKENIZERS[kind]
     held = Grammar(grammar_of(SCHEMA), tokenizer=tokenizer, ends=[tokenizer.eos_token_id], size=len(tokenizer))
     matcher = held.matcher()

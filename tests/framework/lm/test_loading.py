@@ -23,7 +23,7 @@ def scratch(**keys) -> dict:
 
 
 @pytest.mark.parametrize("architecture", typing.get_args(Architecture))
-def test_every_architecture_is_built_in_the_shape_that_is_asked_for(small, architecture: str) -> None:
+def test_every_architecture_is_built_with_the_configured_shape(small, architecture: str) -> None:
     shape = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 160}
     lm = small.load(small.config(base_model=scratch(architecture=architecture, **shape)))
     described = lm.base.config
@@ -38,7 +38,7 @@ def test_every_architecture_is_built_in_the_shape_that_is_asked_for(small, archi
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 0.5), torch.bfloat16), ((1.0, 0.9), torch.float32)])
-def test_the_fastest_type_is_the_one_that_the_machine_multiplies_clearly_faster_in(
+def test_the_automatic_dtype_is_the_one_with_clearly_faster_matrix_products(
     small, base_folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], chosen: torch.dtype
 ) -> None:
     found = dict(zip((torch.float32, torch.bfloat16), seconds, strict=True))
@@ -47,7 +47,7 @@ def test_the_fastest_type_is_the_one_that_the_machine_multiplies_clearly_faster_
     assert {p.dtype for p in small.load(config, trainable=False).module.parameters()} == {chosen}
 
 
-def test_products_are_timed_in_either_type() -> None:
+def test_matrix_products_are_timed_in_both_dtypes() -> None:
     assert all(
         0 < precision.product_seconds(dtype, device=torch.device("cpu")) < 5
         for dtype in (torch.float32, torch.bfloat16)
@@ -57,7 +57,7 @@ def test_products_are_timed_in_either_type() -> None:
 @pytest.mark.parametrize(
     ("size", "millions"), [("nano", 0.123), ("tiny", 0.837), ("mini", 4.886), ("small", 25.4), ("medium", 85.2)]
 )
-def test_sizes_have_the_parameters_that_their_names_promise(small, size: str, millions: float) -> None:
+def test_named_sizes_have_the_number_of_parameters_in_their_name(small, size: str, millions: float) -> None:
     from transformers import AutoModelForCausalLM
 
     from partita.lm.architectures import scratch_config
@@ -87,12 +87,12 @@ def test_embeddings_can_be_untied_and_heads_grouped(small) -> None:
         ({"num_key_value_heads": 2, "architecture": "gpt2"}, "gpt2 has no grouped-query attention; remove it"),
     ],
 )
-def test_shapes_that_no_model_can_have_are_refused(small, keys: dict, text: str) -> None:
+def test_impossible_shapes_are_refused(small, keys: dict, text: str) -> None:
     with pytest.raises(ModelError, match=text):
         small.load(small.config(base_model=scratch(**keys)))
 
 
-def test_a_new_model_depends_on_the_seed_alone_and_leaves_the_global_state(small) -> None:
+def test_a_new_model_depends_only_on_the_seed_and_keeps_the_global_random_state(small) -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
     config = small.config(adapter={"type": "lora", "init": "gaussian"})
@@ -105,7 +105,7 @@ def test_a_new_model_depends_on_the_seed_alone_and_leaves_the_global_state(small
     assert not torch.equal(next(first.module.parameters()), next(other.module.parameters()))
 
 
-def test_a_relative_folder_starts_where_the_file_lies(small, base_folder: Path) -> None:
+def test_a_relative_folder_is_relative_to_the_configuration_file(small, base_folder: Path) -> None:
     lm = small.load(small.config(base_model=f"./{base_folder.name}"), folder=base_folder.parent)
     assert lm.source == str(base_folder.resolve())
 
@@ -120,14 +120,12 @@ def test_a_relative_folder_starts_where_the_file_lies(small, base_folder: Path) 
         (".", r"holds no config\.json; write the folder that holds the model's files"),
     ],
 )
-def test_a_folder_that_is_not_there_is_reported_with_its_neighbours(
-    small, base_folder: Path, name: str, text: str
-) -> None:
+def test_a_missing_folder_is_reported_with_similar_names(small, base_folder: Path, name: str, text: str) -> None:
     with pytest.raises(ModelError, match=text):
         small.load(small.config(base_model=name), folder=base_folder.parent)
 
 
-def test_a_hub_model_that_cannot_be_reached_is_reported_in_words(small, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_model_is_reported(small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"base_model: nobody/nothing-here: cannot load its tokenizer: "):
         small.load(small.config(base_model="nobody/nothing-here"))
@@ -145,7 +143,7 @@ def test_a_hub_model_that_cannot_be_reached_is_reported_in_words(small, monkeypa
         ("something else", "cannot load its weights: OSError: something else"),
     ],
 )
-def test_what_the_hub_says_becomes_advice(raised: str, text: str) -> None:
+def test_errors_of_the_hub_become_advice(raised: str, text: str) -> None:
     message = explain(OSError(raised), source="a/b", part="weights", key="base_model")
     assert message.startswith("base_model: a/b: cannot load its weights: ")
     assert text in message
@@ -179,7 +177,7 @@ def test_a_tokenizer_that_is_too_large_for_the_model_is_refused(small, tmp_path:
         small.load(small.config(base_model=str(tmp_path)))
 
 
-def test_devices_are_found_or_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_resolved_or_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
@@ -203,11 +201,11 @@ def test_devices_are_found_or_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, False, None),
     ],
 )
-def test_cuda_grows_its_segments_unless_it_is_set_up_or_has_begun(
+def test_cuda_uses_expandable_segments_unless_configured_or_already_initialized(
     monkeypatch: pytest.MonkeyPatch, mine: dict[str, str], begun: bool, expected: str | None
 ) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.setenv(name, "")  # so that what is set below is taken back
+        monkeypatch.setenv(name, "")  # so that the change below is undone
         monkeypatch.delenv(name)
     for name, value in mine.items():
         monkeypatch.setenv(name, value)
@@ -221,9 +219,7 @@ def test_cuda_grows_its_segments_unless_it_is_set_up_or_has_begun(
     assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
 
 
-def test_weights_are_in_the_type_that_is_asked_for_and_in_float32_where_they_are_trained(
-    small, base_folder: Path
-) -> None:
+def test_weights_have_the_configured_dtype_and_trained_weights_are_float32(small, base_folder: Path) -> None:
     half = {"base_model": str(base_folder), "model_parameters": {"dtype": "bfloat16"}}
     assert {p.dtype for p in small.load(small.config(**half)).module.parameters()} == {torch.float32}
     adapted = small.load(small.config(**half, adapter={"type": "lora"}))
@@ -269,7 +265,7 @@ def test_parts_trained_in_float32_fit_into_a_bfloat16_model(
     ],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
-def test_rope_scaling_lengthens_the_context_and_stays_with_the_saved_model(
+def test_rope_scaling_extends_the_context_and_is_saved_with_the_model(
     small, base_folder: Path, scaling: dict, length: int, tmp_path: Path
 ) -> None:
     config = small.config(base_model=str(base_folder), model_parameters={"rope_scaling": scaling})
@@ -312,21 +308,21 @@ def test_freezing_nothing_or_everything_is_refused(small, pattern: str, count: s
         small.load(config)
 
 
-def test_nothing_requires_gradients_where_nothing_is_trained(small) -> None:
+def test_nothing_requires_gradients_without_training(small) -> None:
     lm = small.load(small.config(trainer={"type": "none"}), trainable=False)
     assert not any(parameter.requires_grad for parameter in lm.module.parameters())
     assert lm.loss(lm.module, small.batch(lengths=(1,))).item() == 0
 
 
 def cached_on_the_hub(model: Path, cache: Path, *, commit: str) -> None:
-    """The files of `model` as nobody/tiny of the Hub in a cache, where `main` is this commit."""
+    """Put the files of `model` into a Hub cache as nobody/tiny, with `main` at this commit."""
     repository = cache / "models--nobody--tiny"
     shutil.copytree(model, repository / "snapshots" / commit)
     (repository / "refs").mkdir(exist_ok=True)
     (repository / "refs" / "main").write_text(commit)
 
 
-def test_a_model_of_the_hub_is_another_one_when_its_revision_moves(
+def test_the_fingerprint_of_a_hub_model_changes_with_its_revision(
     small, base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -12,7 +12,7 @@ ARCHITECTURES = typing.get_args(Architecture)
 
 
 def full_logits_loss(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """The library's own loss over all positions, with an attention mask; a sum because it is divided by 1."""
+    """Return the loss of transformers over all positions, with an attention mask; a sum because it is divided by 1."""
     loss: torch.Tensor = module(
         input_ids=batch.input_ids_BT, attention_mask=padding_mask(batch), labels=batch.labels_BT, num_items_in_batch=1
     ).loss
@@ -42,7 +42,7 @@ def test_loss_and_gradients_equal_those_of_full_logits_and_a_mask(small, archite
 
 
 def library_log_probs(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Log-probabilities of the loss tokens from transformers' own logits, each row computed alone."""
+    """Return log-probabilities of the loss tokens from the logits of transformers, each row computed alone."""
     found = []
     with torch.no_grad():
         for ids, labels, length in zip(batch.input_ids_BT, batch.labels_BT, batch.lengths_B.tolist(), strict=True):
@@ -52,7 +52,7 @@ def library_log_probs(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "opt"])
-def test_token_log_probs_are_those_of_the_librarys_logits(small, architecture: str) -> None:
+def test_token_log_probs_equal_those_of_the_logits_of_transformers(small, architecture: str) -> None:
     lm, batch = small.load(small.config(architecture=architecture)), small.batch()
     small.sharpen(lm.module)
     log_probs = lm.token_log_probs(lm.module, batch)
@@ -88,7 +88,7 @@ def test_loss_under_an_adapter_equals_that_of_full_logits_and_a_mask(small, adap
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "opt", "gemma2"])
-def test_learned_tokens_before_the_prompt_move_labels_along_on_other_architectures(small, architecture: str) -> None:
+def test_virtual_tokens_before_the_prompt_shift_the_labels_on_other_architectures(small, architecture: str) -> None:
     lm = small.load(small.config(architecture=architecture, adapter={"type": "prompt_tuning"}))
     assert_same_loss(lm, small.batch())
 
@@ -114,7 +114,7 @@ def test_loss_in_bfloat16_is_summed_in_float32(small, base_folder: Path) -> None
     assert_same_loss(lm, small.batch(), tolerance=2e-3)
 
 
-def test_only_positions_that_predict_a_label_reach_the_output_layer(small) -> None:
+def test_the_output_layer_computes_only_positions_that_predict_a_label(small) -> None:
     lm, batch, seen = small.load(small.config()), small.batch(), []
     lm.base.get_output_embeddings().register_forward_hook(lambda layer, inputs, output: seen.append(output.shape))
     lm.loss(lm.module, batch)
@@ -125,7 +125,7 @@ def test_only_positions_that_predict_a_label_reach_the_output_layer(small) -> No
 
 
 @pytest.mark.long
-def test_a_wrapper_around_the_module_gives_the_same_loss(small) -> None:
+def test_a_wrapped_module_has_the_same_loss(small) -> None:
     lm, batch = small.load(small.config()), small.batch()
     compiled = torch.compile(lm.module, backend="eager")
     assert lm.loss(compiled, batch).item() == lm.loss(lm.module, batch).item()
@@ -134,7 +134,7 @@ def test_a_wrapper_around_the_module_gives_the_same_loss(small) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(), (1, 1)])
-def test_a_batch_without_labels_costs_no_forward_pass_and_can_be_differentiated(
+def test_a_batch_without_labels_needs_no_forward_pass_and_can_be_differentiated(
     small, lengths: tuple[int, ...]
 ) -> None:
     lm = small.load(small.config())
@@ -179,7 +179,7 @@ def test_neftune_noise_is_uniform_within_alpha_over_the_root_of_length_times_wid
         assert noise[row].std() == pytest.approx(reach / 3**0.5, rel=0.05)
 
 
-def test_there_is_no_noise_outside_training_and_in_evaluation_mode(small) -> None:
+def test_there_is_no_neftune_noise_outside_training_and_in_evaluation_mode(small) -> None:
     lm = small.load(small.config(model_parameters={"neftune_noise_alpha": 5.0}))
     batch = small.batch()
     clean = embeddings_seen(lm, batch)

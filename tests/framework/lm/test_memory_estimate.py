@@ -1,4 +1,4 @@
-"""The formula for devices that cannot measure, against what this machine measures."""
+"""Tests of the memory formula for devices that cannot measure, against measurements of this machine."""
 
 import json
 import subprocess
@@ -58,7 +58,7 @@ print(json.dumps({
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured through Linux's procfs")
-def test_the_formula_is_of_the_right_size() -> None:
+def test_the_formula_is_close_to_the_measurement() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", MEASURED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Whether oneDNN multiplies, decided by a measurement that is made once per machine and kept."""
+"""Tests of the choice between oneDNN and torch: by a measurement, once per machine and cached."""
 
 import json
 from pathlib import Path
@@ -29,12 +29,12 @@ def kept(tmp_path: Path) -> list[Path]:
 
 
 def keep(path: Path, **seconds: float) -> None:
-    """Replace the measurement in a file."""
+    """Replace the cached measurement in a file."""
     key = unsealed(path.read_bytes())["key"]
     path.write_text(json.dumps(sealed({"key": key, "seconds": seconds})))
 
 
-def test_a_measurement_is_kept_with_all_that_it_depends_on(tmp_path: Path) -> None:
+def test_a_measurement_is_cached_with_all_that_it_depends_on(tmp_path: Path) -> None:
     onednn_is_faster(layers((256, 128), (128, 256), (128, 256)))
     [path] = kept(tmp_path)
     document = unsealed(path.read_bytes(), required=True)
@@ -46,7 +46,7 @@ def test_a_measurement_is_kept_with_all_that_it_depends_on(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("seconds", "faster"), [(0.5, True), (0.95, False), (2.0, False)])
-def test_a_kept_measurement_decides_for_all_later_models(tmp_path: Path, seconds: float, faster: bool) -> None:
+def test_a_cached_measurement_decides_for_all_later_models(tmp_path: Path, seconds: float, faster: bool) -> None:
     onednn_is_faster(layers((128, 128)))
     [path] = kept(tmp_path)
     keep(path, torch=1.0, onednn=seconds)
@@ -58,7 +58,7 @@ def test_a_kept_measurement_decides_for_all_later_models(tmp_path: Path, seconds
     assert path.read_bytes() == before
 
 
-def test_the_first_of_several_processes_that_measure_decides_for_all(tmp_path: Path) -> None:
+def test_the_first_of_several_measuring_processes_decides_for_all(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "one.json"
     for number in range(3):
         save_first(path, {"seconds": number})
@@ -66,7 +66,7 @@ def test_the_first_of_several_processes_that_measure_decides_for_all(tmp_path: P
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_other_shapes_and_numbers_of_threads_are_measured_for_themselves(
+def test_other_shapes_and_thread_counts_are_measured_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onednn_is_faster(layers((128, 128)))
@@ -78,7 +78,7 @@ def test_other_shapes_and_numbers_of_threads_are_measured_for_themselves(
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"key": 1, "checksum": "0"}', b"\xff"])
-def test_a_damaged_measurement_is_made_again(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_measurement_is_repeated(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     onednn_is_faster(layers((128, 128)))
     [path] = kept(tmp_path)
     path.write_bytes(content)
@@ -88,14 +88,14 @@ def test_a_damaged_measurement_is_made_again(tmp_path: Path, content: bytes, cap
     assert unsealed(kept(tmp_path)[0].read_bytes(), required=True)["seconds"]
 
 
-def test_where_nothing_can_be_kept_torch_multiplies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_torch_is_used_if_nothing_can_be_cached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cache").write_text("a file where the folder would be")
     with caplog.at_level("INFO"):
         assert not onednn_is_faster(layers((128, 128)))
     assert "matrix products stay with torch" in caplog.text
 
 
-def test_only_a_clear_gain_counts_and_the_log_says_what_was_chosen(
+def test_only_a_clear_gain_selects_onednn_and_the_log_reports_the_choice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     onednn_is_faster(layers((128, 128)))
@@ -109,11 +109,11 @@ def test_only_a_clear_gain_counts_and_the_log_says_what_was_chosen(
         assert "; oneDNN is used" in caplog.text
 
 
-def test_a_model_without_layers_for_it_is_not_measured(tmp_path: Path) -> None:
+def test_a_model_without_suitable_layers_is_not_measured(tmp_path: Path) -> None:
     assert use_onednn(nn.Sequential(nn.Linear(16, 16), nn.Linear(256, 256).bfloat16())) == 0
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_shapes_with_the_most_weights_in_the_model_are_measured() -> None:
+def test_the_shapes_with_the_most_weights_are_measured() -> None:
     shapes: list[Any] = [(64, 256)] * 5 + [(512, 64), (128, 128), (32, 16)]
     assert [tuple(layer.weight.shape) for layer in largest(layers(*shapes))] == [(64, 256), (512, 64), (128, 128)]

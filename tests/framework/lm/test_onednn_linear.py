@@ -1,4 +1,4 @@
-"""Products of matrices by oneDNN: the same numbers, where they are used, and slots that are filled for them."""
+"""Tests of matrix products by oneDNN: same results, where they are used, and slots padded for them."""
 
 import json
 import os
@@ -31,7 +31,7 @@ PREFIX = tuple(range(11, 20))
 
 
 class Watch(TorchDispatchMode):
-    """Inside, the rows of every product that oneDNN makes are taken down."""
+    """Record the number of rows of every product that oneDNN computes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def one_dnn() -> None:
 
 @pytest.fixture(params=[True, False], ids=["wide", "plain"])
 def faster(request: pytest.FixtureRequest) -> bool:
-    """Whether the smallest products of `lm` are oneDNN's, whatever this machine is."""
+    """Return whether even the smallest products of `lm` use oneDNN, on any machine."""
     return bool(request.param)
 
 
@@ -64,7 +64,7 @@ def wide(*, bias: bool = True, products: int = 0) -> nn.Linear:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(8, 128), (3, 32, 128), (1, 4, 128), (96, 1, 128)])
-def test_numbers_are_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool) -> None:
+def test_results_equal_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool) -> None:
     layer, x = wide(bias=bias, products=LEAST.products), torch.randn(shape)
     with torch.no_grad(), using_onednn(), Watch() as seen:
         found = layer(x)
@@ -75,14 +75,14 @@ def test_numbers_are_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool) 
     torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_parts_of_a_tensor_are_multiplied_like_copies() -> None:
+def test_views_of_a_tensor_are_multiplied_like_copies() -> None:
     layer, x = wide(), torch.randn(16, 5, 128)
     with torch.no_grad(), using_onednn(), Watch() as seen:
         torch.testing.assert_close(layer(x[:, -1]), layer(x[:, -1].contiguous()))
     assert seen.rows == [16, 16]
 
 
-def test_only_what_asks_for_it_computes_in_this_way() -> None:
+def test_onednn_is_used_only_where_it_is_enabled() -> None:
     layer, x = wide(), torch.randn(64, 128)
     with torch.no_grad(), Watch() as seen:
         plain = layer(x)
@@ -97,14 +97,14 @@ def test_only_what_asks_for_it_computes_in_this_way() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 17, 1023])
-def test_few_rows_and_numbers_with_many_digits_are_left_to_torch(rows: int) -> None:
+def test_torch_computes_few_rows_and_float64(rows: int) -> None:
     layer, x = wide(), torch.randn(rows, 128)
     with torch.no_grad(), using_onednn(), Watch() as seen:
         assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
     assert not seen.rows
 
 
-def test_gradients_autocast_and_16_bits_are_left_to_torch() -> None:
+def test_torch_computes_gradients_autocast_and_16_bits() -> None:
     layer, x = wide(), torch.randn(64, 128, requires_grad=True)
     with using_onednn(), Watch() as seen:
         layer(x).sum().backward()
@@ -118,7 +118,7 @@ def test_gradients_autocast_and_16_bits_are_left_to_torch() -> None:
 
 def test_only_plain_layers_in_float32_are_changed_and_keep_their_names() -> None:
     class Own(nn.Linear):
-        """Another kind of layer."""
+        """A subclass of nn.Linear."""
 
     module = nn.Sequential(
         nn.Linear(128, 128), nn.Linear(128, 128).bfloat16(), Own(128, 128), nn.Linear(16, 16), nn.Embedding(128, 128)
@@ -132,7 +132,7 @@ def test_only_plain_layers_in_float32_are_changed_and_keep_their_names() -> None
 
 
 @given(st.integers(1, 10**7))
-def test_rounded_numbers_are_few_and_near(rows: int) -> None:
+def test_rounded_sizes_are_few_and_close(rows: int) -> None:
     found = round_up(rows)
     assert rows <= found <= rows * 1.125
     assert round_up(found) == found
@@ -147,7 +147,7 @@ def lm(small: Any, tmp_path: Path, faster: bool) -> Any:
 
 @pytest.mark.parametrize("slots", first([40, 1, 6, 17]))
 @pytest.mark.parametrize("prefix", [in_long_tests(((),)), PREFIX])
-def test_answers_are_those_of_the_library_and_products_have_few_sizes(
+def test_answers_equal_those_of_transformers_and_products_have_few_sizes(
     small: Any, lm: Any, faster: bool, slots: int, prefix: tuple[int, ...]
 ) -> None:
     assert lm.wide == faster
@@ -162,7 +162,7 @@ def test_answers_are_those_of_the_library_and_products_have_few_sizes(
     assert all(round_up(rows) == rows for rows in seen.rows)
 
 
-def test_idle_slots_that_fill_up_a_step_change_nothing(small: Any, lm: Any, faster: bool) -> None:
+def test_idle_slots_that_pad_a_step_change_nothing(small: Any, lm: Any, faster: bool) -> None:
     slots = Slots(lm, GREEDY, slots=24, tokens=60, prefix=PREFIX, seed=0, way=SlotWay(True, True))
     requests = small.slot_requests(*[(1 + row, 30) for row in range(17)], prefix=PREFIX)
     slots.admit(requests)
@@ -181,14 +181,14 @@ def test_idle_slots_that_fill_up_a_step_change_nothing(small: Any, lm: Any, fast
     slots.close()
 
 
-def test_prompts_are_read_in_powers_of_two_where_products_are_wide(lm: Any, faster: bool) -> None:
+def test_prompts_are_prefilled_in_powers_of_two_if_products_are_wide(lm: Any, faster: bool) -> None:
     slots = Slots(lm, GREEDY, slots=40, tokens=60, prefix=(), seed=0, way=SlotWay(True, True))
     found = [slots.readable(tokens, most) for tokens, most in ((60, 40), (60, 13), (1, 1), (5000, 40))]
     assert found == ([16, 8, 1, 1] if faster else [17, 13, 1, 1])
     slots.close()
 
 
-def test_prompts_as_long_as_their_slots_are_not_lengthened(small: Any, lm: Any, faster: bool) -> None:
+def test_prompts_as_long_as_their_slots_are_not_padded(small: Any, lm: Any, faster: bool) -> None:
     request = small.slot_requests((37, 1))[0]
     slots = Slots(lm, GREEDY, slots=1, tokens=37, prefix=(), seed=0, way=SlotWay(True, True))
     answers = slots.admit([request])
@@ -198,7 +198,7 @@ def test_prompts_as_long_as_their_slots_are_not_lengthened(small: Any, lm: Any, 
 
 
 def doubled(small: Any, lm: Any, prompts: list[GenerationRequest]) -> int:
-    """Make another token as likely as the one that the model writes most often; the first of the two comes back."""
+    """Make another token as likely as the model's most frequent one; return the frequent one."""
     written = Counter(token for prompt in prompts for token in small.greedy_alone(lm, prompt))
     often = written.most_common(1)[0][0]
     with torch.no_grad():
@@ -209,7 +209,7 @@ def doubled(small: Any, lm: Any, prompts: list[GenerationRequest]) -> int:
 
 @pytest.mark.parametrize("slots", ends([1, 7, 32]))
 @pytest.mark.parametrize("prefix", [in_long_tests(((),)), PREFIX])
-def test_rows_that_hang_on_the_last_digits_are_answered_with_the_sums_of_the_library(
+def test_rows_with_near_ties_are_recomputed_with_the_products_of_torch(
     small: Any, lm: Any, faster: bool, slots: int, prefix: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     requests = small.slot_requests(*[(1 + 7 * row % 31, 12) for row in range(24)], prefix=prefix)
@@ -219,11 +219,11 @@ def test_rows_that_hang_on_the_last_digits_are_answered_with_the_sums_of_the_lib
         found = generate_requests(lm, asked, GenerationSettings(GREEDY, BatchBudget(slots), 0))
     wanted = [small.greedy_alone(lm, request) for request in requests]
     assert [one.ids for one in found] == wanted
-    assert any(first in ids for ids in wanted), "two tokens were as likely"
+    assert any(first in ids for ids in wanted), "two tokens must be equally likely"
     assert ("with the sums of the library" in caplog.text) == faster
 
 
-def test_a_row_is_read_again_in_passes_no_larger_than_before(small: Any, lm: Any, faster: bool) -> None:
+def test_a_row_is_recomputed_in_passes_no_larger_than_before(small: Any, lm: Any, faster: bool) -> None:
     request = small.slot_requests((9, 50))[0]
     doubled(small, lm, [GenerationRequest(list(request.input_ids), 50)])
     slots = Slots(lm, GREEDY, slots=1, tokens=59, prefix=(), seed=0, way=SlotWay(True, True), shortest_pass=4)
@@ -240,7 +240,7 @@ def test_a_row_is_read_again_in_passes_no_larger_than_before(small: Any, lm: Any
     assert max(sizes) == (9 if faster else 1)
 
 
-def test_where_two_tokens_are_always_as_likely_all_sums_become_those_of_the_library(
+def test_torch_computes_everything_if_near_ties_are_frequent(
     small: Any, lm: Any, faster: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with torch.no_grad():
@@ -257,7 +257,7 @@ def test_where_two_tokens_are_always_as_likely_all_sums_become_those_of_the_libr
     assert sum("were read again" in line for line in caplog.messages) == faster
 
 
-def test_pieces_of_doubtful_answers_are_those_of_the_answer(small: Any, lm: Any, faster: bool) -> None:
+def test_streamed_pieces_of_recomputed_answers_join_to_the_answer(small: Any, lm: Any, faster: bool) -> None:
     asked = [
         GenerationRequest(list(one.input_ids), 12) for one in small.slot_requests(*[(1 + row, 12) for row in range(9)])
     ]
@@ -276,10 +276,10 @@ def test_pieces_of_doubtful_answers_are_those_of_the_answer(small: Any, lm: Any,
     [GenerationOptions({"do_sample": True, "num_beams": 1, "top_k": 0}), replace(GREEDY, logprobs=True)],
     ids=["sampled", "probabilities"],
 )
-def test_where_last_digits_show_the_sums_are_the_library_s(
+def test_torch_computes_sampled_answers_and_log_probabilities(
     small: Any, lm: Any, faster: bool, options: GenerationOptions
 ) -> None:
-    lm.why_no_slots(options, tokens=40)  # found out once, with the others
+    lm.why_no_slots(options, tokens=40)  # the check of slots runs once, before the products are watched
     requests = small.slot_requests(*[(1 + row, 20) for row in range(20)])
     asked = [GenerationRequest(list(request.input_ids), 20) for request in requests]
     with Watch() as seen:
@@ -288,7 +288,7 @@ def test_where_last_digits_show_the_sums_are_the_library_s(
     assert [one.ids for one in answers[0]] == [one.ids for one in answers[1]] == [one.ids for one in answers[2]]
 
 
-def test_what_is_close_is_doubtful() -> None:
+def test_close_scores_are_near_ties() -> None:
     scores = torch.tensor(
         [[0.0, 4.0, 4.0, 0.0], [0.0, 4.0, 3.9, 0.0], [0.0, 4.0, 4.0 - 1e-5, 0.0], [0.0, float("nan"), 1.0, 1.0]]
     )
@@ -298,7 +298,7 @@ def test_what_is_close_is_doubtful() -> None:
     assert sampler.near_ties(scores, tokens, scores.mean(-1)).tolist() == [True, False, True, False]
 
 
-def test_padding_that_is_reported_is_that_which_is_read(small: Any, lm: Any, faster: bool) -> None:
+def test_the_reported_padding_equals_the_computed_padding(small: Any, lm: Any, faster: bool) -> None:
     asked = [GenerationRequest(list(one.input_ids), 1) for one in small.slot_requests(*[(33, 1)] * 4, (30, 1))]
     run = run_of_requests(lm, asked, GenerationSettings(GREEDY, BatchBudget(8), 0))
     read: list[int] = []
@@ -356,7 +356,7 @@ print(json.dumps({"ok": stats.ok, "refused": stats.out_of_memory, "more": held("
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited and reported by Linux")
 @pytest.mark.long
-def test_kernels_of_many_sizes_do_not_fill_the_memory_that_was_allowed(tmp_path: Path) -> None:
+def test_kernels_of_many_sizes_stay_within_the_memory_budget(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", JOB],
         capture_output=True,
@@ -370,11 +370,11 @@ def test_kernels_of_many_sizes_do_not_fill_the_memory_that_was_allowed(tmp_path:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["ok"], found["refused"]) == (300, 0), done.stderr
-    assert found["more"] < 65_000_000, "it was 97 MB where all kernels were kept"
+    assert found["more"] < 65_000_000, "it was 97 MB with all kernels cached"
 
 
 @pytest.mark.parametrize("name", onednn_linear.KERNEL_VARIABLES)
-def test_a_number_of_kernels_that_the_user_has_set_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_cache_size_set_by_the_user_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in onednn_linear.KERNEL_VARIABLES:
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, "7")

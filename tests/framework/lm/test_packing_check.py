@@ -1,4 +1,4 @@
-"""Rows in one line learn what they would learn alone."""
+"""Tests of packed rows: loss and gradients equal those of single rows."""
 
 import json
 import typing
@@ -16,11 +16,11 @@ from partita_trainers.file_sums import FILE as SUMS
 
 LENGTHS = (24, 5, 17, 2, 30, 1, 12)
 LINES = ((0, 2, 1), (4, 6), (3,), (5, 3))
-"""Rows of each line; one of them alone, with much padding."""
+"""Rows of each line; one line has a single row and much padding."""
 
 
 def rows_and_lines(small: Any) -> tuple[Batch, Batch]:
-    """The same rows a line each and packed: row 3 stands in two lines."""
+    """Return the same rows with one line each, and packed; row 3 is in two lines."""
     rows = small.batch(lengths=LENGTHS)
     order = [row for line in LINES for row in line]
     lengths = torch.tensor([sum(LENGTHS[row] for row in line) for line in LINES])
@@ -49,7 +49,7 @@ def gradients(loss: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
 
 
 def logits(lm: Any, batch: Batch) -> torch.Tensor:
-    """Of every token of every row, row by row."""
+    """Return the logits of every token, row by row."""
     with torch.no_grad():
         found = lm.module(input_ids=batch.input_ids_BT, use_cache=False, **lm.more_inputs(batch)).logits
     real = torch.arange(batch.input_ids_BT.shape[1]) < batch.lengths_B[:, None]
@@ -89,13 +89,13 @@ def test_packed_rows_have_the_token_log_probs_of_rows_alone(small, architecture:
     [{"type": "lora", "init": "gaussian"}, {"type": "lora", "use_dora": True}, {"type": "ia3"}, {"type": "loha"}],
     ids=lambda adapter: "-".join(map(str, adapter.values())),
 )
-def test_packed_rows_under_an_adapter_are_as_alone(small, adapter: dict[str, Any]) -> None:
+def test_packed_rows_with_an_adapter_equal_rows_alone(small, adapter: dict[str, Any]) -> None:
     lm = small.load(small.config(adapter=adapter))
     small.take_steps(lm, steps=2)
     assert_same_as_alone(lm, small)
 
 
-def test_packed_rows_shorter_and_longer_than_a_sliding_window_are_as_alone(small, tmp_path: Path) -> None:
+def test_packed_rows_shorter_and_longer_than_a_sliding_window_equal_rows_alone(small, tmp_path: Path) -> None:
     small.load(small.config(architecture="mistral")).save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 8}))
@@ -105,7 +105,7 @@ def test_packed_rows_shorter_and_longer_than_a_sliding_window_are_as_alone(small
     assert_same_as_alone(lm, small)
 
 
-def test_packed_rows_with_activation_checkpointing_are_as_alone(small) -> None:
+def test_packed_rows_with_activation_checkpointing_equal_rows_alone(small) -> None:
     trainer = {"type": "finetune", "gradient_checkpointing": True}
     lm = small.load(small.config(trainer=trainer, adapter={"type": "lora", "init": "gaussian"}))
     with lm.training():
@@ -114,7 +114,7 @@ def test_packed_rows_with_activation_checkpointing_are_as_alone(small) -> None:
     assert (got - wanted).norm() <= 1e-5 * wanted.norm()
 
 
-def test_packed_rows_in_bfloat16_are_nearly_as_alone(small, base_folder: Path) -> None:
+def test_packed_rows_in_bfloat16_are_close_to_rows_alone(small, base_folder: Path) -> None:
     lm = small.load(small.config(base_model=str(base_folder), model_parameters={"dtype": "bfloat16"}))
     alone, packed = rows_and_lines(small)
     assert lm.isolation == "positions"
@@ -122,7 +122,7 @@ def test_packed_rows_in_bfloat16_are_nearly_as_alone(small, base_folder: Path) -
 
 
 @pytest.mark.parametrize(("architecture", "way"), [("llama", "positions"), ("gemma2", "positions"), ("opt", "mask")])
-def test_how_rows_are_kept_apart_is_found_on_the_model(small, architecture: str, way: str) -> None:
+def test_the_way_to_separate_packed_rows_is_tested_on_the_model(small, architecture: str, way: str) -> None:
     lm = small.load(small.config(architecture=architecture))
     assert lm.isolation == way
     assert not lm.module.training
@@ -143,7 +143,7 @@ def test_a_recurrent_model_is_refused(small, base_folder: Path, tmp_path: Path) 
     assert text.endswith("where another row stands before one in its line; write data.batching: {type: bucket}")
 
 
-def test_a_model_that_looks_past_the_start_of_a_row_is_refused_before_and_while_it_learns(small) -> None:
+def test_a_model_that_attends_across_packed_rows_is_refused_before_and_during_training(small) -> None:
     lm = small.load(small.config())
     passed = lm.base.model.forward
     lm.base.model.forward = lambda *args, position_ids=None, attention_mask=None, **kwargs: passed(*args, **kwargs)
@@ -154,7 +154,7 @@ def test_a_model_that_looks_past_the_start_of_a_row_is_refused_before_and_while_
 
 
 @pytest.mark.parametrize("kind", ["prompt_tuning", "prefix_tuning"])
-def test_virtual_tokens_do_not_go_with_packed_rows(small, kind: str) -> None:
+def test_virtual_tokens_and_packed_rows_are_refused(small, kind: str) -> None:
     lm = small.load(small.config(adapter={"type": kind, "num_virtual_tokens": 3}))
     with pytest.raises(ModelError) as caught:
         lm.check_packing()
@@ -164,7 +164,7 @@ def test_virtual_tokens_do_not_go_with_packed_rows(small, kind: str) -> None:
     )
 
 
-def test_other_attention_does_not_go_with_packed_rows(small) -> None:
+def test_unsupported_attention_and_packed_rows_are_refused(small) -> None:
     lm = small.load(small.config())
     lm.base.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ModelError) as caught:
@@ -175,7 +175,7 @@ def test_other_attention_does_not_go_with_packed_rows(small) -> None:
     )
 
 
-def test_only_positions_that_predict_a_label_reach_the_output_layer_of_packed_rows(small) -> None:
+def test_the_output_layer_computes_only_positions_of_packed_rows_that_predict_a_label(small) -> None:
     lm, seen = small.load(small.config()), []
     lm.check_packing()
     lm.base.get_output_embeddings().register_forward_hook(lambda layer, inputs, output: seen.append(output.shape))

@@ -1,4 +1,4 @@
-"""Rows that stay in their slots and go on are answered as rows that are read whole."""
+"""Tests of rows that continue in their slots: answers equal those of rows prefilled completely."""
 
 import random
 import typing
@@ -28,9 +28,9 @@ ROWS, TURNS = 7, 3
 
 
 class Talk:
-    """Rows that go on a few times, each from its answer; what is said next follows from the row and the turn alone.
+    """Rows with several turns, each continuing after its answer; the next user text depends only on row and turn.
 
-    Every third answer comes back with another last token, as one that is not shown as it was made.
+    Every third answer returns with another last token, as if its text had been changed after generation.
     """
 
     def __init__(self, opened: Slots, *, seed: int = 0, keep: bool = True, prefix: tuple[int, ...] = ()) -> None:
@@ -49,7 +49,7 @@ class Talk:
         return self.prompts[row, turn]
 
     def run(self) -> "Talk":
-        """To the end, prompts and steps in an order by chance."""
+        """Run all turns, with prefills and decode steps in random order."""
         chance = random.Random(self.seed)
         with self.opened.lm.evaluating():
             while self.ready or self.opened.live:
@@ -100,7 +100,7 @@ def assert_equal_to_rows_alone(small: Any, lm: Any, talk: Talk) -> None:
 
 @contextmanager
 def reads(lm: Any) -> Iterator[list[torch.Size]]:
-    """Inside, the shapes of all that goes through the model are taken down."""
+    """Record the input shapes of all forward passes."""
     shapes: list[torch.Size] = []
     hook = lm.base.get_input_embeddings().register_forward_hook(lambda *given: shapes.append(given[1][0].shape))
     try:
@@ -117,7 +117,7 @@ def llama(small: Any) -> Any:
 
 
 @pytest.mark.parametrize("architecture", ends(typing.get_args(Architecture)))
-def test_rows_that_go_on_are_answered_as_the_library_answers_them_whole(small: Any, architecture: str) -> None:
+def test_rows_that_continue_get_the_answers_of_transformers_for_the_whole_prompt(small: Any, architecture: str) -> None:
     lm = small.load(small.config(architecture=architecture))
     small.sharpen(lm.module)
     for slots, prefix in ((ROWS, ()), (9, PREFIX)):
@@ -127,7 +127,7 @@ def test_rows_that_go_on_are_answered_as_the_library_answers_them_whole(small: A
 @pytest.mark.parametrize("slots", ends([1, 2, 4, 64]))
 @pytest.mark.parametrize("prefix", ends([(), PREFIX]))
 @pytest.mark.parametrize("lean", ends([True, False]))
-def test_however_few_slots_there_are_answers_are_alike(
+def test_answers_do_not_depend_on_the_number_of_slots(
     small: Any, llama: Any, slots: int, prefix: tuple[int, ...], lean: bool
 ) -> None:
     for seed in range(2):
@@ -136,21 +136,21 @@ def test_however_few_slots_there_are_answers_are_alike(
 
 
 @pytest.mark.parametrize("slots", [1, 5, 40])
-def test_sampled_answers_are_the_same_whether_rows_stay_or_not(llama: Any, slots: int) -> None:
+def test_sampled_answers_do_not_depend_on_kept_rows(llama: Any, slots: int) -> None:
     whole = Talk(open_slots(llama, ROWS, options=SAMPLED), keep=False).run()
     kept = Talk(open_slots(llama, slots, options=SAMPLED)).run()
     assert kept.answers == whole.answers
 
 
 @pytest.mark.parametrize("slots", [5, 9, 17])
-def test_faster_products_and_the_slots_that_fill_them_up_change_nothing(small: Any, tmp_path: Any, slots: int) -> None:
+def test_faster_products_and_padding_slots_change_nothing(small: Any, tmp_path: Any, slots: int) -> None:
     lm = small.load_sharp(tmp_path, wide=True)
     assert lm.wide
     for prefix in ((), PREFIX):
         assert_equal_to_rows_alone(small, lm, Talk(open_slots(lm, slots, prefix=prefix), prefix=prefix).run())
 
 
-def test_where_last_digits_decide_a_row_that_stays_is_read_again_and_says_the_same(small: Any) -> None:
+def test_a_kept_row_with_near_ties_is_recomputed_with_the_same_answer(small: Any) -> None:
     lm = small.load(small.config())
     small.sharpen(lm.module)
     said = Talk(open_slots(lm, ROWS), seed=5).run().answers
@@ -163,13 +163,13 @@ def test_where_last_digits_decide_a_row_that_stays_is_read_again_and_says_the_sa
     for slots in (1, 5, 9, 40):
         opened = open_slots(lm, slots)
         found.append(Talk(opened, seed=5).run().answers)
-        assert opened.careful, "not so often that it is given up"
+        assert opened.careful, "not so often that oneDNN is disabled"
         again.append(opened.rows_again)
     assert found == [found[0]] * 4
     assert min(again) > 0
 
 
-def test_slots_that_fill_up_a_step_leave_rows_that_stay_as_they_are(small: Any, llama: Any) -> None:
+def test_slots_that_pad_a_step_do_not_change_kept_rows(small: Any, llama: Any) -> None:
     opened = open_slots(llama, 18)
     opened.wide = True
     short = [SlotRequest(one.input_ids, 1, one.row, key=one.key, keep=True) for one in small.slot_requests((40, 1))]
@@ -186,7 +186,7 @@ def test_slots_that_fill_up_a_step_leave_rows_that_stay_as_they_are(small: Any, 
     opened.close()
 
 
-def test_only_what_is_new_is_read(llama: Any) -> None:
+def test_only_new_tokens_are_prefilled(llama: Any) -> None:
     opened = open_slots(llama, 3)
     first = [SlotRequest([5, 6, 7, 8, 9, *range(20, 20 + row)], 1, row, keep=True) for row in range(3)]
     answers = {answer.request.row: answer.generated for answer in opened.admit(first)}
@@ -210,7 +210,7 @@ def test_only_what_is_new_is_read(llama: Any) -> None:
         ([1, 6, 7, 8, 9], 5),
     ],
 )
-def test_what_prompts_have_in_common_with_their_slots_need_not_be_read(
+def test_tokens_that_a_prompt_shares_with_its_slot_are_not_prefilled(
     small: Any, llama: Any, prompt: list[int], unread: int
 ) -> None:
     opened = open_slots(llama, 2)
@@ -222,11 +222,11 @@ def test_what_prompts_have_in_common_with_their_slots_need_not_be_read(
     while not ended:
         ended = opened.step()
     assert ended[0].generated.ids == small.greedy_alone(llama, request)
-    assert not opened.kept.rows, "it was not to stay"
+    assert not opened.kept.rows, "it was not kept"
     opened.close()
 
 
-def test_a_row_that_is_forgotten_is_read_whole(llama: Any) -> None:
+def test_a_forgotten_row_is_prefilled_completely(llama: Any) -> None:
     opened = open_slots(llama, 2)
     opened.admit([SlotRequest([5, 6, 7], 1, 0, keep=True)])
     opened.forget(0)
@@ -235,7 +235,7 @@ def test_a_row_that_is_forgotten_is_read_whole(llama: Any) -> None:
     opened.close()
 
 
-def test_a_row_without_numbers_does_not_stay(small: Any) -> None:
+def test_a_row_with_nan_logits_is_not_kept(small: Any) -> None:
     lm = small.load(small.config())
     opened = open_slots(lm, 2)
 
@@ -250,7 +250,7 @@ def test_a_row_without_numbers_does_not_stay(small: Any) -> None:
     opened.close()
 
 
-def test_after_a_pass_that_fails_rows_are_read_whole(small: Any, llama: Any) -> None:
+def test_rows_are_prefilled_completely_after_a_failed_pass(small: Any, llama: Any) -> None:
     opened = open_slots(llama, 3)
     first = [SlotRequest([5, 6, 7 + row], 1, row, keep=True) for row in range(2)]
     opened.admit(first)
@@ -281,7 +281,7 @@ def marked_pool(slots: int) -> SlotKVCache:
 
 @examples(200)
 @given(st.data())
-def test_rows_come_to_their_slots_and_others_stay_wherever_there_is_room(data: st.DataObject) -> None:
+def test_rows_return_to_their_slots_and_other_rows_stay_where_possible(data: st.DataObject) -> None:
     draw: Callable[..., Any] = data.draw
     slots = draw(st.integers(1, 9))
     live = draw(st.integers(0, slots - 1))

@@ -1,4 +1,4 @@
-"""Quantised base models, and the trap that training on them falls into on CPUs with AVX512-BF16."""
+"""Tests of quantized base models, and of the wrong gradients of bitsandbytes on CPUs with AVX512-BF16."""
 
 import copy
 import warnings
@@ -21,7 +21,7 @@ ADAPTER = {"type": "lora", "r": 4, "init": "gaussian"}
 
 
 def packs_here() -> bool:
-    """Whether bitsandbytes repacks 4-bit weights on this machine."""
+    """Return whether bitsandbytes repacks 4-bit weights on this machine."""
     from bitsandbytes.functional import has_avx512bf16
 
     return bool(has_avx512bf16())
@@ -34,7 +34,7 @@ def quantized(small, base_folder: Path, *, bits: int, trainable: bool = True, **
 
 
 def plain_twin(small, lm) -> nn.Module:
-    """The same model with the quantised weights written out, by another way than the one under test."""
+    """Return the same model with dequantized weights, computed independently of the code under test."""
     twin = copy.deepcopy(lm.module)
     for name, layer in quantized_layers(lm.module):
         plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
@@ -53,7 +53,7 @@ def gradient(lm, module: nn.Module, batch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_gradients_are_right_after_generation_and_evaluation(small, base_folder: Path, bits: int) -> None:
+def test_gradients_are_correct_after_generation_and_evaluation(small, base_folder: Path, bits: int) -> None:
     lm, batch = quantized(small, base_folder, bits=bits), small.batch(lengths=(16, 16))
     small.take_steps(lm, steps=2)
     twin = plain_twin(small, lm)
@@ -71,7 +71,7 @@ def test_gradients_are_right_after_generation_and_evaluation(small, base_folder:
 
 @pytest.mark.skipif(not packs_here(), reason="bitsandbytes repacks 4-bit weights on AVX512-BF16 only")
 def test_the_library_alone_gives_wrong_gradients_after_an_evaluation(small, base_folder: Path) -> None:
-    """What the test before this one protects from; once it fails, choose_kernels can go."""
+    """Show the bug that the previous test guards against; when this test fails, choose_kernels can be removed."""
     lm, batch = quantized(small, base_folder, bits=4), small.batch(lengths=(16, 16))
     small.take_steps(lm, steps=2)
     expected = gradient(lm, plain_twin(small, lm), batch)
@@ -84,7 +84,7 @@ def test_the_library_alone_gives_wrong_gradients_after_an_evaluation(small, base
     assert torch.cosine_similarity(found, expected, dim=0) < 0.99
 
 
-def test_an_init_that_runs_the_model_leaves_gradients_right(small, base_folder: Path) -> None:
+def test_gradients_are_correct_after_an_init_that_runs_the_model(small, base_folder: Path) -> None:
     adapter = {"type": "lora", "r": 1, "init": "eva", "eva": {"rho": 1.0, "tau": 0.5}}
     lm, batch = quantized(small, base_folder, bits=4, adapter=adapter), small.batch(lengths=(16, 16))
     small.take_steps(lm, steps=2)
@@ -92,7 +92,7 @@ def test_an_init_that_runs_the_model_leaves_gradients_right(small, base_folder: 
     assert torch.cosine_similarity(gradient(lm, lm.module, batch), expected, dim=0) > 0.9999
 
 
-def test_widths_that_are_no_multiple_of_32_answer_without_being_trained(small, tmp_path: Path) -> None:
+def test_widths_that_are_no_multiple_of_32_generate_without_training(small, tmp_path: Path) -> None:
     scratch = {"type": "scratch", "tokenizer": "byte", "size": "nano", "hidden_size": 48, "num_attention_heads": 2}
     small.load(small.config(base_model=scratch | {"intermediate_size": 100})).save(tmp_path)
     config = small.config(base_model=str(tmp_path), quantization={"bits": 4}, trainer={"type": "none"})
@@ -101,7 +101,7 @@ def test_widths_that_are_no_multiple_of_32_answer_without_being_trained(small, t
 
 
 @pytest.mark.skipif(not packs_here(), reason="bitsandbytes repacks 4-bit weights on AVX512-BF16 only")
-def test_a_model_that_is_never_trained_uses_the_packed_kernel_where_it_can(small, base_folder: Path) -> None:
+def test_a_model_that_is_never_trained_uses_the_packed_kernel_if_possible(small, base_folder: Path) -> None:
     sections = {"base_model": str(base_folder), "quantization": {"bits": 4}}
     never = small.load(small.config(**sections, trainer={"type": "none"}), trainable=False)
     trained = small.load(small.config(**sections, adapter=ADAPTER))
@@ -126,7 +126,7 @@ def test_a_model_that_is_never_trained_uses_the_packed_kernel_where_it_can(small
     ),
     ids=lambda adapter: adapter["type"],
 )
-def test_an_adapter_on_a_quantized_base_comes_back_from_its_files(
+def test_an_adapter_on_a_quantized_base_is_restored_from_its_files(
     small, base_folder: Path, adapter: dict[str, Any], bits: int, tmp_path: Path
 ) -> None:
     lm = quantized(small, base_folder, bits=bits, adapter=adapter)
@@ -177,9 +177,7 @@ def test_a_packed_layer_can_be_merged(small, base_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_loftq_on_a_quantized_base_comes_nearer_to_the_weights_as_they_were(
-    small, base_folder: Path, bits: int
-) -> None:
+def test_loftq_on_a_quantized_base_is_closer_to_the_original_weights(small, base_folder: Path, bits: int) -> None:
     original = small.load(small.config(base_model=str(base_folder)))
     adapter = {"type": "lora", "r": 8, "init": "loftq"}
     lm = quantized(small, base_folder, bits=bits, adapter=adapter)
@@ -200,7 +198,7 @@ def test_loftq_on_a_quantized_base_comes_nearer_to_the_weights_as_they_were(
         ({"use_dora": True}, 8, r"adapter\.use_dora: it does not work on an 8-bit base on a CPU"),
     ],
 )
-def test_what_cannot_stand_on_a_quantized_base_is_refused(
+def test_adapters_without_support_for_quantized_bases_are_refused(
     small, base_folder: Path, adapter: dict[str, Any], bits: int, text: str
 ) -> None:
     with pytest.raises(ModelError, match=text):

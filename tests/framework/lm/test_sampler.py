@@ -1,4 +1,4 @@
-"""Rows in slots choose their tokens by the library's rules, each as if it were alone."""
+"""Tests of the sampler: rows in slots choose tokens by the rules of transformers, each independent of the others."""
 
 import math
 import random
@@ -28,7 +28,7 @@ SIZES = ((1, 14), (9, 14), (4, 6), (17, 3), (30, 14), (2, 1))
 
 @pytest.fixture(scope="module")
 def lm(small: Any) -> Any:
-    """A model that says again what it has read, so that rules against that matter."""
+    """Return a model that repeats its prompt, so that repetition penalties have an effect."""
     lm = small.load(small.config())
     with torch.no_grad():
         for parameter in lm.module.parameters():
@@ -39,39 +39,39 @@ def lm(small: Any) -> Any:
 
 
 def generated(answers: dict[int, SlotAnswer]) -> dict[int, Generated]:
-    """The answers; none is an error."""
+    """Return the answers; check that none is an error."""
     assert all(answer.error is None for answer in answers.values())
     return {row: answer.generated for row, answer in answers.items() if answer.generated is not None}
 
 
 def requests_of(small: Any) -> list[SlotRequest]:
-    """Rows of unlike lengths; some repeat tokens."""
+    """Return rows of different lengths; some repeat tokens."""
     requests = small.slot_requests(*SIZES)
     repeated = SlotRequest([*[7, 8, 9] * 4, 7], 14, len(requests))
     return [*requests, repeated]
 
 
 def plain_tokens(small: Any, lm: Any) -> list[int]:
-    """The tokens that plain greedy answers are made of, the commonest first."""
+    """Return the tokens of plain greedy answers, most common first."""
     requests = requests_of(small)
     answers = [lm.generate([request], GenerationOptions({"do_sample": False}), seed=0)[0] for request in requests]
     return [token for token, _ in Counter(token for answer in answers for token in answer.ids).most_common()]
 
 
 def by_library(lm: Any, request: SlotRequest, arguments: dict[str, Any], *, ends: Sequence[int]) -> list[int]:
-    """New tokens of the library's `generate` for one row alone, without the token that ends it."""
+    """Return the new tokens of transformers' `generate` for one row alone, without its end token."""
     prompt = torch.tensor([list(request.input_ids)])
     most = request.max_new_tokens
     settings = GenerationConfig(**arguments, max_new_tokens=most, eos_token_id=list(ends), pad_token_id=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where the least is more than the most
+        warnings.simplefilter("ignore")  # if the minimum exceeds the maximum
         found = lm.base.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=settings)
     found = found[0, prompt.shape[1] :].tolist()
     return found[: next((place for place, token in enumerate(found) if token in ends), None)]
 
 
 def arguments_of(name: str, tokens: list[int], answer: tuple[int, ...]) -> dict[str, Any]:
-    """Options of greedy generation that matter where plain answers are of these tokens."""
+    """Return greedy options that have an effect when plain answers consist of these tokens."""
     early = tuple(answer[:2])
     return {
         "repetition_penalty": {"repetition_penalty": 1.4},
@@ -115,18 +115,18 @@ NAMES = [*HISTORY, "min_new_tokens", "repetition_reward", "no_repeated_token", "
     ("name", "beams"),
     ends([*((name, 1) for name in NAMES), ("no_repeat_ngram_size", 2), ("forced_eos_token_id", 2), ("all", 2)]),
 )
-def test_what_looks_at_the_tokens_of_a_row_changes_greedy_answers_as_in_the_library(
+def test_options_that_depend_on_tokens_change_greedy_answers_as_in_transformers(
     small, lm, name: str, beams: int
 ) -> None:
     requests = requests_of(small)
     tokens = plain_tokens(small, lm)
     first = lm.generate(requests[:1], GenerationOptions({"do_sample": False}), seed=0)[0].ids
-    # Some of the commonest tokens end an answer, so that rules on its length matter.
+    # Some of the most common tokens end an answer, so that rules on its length have an effect.
     ends = (tokens[3], tokens[6])
     arguments = {"do_sample": False, "num_beams": beams} | arguments_of(name, tokens, first)
     options = GenerationOptions(arguments, stop_token_ids=ends)
     wanted = [by_library(lm, request, arguments, ends=(lm.tokenizer.eos_token_id, *ends)) for request in requests]
-    if name != "remove_invalid_values":  # there are none
+    if name != "remove_invalid_values":  # there are no invalid values
         plain = {"do_sample": False, "num_beams": beams}
         assert wanted != [by_library(lm, request, plain, ends=(1, *ends)) for request in requests]
     assert [list(answer.ids) for answer in lm.generate(requests, options, seed=0)] == wanted, "in a padded batch"
@@ -166,7 +166,7 @@ FILTERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("arguments", FILTERS, ids=lambda arguments: "-".join(arguments))
 @pytest.mark.parametrize("said", [0, 1, 5])
-def test_scores_are_those_of_the_library(lm, arguments: dict[str, Any], said: int) -> None:
+def test_scores_equal_those_of_transformers(lm, arguments: dict[str, Any], said: int) -> None:
     options = GenerationOptions({"do_sample": True, "top_k": 0} | arguments)
     ends = (1, 77)
     draw, chance = random.Random(0), torch.Generator().manual_seed(1)
@@ -193,7 +193,7 @@ def test_scores_are_those_of_the_library(lm, arguments: dict[str, Any], said: in
         torch.testing.assert_close(seen[0][place : place + 1], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_every_option_that_scores_depend_on_is_among_those_that_were_compared(lm) -> None:
+def test_every_option_that_changes_scores_is_compared(lm) -> None:
     compared = {name for arguments in FILTERS for name in arguments}
     elsewhere = {"length_penalty", "early_stopping", "guidance_scale"}
     assert {*PLAIN, *SAMPLING, "bad_words_ids"} <= compared | elsewhere
@@ -211,7 +211,7 @@ def sample(small: Any, lm: Any, requests: list[SlotRequest], *, slots: int, **gi
     return {row: answer.ids for row, answer in generated(found).items()}
 
 
-def test_sampled_answers_follow_from_the_seed_and_the_key_alone(small, lm) -> None:
+def test_sampled_answers_depend_only_on_seed_and_row_key(small, lm) -> None:
     requests = small.slot_requests(*((1 + 5 * row % 23, 3 + row % 8) for row in range(14)))
     base = sample(small, lm, requests, slots=14)
     assert len(set(base.values())) == len(base)
@@ -227,19 +227,19 @@ def test_sampled_answers_follow_from_the_seed_and_the_key_alone(small, lm) -> No
     assert sample(small, lm, moved, slots=4) == {100 + row: ids for row, ids in base.items()}
 
 
-def test_equal_prompts_of_other_keys_are_sampled_apart(small, lm) -> None:
+def test_equal_prompts_with_other_keys_get_other_samples(small, lm) -> None:
     (one,) = small.slot_requests((6, 12))
     requests = [SlotRequest(one.input_ids, 12, row, key=bytes([row])) for row in range(8)]
     assert len(set(sample(small, lm, requests, slots=8).values())) == 8
 
 
-def test_a_longer_limit_only_goes_on(small, lm) -> None:
+def test_a_longer_limit_only_extends_the_answer(small, lm) -> None:
     short, long = small.slot_requests((6, 5)), small.slot_requests((6, 15))
     assert sample(small, lm, long, slots=1)[0][:5] == sample(small, lm, short, slots=1)[0]
     assert random_numbers(3, b"key", count=50)[:7] == random_numbers(3, b"key", count=7)
 
 
-def test_random_numbers_are_even_and_independent_between_keys_seeds_and_places() -> None:
+def test_random_numbers_are_uniform_and_independent_between_keys_seeds_and_positions() -> None:
     numbers = np.array([random_numbers(11, str(key).encode(), count=4) for key in range(4000)])
     assert ((numbers >= 0) & (numbers < 1)).all()
     others = np.array([random_numbers(12, str(key).encode(), count=4) for key in range(4000)])
@@ -252,14 +252,14 @@ def test_random_numbers_are_even_and_independent_between_keys_seeds_and_places()
 
 
 def chi_square(counts: Any, expected: Any) -> float:
-    """Pearson's statistic of counts against probabilities."""
+    """Return Pearson's statistic of counts against probabilities."""
     wanted = np.asarray(expected) * np.sum(counts)
     assert wanted.min() > 5
     return float(((counts - wanted) ** 2 / wanted).sum())
 
 
 @pytest.mark.parametrize("arguments", [{}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.7}, {"min_new_tokens": 3}])
-def test_tokens_are_drawn_by_their_probability(arguments: dict[str, Any]) -> None:
+def test_tokens_are_sampled_with_their_probability(arguments: dict[str, Any]) -> None:
     count, ends = 6000, (2, 5)
     options = GenerationOptions({"do_sample": True, "top_k": 0} | arguments)
     chooser = Sampler(options, ends=ends, seed=3, device=CPU)
@@ -305,7 +305,7 @@ def test_a_token_without_probability_is_never_chosen(scores: list[float], chance
     assert torch.tensor(scores).softmax(-1)[token] > 0
 
 
-def test_many_small_probabilities_reach_the_end_of_a_large_vocabulary() -> None:
+def test_many_small_probabilities_cover_a_large_vocabulary() -> None:
     chooser = Sampler(GenerationOptions({"do_sample": True, "top_k": 0}), ends=(), seed=0, device=CPU)
     scores_V = torch.zeros(150_001)
     scores_V[-1] = -torch.inf
@@ -318,12 +318,12 @@ def test_many_small_probabilities_reach_the_end_of_a_large_vocabulary() -> None:
         assert low <= token <= high
 
 
-# What is not a number
+# NaN scores
 
 
 @contextmanager
 def not_numbers(lm: Any, is_poison: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Inside, the model has no numbers for some tokens."""
+    """Make the model return NaN for some tokens."""
 
     def spoil(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return output.masked_fill(is_poison(inputs[0])[..., None], torch.nan)
@@ -359,9 +359,7 @@ def not_numbers(lm: Any, is_poison: Callable[[torch.Tensor], torch.Tensor]) -> I
     ids=lambda arguments: "-".join(arguments),
 )
 @pytest.mark.parametrize("prefix", ends([0, 4]))
-def test_scores_that_are_not_numbers_are_an_error_of_their_row_alone(
-    small, lm, arguments: dict[str, Any], prefix: int
-) -> None:
+def test_nan_scores_are_an_error_of_their_row_only(small, lm, arguments: dict[str, Any], prefix: int) -> None:
     options = GenerationOptions(arguments, logprobs=True)
     front = range(40, 40 + prefix)
     requests = small.slot_requests(*((1 + 7 * row % 25, 1 + row % 6) for row in range(16)), prefix=front)
@@ -386,20 +384,20 @@ def test_scores_that_are_not_numbers_are_an_error_of_their_row_alone(
             assert got.logprob == pytest.approx(wanted.logprob, abs=1e-3)
 
 
-def test_a_row_whose_scores_stop_being_numbers_in_a_step_leaves_a_clean_slot(small, lm) -> None:
+def test_a_row_whose_scores_become_nan_leaves_a_clean_slot(small, lm) -> None:
     requests = small.slot_requests((9, 6), (8, 6), (7, 6), (20, 8))
     plain = {request.row: lm.generate([request], GenerationOptions({}), seed=0)[0].ids for request in requests}
     poison = plain[1][2]
     spoiled = {row for row, ids in plain.items() if poison in ids[:-1] or poison in requests[row].input_ids}
     assert 1 in spoiled
-    assert 3 not in spoiled, "the row that comes into the slot"
+    assert 3 not in spoiled, "the next row in the slot"
     with not_numbers(lm, lambda ids: ids == poison):
         found = small.answer_in_slots(lm, requests, slots=3, plan=(3, 0, 0, 0, 0, 1))
     assert {row for row, answer in found.items() if answer.error == NOT_NUMBERS} == spoiled
     assert all(found[row].generated.ids == ids for row, ids in plain.items() if row not in spoiled)
 
 
-def test_what_prompts_are_padded_with_in_reading_reaches_no_row(small, lm) -> None:
+def test_padding_of_prefilled_prompts_affects_no_row(small, lm) -> None:
     requests = small.slot_requests((9, 5), (3, 5), (1, 5), (20, 5))
     plain = {request.row: lm.generate([request], GenerationOptions({}), seed=0)[0].ids for request in requests}
     used = {token for request in requests for token in (*request.input_ids, *plain[request.row])}
@@ -421,7 +419,7 @@ def test_what_prompts_are_padded_with_in_reading_reaches_no_row(small, lm) -> No
     ],
     ids=lambda arguments: "-".join(arguments),
 )
-def test_log_probabilities_are_those_of_a_plain_forward_pass(small, lm, arguments: dict[str, Any]) -> None:
+def test_log_probabilities_equal_those_of_a_plain_forward_pass(small, lm, arguments: dict[str, Any]) -> None:
     requests = requests_of(small)
     free = generated(small.answer_in_slots(lm, requests, slots=3, options=GenerationOptions(arguments)))
     for end in sorted({token for answer in free.values() for token in answer.ids}):
@@ -445,6 +443,6 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(small, lm, argument
         assert answer.logprob == pytest.approx(wanted, abs=1e-3)
 
 
-def test_no_log_probabilities_unless_asked_for(small, lm) -> None:
+def test_log_probabilities_are_computed_only_on_request(small, lm) -> None:
     found = generated(small.answer_in_slots(lm, small.slot_requests((3, 4)), slots=1))
     assert found[0].logprob is None

@@ -43,7 +43,7 @@ def test_a_checkpoint_restores_the_parameters_in_place(small, tmp_path: Path) ->
     assert not any(p.any() for n, p in lm.module.named_parameters() if "lora_B" in n)
 
 
-def test_a_checkpoint_holds_what_is_trained_and_nothing_else(small, tmp_path: Path) -> None:
+def test_a_checkpoint_contains_only_trained_parameters(small, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     lm = small.load(small.config(adapter={"type": "lora"}))
@@ -52,7 +52,7 @@ def test_a_checkpoint_holds_what_is_trained_and_nothing_else(small, tmp_path: Pa
     assert all(".lora_" in name for name in load_file(tmp_path / "model.safetensors"))
 
 
-def test_a_checkpoint_that_is_not_complete_or_not_known_is_refused(small, tmp_path: Path) -> None:
+def test_an_incomplete_or_unknown_checkpoint_is_refused(small, tmp_path: Path) -> None:
     lm = small.load(small.config(adapter={"type": "lora"}))
     lm.save_checkpoint(tmp_path)
     (tmp_path / "model.json").write_text(json.dumps({"format": 99}))
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_another_init_is_refused(small, tmp_path: Path) -> None:
         other_base.load_checkpoint(tmp_path)
 
 
-def test_an_svd_with_other_signs_goes_on_with_a_warning(
+def test_a_run_whose_svd_has_other_signs_resumes_with_a_warning(
     small, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = small.config(adapter=PISSA)
@@ -105,7 +105,7 @@ def test_an_svd_with_other_signs_goes_on_with_a_warning(
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_an_adapter_that_moved_base_weights_is_saved_for_the_base_as_it_was(small, tmp_path: Path) -> None:
+def test_an_adapter_that_changed_base_weights_is_saved_for_the_original_base(small, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -160,13 +160,13 @@ def test_a_merged_adapter_is_a_plain_model_that_answers_the_same(small, adapter:
     assert abs(small.held_out_loss(read) - learned) < 0.02 * abs(learned - start) + 2e-5
 
 
-def test_learned_tokens_cannot_be_merged(small, tmp_path: Path) -> None:
+def test_virtual_tokens_cannot_be_merged(small, tmp_path: Path) -> None:
     adapter = {"type": "prompt_tuning", "postprocessor": {"merge_adapter_into_base_model": True}}
     with pytest.raises(ModelError, match="virtual tokens are not weights and cannot be merged; remove it"):
         small.load(small.config(adapter=adapter)).save(tmp_path)
 
 
-def test_a_result_of_a_new_model_and_an_adapter_can_be_moved(small, tmp_path: Path) -> None:
+def test_a_saved_new_model_with_an_adapter_can_be_moved(small, tmp_path: Path) -> None:
     config = small.config(adapter={"type": "lora"})
     lm = small.load(config)
     small.take_steps(lm, steps=2)

@@ -1,4 +1,4 @@
-"""Labels are scored by the probability of all their tokens and of the end behind them."""
+"""Tests of label scoring: the probability of all tokens of a label and of the end token after it."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from ...properties import ends
 LABELS = tuple(
     Label(str(ids), ids) for ids in ((40,), (40, 41), (40, 41, 42, 43), (40, 50), (60, 61, 62), (7,), (41, 40))
 )
-"""Some begin alike, and some are the beginning of others."""
+"""Labels with shared prefixes; some are prefixes of others."""
 OPTIONS = GenerationOptions({"do_sample": False}, labels=LABELS, logprobs=True)
 PREFIX = (11, 12, 13, 14, 15, 16, 17, 18, 19)
 SIZES = tuple((length, 4) for length in (1, 9, 3, 30, 17, 9, 2))
@@ -23,7 +23,7 @@ SIZES = tuple((length, 4) for length in (1, 9, 3, 30, 17, 9, 2))
 
 @torch.no_grad()
 def score_alone(lm: Any, request: SlotRequest, label: Label) -> float:
-    """The log probability of a label and the end behind it, from one forward pass over the whole row."""
+    """Return the log probability of a label and its end token, from one forward pass over the whole row."""
     row = [*request.input_ids, *label.ids]
     chances = lm.base(input_ids=torch.tensor([row]), use_cache=False).logits[0].double().log_softmax(-1)
     places = range(len(request.input_ids) - 1, len(row) - 1)
@@ -34,7 +34,7 @@ def score_alone(lm: Any, request: SlotRequest, label: Label) -> float:
 def scored(
     lm: Any, requests: list[SlotRequest], *, groups: int, prefix: tuple[int, ...] = (), trees: int | None = None
 ) -> dict[int, SlotAnswer]:
-    """What became of each row, read in groups of so many, with so many trees at a time."""
+    """Return the outcome of each row, with `groups` rows at a time and `trees` label trees per pass."""
     tokens = max(len(request.input_ids) + request.max_new_tokens for request in requests)
     slots = lm.open_slots(OPTIONS, slots=groups, tokens=tokens, prefix=prefix, seed=0)
     slots.rows = slots.rows if trees is None else trees
@@ -60,7 +60,7 @@ def assert_scored_as_alone(lm: Any, answers: dict[int, SlotAnswer], requests: li
 
 
 @pytest.mark.parametrize("architecture", ends(["llama", "gpt2", "gpt_neox", "opt", "gemma"]))
-def test_scores_are_those_of_each_row_and_label_alone(small: Any, architecture: str) -> None:
+def test_scores_equal_those_of_each_row_and_label_alone(small: Any, architecture: str) -> None:
     lm = small.load(small.config(architecture=architecture), trainable=False)
     small.sharpen(lm.module)
     for prefix in ((), PREFIX):
@@ -69,7 +69,7 @@ def test_scores_are_those_of_each_row_and_label_alone(small: Any, architecture: 
             assert_scored_as_alone(lm, scored(lm, requests, groups=groups, prefix=prefix, trees=trees), requests)
 
 
-def test_scores_see_the_adapter(small: Any) -> None:
+def test_scores_use_the_adapter(small: Any) -> None:
     lm = small.load(small.config(adapter={"type": "lora", "r": 4, "init": "gaussian"}))
     small.take_steps(lm, steps=2)
     requests = small.slot_requests(*SIZES)
@@ -77,7 +77,7 @@ def test_scores_see_the_adapter(small: Any) -> None:
         assert_scored_as_alone(lm, scored(lm, requests, groups=4), requests)
 
 
-def test_probabilities_of_all_answers_of_one_token_add_up_to_what_is_left_for_the_longer_ones(small: Any) -> None:
+def test_probabilities_of_all_one_token_labels_add_up_to_that_of_one_token_answers(small: Any) -> None:
     lm = small.load(small.config(), trainable=False)
     request = small.slot_requests((5, 4))[0]
     vocabulary, end = lm.vocabulary_size, lm.tokenizer.eos_token_id
@@ -94,7 +94,7 @@ def test_probabilities_of_all_answers_of_one_token_add_up_to_what_is_left_for_th
     )
 
 
-def test_an_end_that_a_template_writes_behind_a_label_is_scored_as_any_end(small: Any) -> None:
+def test_an_end_of_the_chat_template_is_scored_like_an_end_token(small: Any) -> None:
     lm = small.load(small.config(), trainable=False)
     end = lm.tokenizer.eos_token_id
     labels = tuple(replace(label, ids=(*label.ids, end, 99)) for label in LABELS)
@@ -107,7 +107,7 @@ def test_an_end_that_a_template_writes_behind_a_label_is_scored_as_any_end(small
     assert_scored_as_alone(lm, answers, requests)
 
 
-def test_a_row_whose_scores_are_not_numbers_is_an_error_and_its_neighbours_are_unharmed(small: Any) -> None:
+def test_a_row_with_nan_scores_is_an_error_and_does_not_affect_other_rows(small: Any) -> None:
     lm = small.load(small.config(), trainable=False)
     requests = small.slot_requests(*SIZES)
     wanted = scored(lm, requests, groups=3)
@@ -135,7 +135,7 @@ def test_a_row_without_room_for_the_longest_label_is_an_error(small: Any) -> Non
     assert scored(lm, [crowded], groups=1)[0].generated is None
 
 
-def test_a_model_without_an_end_scores_nothing(small: Any) -> None:
+def test_a_model_without_an_end_token_cannot_score_labels(small: Any) -> None:
     lm = small.load(small.config(), trainable=False)
     lm.tokenizer.eos_token = None
     lm.base.generation_config.eos_token_id = lm.base.config.eos_token_id = None
@@ -143,7 +143,7 @@ def test_a_model_without_an_end_scores_nothing(small: Any) -> None:
         lm.open_slots(OPTIONS, slots=1, tokens=9, prefix=(), seed=0)
 
 
-def test_a_tree_holds_what_labels_share_once() -> None:
+def test_a_tree_contains_shared_prefixes_of_labels_once() -> None:
     tree = LabelTree([label.ids for label in LABELS])
     assert tree.tokens == [40, 41, 42, 43, 50, 60, 61, 62, 7, 41, 40]
     assert tree.parents == [-1, 0, 1, 2, 0, -1, 5, 6, -1, -1, 9]
@@ -152,7 +152,7 @@ def test_a_tree_holds_what_labels_share_once() -> None:
     assert tree.attention_mask()[3].nonzero().flatten().tolist() == [0, 1, 2, 3]
 
 
-def test_options_with_labels_open_slots_that_score(small: Any) -> None:
+def test_slots_opened_with_labels_score_them(small: Any) -> None:
     lm = small.load(small.config(), trainable=False)
     slots = lm.open_slots(OPTIONS, slots=2, tokens=20, prefix=(), seed=0)
     assert isinstance(slots, ScoringSlots)

@@ -16,7 +16,7 @@ def ask(lm: ScriptedModel, prompt: str, *, limit: int = 100, stop: tuple[str, ..
     return answer.text, answer.finish_reason
 
 
-def test_it_keeps_the_contract_of_a_generative_model() -> None:
+def test_a_scripted_model_implements_the_interface_of_a_generative_model() -> None:
     lm: GenerativeModel = ScriptedModel(str.upper)
     assert lm.generate([GenerationRequest([40], 5)], GREEDY, seed=0)[0].finish_reason == "stop"
 
@@ -34,7 +34,7 @@ def test_answers_are_cut_at_the_limit_and_at_stop_texts() -> None:
     assert ask(lm, "x", stop=("three", " two")) == ("one", "stop")
 
 
-def test_a_scripted_error_is_raised_and_an_unscripted_prompt_too() -> None:
+def test_scripted_errors_are_raised_and_unknown_prompts_are_errors() -> None:
     lm = ScriptedModel({"bad": ValueError("as scripted")})
     with pytest.raises(ValueError, match="as scripted"):
         ask(lm, "bad")

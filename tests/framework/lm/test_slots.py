@@ -1,4 +1,4 @@
-"""Rows in slots are answered as the library answers each of them alone."""
+"""Tests of slots (continuous batching): answers equal those of transformers for each row alone."""
 
 import gc
 import json
@@ -32,17 +32,17 @@ from ...properties import ends, examples
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 CONTEXT = 64
 SIZES = ((1, 5), (63, 1), (2, 1), (17, 4), (1, 63), (9, 8), (40, 3), (5, 2), (30, 2))
-"""Tokens of prompts and most new tokens: from 1 to all but one of the context, and answers that fill it."""
+"""Prompt tokens and maximum new tokens: prompts from 1 token to the context less one, and answers that fill it."""
 PREFIX = (11, 12, 13, 14, 15, 16, 17, 18, 19)
 BEHIND = ((1, 5), (54, 1), (2, 1), (17, 4), (9, 8), (38, 17), (5, 2), (20, 2))
-"""The same of rows behind PREFIX."""
+"""The same for rows after PREFIX."""
 ADAPTER = {"type": "lora", "r": 4, "init": "gaussian"}
 EIGHT_BITS = {"bits": 8, "llm_int8_threshold": 0}
-"""With outliers, bitsandbytes looks for them in all rows of a pass: rows then depend on their neighbours everywhere."""
+"""bitsandbytes searches outliers in all rows of a pass; with outliers, rows always depend on the rest of the batch."""
 
 
 def ids(answers: dict[int, SlotAnswer]) -> dict[int, tuple[int, ...]]:
-    """Tokens of each row's answer; none is an error."""
+    """Return the tokens of each row's answer; check that none is an error."""
     assert all(answer.error is None for answer in answers.values())
     return {row: answer.generated.ids for row, answer in answers.items() if answer.generated is not None}
 
@@ -59,7 +59,7 @@ def assert_equal_to_rows_alone(
     pools_behind: tuple[int, ...] = (),
     rows: tuple[tuple[int, int], ...] = SIZES,
 ) -> None:
-    """Both with and without a common beginning, in pools of each size, whatever order rows come in."""
+    """Check answers with and without a shared prefix, in pools of each size, with rows in either order."""
     for prefix, sizes, counts in (((), rows, pools), (PREFIX, BEHIND, pools_behind or pools)):
         requests = small.slot_requests(*sizes, prefix=prefix)
         wanted = by_the_library(small, lm, requests)
@@ -69,7 +69,7 @@ def assert_equal_to_rows_alone(
 
 
 def saved(small: Any, folder: Path, **changes: Any) -> str:
-    """A saved model with changes in its configuration."""
+    """Save a model with changes in its configuration; return its folder."""
     architecture = changes.pop("architecture", "llama")
     lm = small.load(small.config(architecture=architecture))
     small.sharpen(lm.module)
@@ -82,7 +82,7 @@ def saved(small: Any, folder: Path, **changes: Any) -> str:
 
 @pytest.fixture(scope="module")
 def sharp_folder(small: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A saved llama whose greedy answers vary."""
+    """Return a saved llama whose greedy answers vary."""
     return saved(small, tmp_path_factory.mktemp("sharp"))
 
 
@@ -105,12 +105,12 @@ def gpt2(small: Any) -> Any:
 
 
 @pytest.mark.parametrize("architecture", ends(typing.get_args(Architecture)))
-def test_greedy_answers_equal_those_of_the_library_row_by_row(small, architecture: str) -> None:
+def test_greedy_answers_equal_those_of_transformers_row_by_row(small, architecture: str) -> None:
     lm = small.load(small.config(architecture=architecture))
     small.sharpen(lm.module)
     assert lm.why_no_slots(GREEDY, tokens=CONTEXT) is None
     assert lm.slot_way == SlotWay(architecture != "gpt2", slot_attention.attends(lm.base)), (
-        "the last layer is narrowed wherever it was"
+        "every last layer but that of gpt2 is narrowed"
     )
     if architecture == "llama":
         assert_equal_to_rows_alone(small, lm, pools=(1, 2, 7, 64))
@@ -168,7 +168,7 @@ MAY_BE_REFUSED = ("bloom", "falcon", "bart")
 
 @pytest.fixture(scope="module")
 def foreign(small: Any, base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Makes a model of any architecture of the library."""
+    """Return a function that creates a model of any architecture of transformers."""
 
     def make(kind: str, shape: dict[str, Any]) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -190,7 +190,7 @@ def foreign(small: Any, base_folder: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("kind", ends(FOREIGN))
-def test_models_that_are_not_made_here_answer_alike_or_are_refused(small, foreign, kind: str) -> None:
+def test_other_architectures_give_the_same_answers_or_are_refused(small, foreign, kind: str) -> None:
     lm = foreign(kind, FOREIGN[kind])
     reason = lm.why_no_slots(GREEDY, tokens=CONTEXT)
     if reason is not None:
@@ -212,7 +212,7 @@ def test_models_that_are_not_made_here_answer_alike_or_are_refused(small, foreig
         ),
     ],
 )
-def test_models_with_a_state_are_refused(foreign, kind: str, shape: dict[str, Any], reason: str) -> None:
+def test_recurrent_models_are_refused(foreign, kind: str, shape: dict[str, Any], reason: str) -> None:
     assert foreign(kind, shape).why_no_slots(GREEDY, tokens=8) == f"layers other than attention ({reason})"
 
 
@@ -230,7 +230,7 @@ def test_models_with_a_state_are_refused(foreign, kind: str, shape: dict[str, An
     ),
     ids=["lora", "dora", "ia3", "8-bit-lora", "8-bit", "eager"],
 )
-def test_adapters_quantized_weights_and_other_attention_answer_alike(
+def test_adapters_quantized_weights_and_other_attention_give_the_same_answers(
     small, sharp_folder: str, sections: dict[str, Any]
 ) -> None:
     adapted = "adapter" in sections
@@ -244,7 +244,7 @@ def test_adapters_quantized_weights_and_other_attention_answer_alike(
     assert lm.slot_way == SlotWay(True, "model_parameters" not in sections)
 
 
-def test_bfloat16_is_answered_in_slots_and_its_logits_are_numbers(small, sharp_folder: str) -> None:
+def test_bfloat16_is_answered_in_slots_with_finite_logits(small, sharp_folder: str) -> None:
     sections = {"model_parameters": {"dtype": "bfloat16"}, "trainer": {"type": "none"}}
     lm = small.load(small.config(base_model=sharp_folder, **sections), trainable=False)
     requests = small.slot_requests(*BEHIND, prefix=PREFIX)
@@ -256,7 +256,7 @@ def test_bfloat16_is_answered_in_slots_and_its_logits_are_numbers(small, sharp_f
 
 
 def open_with(lm: Any, requests: list[SlotRequest], *, slots: int, prefix: tuple[int, ...] = ()) -> Any:
-    """Slots that these rows are in."""
+    """Open slots and admit these rows."""
     opened = lm.open_slots(GREEDY, slots=slots, tokens=CONTEXT, prefix=prefix, seed=0)
     opened.admit(requests)
     return opened
@@ -281,7 +281,7 @@ def test_any_lengths_limits_slots_and_order_give_the_same_answers(
 
 
 @pytest.mark.parametrize("slots", [1, 3, 16])
-def test_rows_that_are_all_equal_have_one_answer(small, llama, slots: int) -> None:
+def test_equal_rows_have_equal_answers(small, llama, slots: int) -> None:
     (one,) = small.slot_requests((12, 15))
     requests = [SlotRequest(one.input_ids, 15, row) for row in range(16)]
     found = ids(small.answer_in_slots(llama, requests, slots=slots, prefix=one.input_ids[:11]))
@@ -290,7 +290,7 @@ def test_rows_that_are_all_equal_have_one_answer(small, llama, slots: int) -> No
 
 
 @pytest.mark.parametrize("prefix", [(), PREFIX])
-def test_many_rows_of_unlike_length_are_cut_into_chunks_and_answered_alike(small, llama, prefix: Any) -> None:
+def test_many_rows_of_different_lengths_are_split_into_chunks_with_the_same_answers(small, llama, prefix: Any) -> None:
     sizes = [(40 if row < 3 else 1 + row % 5, 2 + row % 5) for row in range(40)]
     assert len(chunks([len(prefix) + length for length, _ in sizes])) == 3
     requests = small.slot_requests(*sizes, prefix=prefix)
@@ -298,7 +298,7 @@ def test_many_rows_of_unlike_length_are_cut_into_chunks_and_answered_alike(small
     assert ids(small.answer_in_slots(llama, requests, slots=40, prefix=prefix, plan=(40, 0))) == wanted
 
 
-def test_a_model_of_one_layer_answers_alike(small) -> None:
+def test_a_model_with_one_layer_gives_the_same_answers(small) -> None:
     scratch = {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": 64, "num_hidden_layers": 1}
     lm = small.load(small.config(base_model=scratch))
     small.sharpen(lm.module)
@@ -310,7 +310,7 @@ def test_a_model_of_one_layer_answers_alike(small) -> None:
 
 @pytest.fixture(scope="module")
 def writer(small: Any) -> Any:
-    """A model that writes letters."""
+    """Return a model that writes letters."""
     lm = small.load(small.config(architecture="gpt_neox"))
     small.sharpen(lm.module)
     assert lm.slot_way == SlotWay(True, True)
@@ -319,7 +319,7 @@ def writer(small: Any) -> Any:
     return lm, {"do_sample": False, "suppress_tokens": unwanted}
 
 
-def test_stop_texts_and_stop_tokens_end_rows_as_alone(small, writer) -> None:
+def test_stop_texts_and_stop_tokens_end_rows_as_in_single_rows(small, writer) -> None:
     lm, arguments = writer
     requests = small.slot_requests(*((1 + row * 3, 24) for row in range(8)))
     plain = [lm.generate([request], GenerationOptions(arguments), seed=0)[0] for request in requests]
@@ -350,7 +350,7 @@ def test_a_row_takes_no_step_beyond_its_stop_text(small, writer) -> None:
     assert len(passes) == sum(len(answer.generated.ids) for answer in found.values())
 
 
-def test_an_end_token_at_once_frees_the_slot(small, llama) -> None:
+def test_an_immediate_end_token_frees_the_slot(small, llama) -> None:
     requests = small.slot_requests((5, 9), (7, 9), (9, 9))
     first = [small.greedy_alone(llama, request)[0] for request in requests]
     options = GenerationOptions({"do_sample": False}, stop_token_ids=tuple(first))
@@ -366,7 +366,7 @@ def test_an_end_token_at_once_frees_the_slot(small, llama) -> None:
 # What is computed
 
 
-def test_the_last_layer_reads_last_tokens_only_and_changes_no_logits(small, llama) -> None:
+def test_the_last_layer_computes_only_last_tokens_with_the_same_logits(small, llama) -> None:
     passed: list[int] = []
     layer, number = typing.cast(Any, last_layer(llama.base))
     hook = layer.mlp.register_forward_hook(lambda module, inputs, output: passed.append(output.shape[:-1].numel()))
@@ -388,7 +388,7 @@ def test_the_last_layer_reads_last_tokens_only_and_changes_no_logits(small, llam
     torch.testing.assert_close(logits[1], logits[3], rtol=1e-5, atol=1e-4)
 
 
-def test_where_the_last_layer_is_not_narrowed_the_output_layer_sees_last_tokens_only(small, gpt2) -> None:
+def test_the_output_layer_computes_only_last_tokens_if_the_last_layer_is_not_narrowed(small, gpt2) -> None:
     passed: list[int] = []
     hook = gpt2.base.lm_head.register_forward_hook(lambda *given: passed.append(given[2].shape[:-1].numel()))
     opened = open_with(gpt2, small.slot_requests((9, 4), (20, 4), (1, 4)), slots=3)
@@ -397,7 +397,7 @@ def test_where_the_last_layer_is_not_narrowed_the_output_layer_sees_last_tokens_
     assert passed == [3, 3]
 
 
-def test_the_common_beginning_is_read_once(small, llama) -> None:
+def test_the_shared_prefix_is_prefilled_once(small, llama) -> None:
     read: list[int] = []
     hook = llama.base.get_input_embeddings().register_forward_hook(lambda *given: read.append(given[1][0].numel()))
     requests = small.slot_requests((3, 2), (5, 2), (2, 2), prefix=PREFIX)
@@ -406,18 +406,18 @@ def test_the_common_beginning_is_read_once(small, llama) -> None:
     assert read == [len(PREFIX), 3 * 5, 3]
 
 
-def test_the_common_beginning_stands_in_the_first_slot_alone(small, llama) -> None:
+def test_the_shared_prefix_is_stored_only_in_the_first_slot(small, llama) -> None:
     requests = small.slot_requests((3, 4), (5, 4), (2, 4), (4, 4), prefix=PREFIX)
     opened = open_with(llama, requests, slots=4, prefix=PREFIX)
     opened.step()
     for held in opened.pool.held:
         assert held[0, :, : len(PREFIX)].abs().sum() > 0
-        assert not held[1:, :, : len(PREFIX)].any(), "pages that nothing is written to take no memory"
+        assert not held[1:, :, : len(PREFIX)].any(), "memory pages without writes take no memory"
     opened.close()
 
 
 @pytest.mark.parametrize("copied", [1, 20, 50])
-def test_however_few_prompts_are_put_behind_their_beginning_at_once_answers_are_alike(
+def test_answers_do_not_depend_on_how_many_prompts_are_prefilled_after_the_prefix_at_once(
     small, llama, copied: int
 ) -> None:
     requests = small.slot_requests((3, 4), (5, 4), (2, 4), (4, 4), (1, 3), prefix=PREFIX)
@@ -430,7 +430,7 @@ def test_however_few_prompts_are_put_behind_their_beginning_at_once_answers_are_
     assert ids({answer.request.row: answer for answer in ended}) == by_the_library(small, llama, requests)
 
 
-def test_where_attention_looks_for_it_in_every_slot_the_common_beginning_is_in_all(small, llama) -> None:
+def test_the_shared_prefix_is_copied_into_all_slots_if_attention_needs_it(small, llama) -> None:
     requests = small.slot_requests((3, 4), (5, 4), (2, 4), (4, 4), prefix=PREFIX)
     wanted = by_the_library(small, llama, requests)
     before, llama.slot_way = llama.slot_way, SlotWay(True, False)
@@ -457,12 +457,12 @@ def test_a_pool_that_is_no_longer_used_takes_no_memory(
         pools = [weakref.ref(held) for held in opened.pool.held]
         opened.close()
         del opened
-        assert [pool() for pool in pools] == [None] * len(pools), "and not when garbage is collected"
+        assert [pool() for pool in pools] == [None] * len(pools), "memory is freed without garbage collection"
     finally:
         gc.enable()
 
 
-def test_the_pool_stays_where_it_is(small, llama) -> None:
+def test_the_pool_is_not_reallocated(small, llama) -> None:
     opened = open_with(llama, small.slot_requests(*BEHIND, prefix=PREFIX), slots=len(BEHIND), prefix=PREFIX)
     places = [held.data_ptr() for held in opened.pool.held]
     while opened.live:
@@ -472,7 +472,7 @@ def test_the_pool_stays_where_it_is(small, llama) -> None:
     assert all(held.shape[0] == len(BEHIND) and held.shape[2] == CONTEXT for held in opened.pool.held)
 
 
-def test_what_was_not_a_number_is_cleared_behind_the_common_beginning() -> None:
+def test_nan_values_after_the_shared_prefix_are_cleared() -> None:
     pool = SlotKVCache(slots=3, tokens=8)
     pool.layout.read(0, 3, start=0)
     pool.update(torch.full((3, 2, 8, 4), torch.nan), torch.full((3, 2, 8, 4), torch.nan), 0)
@@ -481,11 +481,11 @@ def test_what_was_not_a_number_is_cleared_behind_the_common_beginning() -> None:
         assert held.isnan().all(dim=-1).all(dim=1).tolist() == [[True] * 8, [True] * 2 + [False] * 6, [True] * 8]
 
 
-# What is left behind
+# Traces on the model
 
 
 def traces(lm: Any) -> dict[str, Any]:
-    """What of a model could be left changed."""
+    """Return the parts of a model that could be left changed."""
     hooks = [
         (name, len(module._forward_pre_hooks), len(module._forward_hooks), "forward" in vars(module))
         for name, module in lm.module.named_modules()
@@ -502,7 +502,7 @@ def traces(lm: Any) -> dict[str, Any]:
 
 @pytest.fixture(params=["llama", "gpt2"])
 def clean(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A model in training mode, in which nothing may be left."""
+    """Return a model in training mode; check that the test leaves it unchanged."""
     lm = request.getfixturevalue(request.param)
     lm.slot_way  # noqa: B018 - found out once
     lm.module.train()
@@ -516,17 +516,17 @@ def test_nothing_is_left_on_the_model(small, clean) -> None:
     small.answer_in_slots(clean, small.slot_requests(*BEHIND, prefix=PREFIX), slots=4, prefix=PREFIX)
 
 
-def test_finding_out_whether_slots_work_leaves_nothing(clean) -> None:
+def test_the_check_of_slots_leaves_nothing_on_the_model(clean) -> None:
     del clean.slot_way
     assert clean.why_no_slots(GREEDY, tokens=8) is None
 
 
-def test_nothing_is_left_where_the_common_beginning_cannot_be_read(clean) -> None:
+def test_nothing_is_left_if_the_shared_prefix_cannot_be_prefilled(clean) -> None:
     with pytest.raises(IndexError):
         clean.open_slots(GREEDY, slots=2, tokens=16, prefix=[10**6], seed=0)
 
 
-def test_nothing_is_left_where_the_common_beginning_cannot_be_spread(clean, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_if_the_shared_prefix_cannot_be_copied(clean, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(pool: SlotKVCache, tokens: int) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -538,7 +538,7 @@ def test_nothing_is_left_where_the_common_beginning_cannot_be_spread(clean, monk
 
 @pytest.mark.parametrize("where", ["embedding", "last layer", "output", "choice"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_pass_that_fails_leaves_nothing_and_live_rows_go_on(small, clean, where: str, error: type) -> None:
+def test_a_failed_pass_leaves_nothing_and_live_rows_continue(small, clean, where: str, error: type) -> None:
     module = {
         "embedding": clean.base.get_input_embeddings(),
         "last layer": typing.cast(Any, last_layer(clean.base) or [clean.base.get_output_embeddings()])[0],
@@ -568,7 +568,7 @@ def test_a_pass_that_fails_leaves_nothing_and_live_rows_go_on(small, clean, wher
     assert ids({answer.request.row: answer for answer in found}) == wanted
 
 
-def test_a_prompt_that_cannot_be_read_hurts_no_other(small, llama) -> None:
+def test_a_prompt_that_cannot_be_prefilled_does_not_affect_others(small, llama) -> None:
     requests = small.slot_requests((3, 9), (8, 9), (5, 9))
     wanted = by_the_library(small, llama, requests)
     opened = open_with(llama, requests[:1], slots=4)
@@ -582,7 +582,7 @@ def test_a_prompt_that_cannot_be_read_hurts_no_other(small, llama) -> None:
     assert ids({answer.request.row: answer for answer in found}) == wanted
 
 
-def test_the_model_can_be_used_otherwise_while_rows_are_in_slots(small, llama) -> None:
+def test_the_model_can_be_used_for_other_work_while_rows_are_in_slots(small, llama) -> None:
     requests = small.slot_requests((3, 9), (8, 9), (5, 9))
     wanted = by_the_library(small, llama, requests)
     opened = open_with(llama, requests, slots=4)
@@ -597,10 +597,10 @@ def test_the_model_can_be_used_otherwise_while_rows_are_in_slots(small, llama) -
     assert ids({answer.request.row: answer for answer in found}) == wanted
 
 
-# What is refused
+# Refused models and options
 
 
-def test_a_sliding_window_is_no_obstacle_to_rows_within_it(small, tmp_path: Path) -> None:
+def test_rows_within_the_sliding_window_are_answered_in_slots(small, tmp_path: Path) -> None:
     lm = small.load(small.config(base_model=saved(small, tmp_path, architecture="mistral", sliding_window=16)))
     assert lm.base.config.sliding_window == 16
     assert lm.why_no_slots(GREEDY, tokens=17) == "a sliding window of 16 tokens, and rows of up to 17"
@@ -621,7 +621,7 @@ def test_a_sliding_window_is_no_obstacle_to_rows_within_it(small, tmp_path: Path
         ("gpt_oss", SHAPE | EXPERTS | {"head_dim": 8, "sliding_window": 16}, 16),
     ],
 )
-def test_what_else_looks_no_further_than_a_window_is_refused_beyond_it(
+def test_rows_beyond_other_attention_windows_are_refused(
     small, foreign, kind: str, shape: dict[str, Any], limit: int
 ) -> None:
     lm = foreign(kind, shape)
@@ -642,12 +642,12 @@ def test_what_else_looks_no_further_than_a_window_is_refused_beyond_it(
         (GenerationOptions({"guidance_scale": 1.0, "num_beams": 1}), None),
     ],
 )
-def test_options_that_slots_do_not_have_are_reported(llama, options: GenerationOptions, reason: str | None) -> None:
+def test_options_that_slots_do_not_support_are_reported(llama, options: GenerationOptions, reason: str | None) -> None:
     assert llama.why_no_slots(options, tokens=8) == reason
 
 
 @pytest.mark.parametrize("kind", ["prompt_tuning", "prefix_tuning"])
-def test_learned_tokens_are_reported(small, kind: str) -> None:
+def test_virtual_tokens_are_reported(small, kind: str) -> None:
     lm = small.load(small.config(adapter={"type": kind, "num_virtual_tokens": 3}))
     assert lm.why_no_slots(GREEDY, tokens=8) == f"the virtual tokens of {kind}"
 
@@ -663,7 +663,7 @@ def test_other_attention_is_reported(llama, monkeypatch) -> None:
     assert llama.why_no_slots(GREEDY, tokens=8) == "attention: flash_attention_2"
 
 
-def test_a_model_that_does_not_heed_what_slots_give_it_is_found_out(small) -> None:
+def test_a_model_that_ignores_masks_or_positions_is_detected(small) -> None:
     lm = small.load(small.config())
     passed = lm.base.model.forward
     lm.base.model.forward = lambda *args, attention_mask=None, **kwargs: passed(*args, **kwargs)
@@ -676,7 +676,7 @@ def test_a_model_that_does_not_heed_what_slots_give_it_is_found_out(small) -> No
     assert str(lm.why_no_slots(GREEDY, tokens=8)).startswith("LlamaForCausalLM changes its logits by ")
 
 
-def test_a_device_that_is_full_is_no_reason_against_slots_and_is_asked_again(small) -> None:
+def test_slots_are_checked_again_after_out_of_memory(small) -> None:
     lm = small.load(small.config())
     full = [True]
 

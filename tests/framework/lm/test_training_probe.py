@@ -1,4 +1,4 @@
-"""Training after a probe of batch sizes, on real models of every kind: bit for bit the training without one."""
+"""Tests that training after a batch-size probe equals training without one bit for bit, on real models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class Rows:
-    """Four seeded rows a step, as two batches."""
+    """Data with four seeded rows per step, in two batches."""
 
     num_rows, steps_per_epoch = 20, 5
 
@@ -63,7 +63,7 @@ class Rows:
 
 
 class Recorder:
-    """A run that keeps its log."""
+    """A run that records its log."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.checkpoints = folder, folder / "checkpoints"
@@ -124,7 +124,7 @@ def probe_context(lm: Any, *, max_row_tokens: int) -> ProbeContext:
 
 
 def try_sizes(small: Any, lm: Any) -> list[torch.Tensor]:
-    """A probe with generation and an evaluation beside it; the trained weights as they were inside."""
+    """Run a probe that also generates and evaluates; return the trained weights during the probe."""
     with Finetune(lm.config.trainer).probe(probe_context(lm, max_row_tokens=40)) as probe:
         for rows in (1, 4, 6):
             assert probe.run(rows).prefill_seconds > 0
@@ -143,7 +143,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("kind", ends(KINDS))
 @pytest.mark.long
-def test_training_after_a_probe_is_training_without_one(
+def test_training_after_a_probe_equals_training_without_one(
     small: Any, base_folder: Path, tmp_path: Path, kind: str
 ) -> None:
     sections, trainer = KINDS[kind]
@@ -172,7 +172,7 @@ def test_training_after_a_probe_is_training_without_one(
     )
 
 
-def test_rotary_positions_that_grow_with_the_rows_are_as_short_as_before(small: Any) -> None:
+def test_growing_rotary_positions_are_restored_after_a_probe(small: Any) -> None:
     scaled = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
     lm = small.load(small.config(model_parameters=scaled))
     before = {name: buffer.clone() for name, buffer in lm.module.named_buffers()}

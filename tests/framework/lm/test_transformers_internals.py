@@ -1,4 +1,4 @@
-"""What is used of transformers beyond its promises, and that it still does what it did."""
+"""Tests of the private parts of transformers that partita uses: they still exist and work the same."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ CONFIG = transformers.LlamaConfig(
 
 @contextmanager
 def reported_as_change(what: str, *, file: str = "framework/partita/lm/transformers_internals.py") -> Iterator[None]:
-    """Turn an error into one sentence: which function no longer works with this version of transformers."""
+    """Turn an error into a failure that names the function that does not work with this version of transformers."""
     try:
         yield
     except (AttributeError, AssertionError, TypeError) as error:
@@ -40,7 +40,7 @@ def reported_as_change(what: str, *, file: str = "framework/partita/lm/transform
         )
 
 
-def test_an_attribute_that_is_gone_is_reported_with_its_function_and_file() -> None:
+def test_a_missing_attribute_is_reported_with_its_function_and_file() -> None:
     with pytest.raises(pytest.fail.Exception) as failure, reported_as_change("attention_of"):
         raise AttributeError("_attn_implementation")
     assert str(failure.value) == (
@@ -50,7 +50,7 @@ def test_an_attribute_that_is_gone_is_reported_with_its_function_and_file() -> N
     )
 
 
-def test_attention_is_read_and_set_for_the_whole_model() -> None:
+def test_the_attention_implementation_is_read_and_set_for_the_whole_model() -> None:
     with reported_as_change("attention_of or set_attention"):
         model = transformers.AutoModelForCausalLM.from_config(CONFIG, attn_implementation="eager")
         assert attention_of(model.config) == "eager"
@@ -59,24 +59,24 @@ def test_attention_is_read_and_set_for_the_whole_model() -> None:
         assert {attention_of(part.config) for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
 
 
-def test_models_say_whether_their_state_can_be_cut_back() -> None:
+def test_models_report_whether_their_cache_can_be_cropped() -> None:
     with reported_as_change("is_stateful"):
         assert "_is_stateful" in vars(transformers.PreTrainedModel)
         assert is_stateful(transformers.MambaForCausalLM)
         assert not is_stateful(transformers.LlamaForCausalLM)
 
 
-def test_models_name_their_layers() -> None:
+def test_the_layers_of_models_are_found() -> None:
     with reported_as_change("layer_class_names", file="trainers/partita_trainers/accelerate_internals.py"):
         assert layer_class_names(transformers.LlamaForCausalLM(CONFIG)) == {"LlamaDecoderLayer"}
 
 
-def test_chat_templates_are_compiled_by_the_function_that_replaces_transformers_own(
+def test_chat_templates_are_compiled_by_the_replaced_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with reported_as_change("replace_template_compiler"):
         own: Any = chat_template_utils._compile_jinja_template
-        monkeypatch.setattr(chat_template_utils, "_compile_jinja_template", own)  # so that it is put back
+        monkeypatch.setattr(chat_template_utils, "_compile_jinja_template", own)  # so that it is restored
         compiled: list[str] = []
 
         def build(original: TemplateCompiler) -> TemplateCompiler:

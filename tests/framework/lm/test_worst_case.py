@@ -1,4 +1,4 @@
-"""Generation at its worst: the passes that are run, what they leave behind, and the memory of the whole generation."""
+"""Tests of the worst case of generation: its passes, its side effects, and its memory against a whole generation."""
 
 import gc
 import json
@@ -48,9 +48,9 @@ PLAIN: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 2},
     "qwen2_moe": EXPERTS,
 }
-"""Models whose cache simply grows."""
+"""Models with a plain growing cache."""
 SLOTTED = [kind for kind in PLAIN if kind != "bloom"]
-"""Those that answer in slots; bloom takes where a token stands from its mask, and a mask of slots does not tell it."""
+"""Those that answer in slots; bloom derives positions from the mask, which is impossible with a mask of slots."""
 OTHER: dict[str, dict[str, Any]] = {
     "mistral": {**SHAPE, "sliding_window": 16},
     "gemma3_text": {
@@ -62,12 +62,12 @@ OTHER: dict[str, dict[str, Any]] = {
     "mamba": STATE_SPACE,
     "lfm2": {**SHAPE, "layer_types": ["conv", "full_attention"]},
 }
-"""Models with windows, states, or both kinds of layers."""
+"""Models with sliding windows, recurrent states, or both kinds of layers."""
 
 
 @pytest.fixture(scope="module")
 def models(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A function from a transformers model type to a tiny model of it."""
+    """Return a function that creates a tiny model of a transformers model type."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     tokenizer = small.load(small.config()).tokenizer
@@ -89,10 +89,10 @@ def models(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @contextmanager
 def watched(lm: Any) -> Iterator[Any]:
-    """Inside, passes are taken down: rows, tokens that are read, tokens in the cache after them; and the caches.
+    """Record passes (rows, input tokens, tokens in the cache after them) and the caches.
 
-    `pools` are slots and tokens of a slot, of each pass in slots. What a model is looked at for once, to see how it can
-    answer rows together, is not among them.
+    `pools` has the slots and the tokens of a slot for each pass in slots. The one-time checks of how a model can be
+    batched are not recorded.
     """
 
     class Passes:
@@ -116,7 +116,7 @@ def watched(lm: Any) -> Iterator[Any]:
             passes.pools.append((layout.slots, layout.tokens))
             passes.caches.append(weakref.ref(pool))
             return
-        # Where nothing is padded, and in state spaces once the prompts are read, there is no mask.
+        # There is no mask without padding, and in state spaces after the prefill.
         held = passes.seen[-1][2] if passes.seen else 0
         passes.seen.append((rows, tokens, mask.shape[1] if mask is not None else held + tokens))
         cache = output.get("past_key_values", output.get("cache_params"))
@@ -139,11 +139,11 @@ def worst(
 BOTH = pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
 
 
-# What is run
+# Passes
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_of_a_plain_cache_the_prompts_are_read_and_the_last_tokens_decoded(models: Any, kind: str) -> None:
+def test_with_a_plain_cache_prompts_are_prefilled_and_only_the_last_tokens_decoded(models: Any, kind: str) -> None:
     lm = models(kind)
     with watched(lm) as passes:
         timing = worst(lm, 3, prompt=20, new=40, slots=False)
@@ -151,12 +151,12 @@ def test_of_a_plain_cache_the_prompts_are_read_and_the_last_tokens_decoded(model
     assert timing.prefill_seconds > 0
     assert timing.decode_seconds > 0
     assert passes.seen[0] == (3, 20, 20)
-    assert passes.seen[-1] == (3, 1, 59), "the last token is not read any more"
+    assert passes.seen[-1] == (3, 1, 59), "the last token is not an input"
     assert len(passes.seen) <= 6
 
 
 @pytest.mark.parametrize("kind", SLOTTED)
-def test_in_slots_a_group_of_prompts_is_read_and_the_last_tokens_made_with_all_slots_full(
+def test_in_slots_a_group_of_prompts_is_prefilled_and_the_last_tokens_decoded_in_full_slots(
     models: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = models(kind)
@@ -166,10 +166,12 @@ def test_in_slots_a_group_of_prompts_is_read_and_the_last_tokens_made_with_all_s
     assert timing.prefill_seconds > 0
     assert timing.decode_seconds > 0
     assert passes.seen == [(1, 1, 1), (3, 20, 20), *((7, 1, length) for length in (57, 58, 59))]
-    assert set(passes.pools) == {(7, 60)}, "all slots are there, and full, while prompts are read"
+    assert set(passes.pools) == {(7, 60)}, "all slots exist and are full during the prefill"
 
 
-def test_prompts_that_fill_a_pass_badly_are_tried_shorter_as_well(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shorter_prompts_are_tried_if_the_longest_do_not_fill_a_pass(
+    models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lm = models("llama")
     for most, expected in ((60, [(3, 20, 20)]), (79, [(4, 19, 19), (3, 20, 20)]), (19, [(1, 20, 20)])):
         monkeypatch.setitem(slots.READ_TOKENS, "cpu", most)
@@ -179,10 +181,10 @@ def test_prompts_that_fill_a_pass_badly_are_tried_shorter_as_well(models: Any, m
     monkeypatch.setitem(slots.READ_TOKENS, "cpu", 79)
     with watched(lm) as passes:
         worst(lm, 3, prompt=20, new=2)
-    assert [seen for seen in passes.seen if seen[1] > 1] == [(3, 20, 20)], "there is no fourth row to read"
+    assert [seen for seen in passes.seen if seen[1] > 1] == [(3, 20, 20)], "there is no fourth row to prefill"
 
 
-def test_times_in_slots_are_those_of_all_prompts_and_of_one_step(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_in_slots_cover_all_prompts_and_one_decode_step(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = models("llama")
     seconds = 0.0
 
@@ -197,7 +199,7 @@ def test_times_in_slots_are_those_of_all_prompts_and_of_one_step(models: Any, mo
     hook = lm.base.register_forward_pre_hook(forward, with_kwargs=True)
     try:
         timing = worst(lm, 12, prompt=20, new=40)
-        assert (timing.prefill_seconds, timing.decode_seconds) == (4.0, 0.25), "three prompts in a pass"
+        assert (timing.prefill_seconds, timing.decode_seconds) == (4.0, 0.25), "three prompts per pass"
         assert worst(lm, 12, prompt=20, new=1).decode_seconds == 0
         assert lm.time_decode_step(12, length=30, options=GenerationOptions(GREEDY)) == 0.25
     finally:
@@ -205,7 +207,7 @@ def test_times_in_slots_are_those_of_all_prompts_and_of_one_step(models: Any, mo
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
-def test_rows_within_a_sliding_window_are_in_slots(models: Any, kind: str) -> None:
+def test_rows_within_a_sliding_window_are_probed_in_slots(models: Any, kind: str) -> None:
     lm = models(kind)
     for new, expected in ((7, 3 + 1), (8, 9)):
         with watched(lm) as passes:
@@ -215,7 +217,7 @@ def test_rows_within_a_sliding_window_are_in_slots(models: Any, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", OTHER)
-def test_of_any_other_cache_the_whole_generation_is_run(models: Any, kind: str) -> None:
+def test_with_any_other_cache_the_whole_generation_is_run(models: Any, kind: str) -> None:
     lm = models(kind)
     with watched(lm) as passes:
         timing = worst(lm, 3, prompt=20, new=12)
@@ -226,7 +228,7 @@ def test_of_any_other_cache_the_whole_generation_is_run(models: Any, kind: str) 
 
 @BOTH
 @pytest.mark.parametrize("kind", ends([*PLAIN, *OTHER]))
-def test_random_state_and_mode_are_as_before_and_no_cache_is_held(models: Any, kind: str, slots: bool) -> None:
+def test_random_state_and_mode_are_restored_and_caches_are_freed(models: Any, kind: str, slots: bool) -> None:
     lm = models(kind)
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -240,7 +242,7 @@ def test_random_state_and_mode_are_as_before_and_no_cache_is_held(models: Any, k
             lm.time_decode_step(2, length=12, options=options)
         assert passes.caches
         assert bool(passes.pools) == (slots and kind in (*SLOTTED, "mistral", "gemma3_text"))
-        # Before the next probe nobody looks for garbage: what is held only by itself would count as held.
+        # No garbage collection runs before the next probe: memory in reference cycles would count as held.
         assert not any(cache() is not None for cache in passes.caches)
     finally:
         gc.enable()
@@ -276,7 +278,7 @@ def test_every_option_runs_with_any_lengths(
     assert (timing.decode_seconds > 0) == (new > 1)
     assert step > 0
     rows = 3 * options.get("num_beams", 1)
-    # A single token is read for the pool to be there.
+    # A single token is prefilled to allocate the pool.
     assert {seen[0] for seen in passes.seen} <= ({1, 3} if passes.pools else {3, rows})
     assert bool(passes.pools) == (slots and not {"num_beams", "guidance_scale"} & options.keys())
     assert max(seen[2] for seen in passes.seen) >= prompt + new - 1
@@ -284,7 +286,7 @@ def test_every_option_runs_with_any_lengths(
 
 @BOTH
 @pytest.mark.parametrize("options", [{}, OPTIONS["beams"], OPTIONS["least length"]], ids=["greedy", "beams", "least"])
-def test_a_model_that_would_end_every_answer_at_once_goes_on(
+def test_the_worst_case_ignores_end_tokens(
     models: Any, options: dict[str, Any], slots: bool, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     lm = models("llama")
@@ -336,14 +338,14 @@ def test_adapters_run_up_to_the_end_of_the_context(
     prompt = lm.context_length - 9
     with watched(lm) as passes:
         assert worst(lm, 3, prompt=prompt, new=9, slots=slots).decode_seconds > 0
-    assert bool(passes.pools) == (slots and skips), "learned tokens before the prompt are for batches"
+    assert bool(passes.pools) == (slots and skips), "virtual tokens before the prompt need batches"
     assert (len(passes.seen) < 9) == skips
-    assert passes.seen[-1][2] == CONTEXT - 1, "virtual tokens lie in the cache as well"
+    assert passes.seen[-1][2] == CONTEXT - 1, "virtual tokens are in the cache too"
     assert lm.time_decode_step(3, length=prompt + 8, options=GenerationOptions(GREEDY, slots=slots)) > 0
 
 
 @BOTH
-def test_eight_bits_run_as_they_are_used(small: Any, base_folder: Path, slots: bool) -> None:
+def test_models_in_8_bits_run_in_slots_and_batches(small: Any, base_folder: Path, slots: bool) -> None:
     config = small.config(base_model=str(base_folder), quantization={"bits": 8}, adapter={"type": "lora", "r": 4})
     lm = small.load(config)
     with watched(lm) as passes:
@@ -352,7 +354,7 @@ def test_eight_bits_run_as_they_are_used(small: Any, base_folder: Path, slots: b
     assert bool(passes.pools) == slots
 
 
-# Where positions end
+# The end of learned positions
 
 
 @pytest.mark.parametrize(
@@ -367,12 +369,12 @@ def test_eight_bits_run_as_they_are_used(small: Any, base_folder: Path, slots: b
         ("mamba", 600, 30, 30),
     ],
 )
-def test_new_tokens_end_with_learned_positions_only(
+def test_only_learned_positions_limit_the_new_tokens(
     models: Any, kind: str, prompt: int, wanted: int, reached: int
 ) -> None:
     lm = models(kind)
     assert lm.reachable_tokens(prompt, wanted) == reached
-    # What is said to be reached can be run: rotary rows may go on beyond the context beside others.
+    # The reported number of tokens can be run: rows with rotary positions may exceed the context.
     if prompt < CONTEXT:
         assert worst(lm, 2, prompt=prompt, new=reached).prefill_seconds > 0
         assert worst(lm, 2, prompt=prompt, new=reached, slots=False).prefill_seconds > 0
@@ -394,7 +396,7 @@ def test_a_decode_step_is_timed_near_the_end_of_learned_positions(
 
 @BOTH
 @pytest.mark.parametrize("kind", ["llama", "bloom", *OTHER])
-def test_a_decode_step_is_timed_at_the_length_that_is_asked_for(models: Any, kind: str, slots: bool) -> None:
+def test_a_decode_step_is_timed_at_the_given_length(models: Any, kind: str, slots: bool) -> None:
     lm = models(kind)
     with watched(lm) as passes:
         assert lm.time_decode_step(3, length=40, options=GenerationOptions(GREEDY, slots=slots)) > 0
@@ -402,13 +404,13 @@ def test_a_decode_step_is_timed_at_the_length_that_is_asked_for(models: Any, kin
     assert timed
     assert all(40 <= held <= 46 for held in timed)
     if kind in PLAIN:
-        assert all(tokens <= 2 for _, tokens, _ in passes.seen), "no long prompt is read for it"
+        assert all(tokens <= 2 for _, tokens, _ in passes.seen), "no long prompt is prefilled for it"
 
 
 @BOTH
 @pytest.mark.parametrize("kind", SLOTTED)
 @pytest.mark.parametrize(("length", "shared"), [(40, 0), (40, 7), (40, 8), (40, 39), (CONTEXT, CONTEXT - 1)])
-def test_a_decode_step_is_timed_behind_tokens_that_all_rows_share(
+def test_a_decode_step_is_timed_after_a_shared_prefix(
     models: Any, kind: str, length: int, shared: int, slots: bool
 ) -> None:
     lm = models(kind)
@@ -472,7 +474,7 @@ IN_SLOTS: dict[str, dict[str, Any]] = {
 }
 MEASURED = IN_BATCHES | IN_SLOTS
 NO_PIECES = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""Freed memory goes back at once: pieces that the cases before have left in the heap came to 7 MB of 90."""
+"""Return freed memory to the system at once: heap fragments of previous cases were 7 MB of 90."""
 MEASURE = """
 import json, os, sys
 from pathlib import Path
@@ -550,7 +552,7 @@ print(json.dumps({name: forked(case) for name, case in json.loads(sys.argv[1]).i
 
 @pytest.fixture(scope="module")
 def peaks() -> dict[str, list[float]]:
-    """Peaks of the whole generation and of the worst case of each measured case, in a process of its own."""
+    """Return the peaks of the whole generation and of its worst case for each measured case, in a separate process."""
     if sys.platform != "linux":
         pytest.skip("peaks are measured on Linux only")
     cases = {name: {"slots": name in IN_SLOTS, **case} for name, case in MEASURED.items()}
@@ -569,7 +571,9 @@ def peaks() -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("case", MEASURED)
 @pytest.mark.long
-def test_its_peak_is_that_of_the_whole_generation(peaks: dict[str, list[float]], case: str) -> None:
+def test_the_peak_of_the_worst_case_equals_that_of_the_whole_generation(
+    peaks: dict[str, list[float]], case: str
+) -> None:
     whole, found = peaks[case]
-    assert whole > 20e6, "small enough, and what the allocator rounds would decide"
+    assert whole > 20e6, "too small: the rounding of the allocator would dominate"
     assert found == pytest.approx(whole, rel=0.05, abs=3e6)

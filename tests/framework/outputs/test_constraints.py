@@ -1,4 +1,4 @@
-"""What outputs hold answers to reaches the model, or the run says why not."""
+"""Tests that the constraints of outputs reach the model, or the run reports why not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,12 +29,12 @@ def formed(config: Config, tokenizer: Any, labels: dict[str, tuple[str, ...]]) -
     return in_form(PLAIN, config, labels=labels, encoder=RowTokenizer(Formatter(config, tokenizer=tokenizer)))
 
 
-def test_outputs_that_ask_for_nothing_leave_answers_free(make_config: MakeConfig) -> None:
+def test_outputs_without_constraints_leave_answers_free(make_config: MakeConfig) -> None:
     config = make_config({"name": "label", "type": "category"}, {"name": "value", "type": "json"})
     assert formed(config, byte_tokenizer(), {"label": ("a", "b")}) == PLAIN
 
 
-def test_labels_to_score_are_those_of_the_file_or_of_the_data(make_config: MakeConfig) -> None:
+def test_scored_labels_come_from_the_configuration_or_the_data(make_config: MakeConfig) -> None:
     tokenizer = byte_tokenizer()
     result = formed(make_config(LABEL), tokenizer, {"label": ("no", "yes")}).labels
     assert result == tuple(Label(text, tuple(tokenizer.encode(text))) for text in ("no", "yes"))
@@ -42,7 +42,7 @@ def test_labels_to_score_are_those_of_the_file_or_of_the_data(make_config: MakeC
     assert [label.text for label in formed(make_config(named), tokenizer, {}).labels] == ["no", "yes"]
 
 
-def test_labels_end_as_the_chat_template_ends_an_answer(make_config: MakeConfig) -> None:
+def test_labels_end_with_the_end_of_the_chat_template(make_config: MakeConfig) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = CHATML
@@ -51,7 +51,7 @@ def test_labels_end_as_the_chat_template_ends_an_answer(make_config: MakeConfig)
     assert result == (Label("no", (*tokenizer.encode("no"), end)),)
 
 
-def test_labels_that_are_the_same_tokens_are_refused(make_config: MakeConfig) -> None:
+def test_labels_with_the_same_tokens_are_refused(make_config: MakeConfig) -> None:
     tokenizer = wrap(piece_backend(["yes"], pattern=WORD, vocab_size=9), max_length=None, unknown=UNKNOWN)
     assert tokenizer.convert_ids_to_tokens([0]) == [PAD]
     with pytest.raises(
@@ -67,7 +67,7 @@ def test_labels_that_are_the_same_tokens_are_refused(make_config: MakeConfig) ->
         (LABEL, "decoder.scoring"),
     ],
 )
-def test_a_model_that_does_not_answer_in_slots_is_reported_to_the_user(
+def test_constraints_with_a_model_without_slots_are_reported(
     make_config: MakeConfig, output: dict[str, Any], key: str
 ) -> None:
     lm = ScriptedModel({})

@@ -49,7 +49,7 @@ def test_text_is_stripped(decoder_of: Any) -> None:
         '[1, 2] is no address, {"city": "Oslo"} is',
     ],
 )
-def test_the_first_json_value_that_fits_is_read(decoder_of: Any, text: str) -> None:
+def test_the_first_json_value_that_matches_the_schema_is_read(decoder_of: Any, text: str) -> None:
     decoded = decoder_of(WITH_SCHEMA).decode(text)
     assert (decoded.values, decoded.errors) == ({"order": {"city": "Oslo"}}, {})
 
@@ -76,13 +76,13 @@ def test_json_without_a_schema_may_be_any_value(decoder_of: Any) -> None:
         ("9" * 5000, "no JSON value"),
     ],
 )
-def test_mistakes_in_json_are_reported(decoder_of: Any, text: str, reason: str) -> None:
+def test_errors_in_json_are_reported(decoder_of: Any, text: str, reason: str) -> None:
     decoded = decoder_of(WITH_SCHEMA).decode(text)
     assert decoded.values == {"order": None}
     assert reason in decoded.errors["order"]
 
 
-def test_a_broken_object_is_not_replaced_by_a_piece_of_it(decoder_of: Any) -> None:
+def test_no_part_of_a_broken_object_is_used_in_its_place(decoder_of: Any) -> None:
     assert decoder_of(JSON).decode('{"a": {"b": 1}, \'c\': 2}').errors
 
 
@@ -98,7 +98,7 @@ def test_several_outputs_are_parts_of_one_object(decoder_of: Any) -> None:
     assert decoded.raw == {"mood": "Good", "stars": "4", "why": " nice ", "more": '{"a":1}'}
 
 
-def test_parts_are_read_by_type_even_where_the_model_writes_another(decoder_of: Any) -> None:
+def test_parts_are_converted_to_the_type_of_their_output(decoder_of: Any) -> None:
     decoded = decoder_of(*SEVERAL).decode('{"mood": "very good", "stars": "5 of 5", "why": 3, "more": "text"}')
     assert decoded.values == {"mood": "good", "stars": 5, "why": "3", "more": "text"}
 
@@ -109,7 +109,7 @@ def test_missing_and_wrong_parts_are_reported_by_output(decoder_of: Any) -> None
     assert decoded.errors == {"stars": "7 is above the maximum 5", "why": "the answer has no 'why'"}
 
 
-def test_an_answer_that_is_no_object_fails_all_outputs_but_fallbacks(decoder_of: Any) -> None:
+def test_an_answer_that_is_no_object_fails_all_outputs_without_a_fallback(decoder_of: Any) -> None:
     decoded = decoder_of(*SEVERAL).decode("good")
     assert decoded.values == {"mood": "bad", "stars": None, "why": None, "more": None}
     assert set(decoded.errors) == {"stars", "why", "more"}
@@ -118,7 +118,7 @@ def test_an_answer_that_is_no_object_fails_all_outputs_but_fallbacks(decoder_of:
     assert "has none of the keys mood, stars, why, more" in decoder_of(*SEVERAL).decode('{"x": 1}').errors["why"]
 
 
-def test_labels_come_from_the_data_where_the_file_names_none(decoder_of: Any) -> None:
+def test_labels_come_from_the_data_if_the_configuration_lists_none(decoder_of: Any) -> None:
     decoder = decoder_of({"name": "kind", "type": "category"}, kind=("a", "b"))
     assert decoder.decode("it is b").values == {"kind": "b"}
 
@@ -158,14 +158,14 @@ def test_every_json_value_is_found_in_its_text(decoder_of: Any, value: Any, befo
 
 
 @given(st.text(min_size=1), values, st.floats(max_value=5, allow_nan=False, allow_infinity=False))
-def test_what_was_written_as_target_is_read_back(decoder_of: Any, why: str, more: Any, stars: float) -> None:
+def test_decoding_a_target_returns_its_value(decoder_of: Any, why: str, more: Any, stars: float) -> None:
     answer = {"mood": "good", "stars": stars, "why": why, "more": more}
     decoded = decoder_of(*SEVERAL).decode(json.dumps(answer, separators=(",", ":")))
     assert decoded.values == {"mood": "good", "stars": stars, "why": why.strip(), "more": more}
 
 
 @pytest.mark.parametrize("filling", ["a", " ", "a "])
-def test_a_fence_without_an_end_is_read_in_linear_time(filling: str) -> None:
+def test_an_unclosed_code_fence_is_read_in_linear_time(filling: str) -> None:
     with pytest.raises(ReadError, match="no JSON value in"):
         find_json("```" + filling * 1_000_000, check=lambda value: value)
     assert find_json('```json  \n{"a": 1}\n``` and so on', check=lambda value: value) == {"a": 1}

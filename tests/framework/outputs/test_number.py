@@ -78,18 +78,18 @@ def test_the_last_number_is_read_if_requested() -> None:
     assert read("3 + 4 = 7", pick="last") == 7
 
 
-def test_a_minus_after_a_digit_is_no_sign() -> None:
+def test_a_minus_after_a_digit_is_not_a_sign() -> None:
     assert read("10-4", pick="last") == 4
 
 
 @pytest.mark.parametrize("text", ["2024-05-03", "due 3.5.2024", "5/3/2024", "2024-05-03 12:30"])
-def test_a_date_alone_is_no_number(text: str) -> None:
+def test_a_date_is_not_a_number(text: str) -> None:
     with pytest.raises(ReadError, match="no number in"):
         read(text)
 
 
 @pytest.mark.parametrize("text", ["3M", "$300K", "2B", "1.5bn", "about 4mn"])
-def test_a_letter_that_may_be_a_scale_or_a_unit_leaves_no_value(text: str) -> None:
+def test_an_ambiguous_letter_after_a_number_is_an_error(text: str) -> None:
     with pytest.raises(ReadError) as error:
         read(text)
     number = text.strip("about $")
@@ -105,12 +105,12 @@ def test_a_scaled_whole_number_is_an_int() -> None:
     assert isinstance(read("0.0001k"), float)
 
 
-def test_a_regex_says_where_the_number_stands() -> None:
+def test_a_regex_selects_the_number() -> None:
     assert read("1 then #### 1,234", regex=r"####\s*(\S+)") == 1234
     assert read("a=1 a=2 b=3", regex=r"a=\d", pick="last") == 2
 
 
-def test_a_regex_that_finds_words_is_reported() -> None:
+def test_a_regex_that_matches_words_is_reported() -> None:
     with pytest.raises(ReadError, match="the regex found 'many', which is not a number"):
         read("answer: many", regex=r"answer: (\w+)")
     with pytest.raises(ReadError, match="the regex found '2024-05-03', which is not a number"):
@@ -132,7 +132,7 @@ def test_a_number_out_of_range_is_reported(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "5", "5.0"])
-def test_the_ends_of_a_range_are_within_it(text: str) -> None:
+def test_a_range_includes_its_ends(text: str) -> None:
     assert read(text, minimum=0, maximum=5) == float(text)
 
 

@@ -1,4 +1,4 @@
-"""The tables of both packages hold the same types."""
+"""Tests that the registries of both packages have the same output types."""
 
 from typing import get_args
 

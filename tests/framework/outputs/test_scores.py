@@ -21,7 +21,7 @@ WORDS = ["the", "a", "dog", "cat", "sat", "on", "under", "mat,", "and", "ran", "
 
 @pytest.fixture(scope="module")
 def score(make_config: Any) -> Any:
-    """Scores of (truth by output, answer or None for an error) pairs."""
+    """Return a function that scores pairs of the truth by output and an answer, or None for an error."""
 
     def call(*pairs: tuple[dict[str, Any], str | None], outputs: Sequence[Any]) -> OutputScores:
         config = make_config(*outputs)
@@ -56,7 +56,7 @@ def test_category_scores_equal_scikit_learns_over_all_rows(score: Any) -> None:
     }
 
 
-def test_an_unreadable_answer_misses_its_label_in_f1_and_is_no_label_of_its_own(score: Any) -> None:
+def test_an_unreadable_answer_is_a_false_negative_in_f1_and_not_a_separate_label(score: Any) -> None:
     from sklearn.metrics import f1_score
 
     truths, answers = ["cat", "cat", "dog", "dog"], ["cat", "bird", "dog", None]
@@ -99,14 +99,14 @@ def test_number_scores_equal_scikit_learns(score: Any) -> None:
     assert scores["invalid"] == pytest.approx(1 / 101)
 
 
-def test_errors_are_infinite_where_no_answer_is_a_number(score: Any) -> None:
+def test_errors_are_infinite_if_no_answer_is_a_number(score: Any) -> None:
     scores = score(({"age": 3}, "old"), outputs=[NUMBER]).outputs["age"]
     assert (scores["mae"], scores["mse"], scores["rmse"], scores["exact_match"]) == (math.inf, math.inf, math.inf, 0)
     assert scores["r2"] == -math.inf
 
 
 @pytest.mark.parametrize("answers", [[3, 3], [3, 4], [3]])
-def test_r2_of_equal_right_values_is_1_without_errors_and_else_0(score: Any, answers: list[int]) -> None:
+def test_r2_of_constant_targets_is_1_without_errors_and_otherwise_0(score: Any, answers: list[int]) -> None:
     from sklearn.metrics import r2_score
 
     scores = score(*(({"age": 3}, str(answer)) for answer in answers), outputs=[NUMBER]).outputs["age"]
@@ -115,7 +115,7 @@ def test_r2_of_equal_right_values_is_1_without_errors_and_else_0(score: Any, ans
         assert scores["r2"] == r2_score([3] * len(answers), answers)
 
 
-def test_numbers_as_large_as_floats_go_do_not_overflow(score: Any) -> None:
+def test_the_largest_floats_do_not_overflow(score: Any) -> None:
     scores = score(({"age": -1e308}, "1e308"), outputs=[NUMBER]).outputs["age"]
     assert scores["rmse"] == math.inf
     assert scores["r2"] == -math.inf
@@ -143,7 +143,7 @@ def test_json_is_compared_by_value_and_by_field(score: Any) -> None:
     }
 
 
-def test_a_json_field_that_is_null_is_not_one_that_is_left_out(score: Any) -> None:
+def test_a_null_json_field_differs_from_a_missing_one(score: Any) -> None:
     truth = {"order": {"city": None, "count": 2}}
     texts = ['{"city": null, "count": 2}', '{"count": 2}', '{"city": "", "count": 2}']
     result = score(*((truth, text) for text in texts), outputs=[JSON]).outputs["order"]
@@ -152,7 +152,7 @@ def test_a_json_field_that_is_null_is_not_one_that_is_left_out(score: Any) -> No
     assert result["exact_match"] == pytest.approx(1 / 3)
 
 
-def test_an_unexpected_json_field_makes_the_answer_wrong_but_no_field(score: Any) -> None:
+def test_an_unexpected_json_field_makes_the_answer_wrong_but_adds_no_field(score: Any) -> None:
     result = score(({"order": {"count": 2}}, '{"count": 2, "city": null}'), outputs=[JSON]).outputs["order"]
     assert (result["exact_match"], result["field_accuracy"]) == (0, 1)
     assert "field.city" not in result
@@ -194,7 +194,7 @@ def test_text_scores_equal_those_of_the_libraries_over_the_whole_corpus(score: A
         (["yes"], ["no"]),
     ],
 )
-def test_bleu_of_short_answers_takes_the_orders_that_they_have(
+def test_bleu_of_short_answers_uses_only_the_ngram_orders_they_have(
     score: Any, truths: list[str], answers: list[str]
 ) -> None:
     from sacrebleu.metrics import BLEU
@@ -210,7 +210,7 @@ def test_words_of_other_scripts_count_in_rouge(score: Any) -> None:
     assert scores["rouge_l"] == pytest.approx(2 / 3)
 
 
-def test_a_missing_text_is_as_an_empty_one(score: Any) -> None:
+def test_a_missing_text_counts_as_empty(score: Any) -> None:
     result = score(({"answer": "a b c d e"}, None), ({"answer": "a b c d e"}, "a b c d e"), outputs=[]).outputs[
         "answer"
     ]
@@ -218,7 +218,7 @@ def test_a_missing_text_is_as_an_empty_one(score: Any) -> None:
     assert 0 < result["bleu"] < 100
 
 
-def test_a_row_is_right_when_all_its_outputs_are(score: Any) -> None:
+def test_a_row_is_correct_if_all_its_outputs_are(score: Any) -> None:
     truth = {"kind": "cat", "age": 3}
     answers = [{"kind": "cat", "age": 3}, {"kind": "cat", "age": 4}, {"kind": "dog", "age": 3}]
     scores = score(*((truth, json.dumps(answer)) for answer in answers), outputs=[CATEGORY, NUMBER])
@@ -227,15 +227,15 @@ def test_a_row_is_right_when_all_its_outputs_are(score: Any) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers() | st.floats(allow_nan=False) | st.booleans()))
-def test_equal_json_has_one_text_whatever_the_order(value: dict[str, Any]) -> None:
+def test_equal_json_has_the_same_text_for_any_order_of_keys(value: dict[str, Any]) -> None:
     assert canonical(dict(reversed(value.items()))) == canonical(value)
 
 
-def test_json_true_is_not_one() -> None:
+def test_json_true_does_not_equal_1() -> None:
     assert canonical([True, 1, 1.0]) == "[true, 1, 1]"
 
 
-def test_the_table_of_names_is_what_scores_hold(make_config: Any) -> None:
+def test_the_registry_of_score_names_equals_the_computed_scores(make_config: Any) -> None:
     config = make_config(
         {"name": "c", "type": "category", "decoder": {"labels": ["a"]}},
         {"name": "n", "type": "number"},

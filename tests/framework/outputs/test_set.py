@@ -1,4 +1,4 @@
-"""Sets of labels: decoding, metrics as scikit-learn defines them, and answers held to the labels."""
+"""Tests of sets of labels: decoding, metrics as in scikit-learn, and constrained answers."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ def topics(form: str = "json", **decoder: Any) -> dict[str, Any]:
 
 
 def decoded(text: str, form: str = "json") -> Any:
-    """The labels, or the reason why there are none."""
+    """Return the labels, or the reason why there are none."""
     result = Decoder(config_of(topics(form)), labels={}).decode(text)
     assert (result.values["topics"] is None) == ("topics" in result.errors)
     return result.errors.get("topics", result.values["topics"])
@@ -54,7 +54,7 @@ def decoded(text: str, form: str = "json") -> Any:
         ('["weather"] no, ["sport"]', ["sport"]),
     ],
 )
-def test_labels_are_read_from_the_first_array_that_holds_only_labels(text: str, labels: list[str]) -> None:
+def test_labels_are_read_from_the_first_array_that_contains_only_labels(text: str, labels: list[str]) -> None:
     assert decoded(text) == labels
 
 
@@ -70,7 +70,7 @@ def test_labels_are_read_from_the_first_array_that_holds_only_labels(text: str, 
         ('"sport"', "the answer is not a JSON array of labels: '\"sport\"'"),
     ],
 )
-def test_mistakes_in_an_array_of_labels_are_reported(text: str, reason: str) -> None:
+def test_errors_in_an_array_of_labels_are_reported(text: str, reason: str) -> None:
     assert decoded(text) == reason
 
 
@@ -85,7 +85,7 @@ def test_mistakes_in_an_array_of_labels_are_reported(text: str, reason: str) -> 
         ("Topics: sport", "'Topics: sport' is none of the labels politics, Sport, sport, the \"arts\""),
     ],
 )
-def test_labels_are_read_between_commas(text: str, labels: list[str] | str) -> None:
+def test_comma_separated_labels_are_read(text: str, labels: list[str] | str) -> None:
     assert decoded(text, "comma") == labels
 
 
@@ -113,7 +113,7 @@ def test_every_target_is_read_as_its_labels(form: str, labels: list[str]) -> Non
 
 
 def scores(truths: list[list[str]], answers: list[list[str] | None], **decoder: Any) -> dict[str, float]:
-    """The scores of answers; None is an unreadable one."""
+    """Return the scores of answers; None is an unreadable answer."""
     config = config_of(topics(**decoder))
     reader, scorer = Decoder(config, labels={}), Scorer(config)
     for truth, answer in zip(truths, answers, strict=True):
@@ -129,7 +129,7 @@ def test_scores_equal_scikit_learns() -> None:
     truths = [[label for label in labels[:3] if dice.random() < 0.5] for _ in range(200)]
     answers = [[label for label in labels[:4] if (label in truth) != (dice.random() < 0.2)] for truth in truths]
     result = scores(truths, [*answers], labels=labels)
-    binary = MultiLabelBinarizer(classes=labels[:4])  # those that occur
+    binary = MultiLabelBinarizer(classes=labels[:4])  # labels that occur
     true, said = binary.fit_transform(truths), binary.fit_transform(answers)
     assert result == {
         "exact_match": pytest.approx(accuracy_score(true, said)),
@@ -158,7 +158,7 @@ def test_an_unreadable_answer_is_an_empty_set_that_is_wrong_and_counted() -> Non
     assert result["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
 
 
-def test_f1_of_rows_without_any_label_is_the_share_of_right_rows() -> None:
+def test_f1_of_rows_without_any_label_is_the_fraction_of_correct_rows() -> None:
     result = scores([[], []], [[], None])
     assert (result["micro_f1"], result["macro_f1"], result["exact_match"], result["jaccard"]) == (0.5, 0.5, 0.5, 0.5)
 
@@ -196,7 +196,7 @@ def test_the_grammar_accepts_each_set_in_one_order_and_nothing_else(form: str, s
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_whatever_a_model_prefers_constrained_answers_are_sets(form: str) -> None:
+def test_constrained_answers_are_sets_for_any_logits(form: str) -> None:
     config = config_of(topics(form, constrain=True))
     grammar = answer_grammar(config.output_features, labels={})
     assert grammar is not None
@@ -214,7 +214,7 @@ def test_whatever_a_model_prefers_constrained_answers_are_sets(form: str) -> Non
     assert len(seen) > 5
 
 
-def test_labels_of_the_data_are_those_of_the_answers_if_the_file_lists_none() -> None:
+def test_labels_come_from_the_answers_if_the_configuration_lists_none() -> None:
     output = {"name": "topics", "type": "set", "decoder": {"constrain": True}}
     config = config_of(output)
     result = Decoder(config, labels={"topics": ("a", "b")}).decode('["b", "a"]')
@@ -230,12 +230,12 @@ def prompt_of(example: Any, form: str = "json") -> str:
 
 
 @pytest.mark.parametrize("example", [["sport", "politics"], "sport, politics", '["sport", "politics"]'], ids=repr)
-def test_examples_are_written_like_targets(example: Any) -> None:
+def test_few_shot_examples_are_written_like_targets(example: Any) -> None:
     assert prompt_of(example) == 'who?\n["politics","sport"]\n\nwhy?\n'
     assert prompt_of(example, "comma") == "who?\npolitics, sport\n\nwhy?\n"
 
 
-def test_an_example_with_another_label_is_refused() -> None:
+def test_a_few_shot_example_with_an_unknown_label_is_refused() -> None:
     with pytest.raises(
         DataError, match=r"^prompt\.examples\[0\]: column topics: 'rain' is none of the labels politics"
     ):
@@ -247,7 +247,7 @@ def test_an_example_with_another_label_is_refused() -> None:
         Formatter(config, tokenizer=None, labels={"topics": ("a", "c")})
 
 
-def test_another_format_makes_other_prompts_and_so_another_job() -> None:
+def test_the_format_of_a_set_is_part_of_the_description_of_the_output() -> None:
     parts = {form: output_part(config_of(topics(form)).output_features[0]) for form in FORMATS}
     assert parts == {"json": "topics:set:json", "comma": "topics:set:comma"}
     assert output_part(config_of().output_features[0]) == "answer:text"
@@ -292,7 +292,7 @@ def test_sets_are_trained_evaluated_and_predicted(colours: Any, tmp_path: Path) 
     assert metrics["micro_f1"] == pytest.approx(2 * shared / (32 + sum(map(len, predictions["found"]))))
 
 
-def test_labels_of_the_data_are_kept_with_the_run(colours: Any, tmp_path: Path) -> None:
+def test_labels_from_the_data_are_saved_with_the_run(colours: Any, tmp_path: Path) -> None:
     rows = [row | {"found": f"{row['colour']},{row['number']}"} for row in colours.rows(40)]
     output = {"name": "found", "type": "set", "decoder": {"constrain": True}}
     config = colours.config(output_features=[output], trainer={"epochs": 1})

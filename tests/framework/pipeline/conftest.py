@@ -1,4 +1,4 @@
-"""A device of the tests' own: real models run, and their memory and their time are counted by simple rules."""
+"""A simulated device: real models run, and their memory and time are computed by simple rules."""
 
 import json
 import weakref
@@ -22,11 +22,11 @@ from partita_trainers.batch_size.memory import Peak, within
 from ...json_lines import read_json_lines
 
 WEIGHTS, STATE = 10_000_000, 4_000_000
-"""Bytes of the model, and of an optimizer that has taken a step."""
+"""Bytes of the model, and of the state of an optimizer after a step."""
 READ, CACHED, LEARNED = 3_000, 1_000, 20_000
-"""Bytes of a token that goes through the model, that has a place in the cache, and that goes through it with gradients.
+"""Bytes of a token in a forward pass, of a token in the cache, and of a token in a forward pass with gradients.
 
-A slot has all its places from the first token on; the cache of a batch has those of the tokens so far.
+A slot reserves its whole cache from the first token on; the cache of a batch grows with its tokens.
 """
 PASS_SECONDS, TOKEN_SECONDS = 1.0, 1e-7
 NEW = 40
@@ -39,37 +39,37 @@ class Pass:
 
     rows: int
     tokens: int
-    """Tokens of a row that are read."""
+    """Input tokens of a row."""
     held: int
-    """Tokens of a row in the cache after it; 0 without one."""
+    """Tokens of a row in the cache after the pass; 0 without a cache."""
     slots: int
-    """Slots of the pool, also those that the pass has nothing to do with; 0 without one."""
+    """All slots of the pool, including those not used in the pass; 0 without a pool."""
     learning: bool
     measured: bool
-    """Whether it was a probe."""
+    """Whether the pass was a probe."""
     used: int
-    """Bytes on top of what was held."""
+    """Bytes used in addition to the model and optimizers."""
 
 
 class Device:
-    """What the process holds, and what it may hold at most: `ceiling`."""
+    """The memory of the process, and its limit `ceiling`."""
 
     new_tokens = NEW
     answer, loss, step = (8 + NEW) * CACHED + 8 * READ, 24 * READ, 24 * LEARNED
-    """Bytes of a row at its worst: of an answer in a slot, while all prompts are read at once; of a loss; of learning.
+    """Worst-case bytes of a row: an answer in a slot while all prompts are prefilled, a loss, and a training step.
     """
     batch_answer = (8 + NEW - 1) * CACHED + READ
-    """The same of an answer in a batch, whose cache grows and whose last token is never read."""
+    """Worst-case bytes of an answer in a batch, whose cache grows and whose last token is never an input."""
     weights, state = WEIGHTS, STATE
 
     def __init__(self) -> None:
         self.ceiling = 10**12
         self.passes: list[Pass] = []
         self.seconds = 0.0
-        """A clock that only forward passes move."""
+        """A clock that only forward passes advance."""
         self.before_pass: Callable[[Pass], None] = lambda coming: None
         self.checking = False
-        """Whether three short rows are looked at, once in the life of a model, to see if it can answer in slots."""
+        """Whether the one-time checks of how a model can be batched are running."""
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.peaks: list[int] = []
 
@@ -79,23 +79,23 @@ class Device:
         return WEIGHTS + STATE * len(self.optimizers)
 
     def find_way(self, lm: Any) -> Any:
-        """As in `partita.lm.slot_check`; its few tokens count for nothing."""
+        """Run `find_way` of `partita.lm.slot_check` without counting its passes."""
         with self.unwatched():
             return find_way(lm)
 
     def find_batch_way(self, lm: Any) -> Any:
-        """As in `partita.lm.batch_check`; the same."""
+        """Run `find_batch_way` of `partita.lm.batch_check` without counting its passes."""
         with self.unwatched():
             return find_batch_way(lm)
 
     def check_causal(self, lm: Any) -> None:
-        """As in `partita.lm.batch_check`; the same."""
+        """Run `check_causal` of `partita.lm.batch_check` without counting its passes."""
         with self.unwatched():
             check_causal(lm)
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Passes in here are not counted."""
+        """Do not count passes inside the context."""
         self.checking = True
         try:
             yield
@@ -103,11 +103,11 @@ class Device:
             self.checking = False
 
     def leave(self, used: int, *, training: bool = False) -> None:
-        """Put the ceiling so that this many bytes are left beside the model, or beside it and its optimizer."""
+        """Set the ceiling so that `used` bytes are left beside the model, or beside the model and its optimizer."""
         self.ceiling = WEIGHTS + (STATE if training else 0) + used
 
     def forward(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Count a pass before it is made, and refuse it where it is too large."""
+        """Count a pass before it runs; raise out of memory if it is too large."""
         if self.checking:
             return
         rows, tokens = kwargs["input_ids"].shape
@@ -131,13 +131,13 @@ class Device:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     def work(self) -> list[Pass]:
-        """Passes since the last call that were no probes."""
+        """Return the passes since the last call, without probes."""
         results = [one for one in self.passes if not one.measured]
         self.passes.clear()
         return results
 
     def fall(self, used: int, *, training: bool = False, when: Callable[[Pass], bool]) -> None:
-        """Let the ceiling fall, as `leave` puts it, at the first pass that is no probe and is of that kind."""
+        """Lower the ceiling as `leave` does, at the first pass that is not a probe and for which `when` is true."""
 
         def look(coming: Pass) -> None:
             if not coming.measured and when(coming):
@@ -148,7 +148,7 @@ class Device:
 
 
 class FakeMemory:
-    """The memory of `Device`, as the tuner sees it."""
+    """The memory of `Device` with the interface for the tuner."""
 
     slows_work = False
 
@@ -185,7 +185,7 @@ class FakeMemory:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
-    """In place of the CPU's memory and clock; sizes are kept in a folder of the test, and runs as well."""
+    """Replace the CPU's memory and clock; sizes and runs are saved in a folder of the test."""
     from partita.pipeline import build as pipeline
 
     result, load = Device(), pipeline.load_model
@@ -211,7 +211,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
         "partita_trainers.training_probe",
     ):
         monkeypatch.setattr(f"{module}.now", lambda device: result.seconds)
-    # How long a machine takes for a probe shall decide nothing here.
+    # The time that a machine takes for a probe must not decide anything here.
     monkeypatch.setattr("partita_trainers.batch_size.tune.MIN_SAVED_SECONDS", 1e9)
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -221,7 +221,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
 
 
 class Run:
-    """What stands in a run directory."""
+    """The contents of a run directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -238,7 +238,7 @@ class Run:
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """Steps without their seconds; none before the first."""
+        """Return the logged steps without their seconds; empty before the first step."""
         path = self.folder / "log.jsonl"
         lines = read_json_lines(path) if path.exists() else []
         return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
@@ -246,7 +246,7 @@ class Run:
 
 @pytest.fixture
 def make(colours: Any) -> Callable[..., dict[str, Any]]:
-    """A configuration of a very small model, with sections changed."""
+    """Return a function that returns a configuration of a very small model, with sections changed."""
 
     def settings(**changes: Any) -> dict[str, Any]:
         base = {"hidden_size": 32, "num_hidden_layers": 1}
@@ -259,7 +259,7 @@ def make(colours: Any) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def zero_shot(make: Any) -> Callable[..., Model]:
-    """A model that is used as it is, with the batch size auto."""
+    """Return a function that returns a model without training, with the batch size auto."""
 
     def model(*, generation: dict[str, Any] | None = None, **trainer: Any) -> Model:
         return Model(
@@ -271,7 +271,7 @@ def zero_shot(make: Any) -> Callable[..., Model]:
 
 @pytest.fixture
 def train(make: Any, rows: Any, tmp_path: Path) -> Callable[..., Run]:
-    """Train with the batch size auto, 24 rows a step, in the folder of a name; what stands there afterwards."""
+    """Return a function that trains in a named folder with the batch size auto and 24 rows per step."""
 
     def trained(name: str, **trainer: Any) -> Run:
         steps = {"effective_batch_size": 24, "epochs": 2, "steps_per_checkpoint": 2}
@@ -284,18 +284,18 @@ def train(make: Any, rows: Any, tmp_path: Path) -> Callable[..., Run]:
 
 @pytest.fixture
 def run_in(tmp_path: Path) -> Callable[[str], Run]:
-    """The run in the folder of a name."""
+    """Return a function that returns the run in a named folder."""
     return lambda name: Run(tmp_path / name)
 
 
 @pytest.fixture
 def rows(colours: Any) -> Any:
-    """96 rows to learn from, and 12 each to validate and to test on."""
+    """Return 96 training rows, and 12 rows each for validation and test."""
     return colours.rows(120)
 
 
 @pytest.fixture
 def asked(colours: Any) -> Any:
-    """28 rows that all differ, at least one of which is as long as any."""
+    """Return 28 different rows, including one of the longest."""
     longest = {"text": "I see 3 balls and they are red", "colour": "red", "number": 3}
     return list({row["text"]: row for row in [longest, *colours.rows(200)]}.values())[:28]

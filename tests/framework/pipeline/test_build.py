@@ -7,7 +7,7 @@ from partita import DataError, Model
 
 
 def zero_shot(colours: Any, **changes: Any) -> dict[str, Any]:
-    """The colours without training, their labels given."""
+    """Return the colours configuration without training, with its labels listed."""
     outputs = [
         {"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}},
         {"name": "number", "type": "number"},
@@ -16,7 +16,7 @@ def zero_shot(colours: Any, **changes: Any) -> dict[str, Any]:
 
 
 def words_of(model: Model) -> set[str]:
-    """Words that the tokenizer knows, however it writes the spaces before them."""
+    """Return the words in the vocabulary of the tokenizer, without their space marks."""
     tokenizer = model._backend.parts().lm.tokenizer
     return {tokenizer.decode([number]).strip() for number in tokenizer.get_vocab().values()}
 
@@ -29,14 +29,14 @@ def test_a_new_model_needs_no_answers_to_predict(colours: Any, tmp_path: Path, m
     assert {row["status"] for row in model.predict(questions[:5])} == {"ok"}
     words = words_of(model)
     assert {"balls", "I", "green"} <= words
-    assert "colour" not in words, "no answer was seen"
+    assert "colour" not in words, "the answers were not used for the vocabulary"
 
 
-def test_a_new_model_that_sees_answers_knows_their_words(colours: Any, tmp_path: Path) -> None:
+def test_the_vocabulary_of_a_new_model_includes_the_words_of_its_answers(colours: Any, tmp_path: Path) -> None:
     assert {"balls", "colour", "number"} <= words_of(Model(zero_shot(colours), quiet=True))
 
 
-def test_evaluation_of_rows_without_answers_says_which_column_is_missing(
+def test_evaluation_of_rows_without_answers_reports_the_missing_column(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -52,7 +52,7 @@ def test_evaluation_of_rows_without_answers_says_which_column_is_missing(
         model.train(questions, run=tmp_path / "run")
 
 
-def test_a_new_model_without_rows_says_where_they_go(colours: Any, tmp_path: Path) -> None:
+def test_a_new_model_without_rows_reports_where_to_add_them(colours: Any, tmp_path: Path) -> None:
     config = zero_shot(colours)
     config["data"] = {"test": config["data"]["source"]}
     with pytest.raises(DataError, match=r"^a new model needs rows for its tokenizer; write data\.source in the file$"):

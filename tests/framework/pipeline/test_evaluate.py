@@ -52,7 +52,7 @@ def rows(colours: Any, pipeline: Any) -> EvalDataset:
     )
 
 
-def test_the_loss_is_that_of_a_machine_without_limits(
+def test_the_loss_does_not_depend_on_out_of_memory_errors(
     pipeline: Any, rows: EvalDataset, memory_ceiling: Any, caplog: Any
 ) -> None:
     free = mean_loss(pipeline, rows.encoded, budget=BatchBudget(8))["loss"]
@@ -62,7 +62,7 @@ def test_the_loss_is_that_of_a_machine_without_limits(
         cut = mean_loss(pipeline, rows.encoded, budget=limit)["loss"]
     assert math.isclose(cut, free, rel_tol=1e-6)
     assert (limit.current_limit, limit.out_of_memory) == (2, 2)
-    # Thirty rows are 8, 8, 8 and 6, and a part of 3 is cut as well.
+    # Thirty rows are split into 8, 8, 8 and 6, and a part of 3 is split again.
     assert [number for number, _ in passes] == [8, 4, *[2] * 12, 2, 1, 2, 1]
     assert caplog.messages == [
         f"out of memory with 8 rows of {longest} tokens: continuing with 4",
@@ -70,16 +70,16 @@ def test_the_loss_is_that_of_a_machine_without_limits(
     ]
 
 
-def test_halves_are_no_wider_than_their_longest_row(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
+def test_halves_are_padded_only_to_their_longest_row(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
     lengths = sorted(rows.encoded.lengths.tolist(), reverse=True)
     with memory_ceiling(pipeline.lm.module, 10**6) as passes:
         mean_loss(pipeline, rows.encoded, budget=BatchBudget(30, current_limit=8))
-    # Thirty rows are cut into 15 and 15, and these into 8 and 7.
+    # Thirty rows are split into 15 and 15, and these into 8 and 7.
     assert passes == [(8, 8 * lengths[0]), (7, 7 * lengths[8]), (8, 8 * lengths[15]), (7, 7 * lengths[23])]
 
 
 class CenteredRows:
-    """The mean log-probability of a row, less that of all rows; and the mean probability of a token."""
+    """An objective with the mean log-probability of a row minus that of all rows, and the mean token probability."""
 
     def __init__(self) -> None:
         self.center = 0.0
@@ -102,7 +102,7 @@ class CenteredRows:
         return torch.zeros(batch.rows).index_add(0, rows, log_probs) / rows.bincount(minlength=batch.rows)
 
 
-def test_an_objective_is_evaluated_on_all_rows_as_one(
+def test_an_objective_is_evaluated_on_all_rows_together(
     colours: Any, pipeline: Any, rows: EvalDataset, memory_ceiling: Any
 ) -> None:
     encoded, means, probabilities = rows.encoded, [], []
@@ -134,7 +134,7 @@ def test_an_objective_is_evaluated_on_all_rows_as_one(
 
 
 @pytest.mark.long
-def test_a_row_that_does_not_fit_alone_is_named(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
+def test_a_row_that_does_not_fit_alone_is_reported(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
     longest = int(rows.encoded.lengths.max())
     place = int(rows.encoded.lengths.argmax())
     with memory_ceiling(pipeline.lm.module, longest - 1), pytest.raises(OutOfMemory) as caught:
@@ -154,7 +154,7 @@ def test_any_other_error_of_the_loss_is_passed_on(rows: EvalDataset) -> None:
         mean_loss(SimpleNamespace(lm=Wrong(str.upper)), rows.encoded, budget=BatchBudget(8))  # type: ignore[arg-type]
 
 
-def test_scores_are_those_of_a_machine_without_limits(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
+def test_scores_do_not_depend_on_out_of_memory_errors(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
     limit = BatchBudget(8)
     free = score(pipeline, rows.rows, budget=BatchBudget(8))
     with memory_ceiling(pipeline.lm.base, 4 * (30 + 24)):
@@ -195,12 +195,10 @@ def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
     ):
         mean_loss(pipeline, rows.encoded, budget=BatchBudget(16))
     assert sizes[:4] == [16, 8, 4, 4]
-    assert not any(alive), "nothing of an earlier pass is alive when the next one begins"
+    assert not any(alive), "no tensor of an earlier pass is alive when the next one starts"
 
 
-def test_rows_that_cannot_be_scored_are_counted_and_the_others_scored(
-    colours: Any, tmp_path: Path, caplog: Any
-) -> None:
+def test_unusable_rows_are_counted_and_the_others_scored(colours: Any, tmp_path: Path, caplog: Any) -> None:
     rows = [*colours.rows(6), {"text": "no colour"}, {"colour": "red"}]
     lines = [json.dumps({"number": 1} | row) for row in rows] + ["{bad"]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -215,7 +213,7 @@ def test_rows_that_cannot_be_scored_are_counted_and_the_others_scored(
     assert metrics["colour"] == whole["colour"] | {"skipped": 3.0}
 
 
-def test_an_evaluation_of_unusable_rows_alone_is_refused_with_the_reasons(colours: Any) -> None:
+def test_an_evaluation_with_only_unusable_rows_is_refused_with_the_reasons(colours: Any) -> None:
     model = Model(colours.config(trainer={"type": "none", "batch_size": 8}), quiet=True)
     with pytest.raises(DataError) as caught:
         model.evaluate([{"text": "x", "colour": None, "number": 1}])

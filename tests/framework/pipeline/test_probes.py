@@ -1,4 +1,4 @@
-"""What sizes are tried with: the work at its worst, and what the data comes to, against a plain count."""
+"""Tests of the work that batch sizes are probed with: the worst case, and the volume of the data."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ ROWS = st.integers(1, 80)
 
 @dataclass
 class StubModel:
-    """A language model that takes down what it is asked to do."""
+    """A language model that records its calls."""
 
     context_length: int | None = None
     vocabulary: int = 50
@@ -74,7 +74,7 @@ IN_BATCHES = replace(OPTIONS, slots=False)
 
 
 def counted(batches: list[list[int]]) -> Volume:
-    """Batches that hold rows, and their padded tokens, one after another."""
+    """Return the number of batches with rows and their padded tokens, by a plain count."""
     held = [batch for batch in batches if batch]
     return Volume(batches=len(held), tokens=sum(len(batch) * max(batch) for batch in held))
 
@@ -90,7 +90,7 @@ def test_batches_are_counted_as_they_are_planned(lengths: np.ndarray, rows: int,
 
 
 @given(LENGTHS, ROWS)
-def test_sorted_batches_hold_what_a_plain_count_finds(lengths: np.ndarray, rows: int) -> None:
+def test_the_volume_of_sorted_batches_equals_a_plain_count(lengths: np.ndarray, rows: int) -> None:
     ordered = sorted(lengths.tolist(), reverse=True)
     expected = counted([ordered[start : start + rows] for start in range(0, len(ordered), rows)])
     assert sorted_volume(lengths, rows) == expected
@@ -101,13 +101,13 @@ def test_sorted_batches_hold_what_a_plain_count_finds(lengths: np.ndarray, rows:
 
 
 @given(LENGTHS, ROWS)
-def test_slots_are_filled_as_often_as_batches_would_be_and_nothing_is_padded(lengths: np.ndarray, rows: int) -> None:
+def test_the_volume_in_slots_has_as_many_batches_and_no_padding(lengths: np.ndarray, rows: int) -> None:
     probe = GenerationProbe(StubModel(), OPTIONS, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
     batches = GenerationProbe(StubModel(), IN_BATCHES, lengths=lengths, wanted_tokens=5)  # type: ignore[arg-type]
     assert probe.volume(rows) == Volume(batches=batches.volume(rows).batches, tokens=sum(lengths.tolist()))
 
 
-def test_the_engine_is_that_of_the_longest_row() -> None:
+def test_the_longest_row_decides_the_engine() -> None:
     lengths = np.array([5, 30, 12])
 
     def probe(room: int, options: GenerationOptions = OPTIONS) -> GenerationProbe:
@@ -131,7 +131,9 @@ def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
     [(OPTIONS, 16), (IN_BATCHES, 30)],
     ids=["behind a prompt of the usual length", "behind a batch as wide as its longest prompt"],
 )
-def test_answers_are_tried_with_the_longest_prompt_and_all_new_tokens(options: GenerationOptions, usual: int) -> None:
+def test_generation_is_probed_with_the_longest_prompt_and_all_new_tokens(
+    options: GenerationOptions, usual: int
+) -> None:
     lm = StubModel()
     probe = GenerationProbe(lm, options, lengths=np.array([5, 30, 12]), wanted_tokens=40)  # type: ignore[arg-type]
     assert (probe.purpose, probe.max_rows, probe.prompt_tokens, probe.new_tokens) == ("generation", 3, 30, 40)
@@ -153,20 +155,20 @@ def test_a_shared_prefix_is_computed_once_in_slots_and_seen_by_every_step() -> N
     assert lm.seen.pop() == (3, 30, 40, OPTIONS, 10)
     batches = replace(probe, options=IN_BATCHES)
     assert batches.volume(2) == Volume(batches=2, tokens=2 * 30 + 12)
-    # Of a prompt that is only what all begin with, its last token is still read.
+    # The last token of a prompt that is only the shared prefix is still an input.
     alike = replace(probe, lengths=np.full(3, 12), shared_tokens=12)
     alike.decode_step(3)
     assert lm.seen.pop() == (3, 12 + 20, OPTIONS, 11)
 
 
-def test_new_tokens_are_those_that_the_context_leaves() -> None:
+def test_the_context_limits_the_new_tokens() -> None:
     lm = StubModel(context_length=64)
     probe = GenerationProbe(lm, OPTIONS, lengths=np.array([5, 60]), wanted_tokens=40)  # type: ignore[arg-type]
     assert probe.new_tokens == 4
 
 
 @pytest.mark.parametrize(("beams", "expected"), [(1, 10), (3, 7)])
-def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(beams: int, expected: int) -> None:
+def test_the_size_of_the_logits_tensor_limits_the_rows(beams: int, expected: int) -> None:
     def most_rows(vocabulary: int) -> tuple[int, int]:
         lm: Any = StubModel(vocabulary=vocabulary)
         generation = GenerationProbe(lm, options, lengths=lengths, wanted_tokens=5)
@@ -178,7 +180,7 @@ def test_no_more_rows_are_tried_than_one_tensor_of_logits_can_hold(beams: int, e
     assert most_rows(MAX_ELEMENTS + 1) == (1, 1)
 
 
-def test_a_loss_is_tried_with_the_longest_row_without_gradients() -> None:
+def test_the_loss_is_probed_with_the_longest_row_without_gradients() -> None:
     lm = StubModel()
     probe = EvaluationProbe(lm, lengths=np.array([5, 30, 12]), max_loss_tokens=9)  # type: ignore[arg-type]
     assert (probe.purpose, probe.max_rows, probe.prompt_tokens, probe.new_tokens) == ("evaluation", 3, 30, 0)
@@ -192,7 +194,7 @@ def test_a_loss_is_tried_with_the_longest_row_without_gradients() -> None:
     assert lm.seen.pop().rows == 1
 
 
-def test_an_evaluation_is_tried_with_the_objective_of_the_trainer() -> None:
+def test_evaluation_is_probed_with_the_objective_of_the_trainer() -> None:
     rows: list[tuple[str, int]] = []
 
     class Seen(CrossEntropy):

@@ -1,6 +1,6 @@
-"""Batch sizes of runs that learn, on a device with a ceiling: found before the first step, used, kept and lowered.
+"""Tests of batch sizes of training runs on a device with a memory limit: found before the first step, cached, lowered.
 
-The models are real; only memory and time are counted, by the rules in conftest.py.
+The models are real; memory and time are computed by the rules in conftest.py.
 """
 
 import logging
@@ -19,14 +19,14 @@ from ...properties import ends, first
 
 
 @pytest.mark.long
-def test_a_run_finds_its_sizes_beside_its_optimizer_and_says_so(
+def test_a_run_finds_its_sizes_with_the_optimizer_in_memory_and_reports_them(
     device: Any, train: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = 9 * device.step + device.step // 2
     device.leave(room, training=True)
     with caplog.at_level(logging.INFO):
         run = train("run")
-    assert not device.optimizers, "the optimizers of probe and run are gone"
+    assert not device.optimizers, "the optimizers of probe and run are freed"
     noted = run.manifest
     sizes = noted["batch_sizes"]
     assert sizes.keys() == {"training", "evaluation", "generation"}
@@ -63,9 +63,7 @@ def test_a_run_finds_its_sizes_beside_its_optimizer_and_says_so(
     assert f"of at most 8 tokens and {device.new_tokens} new tokens" in caplog.text
 
 
-def test_a_finished_run_finds_the_size_of_its_predictions_itself(
-    device: Any, train: Any, asked: Any, tmp_path: Path
-) -> None:
+def test_a_finished_run_searches_the_size_for_predictions(device: Any, train: Any, asked: Any, tmp_path: Path) -> None:
     run = train("run", max_steps=2, evaluate_generated=False)
     shutil.rmtree(tmp_path / "cache")
     device.leave(7 * device.answer + device.answer // 2)
@@ -77,7 +75,7 @@ def test_a_finished_run_finds_the_size_of_its_predictions_itself(
 
 
 @pytest.mark.long
-def test_a_second_run_tries_the_sizes_of_the_first_once(device: Any, make: Any, train: Any, rows: Any) -> None:
+def test_a_second_run_probes_the_sizes_of_the_first_once(device: Any, make: Any, train: Any, rows: Any) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
     first, second = (train(name, max_steps=1).sizes for name in ("first", "second"))
     for name, size in second.items():
@@ -94,9 +92,7 @@ def test_a_second_run_tries_the_sizes_of_the_first_once(device: Any, make: Any, 
 
 @pytest.mark.parametrize("fits", [3, 30])
 @pytest.mark.long
-def test_a_run_continues_with_the_sizes_that_it_began_with(
-    device: Any, train: Any, run_in: Any, tmp_path: Path, fits: int
-) -> None:
+def test_a_resumed_run_keeps_its_sizes(device: Any, train: Any, run_in: Any, tmp_path: Path, fits: int) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
     straight, stopped = train("straight"), run_in("stopped")
 
@@ -127,7 +123,7 @@ def test_a_run_continues_with_the_sizes_that_it_began_with(
 
 
 @pytest.mark.long
-def test_the_ceiling_falls_while_a_run_learns(device: Any, train: Any, run_in: Any) -> None:
+def test_sizes_are_lowered_if_memory_shrinks_during_training(device: Any, train: Any, run_in: Any) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
     straight, cut = train("straight"), run_in("cut")
     device.fall(3 * device.step, training=True, when=lambda one: one.learning and len(cut.log) == 3)
@@ -135,10 +131,10 @@ def test_the_ceiling_falls_while_a_run_learns(device: Any, train: Any, run_in: A
     noted = cut.manifest
     assert (noted["starts"], noted["status"], noted["batch_sizes"]["training"]["rows"]) == (1, "done", 8)
     assert [(event["step"], event["rows"], event["now"]) for event in noted["out_of_memory"]] == [(4, 8, 4), (4, 4, 2)]
-    assert noted["batch_sizes"]["training"]["out_of_memory"] is True, "beside the size that the plan keeps"
+    assert noted["batch_sizes"]["training"]["out_of_memory"] is True, "the plan keeps its size"
     train("next")
     later = run_in("next").manifest["batch_sizes"]["training"]
-    assert (later["rows"], later["origin"]) == (2, "cached"), "a later run begins with what fitted"
+    assert (later["rows"], later["origin"]) == (2, "cached"), "a later run starts with the size that fit"
     one, other = cut.log, straight.log
     assert [line["batch_hash"] for line in one] == [line["batch_hash"] for line in other]
     assert [line["rows"] for line in one] == [24] * 8
@@ -146,10 +142,10 @@ def test_the_ceiling_falls_while_a_run_learns(device: Any, train: Any, run_in: A
 
 
 @pytest.mark.long
-def test_the_ceiling_falls_while_a_run_evaluates(
+def test_sizes_are_lowered_if_memory_shrinks_during_an_evaluation_of_a_run(
     device: Any, train: Any, run_in: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Rows are learned from one at a time, and after the first evaluation none is.
+    # One row is trained at a time, and none after the first evaluation.
     sizes = {"batch_size": 1, "eval_batch_size": "auto", "effective_batch_size": 24}
     trainer = {**sizes, "epochs": 1, "evaluate_generated": True}
     straight, cut = train("straight", **trainer), run_in("cut")
@@ -175,7 +171,7 @@ def test_the_ceiling_falls_while_a_run_evaluates(
 
 
 @pytest.mark.long
-def test_the_ceiling_falls_while_a_finished_run_is_evaluated(device: Any, train: Any) -> None:
+def test_sizes_are_lowered_if_memory_shrinks_while_a_finished_run_is_evaluated(device: Any, train: Any) -> None:
     run = train("run", max_steps=1, evaluate_generated=False)
     before = run.sizes
     model = Model.load(run.folder, quiet=True)
@@ -192,7 +188,7 @@ def test_the_ceiling_falls_while_a_finished_run_is_evaluated(device: Any, train:
 
 
 @pytest.mark.long
-def test_auto_trains_what_the_same_number_does(device: Any, train: Any) -> None:
+def test_training_with_auto_equals_training_with_the_same_number(device: Any, train: Any) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
     auto, number = train("auto"), train("number", batch_size=8)
     one, other = (load_file(run.folder / "model" / "model.safetensors") for run in (auto, number))
@@ -201,11 +197,11 @@ def test_auto_trains_what_the_same_number_does(device: Any, train: Any) -> None:
     assert auto.log == number.log
 
 
-# What the file says
+# Limits in the configuration
 
 
 @pytest.mark.parametrize("most", first([5, 1, 3]))
-def test_no_size_is_above_what_the_file_allows(device: Any, train: Any, most: int) -> None:
+def test_no_size_exceeds_the_limits_of_the_configuration(device: Any, train: Any, most: int) -> None:
     sizes = train("run", max_batch_size=most, max_steps=1).sizes
     assert {name: size["rows"] for name, size in sizes.items()} == {
         "training": {1: 1, 3: 3, 5: 4}[most],
@@ -215,7 +211,7 @@ def test_no_size_is_above_what_the_file_allows(device: Any, train: Any, most: in
     assert max(one.rows for one in device.passes) <= most
 
 
-def test_a_memory_budget_is_for_model_optimizer_and_batch(device: Any, train: Any) -> None:
+def test_a_memory_budget_covers_model_optimizer_and_batch(device: Any, train: Any) -> None:
     allowed = device.weights + device.state + 5 * device.step
     sizes = train("run", memory_budget=allowed, max_steps=1).sizes
     assert {size["budget_bytes"] for size in sizes.values()} == {5 * device.step}
@@ -224,7 +220,7 @@ def test_a_memory_budget_is_for_model_optimizer_and_batch(device: Any, train: An
 
 
 @pytest.mark.long
-def test_rows_of_a_step_with_few_divisors_are_reported(
+def test_an_effective_batch_size_with_few_divisors_is_reported(
     device: Any, train: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
@@ -245,7 +241,7 @@ def test_rows_of_a_step_with_few_divisors_are_reported(
     "left", ends([4_479_000, 4_001_000, 3_999_000, 1_000]), ids=["one row", "warm-up", "optimizer", "model"]
 )
 @pytest.mark.long
-def test_a_run_that_cannot_take_one_step_fails_before_it_begins(
+def test_a_run_without_memory_for_one_step_fails_before_it_starts(
     device: Any, train: Any, tmp_path: Path, left: int
 ) -> None:
     device.leave(left)
@@ -258,14 +254,12 @@ def test_a_run_that_cannot_take_one_step_fails_before_it_begins(
     assert not (tmp_path / "cache").exists()
     assert not (tmp_path / "run").exists()
     assert not device.optimizers
-    # With more memory the same command goes on.
+    # With more memory the same command continues.
     device.ceiling = 10**12
     assert train("run").manifest["status"] == "done"
 
 
-def test_a_run_without_room_for_its_optimizer_fails_also_where_the_file_says_how_many_rows(
-    device: Any, train: Any
-) -> None:
+def test_a_run_without_memory_for_its_optimizer_fails_also_with_a_fixed_batch_size(device: Any, train: Any) -> None:
     device.leave(device.state - 1_000)
     with pytest.raises(OutOfMemory, match="not even one row fits for training"):
         train("run", batch_size=1, eval_batch_size="auto")

@@ -1,4 +1,4 @@
-"""How training rows are batched at any size: counted as the loader makes them, written down for a run that goes on."""
+"""Tests of the training shape: batches are counted as the loader builds them, and saved for a resumed run."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ BATCHING = st.one_of(
 
 
 def encoded(lengths: np.ndarray, learned: int = 1) -> TokenizedDataset:
-    """Rows of so many tokens, of which the last ones are learned."""
+    """Return rows with these numbers of tokens, of which the last `learned` are loss tokens."""
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     spans = np.stack([np.maximum(0, lengths - learned), lengths], axis=1).astype(np.int32)
     return TokenizedDataset(
@@ -76,7 +76,7 @@ def tuned(rows: int) -> BatchSize:
 
 @given(LENGTHS, SIZES, BATCHING)
 @settings(deadline=None)
-def test_an_epoch_is_counted_as_a_loader_makes_it(lengths: np.ndarray, size: int, batching: Batching) -> None:
+def test_the_count_of_an_epoch_equals_that_of_the_loader(lengths: np.ndarray, size: int, batching: Batching) -> None:
     shape = shape_of(lengths, batching)
     loader = loader_of(shape, shape.with_tokens(tuned(size)))
     steps = loader.steps()
@@ -88,9 +88,7 @@ def test_an_epoch_is_counted_as_a_loader_makes_it(lengths: np.ndarray, size: int
 
 @given(LENGTHS, SIZES, BATCHING)
 @settings(deadline=None)
-def test_no_batch_is_larger_than_what_its_size_was_tried_with(
-    lengths: np.ndarray, size: int, batching: Batching
-) -> None:
+def test_no_batch_is_larger_than_the_probe_of_its_size(lengths: np.ndarray, size: int, batching: Batching) -> None:
     shape = shape_of(lengths, batching, learned=7)
     loader = loader_of(shape, shape.with_tokens(tuned(size)))
     steps = loader.steps()
@@ -101,7 +99,7 @@ def test_no_batch_is_larger_than_what_its_size_was_tried_with(
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
-def test_large_data_is_predicted_from_a_part_of_it(rows: int) -> None:
+def test_the_volume_of_large_data_is_estimated_from_a_sample(rows: int) -> None:
     lengths = np.random.default_rng(0).integers(1, 200, 5000)
     for batching in (FixedBatching(type="fixed"), TokenBudgetBatching(type="token_budget"), PackBatching(type="pack")):
         shape = shape_of(lengths, batching)
@@ -124,14 +122,14 @@ def test_a_tuned_token_budget_is_the_rows_times_the_longest() -> None:
     assert shape.user_set is None
 
 
-def test_a_token_budget_of_the_file_needs_no_search() -> None:
+def test_a_configured_token_budget_needs_no_search() -> None:
     shape = shape_of(np.array([5, 30, 12]), TokenBudgetBatching(type="token_budget", max_tokens=100))
 
     assert shape.user_set == 3
     assert shape.with_tokens(tuned(3)).max_tokens == 100
 
 
-def test_a_started_run_keeps_its_tokens_whatever_its_rows_are_now() -> None:
+def test_a_started_run_keeps_its_token_budget_if_its_rows_change() -> None:
     begun = BatchSize.from_record(
         shape_of(np.array([5, 30]), TokenBudgetBatching(type="token_budget")).with_tokens(tuned(4)).record()
     )
@@ -140,7 +138,7 @@ def test_a_started_run_keeps_its_tokens_whatever_its_rows_are_now() -> None:
     assert now.with_tokens(begun).max_tokens == 120
 
 
-def test_a_line_is_as_long_as_the_file_says_or_as_the_longest_row() -> None:
+def test_a_packed_line_has_the_configured_length_or_that_of_the_longest_row() -> None:
     lengths = np.array([5, 30, 12])
 
     assert shape_of(lengths, PackBatching(type="pack", max_tokens=64)).longest == 64
@@ -150,7 +148,7 @@ def test_a_line_is_as_long_as_the_file_says_or_as_the_longest_row() -> None:
     assert shape_of(lengths, BucketBatching(type="bucket")).longest == 30
 
 
-def test_many_short_rows_in_a_budget_count_with_all_they_learn() -> None:
+def test_the_loss_tokens_of_many_short_rows_in_a_budget_add_up() -> None:
     lengths = np.array([100] * 4 + [10] * 200)
 
     assert shape_of(lengths, BucketBatching(type="bucket"), learned=9).max_loss_tokens == 9
@@ -159,7 +157,7 @@ def test_many_short_rows_in_a_budget_count_with_all_they_learn() -> None:
 
 
 @pytest.mark.parametrize("kind", ["token_budget", "pack"])
-def test_a_step_holds_about_the_rows_that_the_file_says(kind: str) -> None:
+def test_a_step_has_about_the_configured_number_of_rows(kind: str) -> None:
     lengths = np.random.default_rng(0).lognormal(3, 0.5, 3000).astype(int) + 1
     types: Any = {"token_budget": TokenBudgetBatching, "pack": PackBatching}
     shape = shape_of(lengths, types[kind](type=kind), effective_batch_size=256)
@@ -176,7 +174,7 @@ def test_a_step_holds_about_the_rows_that_the_file_says(kind: str) -> None:
     assert shape.batches_per_step(fixed.trainer, shape.with_tokens(tuned(most))) == 3
 
 
-def test_a_step_of_whole_rows_holds_exactly_those_that_the_file_says() -> None:
+def test_a_step_of_unpacked_rows_has_exactly_the_configured_number() -> None:
     config = config_of({"type": "bucket"}, effective_batch_size=24)
     shape = training_shape(config, encoded(np.full(50, 9)))
 
@@ -184,7 +182,7 @@ def test_a_step_of_whole_rows_holds_exactly_those_that_the_file_says() -> None:
     assert shape.max_rows_for(24) == 24
 
 
-def test_auto_is_resolved_by_the_lengths() -> None:
+def test_auto_batching_is_chosen_by_the_lengths() -> None:
     config = config_of({"type": "auto"})
 
     same = training_shape(config, encoded(np.full(50, 9)))
@@ -195,7 +193,7 @@ def test_auto_is_resolved_by_the_lengths() -> None:
     assert shape_of(np.arange(1, 9), BucketBatching(type="bucket")).reason == ""
 
 
-def test_the_first_rows_of_a_stream_stand_for_all_that_may_come() -> None:
+def test_the_first_rows_of_a_stream_represent_all_later_rows() -> None:
     settings = config_of({"type": "auto"}, max_steps=5).model_dump()
     settings["data"]["source"] = {"type": "jsonl", "path": "a.jsonl", "streaming": True}
     settings["preprocessing"] = {"global_max_sequence_length": 900}
@@ -203,6 +201,6 @@ def test_the_first_rows_of_a_stream_stand_for_all_that_may_come() -> None:
 
     shape = training_shape(config, encoded(np.arange(1, 500)), more_rows=True)
 
-    assert shape.batching == BucketBatching(type="bucket"), "many rows follow, so that no noise is needed"
+    assert shape.batching == BucketBatching(type="bucket"), "many rows follow, so no noise is needed"
     assert shape.longest == 900
     assert shape.max_rows == 2048

@@ -1,6 +1,6 @@
-"""Batch sizes from the file to the answers, on a device with a ceiling: found, used, kept, and lowered where it falls.
+"""Tests of batch sizes from configuration to answers, on a device with a memory limit: found, used, cached, lowered.
 
-The models are real; only memory and time are counted, by the rules in conftest.py.
+The models are real; memory and time are computed by the rules in conftest.py.
 """
 
 import json
@@ -27,7 +27,9 @@ def statuses(found: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
-def test_tuned_sizes_are_used_to_predict_and_to_evaluate(device: Any, zero_shot: Any, asked: Any, slots: bool) -> None:
+def test_tuned_sizes_are_used_for_prediction_and_evaluation(
+    device: Any, zero_shot: Any, asked: Any, slots: bool
+) -> None:
     answer = device.answer if slots else device.batch_answer
     room = 7 * answer + answer // 2
     device.leave(room)
@@ -47,10 +49,10 @@ def test_tuned_sizes_are_used_to_predict_and_to_evaluate(device: Any, zero_shot:
     assert statuses(predictions) == {"ok"}
     assert (predictions.stats.batch_size, predictions.stats.out_of_memory) == (7, 0)
     passes = device.work()
-    assert {one.rows for one in passes} == {7}, "nothing is probed again, and no slot or place is ever empty"
+    assert {one.rows for one in passes} == {7}, "nothing is probed again, and no slot or row is ever empty"
     assert {one.slots for one in passes} == {7 if slots else 0}
     assert len(passes) == 4 * device.new_tokens
-    assert max(one.used for one in passes) == result.probes[-1].used_bytes, "the job takes what its probe took"
+    assert max(one.used for one in passes) == result.probes[-1].used_bytes, "the job uses as much memory as its probe"
     model.evaluate(asked)
     passes = device.work()
     assert {one.rows for one in passes if one.held} == {7}
@@ -58,7 +60,7 @@ def test_tuned_sizes_are_used_to_predict_and_to_evaluate(device: Any, zero_shot:
 
 
 @pytest.mark.parametrize("most", [24, 21])
-def test_the_probe_reads_as_many_tokens_at_once_as_the_job_does(
+def test_the_probe_prefills_as_many_tokens_at_once_as_the_job(
     device: Any, zero_shot: Any, asked: Any, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     # Prompts of 8 tokens fill a pass of 24, and leave room in one of 21, which shorter prompts fill.
@@ -78,9 +80,7 @@ def test_the_probe_reads_as_many_tokens_at_once_as_the_job_does(
 
 
 @pytest.mark.long
-def test_a_size_of_the_caller_is_over_what_was_found_for_that_call_only(
-    device: Any, zero_shot: Any, asked: Any
-) -> None:
+def test_a_batch_size_argument_overrides_the_tuned_size_for_one_call(device: Any, zero_shot: Any, asked: Any) -> None:
     device.leave(7 * device.answer + device.answer // 2)
     model = zero_shot()
     for wanted, expected in ((2, 2), (None, 7), (4, 4), (6, 6), (1, 1), (None, 7)):
@@ -94,14 +94,14 @@ def test_a_size_of_the_caller_is_over_what_was_found_for_that_call_only(
 
 
 @pytest.mark.long
-def test_a_size_of_the_caller_that_is_too_large_is_cut(device: Any, zero_shot: Any, asked: Any) -> None:
+def test_a_batch_size_argument_that_is_too_large_is_lowered(device: Any, zero_shot: Any, asked: Any) -> None:
     device.leave(7 * device.answer + device.answer // 2)
     result = zero_shot().predict(asked, batch_size=28)
     assert statuses(result) == {"ok"}
     assert (result.stats.batch_size, result.stats.out_of_memory) == (7, 2)
 
 
-def test_one_row_is_not_probed_and_nothing_is_nothing(device: Any, zero_shot: Any, asked: Any) -> None:
+def test_one_row_is_not_probed_and_no_rows_give_no_predictions(device: Any, zero_shot: Any, asked: Any) -> None:
     model = zero_shot()
     assert statuses(model.predict(asked[:1])) == {"ok"}
     assert not any(one.measured for one in device.passes)
@@ -116,7 +116,7 @@ def test_one_row_is_not_probed_and_nothing_is_nothing(device: Any, zero_shot: An
     assert not any(one.measured for one in device.passes)
 
 
-def test_rows_that_are_not_requested_count_for_nothing(device: Any, zero_shot: Any, asked: Any) -> None:
+def test_rows_that_are_not_requested_do_not_affect_the_size(device: Any, zero_shot: Any, asked: Any) -> None:
     device.leave(7 * device.answer + device.answer // 2)
     rows = [*asked, {"text": ""}, {"text": "ball " * 100}]
     model = zero_shot()
@@ -127,7 +127,7 @@ def test_rows_that_are_not_requested_count_for_nothing(device: Any, zero_shot: A
     assert model.tune(rows).by_purpose()["generation"].prompt_tokens == 8
 
 
-def test_categories_ask_for_the_tokens_of_their_labels(device: Any, make: Any, asked: Any) -> None:
+def test_categories_are_probed_with_the_tokens_of_their_labels(device: Any, make: Any, asked: Any) -> None:
     output = [{"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}}]
     settings = make(trainer=ZERO_SHOT, output_features=output)
     del settings["generation"]
@@ -141,7 +141,9 @@ def test_categories_ask_for_the_tokens_of_their_labels(device: Any, make: Any, a
 
 @pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
 @pytest.mark.long
-def test_the_ceiling_falls_while_rows_are_answered(device: Any, zero_shot: Any, asked: Any, slots: bool) -> None:
+def test_sizes_are_lowered_if_memory_shrinks_during_prediction(
+    device: Any, zero_shot: Any, asked: Any, slots: bool
+) -> None:
     straight = zero_shot(generation={"slots": slots})
     expected = [row["colour_raw"] for row in straight.predict(asked)]
     answer = device.answer if slots else device.batch_answer
@@ -154,7 +156,7 @@ def test_the_ceiling_falls_while_rows_are_answered(device: Any, zero_shot: Any, 
     assert result.stats.batch_size <= 3
     device.passes.clear()
     again = model.predict(asked, fresh=True)
-    assert again.stats.out_of_memory == 0, "what was learned once is not learned again"
+    assert again.stats.out_of_memory == 0, "a size that was lowered once stays lowered"
     assert {bool(one.slots) for one in device.passes} == {slots}
 
 
@@ -166,7 +168,7 @@ def texts(found: Any) -> list[str]:
 
 
 @pytest.mark.long
-def test_sampled_answers_in_slots_continue_with_any_number_of_them(
+def test_sampled_answers_in_slots_resume_with_any_number_of_slots(
     device: Any, zero_shot: Any, asked: Any, tmp_path: Path
 ) -> None:
     def model(most: int) -> Any:
@@ -199,7 +201,7 @@ def test_sampled_answers_in_slots_continue_with_any_number_of_them(
 
 
 @pytest.mark.long
-def test_sampled_answers_in_batches_continue_with_any_size_of_them(
+def test_sampled_answers_in_batches_resume_with_any_batch_size(
     device: Any, zero_shot: Any, asked: Any, tmp_path: Path
 ) -> None:
     def model(most: int) -> Any:
@@ -239,7 +241,7 @@ def test_sampled_answers_in_batches_continue_with_any_size_of_them(
         ({"trainer": {"memory_budget": 10**10}}, "tuned"),
     ],
 )
-def test_a_change_of_what_decides_a_size_triggers_a_new_search(
+def test_a_change_of_an_input_of_the_search_triggers_a_new_search(
     device: Any, make: Any, asked: Any, change: dict[str, Any], origin: str
 ) -> None:
     settings = make(trainer=ZERO_SHOT)
@@ -249,17 +251,17 @@ def test_a_change_of_what_decides_a_size_triggers_a_new_search(
     assert Model(settings, quiet=True).tune(asked).by_purpose()["generation"].origin == origin
 
 
-def test_less_memory_than_a_kept_size_needs_triggers_a_new_search(device: Any, zero_shot: Any, asked: Any) -> None:
+def test_less_memory_than_a_cached_size_needs_triggers_a_new_search(device: Any, zero_shot: Any, asked: Any) -> None:
     for fits, origin in ((7, "tuned"), (7, "cached"), (4, "tuned"), (4, "cached"), (7, "tuned")):
         device.leave(fits * device.answer + device.answer // 2)
         result = zero_shot().tune(asked).by_purpose()["generation"]
         assert (result.rows, result.origin) == (fits, origin)
 
 
-# Where nothing fits
+# Not enough memory for one row
 
 
-def test_a_row_that_does_not_fit_ends_the_command_with_its_arithmetic(
+def test_a_row_that_does_not_fit_ends_the_command_with_its_memory_use(
     device: Any,
     make: Any,
     asked: Any,
@@ -282,11 +284,11 @@ def test_a_row_that_does_not_fit_ends_the_command_with_its_arithmetic(
             "quantization: {bits: 4}, or a smaller base_model"
         ) in stderr
         assert "Traceback" not in stderr
-    assert sorted(tmp_path.rglob("*")) == before, "no answers, no journal, no kept size"
+    assert sorted(tmp_path.rglob("*")) == before, "no answers, no journal, no cached size"
 
 
 @pytest.mark.parametrize("left", [71_000, 1_000, 0], ids=["one row", "warm-up", "model"])
-def test_a_device_that_is_full_before_one_row_is_reported_like_one_that_is_too_small(
+def test_a_full_device_is_reported_like_one_that_is_too_small(
     device: Any, zero_shot: Any, asked: Any, tmp_path: Path, left: int
 ) -> None:
     device.leave(left)
@@ -295,11 +297,11 @@ def test_a_device_that_is_full_before_one_row_is_reported_like_one_that_is_too_s
     assert list(tmp_path.iterdir()) == []
 
 
-# With this machine's own memory
+# With the real memory of this machine
 
 
 @pytest.mark.long
-def test_sizes_are_measured_printed_and_drawn_for_files_that_train_or_do_not(
+def test_sizes_are_measured_printed_and_plotted_with_and_without_training(
     make: Any,
     rows: Any,
     tmp_path: Path,

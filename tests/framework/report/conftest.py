@@ -1,4 +1,4 @@
-"""Batch sizes as a tuner finds them."""
+"""Batch sizes as found by the tuner."""
 
 import pytest
 
@@ -9,7 +9,7 @@ MB = 10**6
 
 @pytest.fixture
 def generation() -> BatchSize:
-    """Memory binds at 148 rows, speed at 24; a probe was too large."""
+    """Return a size limited by memory at 148 rows and by speed at 24; one probe was too large."""
     probes = (
         ProbeResult(1, "fits", 68 * MB, 68 * MB, 0.005, 0.0022, 42.857, 0.1),
         ProbeResult(4, "fits", 91 * MB, 91 * MB, 0.014, 0.0026, 120.0, 0.1),
@@ -22,7 +22,7 @@ def generation() -> BatchSize:
 
 @pytest.fixture
 def training() -> BatchSize:
-    """The device ran out of memory at 128 rows, and takes more than what is used."""
+    """Return a size for which the device ran out of memory at 128 rows and reserves more than is used."""
     probes = (
         ProbeResult(1, "fits", 6_100 * MB, 6_283 * MB, 0.05, 0.0, 3.0, 0.3),
         ProbeResult(4, "fits", 9_400 * MB, 9_682 * MB, 0.14, 0.0, 11.0, 0.3),
@@ -34,12 +34,12 @@ def training() -> BatchSize:
 
 @pytest.fixture
 def evaluation() -> BatchSize:
-    """Found earlier, with one probe that is small beside the budget."""
+    """Return a cached size, with one probe that is small compared with the budget."""
     probes = (ProbeResult(64, "fits", 552 * MB, 552 * MB, 0.194, 0.0, 243.6, 0.3),)
     return BatchSize(64, "cached", "cpu", 64, 64, probes, (), False, 461, 0, 40_000 * MB, 0.31)
 
 
 @pytest.fixture
 def written() -> BatchSize:
-    """A size that the file says."""
+    """Return a size set in the configuration."""
     return BatchSize(8, "file", "cpu")

@@ -34,7 +34,7 @@ def test_a_heading_shows_the_size_its_origin_and_the_worst_case(
     assert heading("training", BatchSize(1, "default", "cpu")) == "training: 1 row, the default"
 
 
-def test_a_heading_shows_that_memory_ran_out_later_but_not_what_the_table_shows(
+def test_a_heading_reports_later_out_of_memory_but_not_values_in_the_table(
     written: BatchSize, training: BatchSize
 ) -> None:
     later = replace(written, out_of_memory=True)
@@ -49,7 +49,7 @@ def test_a_table_has_a_row_for_each_probe_in_the_order_they_were_made(generation
     assert table.rows[2] == ("152", "1.23 GB", "0.458", "0.0203", "235", "too large")
 
 
-def test_a_table_shows_what_was_taken_where_it_differs_and_no_decoding_where_there_is_none(training: BatchSize) -> None:
+def test_a_table_shows_reserved_memory_if_it_differs_and_decoding_if_there_is_any(training: BatchSize) -> None:
     table = probe_table("training", training)
     assert table.titles == ("rows", "peak", "taken", "step s", "rows/s", "verdict")
     assert table.rows[2] == ("128", "", "", "", "", "out of memory")
@@ -57,7 +57,7 @@ def test_a_table_shows_what_was_taken_where_it_differs_and_no_decoding_where_the
     assert table.used == [False, False, False, True]
 
 
-def test_points_are_sorted_and_leave_out_what_did_not_run(training: BatchSize, generation: BatchSize) -> None:
+def test_points_are_sorted_and_exclude_probes_that_did_not_run(training: BatchSize, generation: BatchSize) -> None:
     assert [(probe.rows, held) for probe, held in memory_points(training)] == [
         (1, 6_283_000_000),
         (4, 9_682_000_000),
@@ -67,13 +67,13 @@ def test_points_are_sorted_and_leave_out_what_did_not_run(training: BatchSize, g
     assert [rows for rows, _ in speed_points(generation)] == [1, 4, 16, 24, 64, 148, 152]
 
 
-def test_a_budget_far_above_all_probes_is_out_of_sight(generation: BatchSize, evaluation: BatchSize) -> None:
+def test_a_budget_far_above_all_probes_is_outside_the_chart(generation: BatchSize, evaluation: BatchSize) -> None:
     assert budget_in_sight(generation) == 1_200_000_000
     assert budget_in_sight(evaluation) is None
     assert budget_in_sight(replace(generation, budget_bytes=None)) is None
 
 
-def test_sizes_in_the_file_are_not_measured(generation: BatchSize, written: BatchSize) -> None:
+def test_configured_sizes_are_not_measured(generation: BatchSize, written: BatchSize) -> None:
     assert drawable_sizes({"generation": generation, "training": written}) == {"generation": generation}
 
 

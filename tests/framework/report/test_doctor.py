@@ -1,4 +1,4 @@
-"""The report on a machine: what is there, what is missing and how to get it, and a Hub that never answers."""
+"""Tests of the machine report: installed and missing packages, how to install them, and a Hub that never answers."""
 
 import socket
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """A server that takes connections and never answers."""
+    """Start a server that accepts connections and never answers."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         yield server
 
@@ -39,7 +39,7 @@ def test_the_report_names_versions_devices_memory_disk_and_hub(monkeypatch: pyte
     assert not diagnosis.problems
 
 
-def test_a_hub_that_does_not_answer_is_waited_for_no_longer_than_said(
+def test_waiting_for_a_hub_that_does_not_answer_is_limited(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://user:secret@127.0.0.1:{listener.getsockname()[1]}")
@@ -70,11 +70,11 @@ def test_missing_packages_come_with_the_command_that_installs_them(monkeypatch: 
     assert not any("partita[plot]" in line for line in lines)
 
 
-def test_every_extra_but_that_of_developers_is_explained() -> None:
+def test_every_extra_except_the_one_for_developers_is_explained() -> None:
     assert {one.extra for one in requirements()} == {"", *EXTRAS}
 
 
-def test_versions_are_compared_by_their_numbers() -> None:
+def test_versions_are_compared_numerically() -> None:
     assert numbers("2.13.0+cpu") == (2, 13, 0)
     assert numbers("10.0rc1") == (10, 0)
     assert numbers("") == ()

@@ -8,7 +8,7 @@ from partita_trainers.batch_size.probe import BatchSize
 
 
 def shown(*, width: int = 80, encoding: str = "utf8", **sizes: BatchSize) -> list[str]:
-    """What is printed, without the blanks at the ends of lines."""
+    """Return the printed lines without trailing spaces."""
     raw = BytesIO()
     file = TextIOWrapper(raw, encoding=encoding)
     print_sizes(sizes, Console(file=file, width=width))
@@ -16,7 +16,7 @@ def shown(*, width: int = 80, encoding: str = "utf8", **sizes: BatchSize) -> lis
     return [line.rstrip() for line in raw.getvalue().decode(encoding).splitlines()]
 
 
-def test_a_tuned_size_has_a_sentence_a_table_the_speeds_and_two_charts(generation: BatchSize) -> None:
+def test_a_tuned_size_has_a_heading_a_table_the_speeds_and_two_charts(generation: BatchSize) -> None:
     assert shown(generation=generation) == GENERATION.splitlines()
 
 
@@ -46,7 +46,7 @@ memory taken                             rows a second
 """
 
 
-def test_an_encoding_without_blocks_gets_plain_letters(generation: BatchSize) -> None:
+def test_an_encoding_without_block_characters_gets_ascii(generation: BatchSize) -> None:
     assert shown(generation=generation, encoding="ascii") == PLAIN.splitlines()
     assert shown(generation=generation, encoding="latin-1") == PLAIN.splitlines()
 
@@ -90,7 +90,7 @@ def test_a_budget_far_above_is_reported_in_the_title(evaluation: BatchSize) -> N
     assert lines[-1] == "▲ best and fits 64"
 
 
-def test_a_size_of_the_file_is_one_line_and_sizes_stand_apart(written: BatchSize, evaluation: BatchSize) -> None:
+def test_a_configured_size_is_one_line_and_sizes_are_separated(written: BatchSize, evaluation: BatchSize) -> None:
     assert shown(evaluation=written) == ["evaluation: 8 rows, as the file says"]
     lines = shown(generation=written, evaluation=evaluation)
     assert lines[0] == "generation: 8 rows, as the file says"
@@ -100,7 +100,7 @@ def test_a_size_of_the_file_is_one_line_and_sizes_stand_apart(written: BatchSize
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf8"])
 @pytest.mark.parametrize("width", [80, 200])
-def test_no_line_is_wider_than_80(
+def test_no_line_is_wider_than_80_characters(
     generation: BatchSize, training: BatchSize, evaluation: BatchSize, width: int, encoding: str
 ) -> None:
     sizes = {"generation": generation, "training": training, "evaluation": evaluation}
@@ -108,7 +108,7 @@ def test_no_line_is_wider_than_80(
     assert 70 < max(len(line) for line in lines) <= 80
 
 
-def test_a_narrow_terminal_gets_one_chart_below_the_other_and_all_digits(generation: BatchSize) -> None:
+def test_a_narrow_terminal_gets_charts_below_each_other_with_all_digits(generation: BatchSize) -> None:
     lines = shown(width=50, generation=generation)
     assert [line for line in lines if line in ("memory taken", "rows a second")] == ["memory taken", "rows a second"]
     assert any(line.split() == ["152", "1.23", "GB", "0.458", "0.0203", "235", "too", "large"] for line in lines)

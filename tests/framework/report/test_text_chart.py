@@ -18,7 +18,7 @@ def drawn(chart: Chart, *, width: int, height: int, letters: Letters) -> list[st
     return [line.rstrip() for line in draw(chart, width=width, height=height, letters=letters)]
 
 
-def test_each_doubling_is_as_wide_as_the_last_and_each_bar_as_high_as_its_value() -> None:
+def test_the_horizontal_axis_is_logarithmic_and_bars_have_the_height_of_their_values() -> None:
     assert drawn(EIGHT, width=14, height=4, letters=UNICODE) == [
         "speed",
         "40 │         █",
@@ -31,14 +31,14 @@ def test_each_doubling_is_as_wide_as_the_last_and_each_bar_as_high_as_its_value(
     ]
 
 
-def test_tops_of_bars_are_drawn_to_an_eighth_of_a_line() -> None:
+def test_bars_are_drawn_to_an_eighth_of_a_line() -> None:
     chart = replace(EIGHT, bars=((1, 0.5), (2, 4.0), (4, 5.0), (8, 8.0)), marks={})
     lines = drawn(chart, width=13, height=2, letters=UNICODE)
     assert lines[1] == "8 │      ▂  █"
     assert lines[2] == "  │▁  █  █  █"
 
 
-def test_plain_letters_draw_half_lines_or_nothing_but_never_lose_a_bar() -> None:
+def test_ascii_charts_draw_whole_lines_and_at_least_one_per_bar() -> None:
     chart = replace(EIGHT, bars=((1, 0.1), (2, 5.0), (4, 6.0), (8, 8.0)), level=8.0)
     lines = drawn(chart, width=13, height=2, letters=ASCII)
     assert lines[1:] == [
@@ -50,7 +50,7 @@ def test_plain_letters_draw_half_lines_or_nothing_but_never_lose_a_bar() -> None
     ]
 
 
-def test_a_level_is_drawn_behind_bars_and_labelled_and_signs_stand_on_it() -> None:
+def test_a_level_is_drawn_behind_the_bars_with_a_label_and_with_signs_on_it() -> None:
     signs = ((4, "too large"), (8, "out of memory"))
     chart = replace(EIGHT, bars=((1, 10.0), (2, 30.0), (8, 40.0)), level=20.0, signs=signs, marks={"best": 8})
     assert drawn(chart, width=14, height=4, letters=UNICODE)[1:] == [
@@ -64,18 +64,18 @@ def test_a_level_is_drawn_behind_bars_and_labelled_and_signs_stand_on_it() -> No
     ]
 
 
-def test_of_bars_in_one_column_the_highest_is_seen() -> None:
+def test_the_highest_bar_of_a_column_is_drawn() -> None:
     chart = replace(EIGHT, bars=((1000, 40.0), (1024, 10.0)), max_rows=1024, marks={})
     assert [line[-1] for line in draw(chart, width=14, height=4, letters=UNICODE)[1:5]] == ["█"] * 4
 
 
-def test_one_mark_stands_for_two_in_one_place() -> None:
+def test_two_marks_at_one_place_are_drawn_as_one() -> None:
     assert (
         drawn(replace(EIGHT, marks={"best": 8, "fits": 8}), width=14, height=4, letters=UNICODE)[-1] == " " * 13 + "▲"
     )
 
 
-def test_a_single_row_is_a_chart_too() -> None:
+def test_a_chart_may_have_a_single_bar() -> None:
     chart = replace(EIGHT, bars=((1, 3.0),), max_rows=1, marks={"best": 1})
     assert drawn(chart, width=9, height=1, letters=UNICODE)[1:] == ["3 │█", "0 └──────", "   1", "   ▲"]
 
@@ -88,7 +88,7 @@ def test_a_single_row_is_a_chart_too() -> None:
     height=st.integers(1, 10),
     letters=st.sampled_from([ASCII, UNICODE]),
 )
-def test_every_chart_has_its_size_and_only_its_letters(
+def test_every_chart_has_the_given_size_and_uses_only_its_characters(
     bars: list[tuple[int, float]],
     level: float | None,
     refused: list[int],

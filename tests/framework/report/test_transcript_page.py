@@ -1,4 +1,4 @@
-"""A page of dialogues shows numbers, the worst ones first, some of every kind, and no HTML that a model wrote."""
+"""Tests of the dialogue page: metrics, worst dialogues first, some of every kind, and no HTML from the model."""
 
 import re
 from html.parser import HTMLParser
@@ -10,7 +10,7 @@ from partita.simulation.report import outcomes_of
 
 
 class Page(HTMLParser):
-    """Tags, links and texts of a page; tags have to be closed in their order."""
+    """Parse tags, links and texts of a page; check that tags are closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def shown(**dialogues: list[Episode]) -> Page:
     return Page(page(outcomes, dialogues, title="Dialogues of waiter"))
 
 
-def test_answers_stand_beside_right_ones_and_both_histories_side_by_side() -> None:
+def test_answers_are_shown_next_to_correct_ones_and_both_histories_side_by_side() -> None:
     result = shown(
         gold=[episode_of("a"), episode_of("b")], predicted=[episode_of("a"), episode_of("b", answer="three")]
     )
@@ -66,11 +66,11 @@ def test_answers_stand_beside_right_ones_and_both_histories_side_by_side() -> No
     assert "exact_turns: 1.0000 with gold history, 0.5000 with its own: -0.5000." in result.texts
 
 
-def test_one_history_has_no_difference() -> None:
+def test_a_single_history_has_no_comparison() -> None:
     assert not any("with gold history" in text for text in shown(predicted=[episode_of("a")]).texts)
 
 
-def test_the_worst_dialogues_stand_first_with_what_became_of_them() -> None:
+def test_the_worst_dialogues_are_first_with_their_status() -> None:
     result = shown(
         predicted=[
             episode_of("right"),
@@ -91,7 +91,7 @@ def test_the_worst_dialogues_stand_first_with_what_became_of_them() -> None:
     ]
 
 
-def test_messages_are_text_and_never_tags() -> None:
+def test_messages_are_escaped() -> None:
     bad = '</td><script src="http://x">alert(1)</script><img src=x onerror=1>'
     one = episode_of(bad, answer=bad, gold=bad + "!", ok=False, target=bad, metrics={bad: 1.0})
     broken = episode_of("b", status="failed", reason=f"environment: {bad}")
@@ -102,7 +102,7 @@ def test_messages_are_text_and_never_tags() -> None:
     assert sum(bad in text for text in result.texts) >= 4
 
 
-def test_a_page_has_a_bound_and_some_of_every_kind() -> None:
+def test_the_number_of_dialogues_on_a_page_is_limited_and_every_kind_is_included() -> None:
     kinds = {
         "failed": [episode_of(f"f{number}", status="failed", reason="model: no") for number in range(3)],
         "without success": [episode_of(f"w{number}", answer="three") for number in range(40)],
@@ -121,7 +121,7 @@ def test_a_page_has_a_bound_and_some_of_every_kind() -> None:
     assert any("743 of them are not on this page; all are in predicted.jsonl." in text for text in result.texts)
 
 
-def test_messages_and_dialogues_are_cut_where_nobody_would_read_on() -> None:
+def test_long_messages_and_dialogues_are_cut() -> None:
     long = episode_of("a", answer="x" * (LONGEST + 7))
     long.observe([{"role": "user", "content": "and?"}] * 150)
     result = shown(predicted=[long])

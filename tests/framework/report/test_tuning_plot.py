@@ -19,17 +19,17 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def sizes(generation: BatchSize, training: BatchSize, evaluation: BatchSize) -> dict[str, BatchSize]:
-    """A measured size for each purpose."""
+    """Return a measured size for each purpose."""
     return {"generation": generation, "training": training, "evaluation": evaluation}
 
 
 def words(file: Path) -> set[str]:
-    """All texts of an SVG."""
+    """Return all texts of an SVG."""
     return {"".join(element.itertext()).strip() for element in etree.parse(file).iter(f"{SVG}text")}
 
 
 class Page(HTMLParser):
-    """Tags, cells by table, and ids of a page; open tags have to be closed in their order."""
+    """Parse tags, cells by table, and ids of a page; check that tags are closed in order."""
 
     VOID = {"meta", "br"}
 
@@ -65,7 +65,7 @@ class Page(HTMLParser):
             self.sentences.append(data)
 
 
-def test_a_png_has_a_line_of_panels_for_each_size_that_was_measured(
+def test_a_png_has_a_row_of_panels_for_each_measured_size(
     sizes: Mapping[str, BatchSize], generation: BatchSize, written: BatchSize, tmp_path: Path
 ) -> None:
     write_plot(tmp_path / "new" / "all.PNG", sizes, title="Batch sizes")
@@ -90,7 +90,7 @@ def test_an_svg_names_budget_marks_and_verdicts(sizes: Mapping[str, BatchSize], 
     assert "budget 40.0 GB" not in result
 
 
-def test_signs_are_explained_only_where_they_are_drawn(
+def test_the_legend_explains_only_signs_in_the_plot(
     evaluation: BatchSize, generation: BatchSize, tmp_path: Path
 ) -> None:
     write_plot(tmp_path / "plot.svg", {"evaluation": evaluation}, title="")
@@ -102,14 +102,14 @@ def test_signs_are_explained_only_where_they_are_drawn(
 
 
 @pytest.mark.long
-def test_the_same_sizes_make_the_same_file(sizes: Mapping[str, BatchSize], tmp_path: Path) -> None:
+def test_equal_sizes_give_equal_files(sizes: Mapping[str, BatchSize], tmp_path: Path) -> None:
     for ending in ("svg", "html"):
         for name in ("one", "two"):
             write_plot(tmp_path / f"{name}.{ending}", sizes, title="Batch sizes")
         assert (tmp_path / f"one.{ending}").read_bytes() == (tmp_path / f"two.{ending}").read_bytes()
 
 
-def test_a_page_holds_all_numbers_needs_nothing_else_and_has_no_name_twice(
+def test_a_page_has_all_numbers_no_external_files_and_unique_ids(
     sizes: Mapping[str, BatchSize], tmp_path: Path
 ) -> None:
     write_plot(tmp_path / "plot.html", sizes, title="Batch sizes of <a> & b.yaml")
@@ -128,7 +128,9 @@ def test_a_page_holds_all_numbers_needs_nothing_else_and_has_no_name_twice(
     assert "Batch sizes of &lt;a&gt; &amp; b.yaml" in text
 
 
-def test_the_pictures_of_a_page_take_its_ink_and_its_paper(sizes: Mapping[str, BatchSize], tmp_path: Path) -> None:
+def test_the_plots_of_a_page_use_its_text_and_background_colours(
+    sizes: Mapping[str, BatchSize], tmp_path: Path
+) -> None:
     write_plot(tmp_path / "plot.html", sizes, title="Batch sizes")
     text = (tmp_path / "plot.html").read_text(encoding="utf8")
     pictures = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
@@ -138,14 +140,14 @@ def test_the_pictures_of_a_page_take_its_ink_and_its_paper(sizes: Mapping[str, B
         assert set(re.findall(r"#[0-9a-f]{6}", picture)) <= {"#8a9099", "#2f7fc1", "#d2552b"}
 
 
-def test_a_page_without_anything_measured_still_says_the_sizes(written: BatchSize, tmp_path: Path) -> None:
+def test_a_page_without_measurements_still_lists_the_sizes(written: BatchSize, tmp_path: Path) -> None:
     write_plot(tmp_path / "plot.html", {"generation": written}, title="Batch sizes")
     assert Page((tmp_path / "plot.html").read_text(encoding="utf8")).sentences == [
         "generation: 8 rows, as the file says"
     ]
 
 
-def test_a_picture_without_anything_measured_is_refused(written: BatchSize, tmp_path: Path) -> None:
+def test_a_plot_without_measurements_is_refused(written: BatchSize, tmp_path: Path) -> None:
     file = tmp_path / "plot.png"
     with pytest.raises(DataError) as caught:
         write_plot(file, {"generation": written, "evaluation": replace(written, rows=1)}, title="Batch sizes")
@@ -157,13 +159,13 @@ def test_a_picture_without_anything_measured_is_refused(written: BatchSize, tmp_
 
 
 @pytest.mark.parametrize(("name", "ending"), [("plot.pdf", "the ending '.pdf'"), ("plot", "no ending")])
-def test_another_ending_is_refused(name: str, ending: str) -> None:
+def test_an_unknown_file_extension_is_refused(name: str, ending: str) -> None:
     with pytest.raises(DataError) as caught:
         check_plot(Path(name))
     assert str(caught.value) == f"{name} has {ending}; plots are written as .png, .svg or .html"
 
 
-def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_reported_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PartitaError) as caught:
         check_plot(Path("plot.png"))

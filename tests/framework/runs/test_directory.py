@@ -37,7 +37,7 @@ def config_of(**changes: Any) -> Config:
 
 @contextmanager
 def opened(folder: Path, **changes: Any) -> Iterator[RunDirectory]:
-    """A run of a small configuration."""
+    """Open a run with a small configuration."""
     with open_run(folder, config=config_of(**changes), text="a: 1\n", resolved="r: 1\n", origin=folder) as run:
         yield run
 
@@ -46,7 +46,7 @@ def manifest(folder: Path) -> Any:
     return json.loads((folder / "manifest.json").read_text(encoding="utf8"))
 
 
-def test_a_run_says_how_it_ended_and_how_often_it_was_started(tmp_path: Path) -> None:
+def test_the_manifest_records_how_a_run_ended_and_how_often_it_was_started(tmp_path: Path) -> None:
     run = tmp_path / "deep" / "run"
     with opened(run):
         assert manifest(run)["status"] == "running"
@@ -84,13 +84,13 @@ def test_a_run_that_failed_before_its_first_step_leaves_no_directory(left: str |
     assert run.exists() == (left is not None)
 
 
-def test_a_directory_that_was_there_before_a_failed_run_stays(tmp_path: Path) -> None:
+def test_an_existing_directory_of_a_failed_run_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), opened(tmp_path):
         _ = 1 / 0
     assert manifest(tmp_path)["status"] == "failed"
 
 
-def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_changed(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
         run.note(status="done")
     before = (tmp_path / "manifest.json").read_bytes()
@@ -106,7 +106,7 @@ def test_a_file_from_a_dictionary_is_written_as_yaml(tmp_path: Path) -> None:
     assert Config.model_validate(written) == config
 
 
-def test_the_lock_belongs_to_one_at_a_time_and_ends_with_its_process(tmp_path: Path) -> None:
+def test_one_process_at_a_time_holds_the_lock_until_it_ends(tmp_path: Path) -> None:
     message = f"{tmp_path} is in use by another process; wait for it, or give this run another folder with --run"
     with lock(tmp_path), pytest.raises(ResumeError) as caught, lock(tmp_path):
         pass
@@ -124,8 +124,8 @@ def test_the_lock_belongs_to_one_at_a_time_and_ends_with_its_process(tmp_path: P
         pass
 
 
-def test_a_fork_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
-    # As data workers do, the fork outlives the process that held the lock.
+def test_a_fork_does_not_inherit_the_lock(tmp_path: Path) -> None:
+    # Like a data worker, the fork outlives the process that held the lock.
     code = "import os, sys, time\nfrom pathlib import Path\nfrom partita.runs.files import lock\n"
     code += "with lock(Path(sys.argv[1])):\n    pid = os.fork()\n    if not pid:\n        time.sleep(30)\n"
     code += "    else:\n        print(pid, flush=True)\n        time.sleep(60)\n"
@@ -149,7 +149,7 @@ def log_lines(folder: Path) -> list[Any]:
     return read_json_lines(folder / "log.jsonl")
 
 
-def test_the_log_forgets_what_came_after_the_checkpoint_and_a_torn_line(tmp_path: Path) -> None:
+def test_log_lines_after_the_checkpoint_and_a_partial_line_are_removed(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
         run.truncate_log(0)
         assert not (tmp_path / "log.jsonl").exists()
@@ -167,7 +167,7 @@ def test_the_log_forgets_what_came_after_the_checkpoint_and_a_torn_line(tmp_path
     assert manifest(tmp_path)["metrics"] == {"validation": {"loss": 2.0}}
 
 
-def test_only_another_run_is_refused_and_every_difference_is_named(tmp_path: Path) -> None:
+def test_only_a_different_run_is_refused_and_every_difference_is_listed(tmp_path: Path) -> None:
     with opened(tmp_path, epochs=1):
         (tmp_path / "checkpoints").mkdir()
     with opened(tmp_path, epochs=5, keep_checkpoints=9, early_stop=2):
@@ -183,18 +183,18 @@ def test_only_another_run_is_refused_and_every_difference_is_named(tmp_path: Pat
     assert manifest(tmp_path)["config"]["trainer"]["epochs"] == 5
 
 
-def test_values_that_came_or_went_are_differences_too(tmp_path: Path) -> None:
+def test_added_and_removed_values_are_differences(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"  a\.0: 1 -> None\n  b: None -> 2\n"):
         check_same({"a": [1], "data": {"loader": {"workers": 1}}}, {"a": [], "b": 2}, folder=tmp_path)
     assert leaves({"a": {"b": [1, {"c": 2}], "d": {}}}) == {"a.b.0": 1, "a.b.1.c": 2, "a.d": {}}
 
 
-def test_a_run_without_a_name_continues_its_own_and_leaves_others_alone(tmp_path: Path) -> None:
+def test_a_run_without_a_name_resumes_only_runs_of_the_same_configuration(tmp_path: Path) -> None:
     config = config_of(epochs=3)
     assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(tmp_path / "run")
     with opened(tmp_path / "run", epochs=3):
         pass
-    assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(tmp_path / "run"), "begun, not done"
+    assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(tmp_path / "run"), "started, not done"
     several = config.model_copy(update={"backend": TorchrunBackendConfig(type="torchrun", processes=2)})
     assert choose_folder("run", config=several, base=tmp_path).folder == tmp_path / "run", "other processes"
     assert choose_folder("run", config=config_of(batch_size=4, epochs=3), base=tmp_path) == ChosenRun(
@@ -211,20 +211,24 @@ def test_a_run_without_a_name_continues_its_own_and_leaves_others_alone(tmp_path
         f"the run in {tmp_path / 'run-3'} is finished; to train it longer, raise trainer.epochs and add "
         f"--run {tmp_path / 'run-3'}",
     )
-    assert find_finished("run", config=config, base=tmp_path)[0] == tmp_path / "run-2", "the newest of this file"
+    assert find_finished("run", config=config, base=tmp_path)[0] == tmp_path / "run-2", (
+        "the newest run of this configuration"
+    )
 
 
-def test_an_unfinished_run_is_continued_when_only_keys_that_may_change_did(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_resumed_if_only_changeable_keys_differ(tmp_path: Path) -> None:
     for name, epochs in (("run", 3), ("run-2", 4)):
         with opened(tmp_path / name, epochs=epochs):
             pass
     longer = config_of(epochs=100, keep_checkpoints=5)
     assert choose_folder("run", config=longer, base=tmp_path) == ChosenRun(tmp_path / "run-2"), "the newest"
     same = config_of(epochs=3)
-    assert choose_folder("run", config=same, base=tmp_path) == ChosenRun(tmp_path / "run"), "the same file first"
+    assert choose_folder("run", config=same, base=tmp_path) == ChosenRun(tmp_path / "run"), (
+        "a run with the same configuration first"
+    )
 
 
-def test_the_first_line_names_the_directory_and_how_the_run_starts(
+def test_the_first_log_line_has_the_directory_and_how_the_run_starts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
@@ -242,7 +246,7 @@ def test_the_first_line_names_the_directory_and_how_the_run_starts(
     ]
 
 
-def test_settings_about_the_result_do_not_change_the_run(tmp_path: Path) -> None:
+def test_keys_that_do_not_affect_training_do_not_change_the_run(tmp_path: Path) -> None:
     with opened(tmp_path / "run") as run:
         pass
     world = EnvironmentWorldConfig(type="environment", environment="guest:Guest")
@@ -290,7 +294,7 @@ def test_keys_of_later_versions_stay_in_the_manifest(tmp_path: Path) -> None:
     assert manifest(tmp_path)["added_later"] == {"x": [1]}
 
 
-def test_numbers_without_a_value_are_null(tmp_path: Path) -> None:
+def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
     value = {"a": [float("nan"), (float("inf"), 1.5)], "b": {"c": -float("inf")}, "d": "NaN", "e": True}
     assert json.loads(strict_json(value)) == {"a": [None, [None, 1.5]], "b": {"c": None}, "d": "NaN", "e": True}
     with opened(tmp_path) as run:
@@ -299,7 +303,7 @@ def test_numbers_without_a_value_are_null(tmp_path: Path) -> None:
     assert log_lines(tmp_path) == [{"step": 1, "loss": None}]
     assert manifest(tmp_path)["metrics"] == {"test": {"mae": None}}
     with opened(tmp_path) as again:
-        assert again.manifest["metrics"] == {"test": {"mae": None}}, "and such a run is continued"
+        assert again.manifest["metrics"] == {"test": {"mae": None}}, "such a run is resumed"
 
 
 def test_a_folder_that_is_a_file_is_reported(tmp_path: Path) -> None:
@@ -314,14 +318,14 @@ def test_a_folder_that_is_a_file_is_reported(tmp_path: Path) -> None:
         pass
 
 
-def test_files_elsewhere_that_cannot_be_read_are_not_blamed_on_the_run(tmp_path: Path) -> None:
+def test_unreadable_files_elsewhere_are_not_reported_as_errors_of_the_run(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match=r"rows\.csv"), opened(tmp_path / "run"):
         raise PermissionError(13, "Permission denied", "/elsewhere/rows.csv")
     with pytest.raises(WriteError, match="No space left on device"), opened(tmp_path / "run"):
         raise OSError(28, "No space left on device")
 
 
-def test_changes_since_the_run_began_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changes_since_the_run_started_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path, epochs=3):
         (tmp_path / "checkpoints").mkdir()
     with caplog.at_level("INFO"), opened(tmp_path, epochs=5):
@@ -339,7 +343,7 @@ def finished_run(folder: Path, *, checkpoint: bool) -> Path:
     return folder / "model"
 
 
-def test_a_finished_run_with_a_damaged_result_continues_from_its_checkpoint(
+def test_a_finished_run_with_a_damaged_result_resumes_from_its_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = finished_run(tmp_path, checkpoint=True)
@@ -350,7 +354,7 @@ def test_a_finished_run_with_a_damaged_result_continues_from_its_checkpoint(
     assert f"{model / 'weights'} is not as it was written (its checksum differs); it is kept as" in caplog.text
 
 
-def test_a_finished_run_with_a_damaged_result_and_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+def test_a_finished_run_with_a_damaged_result_and_no_checkpoint_is_refused_and_unchanged(tmp_path: Path) -> None:
     model = finished_run(tmp_path, checkpoint=False)
     with (
         pytest.raises(ResumeError, match="and the run has no checkpoint to write it from; restore it"),
@@ -361,7 +365,7 @@ def test_a_finished_run_with_a_damaged_result_and_no_checkpoint_is_left_alone(tm
     assert manifest(tmp_path)["status"] == "done"
 
 
-def test_damaged_lines_of_the_log_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_log_lines_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path) as run:
         for step in (1, 2, 3, 4):
             run.log_step({"step": step})

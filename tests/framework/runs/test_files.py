@@ -1,4 +1,4 @@
-"""Files that are there whole, and on the disk."""
+"""Tests of atomic, durable file writes."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from partita.runs.files import new_file
 
 
-def test_a_new_file_and_its_name_are_on_the_disk(tmp_path: Path, forced: Any) -> None:
+def test_a_new_file_and_its_folder_are_flushed_to_disk(tmp_path: Path, forced: Any) -> None:
     with new_file(tmp_path / "a") as file:
         file.write(b"some ")
         file.write(b"bytes")

@@ -1,4 +1,4 @@
-"""The log on a terminal breaks at spaces, and only libraries' warnings are hidden."""
+"""Tests of the log: lines wrap at spaces on a terminal, and only warnings of libraries are hidden."""
 
 import io
 import logging
@@ -23,7 +23,7 @@ def same_warnings() -> Iterator[None]:
         yield
 
 
-def test_lines_on_a_terminal_break_at_spaces_and_words_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_on_a_terminal_wrap_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     show_log(quiet=False)
     monkeypatch.setattr(sys, "stderr", Terminal())
@@ -38,14 +38,14 @@ def test_lines_on_a_terminal_break_at_spaces_and_words_stay_whole(monkeypatch: p
     ]
 
 
-def test_lines_in_a_file_stay_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_in_a_file_are_not_wrapped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     show_log(quiet=False)
     logging.getLogger("partita.x").info("more than twenty columns of text")
     assert capsys.readouterr().err == "more than twenty columns of text\n"
 
 
-def test_warnings_of_libraries_are_hidden_and_those_of_the_user_are_not() -> None:
+def test_warnings_of_libraries_are_hidden_and_those_of_user_code_are_shown() -> None:
     warnings.resetwarnings()
     show_log(quiet=True)
     with warnings.catch_warnings(record=True) as seen:
@@ -54,7 +54,7 @@ def test_warnings_of_libraries_are_hidden_and_those_of_the_user_are_not() -> Non
     assert [str(one.message) for one in seen] == ["of my_trainer", "of torchmetrics"]
 
 
-def test_errors_on_a_terminal_break_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_on_a_terminal_wrap_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setattr(sys, "stderr", Terminal())
 

@@ -8,7 +8,7 @@ from partita.runs import progress
 from partita.runs.progress import NoProgress, PlainProgress, clock, fitting, show_progress
 
 
-def test_without_a_terminal_the_end_is_reported_in_one_plain_line() -> None:
+def test_without_a_terminal_the_end_is_reported_in_one_line() -> None:
     stream = io.StringIO()
     with show_progress(1200, "training", stream=stream) as shown:
         for _ in range(1200):
@@ -16,7 +16,7 @@ def test_without_a_terminal_the_end_is_reported_in_one_plain_line() -> None:
     assert stream.getvalue() == "training 1,200/1,200  loss 0.1235  tokens/s 41,496  epoch 1.5\n"
 
 
-def test_a_line_comes_every_ten_seconds_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_printed_every_ten_seconds_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     stream = io.StringIO()
@@ -24,7 +24,7 @@ def test_a_line_comes_every_ten_seconds_with_the_time_left(monkeypatch: pytest.M
         for _ in range(25):
             now[0] += 1
             shown.advance(1)
-    # 10 rows in 10 seconds; 50 rows, then 40, then 35 are left. What was done before does not count as speed.
+    # 10 rows in 10 seconds; 50 rows, then 40, then 35 are left. Rows done before do not count towards the speed.
     assert stream.getvalue().splitlines() == [
         "predicting 50/100  0:50 left",
         "predicting 60/100  0:40 left",
@@ -47,7 +47,7 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_standard_error_is_the_place_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_written_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     with show_progress(2, "training") as shown:
         assert isinstance(shown, PlainProgress)
         shown.advance(2)
@@ -87,7 +87,7 @@ FIELDS = ("loss 0.08763", "epoch 22", "tokens/s 41,496")
         (20, 0, "704/1,408"),
     ],
 )
-def test_a_narrow_terminal_gets_fewer_fields_and_no_cut_ones(width: int, bar: int, rest: str) -> None:
+def test_a_narrow_terminal_gets_fewer_fields_and_no_truncated_ones(width: int, bar: int, rest: str) -> None:
     line = fitting(width, head="training", count="704/1,408", elapsed=76.0, left=419.0, fields=FIELDS)
     assert (line.bar, line.rest) == (bar, rest)
     assert line.width <= width
@@ -111,5 +111,5 @@ def test_a_bar_is_never_wider_than_its_terminal(width: int, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599, "59:59"), (3661, "1:01:01")]
 )
-def test_times_read_as_a_clock(seconds: float, text: str) -> None:
+def test_times_are_formatted_as_hours_minutes_and_seconds(seconds: float, text: str) -> None:
     assert clock(seconds) == text

@@ -6,7 +6,7 @@ from partita.runs.tracking import Trackers, flat
 from partita_schema.errors import ConfigError
 
 
-def test_settings_become_numbers_and_texts_by_their_paths() -> None:
+def test_settings_are_flattened_to_numbers_and_texts_by_path() -> None:
     settings = {"a": {"b": 1, "c": {"d": 0.5, "e": None}}, "f": [1, 2], "g": True, "h": "text"}
     assert flat(settings) == {"a.b": 1, "a.c.d": 0.5, "f": "[1, 2]", "g": True, "h": "text"}
 
@@ -19,7 +19,7 @@ def test_without_trackers_nothing_is_started_or_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tracker_gets_numbers_alone_under_their_step(tmp_path: Path) -> None:
+def test_a_tracker_gets_only_numbers_with_their_step(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = tmp_path / "run"
@@ -35,7 +35,7 @@ def test_a_tracker_gets_numbers_alone_under_their_step(tmp_path: Path) -> None:
     assert accumulator.Tags()["scalars"] == ["train/loss"]
 
 
-def test_a_tracker_that_is_not_installed_names_its_place_and_package(tmp_path: Path) -> None:
+def test_a_tracker_that_is_not_installed_is_reported_with_its_key_and_package(tmp_path: Path) -> None:
     trackers = Trackers(("tensorboard", "mlflow"), folder=tmp_path, settings={})
     with pytest.raises(ConfigError) as caught:
         trackers.log({"loss": 1.0}, step=1)

@@ -46,7 +46,7 @@ def name_of(adapter: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("adapter", ends([*LORA, *OTHERS]), ids=name_of)
-def test_an_adapter_learns_resumes_bit_for_bit_and_answers_the_same_from_its_files(
+def test_an_adapter_learns_resumes_bit_for_bit_and_answers_the_same_after_loading(
     small, adapter: dict[str, Any], tmp_path: Path
 ) -> None:
     config = small.config(adapter=adapter)
@@ -86,7 +86,7 @@ def test_default_targets_fit_every_architecture(small, architecture: str, kind: 
 
 
 @pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora", "corda", "eva", "default", "gaussian"])
-def test_an_init_leaves_the_outputs_of_the_model_as_they_were(small, init: str) -> None:
+def test_an_init_does_not_change_the_outputs_of_the_model(small, init: str) -> None:
     batches = repetitive_batches(small)
     plain = small.load(small.config())
     lm = load_with(small, {"type": "lora", "init": init, "r": 2}, batches)
@@ -110,7 +110,7 @@ def load_with(small, adapter: dict[str, Any], batches: list[Batch] | None):
     return load_model(config, folder=Path(), tokenizer=tokenizer, batches=given, trainable=True)
 
 
-def test_eva_starts_from_directions_of_the_activations(small) -> None:
+def test_eva_starts_from_principal_directions_of_the_activations(small) -> None:
     lm = load_with(small, {"type": "lora", "init": "eva", "r": 2}, repetitive_batches(small))
     again = load_with(small, {"type": "lora", "init": "eva", "r": 2}, repetitive_batches(small))
     a = lm.adapted.base_model.model.model.layers[0].mlp.down_proj.lora_A["default"].weight
@@ -119,7 +119,7 @@ def test_eva_starts_from_directions_of_the_activations(small) -> None:
 
 
 @pytest.mark.long
-def test_eva_says_when_batches_are_too_small_or_never_converge(small) -> None:
+def test_eva_reports_batches_that_are_too_small_and_missing_convergence(small) -> None:
     with pytest.raises(ModelError, match=r"eva with r 64 and rho 2.0 needs batches of at least 128 tokens"):
         load_with(small, {"type": "lora", "init": "eva", "r": 64}, [small.batch()])
     noisy = [small.batch(seed) for seed in range(3)]
@@ -128,7 +128,7 @@ def test_eva_says_when_batches_are_too_small_or_never_converge(small) -> None:
 
 
 @pytest.mark.parametrize("init", ["eva", "corda"])
-def test_an_init_that_looks_at_data_says_that_there_is_none(small, init: str) -> None:
+def test_an_init_that_needs_data_reports_missing_data(small, init: str) -> None:
     with pytest.raises(ModelError, match=rf"adapter\.init: {init} looks at training batches, and there are none here"):
         load_with(small, {"type": "lora", "init": init}, None)
 
@@ -139,7 +139,7 @@ def test_alpha_defaults_to_twice_the_rank(small) -> None:
         assert layer.self_attn.q_proj.scaling["default"] == 2
 
 
-def test_an_adapter_that_matches_nothing_names_the_layers_that_there_are(small) -> None:
+def test_an_adapter_without_matching_layers_lists_the_layers_of_the_model(small) -> None:
     with pytest.raises(
         ModelError, match=r"adapter\.target_modules: \['query'\] matches no module; .*down_proj.*v_proj"
     ):
@@ -160,7 +160,7 @@ def test_other_methods_of_peft_are_checked_by_name_and_key(small, adapter: dict[
         small.load(small.config(adapter={"type": "peft", **adapter}))
 
 
-def test_values_that_do_not_fit_the_model_are_reported_in_words(small) -> None:
+def test_values_that_do_not_fit_the_model_are_reported(small) -> None:
     with pytest.raises(ModelError, match=r"adapter: vblora does not fit this model: .*256"):
         small.load(small.config(adapter={"type": "vblora"}))
     with pytest.raises(ModelError, match="olora does not work on layers of gpt2; write init: pissa"):
@@ -175,7 +175,7 @@ def test_prefix_tuning_with_activation_checkpointing_is_refused(small) -> None:
         small.load(config)
 
 
-def test_a_pretrained_adapter_is_trained_on(small, tmp_path: Path) -> None:
+def test_training_continues_from_a_pretrained_adapter(small, tmp_path: Path) -> None:
     base = small.config()
     small.load(base).save(tmp_path / "base")
     on_base = {"base_model": "base", "adapter": {"type": "lora", "r": 4}}
@@ -193,7 +193,7 @@ def test_a_pretrained_adapter_is_trained_on(small, tmp_path: Path) -> None:
         small.load(small.config(base_model="base", adapter=other), folder=tmp_path)
 
 
-def test_a_pretrained_adapter_that_is_not_there_is_reported(small, tmp_path: Path) -> None:
+def test_a_missing_pretrained_adapter_is_reported(small, tmp_path: Path) -> None:
     (tmp_path / "adapters" / "first").mkdir(parents=True)
     for name, text in (
         ("./adapters/frist", r"pretrained_adapter_weights: there is no folder .*frist; did you mean first\?"),
@@ -204,12 +204,12 @@ def test_a_pretrained_adapter_that_is_not_there_is_reported(small, tmp_path: Pat
             small.load(config, folder=tmp_path)
 
 
-def test_an_untrained_adapter_is_left_out_where_nothing_is_trained(small) -> None:
+def test_an_untrained_adapter_is_not_added_when_nothing_is_trained(small) -> None:
     config = small.config(adapter={"type": "lora"}, trainer={"type": "none"})
     assert small.load(config, trainable=False).adapted is None
 
 
-def test_prompt_tuning_starts_from_the_words_of_a_text_or_of_the_vocabulary(small) -> None:
+def test_prompt_tuning_starts_from_the_tokens_of_a_text_or_of_the_vocabulary(small) -> None:
     adapter = {"type": "prompt_tuning", "num_virtual_tokens": 5}
     lm = small.load(small.config(adapter=adapter | {"init_text": "abc"}))
     words = lm.base.get_input_embeddings().weight
@@ -219,12 +219,12 @@ def test_prompt_tuning_starts_from_the_words_of_a_text_or_of_the_vocabulary(smal
     assert all((words == vector).all(dim=1).any() for vector in drawn)
 
 
-def test_layers_that_are_not_there_are_reported(small) -> None:
+def test_missing_layers_are_reported(small) -> None:
     with pytest.raises(ModelError, match=r"adapter\.layers_to_transform: \[7\] matches no module"):
         small.load(small.config(adapter={"type": "lora", "layers_to_transform": [7]}))
 
 
-def test_adalora_prunes_to_its_budget_and_penalises_what_is_not_orthogonal(small) -> None:
+def test_adalora_prunes_to_its_budget_and_penalises_matrices_that_are_not_orthogonal(small) -> None:
     adapter = {"type": "adalora", "init_r": 6, "target_r": 2, "tinit": 0.1, "tfinal": 2, "orth_reg_weight": 0.3}
     lm = small.load(small.config(adapter=adapter))
     lm.prepare_training(10)
@@ -240,13 +240,13 @@ def test_adalora_prunes_to_its_budget_and_penalises_what_is_not_orthogonal(small
     assert alive <= kept
 
 
-def test_alpha_of_adalora_defaults_to_twice_the_rank_that_it_begins_with(small) -> None:
+def test_alpha_of_adalora_defaults_to_twice_its_initial_rank(small) -> None:
     ranks = {"type": "adalora", "init_r": 6, "target_r": 2}
     for adapter, alpha in ((ranks, 12), ({**ranks, "alpha": 5}, 5)):
         assert small.load(small.config(adapter=adapter)).adapted.active_peft_config.lora_alpha == alpha
 
 
-def test_the_phases_of_adalora_leave_a_step_for_pruning_where_there_is_one(small) -> None:
+def test_the_phases_of_adalora_leave_a_step_for_pruning_if_possible(small) -> None:
     lm = small.load(small.config(adapter={"type": "adalora", "init_r": 6, "target_r": 2, "tinit": 0.3, "tfinal": 8}))
     settings, found = lm.adapted.active_peft_config, {}
     for steps in (1, 2, 10, 40):
@@ -256,14 +256,14 @@ def test_the_phases_of_adalora_leave_a_step_for_pruning_where_there_is_one(small
 
 
 @pytest.mark.parametrize(("steps", "tfinal"), [(1, 0), (3, 2), (3, 9)])
-def test_adalora_has_measured_importance_before_it_prunes_in_a_short_run(small, steps: int, tfinal: int) -> None:
+def test_adalora_measures_importance_before_it_prunes_in_a_short_run(small, steps: int, tfinal: int) -> None:
     adapter = {"type": "adalora", "init_r": 4, "target_r": 2, "tfinal": tfinal}
     lm = small.load(small.config(adapter=adapter))
     lm.prepare_training(steps)
     assert len(small.take_steps(lm, steps=steps)) == steps
 
 
-def test_adalora_without_a_plan_is_our_own_mistake(small) -> None:
+def test_adalora_without_a_training_plan_is_an_internal_error(small) -> None:
     lm = small.load(small.config(adapter={"type": "adalora"}))
     with pytest.raises(AssertionError, match="prepare_training"):
         lm.after_step(1)
@@ -277,7 +277,7 @@ def test_normal_float_levels_at_four_bits_are_those_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_loftq_comes_nearer_than_rounding_alone_and_nearer_with_more_steps(bits: int) -> None:
+def test_loftq_has_a_lower_error_than_rounding_and_more_steps_lower_it(bits: int) -> None:
     weight = torch.randn(48, 40, generator=torch.Generator().manual_seed(0))
     rounding = (weight - normal_float(weight, bits=bits)).norm()
     errors = []
@@ -290,7 +290,7 @@ def test_loftq_comes_nearer_than_rounding_alone_and_nearer_with_more_steps(bits:
     assert errors[1] < errors[0]
 
 
-def test_the_best_low_rank_matrix_is_the_matrix_where_the_rank_is_enough() -> None:
+def test_the_best_low_rank_approximation_is_exact_if_the_rank_suffices() -> None:
     weight = torch.randn(9, 2) @ torch.randn(2, 7)
     a, b = best_low_rank(weight, rank=2)
     torch.testing.assert_close(b @ a, weight)

@@ -71,7 +71,7 @@ def test_results_and_all_gradients_equal_those_of_peft(options: dict[str, Any], 
         assert (found - wanted).norm() <= 1e-5 * wanted.norm()
 
 
-def test_an_input_that_is_not_contiguous_and_needs_no_gradient() -> None:
+def test_inputs_may_be_non_contiguous_and_need_no_gradient() -> None:
     x = torch.randn(24, 9, 3, generator=torch.Generator().manual_seed(3)).permute(2, 1, 0)
     found = []
     for fused in (False, True):
@@ -84,7 +84,7 @@ def test_an_input_that_is_not_contiguous_and_needs_no_gradient() -> None:
         assert (fused - own).norm() <= 1e-5 * own.norm()
 
 
-def test_in_float64_nothing_is_left_to_rounding() -> None:
+def test_gradients_in_float64_equal_numerical_gradients() -> None:
     draw = torch.Generator().manual_seed(0)
 
     def tensor(*shape: int, learned: bool = True) -> torch.Tensor:
@@ -133,7 +133,7 @@ def hook_base(module: Any) -> None:
     ],
     ids=["dropout", "dora", "bias", "off", "two", "base trained", "hook"],
 )
-def test_what_is_not_plain_goes_the_way_of_peft_bit_for_bit(
+def test_layers_that_cannot_be_fused_use_the_forward_of_peft_bit_for_bit(
     options: dict[str, Any], prepare: Callable[[Any], None] | None
 ) -> None:
     results = []
@@ -152,14 +152,14 @@ def test_what_is_not_plain_goes_the_way_of_peft_bit_for_bit(
         assert torch.equal(found, wanted)
 
 
-def test_dropout_in_evaluation_mode_is_plain() -> None:
+def test_layers_with_dropout_are_fused_in_evaluation_mode() -> None:
     module = adapted(lora_dropout=0.5)
     fuse_lora(module)
     module.eval()
     assert is_plain(module)
 
 
-def test_merged_weights_count_once_and_are_taken_out_again() -> None:
+def test_merged_weights_are_applied_once_and_can_be_unmerged() -> None:
     module, x = adapted(), torch.ones(2, 24)
     before = module(x)
     fuse_lora(module)
@@ -173,7 +173,7 @@ def test_merged_weights_count_once_and_are_taken_out_again() -> None:
     torch.testing.assert_close(merged(x), before, rtol=1e-5, atol=1e-5)
 
 
-def test_without_gradients_under_autocast_and_in_sixteen_bits_it_is_peft_that_computes() -> None:
+def test_peft_computes_without_gradients_under_autocast_and_in_16_bits() -> None:
     module = adapted()
     fuse_lora(module)
     with torch.no_grad():
@@ -185,7 +185,7 @@ def test_without_gradients_under_autocast_and_in_sixteen_bits_it_is_peft_that_co
     assert not is_plain(module.bfloat16(), x=torch.zeros(2, 24, dtype=torch.bfloat16))
 
 
-def test_state_and_names_are_those_of_peft(tmp_path: Any) -> None:
+def test_state_dict_and_module_names_equal_those_of_peft(tmp_path: Any) -> None:
     from peft import PeftModel
 
     module, plain = adapted(), adapted()
@@ -214,7 +214,7 @@ def test_a_copy_computes_with_its_own_weights() -> None:
 
 
 @pytest.mark.parametrize("quantised", [False, True])
-def test_a_language_model_learns_with_its_lora_layers_in_one_piece(small, base_folder: Any, quantised: bool) -> None:
+def test_a_language_model_trains_with_fused_lora_layers(small, base_folder: Any, quantised: bool) -> None:
     from peft.tuners.lora.layer import Linear
 
     sections = {"quantization": {"bits": 4}} if quantised else {}
