@@ -1,4 +1,4 @@
-"""A small task that a nano model learns in seconds: the colour and the number that a sentence names."""
+"""A small task that a nano model learns in seconds: name the colour and the number in a sentence."""
 
 import random
 import signal
@@ -44,7 +44,9 @@ def make_config(folder: Path, **changes: Any) -> dict[str, Any]:
         "data": {
             "source": str(folder / "rows.jsonl"),
             "split": {"type": "random", "probabilities": [0.8, 0.1, 0.1]},
-            "batching": {"type": "bucket"},  # whether so small a model learns numbers depends on the order of its rows
+            "batching": {
+                "type": "bucket"
+            },  # whether a model this small learns the numbers depends on the order of the rows
         },
         "trainer": {
             "type": "finetune",
@@ -65,7 +67,7 @@ def make_config(folder: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return a folder with rows.jsonl, and functions that make rows and configurations."""
+    """Return a folder with rows.jsonl, and functions that create rows and configurations."""
 
     folder = tmp_path_factory.mktemp("colours")
     write_json_lines(folder / "rows.jsonl", make_rows(640))
@@ -91,7 +93,7 @@ MemoryCeiling = Callable[[torch.nn.Module, int], AbstractContextManager[list[tup
 def memory_ceiling() -> MemoryCeiling:
     """Return a context in which a transformers model runs out of memory above a number of tokens.
 
-    Rows times length count, including the tokens in the cache; slots count with all tokens that they have room for. The
+    The number of tokens is rows times length, including tokens in the cache; slots count with their full capacity. The
     context yields (rows, tokens) of each forward pass.
     """
     from partita.lm.slot_kv_cache import SlotKVCache
@@ -125,7 +127,7 @@ Command = Callable[..., int]
 
 @pytest.fixture
 def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prevent commands from showing their log, whose handlers are process-wide."""
+    """Prevent commands from setting up their log, whose handlers are process-wide."""
     monkeypatch.setattr("partita.runs.log.show_log", lambda *, quiet, rank=0: None)
 
 
@@ -147,7 +149,7 @@ def command(no_log: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
 
 
 class Killed(BaseException):
-    """Stands in for a signal: only the operating system may catch it."""
+    """Raised in place of a kill signal; no code under test may catch it."""
 
 
 TrainKilled = Callable[..., None]
@@ -155,7 +157,7 @@ TrainKilled = Callable[..., None]
 
 @pytest.fixture
 def train_killed(monkeypatch: pytest.MonkeyPatch) -> TrainKilled:
-    """Return a function that trains in the directory `run` up to step `after` and dies after it."""
+    """Return a function that trains in the directory `run` and is killed after step `after`."""
 
     def train(model: Any, run: Path, *, after: int) -> None:
         from partita.runs.directory import RunDirectory

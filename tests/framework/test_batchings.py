@@ -1,4 +1,4 @@
-"""Every batching through the whole of a short run: sizes found, written down, and kept when the run goes on."""
+"""Tests of every batching type in a short run: sizes are found, recorded, and kept on resume."""
 
 import json
 from pathlib import Path
@@ -27,14 +27,16 @@ def size_of(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", first(["pack", "token_budget"]))
-def test_batches_of_tokens_learn_every_row_once_and_hold_about_the_rows_of_a_step(
+def test_token_batches_train_every_row_once_with_about_the_configured_rows_per_step(
     colours: Any, tmp_path: Path, kind: str
 ) -> None:
     Model(config(colours, {"type": kind, "window": 128}, effective_batch_size=64), quiet=True).train(run=tmp_path)
 
     log, size = log_of(tmp_path), size_of(tmp_path)
     assert sum(line["rows"] for line in log) == 512
-    assert 512 / len(log) == pytest.approx(64, rel=0.34), "whole batches, so within half of one"
+    assert 512 / len(log) == pytest.approx(64, rel=0.34), (
+        "batches are not split, so the difference is at most half a batch"
+    )
     assert size["origin"] in ("tuned", "cached")
     if kind == "token_budget":
         assert size["max_tokens"] == size["rows"] * size["prompt_tokens"]
@@ -44,7 +46,7 @@ def test_batches_of_tokens_learn_every_row_once_and_hold_about_the_rows_of_a_ste
 
 
 @pytest.mark.long
-def test_a_token_budget_of_the_file_is_what_a_run_takes(colours: Any, tmp_path: Path) -> None:
+def test_a_run_uses_the_configured_token_budget(colours: Any, tmp_path: Path) -> None:
     batching = {"type": "token_budget", "max_tokens": 300}
     Model(config(colours, batching, gradient_accumulation_steps=1), quiet=True).train(run=tmp_path)
 
@@ -56,7 +58,7 @@ def test_a_token_budget_of_the_file_is_what_a_run_takes(colours: Any, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["token_budget", "pack"])
 @pytest.mark.long
-def test_a_run_continues_as_it_began(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
     written = config(colours, {"type": kind, "window": 128}, effective_batch_size=64, steps_per_checkpoint=2)
     Model(written, quiet=True).train(run=tmp_path / "straight")
     run = tmp_path / "parts"
@@ -71,7 +73,7 @@ def test_a_run_continues_as_it_began(colours: Any, tmp_path: Path, train_killed:
     assert [line["loss"] for line in parts] == [line["loss"] for line in straight]
 
 
-def test_auto_says_what_it_chose_and_why(colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_reports_its_choice_and_the_reason(colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="partita"):
         Model(config(colours, {"type": "auto"}, batch_size=16, max_steps=1), quiet=True).train(run=tmp_path)
 
@@ -81,7 +83,7 @@ def test_auto_says_what_it_chose_and_why(colours: Any, tmp_path: Path, caplog: p
 
 
 @pytest.mark.long
-def test_changed_data_stop_a_run_or_begin_its_epoch_again(
+def test_changed_data_stop_a_run_or_restart_its_epoch(
     colours: Any, tmp_path: Path, train_killed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, run = tmp_path / "rows.jsonl", tmp_path / "run"

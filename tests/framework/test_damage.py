@@ -1,4 +1,4 @@
-"""The benchmark of damages, in its small form: whatever is damaged, the result is right or it is said what is wrong."""
+"""Test of the damage benchmark with few cases: with damaged files, the result is correct or the error is reported."""
 
 import json
 import os
@@ -12,7 +12,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.long
-def test_forty_random_damages_give_the_right_result_or_a_sentence(tmp_path: Path) -> None:
+def test_forty_random_damages_give_the_correct_result_or_an_error_message(tmp_path: Path) -> None:
     result = tmp_path / "damage.json"
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "robustness.py"), "--quick", "--part", "damage", "--json", str(result)],

@@ -1,4 +1,4 @@
-"""Dialogues from the file to answers: trained, predicted, evaluated."""
+"""Tests of training, prediction and evaluation on dialogues."""
 
 import json
 import random
@@ -34,7 +34,7 @@ TEMPLATE = (
 
 
 def make_dialogues(count: int) -> list[dict[str, Any]]:
-    """The assistant repeats each colour it is given, and the last one when it is asked for it again."""
+    """Return dialogues in which the assistant repeats each colour, and the last one again when asked for it."""
     rng = random.Random(1)
     rows = []
     for _ in range(count):
@@ -58,7 +58,7 @@ def make_config(**sections: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model whose tokenizer has a chat template."""
+    """Return an untrained model whose tokenizer has a chat template."""
     folder = tmp_path_factory.mktemp("base")
     rows = folder / "rows.jsonl"
     write_json_lines(rows, make_dialogues(40))
@@ -72,7 +72,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def test_a_tokenizer_that_does_not_know_the_answers_ends_a_run_before_its_first_step(tmp_path: Path) -> None:
+def test_a_tokenizer_that_cannot_encode_the_answers_is_refused_before_the_first_step(tmp_path: Path) -> None:
     config = make_config(base_model=NANO | {"vocab_size": 6})
 
     with pytest.raises(
@@ -82,7 +82,7 @@ def test_a_tokenizer_that_does_not_know_the_answers_ends_a_run_before_its_first_
 
 
 @pytest.mark.long
-def test_a_chat_model_learns_all_answers_and_is_prompted_as_it_was_trained(base: Path, tmp_path: Path) -> None:
+def test_a_chat_model_is_trained_on_all_answers_and_prompted_as_in_training(base: Path, tmp_path: Path) -> None:
     rows = make_dialogues(400)
     config = make_config(base_model=str(base), data={})
     model = Model(config, quiet=True)
@@ -93,7 +93,7 @@ def test_a_chat_model_learns_all_answers_and_is_prompted_as_it_was_trained(base:
     assert manifest["data"]["training"]["rows"] == 360
     scores = result.metrics["test"]
     assert scores["reply.exact_match"] > 0.9
-    assert scores["reply.n"] == 60  # three answers of each of twenty dialogues
+    assert scores["reply.n"] == 60  # three answers in each of twenty dialogues
     asked = [{"messages": row["messages"][:-1]} for row in rows[:20]]
     answers = model.predict(asked)
     right = [row["messages"][-1]["content"] for row in rows[:20]]
@@ -104,7 +104,7 @@ def test_a_chat_model_learns_all_answers_and_is_prompted_as_it_was_trained(base:
 
 
 @pytest.mark.long
-def test_rows_of_a_squashed_dialogue_are_learned_without_a_template(tmp_path: Path) -> None:
+def test_rows_of_a_squashed_dialogue_are_trained_without_a_template(tmp_path: Path) -> None:
     config = make_config()
     config["trainer"]["epochs"] = 3
 
@@ -114,7 +114,7 @@ def test_rows_of_a_squashed_dialogue_are_learned_without_a_template(tmp_path: Pa
     assert json.loads((tmp_path / "run" / "ledger.json").read_text())["splits"]["training"]["used"] == 3 * 270
 
 
-def test_a_preview_shows_every_learned_turn(base: Path) -> None:
+def test_a_preview_shows_every_turn_in_the_loss(base: Path) -> None:
     from partita_schema.config import Config
 
     config = Config.model_validate(make_config(base_model=str(base), data={}))
@@ -129,7 +129,7 @@ def test_a_preview_shows_every_learned_turn(base: Path) -> None:
 
 
 @pytest.mark.skipif(not SGD.exists(), reason="the shared dialogues are not here")
-def test_dialogues_of_speakers_and_texts_are_read_as_they_are(tmp_path: Path) -> None:
+def test_dialogues_of_speakers_and_texts_are_read_unchanged(tmp_path: Path) -> None:
     from partita_schema.config import Config
 
     feature = {"name": "dialogue", "type": "dialogue", "column": "turns"}

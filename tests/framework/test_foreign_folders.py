@@ -1,4 +1,4 @@
-"""A saved model or run that somebody else made runs no code of theirs until the caller allows it."""
+"""Tests that saved models and runs of other authors run no code until the caller allows it."""
 
 import json
 import sys
@@ -59,7 +59,7 @@ def simulation(**section: Any) -> dict[str, Any]:
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str, str]] = {
-    # what is changed in the file, the verb that would run it, how it is named
+    # changes in the configuration, the method that would run the code, the name in the message
     "custom code of the model": ({"trust_remote_code": True}, "load", "trust_remote_code: true"),
     "a pickle": ({"model_parameters": {"pickled_weights": True}}, "load", "model_parameters.pickled_weights: true"),
     "a formatter": ({"data": {"formatter": "planted:Part"}}, "load", "data.formatter: planted:Part"),
@@ -121,7 +121,7 @@ def write_rows(folder: Path) -> str:
 
 @pytest.fixture
 def theirs(tmp_path: Path, saved: Path) -> Iterator[Callable[[dict[str, Any]], Path]]:
-    """A folder with the files of a saved model, a planted module, and a file that somebody has changed."""
+    """Return a function that creates a saved model with a planted module and a changed configuration."""
     import shutil
 
     def make(changes: dict[str, Any]) -> Path:
@@ -167,19 +167,19 @@ def test_no_foreign_code_runs_silently(
 
 
 @pytest.mark.parametrize("name", ["a formatter", "a trainer", "a source", "a world"])
-def test_the_callers_word_lets_it_run(
+def test_code_runs_when_the_caller_allows_it(
     name: str, theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     changes, verb, _ = HOSTILE[name]
     model = Model.load(theirs(changes), quiet=True, trust_remote_code=True)
-    with suppress(PartitaError, TypeError, AttributeError):  # Part is no good part
+    with suppress(PartitaError, TypeError, AttributeError):  # Part does not work
         use(model, verb)
         model.predict(ROWS)
     assert (tmp_path / "ran").exists()
 
 
-def test_a_copy_for_another_process_is_trusted_no_more(theirs: Callable[[dict[str, Any]], Path]) -> None:
+def test_a_copy_for_another_process_is_not_trusted_more(theirs: Callable[[dict[str, Any]], Path]) -> None:
     copy = RunContext.load(theirs({"trainer": CUSTOM}), quiet=True).for_other_process()
     with pytest.raises(ConfigError, match=r"trainer\.target: planted:Part"):
         LocalBackend(copy).train(ROWS, "run")
@@ -195,7 +195,7 @@ def test_a_copy_for_another_process_is_trusted_no_more(theirs: Callable[[dict[st
         ({"checksum": "0"}, "is not as it was written (its checksum differs); restore it, start a new run"),
     ],
 )
-def test_a_manifest_that_says_nonsense_is_reported(
+def test_an_invalid_manifest_is_reported(
     theirs: Callable[[dict[str, Any]], Path], card: dict[str, Any], said: str
 ) -> None:
     folder = theirs({})
@@ -207,13 +207,13 @@ def test_a_manifest_that_says_nonsense_is_reported(
     assert str(path) in str(caught.value)
 
 
-def test_a_manifest_without_a_file_is_reported(tmp_path: Path) -> None:
+def test_a_manifest_without_a_configuration_is_reported(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format_version": 1, "status": "done"}', encoding="utf8")
     with pytest.raises(PartitaError, match=r"manifest.json has no config, so its prompt and outputs are unknown"):
         Model.load(tmp_path)
 
 
-def test_a_model_answers_although_its_trainer_is_custom(
+def test_a_model_with_a_custom_trainer_can_predict(
     theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -238,7 +238,7 @@ def test_every_command_refuses_a_folder_that_names_code(
         assert done.returncode == 2, (verb, done.stderr)
         assert "(data.formatter: planted:Part); look at them" in done.stderr, verb
         assert not (tmp_path / "ran").exists(), verb
-    for verb in ("train", "validate", "explain", "convert", "preview"):  # these take files
+    for verb in ("train", "validate", "explain", "convert", "preview"):  # these commands take configuration files
         done = forks.run(COMMAND, "partita", verb, folder, folder=tmp_path)
         assert done.returncode in (1, 2), (verb, done.stdout)
         assert not (tmp_path / "ran").exists(), verb
@@ -246,7 +246,7 @@ def test_every_command_refuses_a_folder_that_names_code(
     assert (tmp_path / "ran").exists()
 
 
-def test_the_file_on_the_command_line_is_the_users_word(forks: Forks, tmp_path: Path) -> None:
+def test_a_configuration_on_the_command_line_is_trusted(forks: Forks, tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(PLANTED.format(mark=str(tmp_path / "ran")), encoding="utf8")
     file = FILE | {"data": {"source": write_rows(tmp_path), "formatter": "planted:Part"}}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
@@ -256,7 +256,7 @@ def test_the_file_on_the_command_line_is_the_users_word(forks: Forks, tmp_path: 
     assert (tmp_path / "ran").exists()
 
 
-def test_a_run_of_an_agent_is_not_trusted_like_the_users_file(
+def test_a_run_used_as_an_agent_is_not_trusted_like_the_configuration(
     theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -282,15 +282,15 @@ def test_a_foreign_embedding_model_runs_no_code(
     assert not (tmp_path / "ran").exists()
 
 
-def test_names_that_installed_packages_give_are_no_code_of_the_folder() -> None:
+def test_names_from_installed_packages_are_not_code_of_the_folder() -> None:
     file = FILE | simulation(checker={"type": "exact"}, rollout="slots", world=ENVIRONMENT | {"environment": "desk"})
     file["simulation"]["agents"] = {}
     config = Config.model_validate(file)
     assert [str(code) for code in code_of(config, of="simulation")] == []
 
 
-def test_every_key_that_takes_a_class_is_a_text_that_is_looked_at() -> None:
-    """A key that a later change adds as a list of classes would be passed over."""
+def test_every_key_that_takes_a_class_is_checked() -> None:
+    """A key with a list of classes, added by a later change, would be missed."""
     seen: list[str] = []
 
     def visit(model: type[BaseModel], done: set[type]) -> None:

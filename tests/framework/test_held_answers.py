@@ -1,4 +1,4 @@
-"""Constrained JSON and scored labels from the file to the table, on models made from scratch."""
+"""Tests of constrained JSON and scored labels from configuration to table, on new models."""
 
 import json
 import math
@@ -25,7 +25,7 @@ UNTRAINED = {"trainer": {"type": "none", "batch_size": 5}}
 
 
 def constrained(colours: Any, *outputs: dict[str, Any], **sections: Any) -> Model:
-    """A model that has learned nothing, and would write anything."""
+    """Return an untrained model, which generates random text."""
     outputs = outputs or (JSON,)
     sections = {"generation": {"max_new_tokens": 120}} | sections
     return Model(colours.config(base_model=BYTES, output_features=list(outputs), **UNTRAINED, **sections), quiet=True)
@@ -33,7 +33,7 @@ def constrained(colours: Any, *outputs: dict[str, Any], **sections: Any) -> Mode
 
 @pytest.fixture(scope="module")
 def scoring(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A model that has learned colours, with its run."""
+    """Return a model trained on colours, with its run."""
     learns = {"epochs": 6, "learning_rate": 0.006}
     config = colours.config(trainer=learns, output_features=[LABEL])
     del config["generation"]
@@ -42,14 +42,14 @@ def scoring(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def halve(journal: Path) -> int:
-    """Forget the second half of a journal's records, with a torn line; how many there were."""
+    """Remove the second half of a journal's records and leave a partial line; return the number of records."""
     lines = journal.read_bytes().splitlines(keepends=True)
     kept = len(lines) // 2
     journal.write_bytes(b"".join(lines[:kept]) + lines[kept][:20])
     return len(lines) - 1
 
 
-def test_every_answer_of_an_untrained_model_keeps_the_schema(
+def test_every_answer_of_an_untrained_model_follows_the_schema(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_every_answer_of_an_untrained_model_keeps_the_schema(
             Draft202012Validator(SCHEMA).validate(row["value"])
 
 
-def test_an_answer_cut_by_its_limit_is_unreadable_and_says_so(
+def test_an_answer_cut_by_its_limit_is_reported_as_unreadable(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,7 +72,7 @@ def test_an_answer_cut_by_its_limit_is_unreadable_and_says_so(
     assert result.stats.unreadable == 3
 
 
-def test_several_outputs_of_an_untrained_model_are_all_there(
+def test_an_untrained_model_answers_all_of_several_outputs(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -85,7 +85,7 @@ def test_several_outputs_of_an_untrained_model_are_all_there(
         Draft202012Validator(SCHEMA).validate(row["value"])
 
 
-def test_constrained_answers_continue_where_a_job_was_killed(
+def test_a_killed_job_with_constrained_answers_resumes(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -101,7 +101,7 @@ def test_constrained_answers_continue_where_a_job_was_killed(
     assert [row["value_raw"] for row in again] == [row["value_raw"] for row in straight]
 
 
-def test_free_texts_are_held_to_nothing(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_text_is_not_constrained(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     held = constrained(colours).generate(["3 red balls"], max_new_tokens=12)
     free = constrained(colours, {"name": "value", "type": "text"}).generate(["3 red balls"], max_new_tokens=12)
@@ -109,7 +109,7 @@ def test_free_texts_are_held_to_nothing(colours: Any, tmp_path: Path, monkeypatc
     assert not held[0].startswith("{")
 
 
-def test_answers_without_slots_are_refused_before_any_row(
+def test_constraints_without_slots_are_refused_before_the_first_row(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ def test_answers_without_slots_are_refused_before_any_row(
     )
 
 
-def test_scored_labels_are_right_with_probabilities_that_add_up_to_one(scoring: Any, colours: Any) -> None:
+def test_scored_labels_are_correct_with_probabilities_that_add_up_to_one(scoring: Any, colours: Any) -> None:
     model, result = scoring
     assert result.metrics["test"]["colour.accuracy"] >= 0.9
     rows = colours.rows(30)
@@ -150,7 +150,7 @@ def test_scored_tables_are_written_with_types(scoring: Any, colours: Any, tmp_pa
     assert table["colour_probabilities"].isna().tolist() == table["colour_probability"].isna().tolist() == [False, True]
 
 
-def test_scored_labels_continue_where_a_job_was_killed(scoring: Any, colours: Any, tmp_path: Path) -> None:
+def test_a_killed_job_with_scored_labels_resumes(scoring: Any, colours: Any, tmp_path: Path) -> None:
     model, _ = scoring
     rows = colours.rows(20, seed=8)
     straight = model.predict(rows, tmp_path / "straight.jsonl")
@@ -164,7 +164,7 @@ def test_scored_labels_continue_where_a_job_was_killed(scoring: Any, colours: An
         assert one["colour_probabilities"] == pytest.approx(other["colour_probabilities"], abs=1e-5)
 
 
-def test_answers_in_another_form_are_another_job(scoring: Any, colours: Any, tmp_path: Path) -> None:
+def test_a_job_is_not_resumed_with_other_decoders(scoring: Any, colours: Any, tmp_path: Path) -> None:
     model, result = scoring
     rows = colours.rows(4)
     model.predict(rows, tmp_path / "answers.jsonl")
@@ -177,7 +177,7 @@ def test_answers_in_another_form_are_another_job(scoring: Any, colours: Any, tmp
     assert "colour_probability" not in generating.predict(rows, tmp_path / "others.jsonl").columns
 
 
-def test_scored_rows_are_handed_on_as_they_come(scoring: Any, colours: Any, tmp_path: Path) -> None:
+def test_scored_rows_are_written_when_they_are_ready(scoring: Any, colours: Any, tmp_path: Path) -> None:
     model, _ = scoring
     seen: list[int] = []
     original = Journal.append

@@ -1,4 +1,4 @@
-"""A bag of words from its file to its answers; and what becomes of a run whose processes are stopped or killed."""
+"""Tests of Hogwild training of a bag of words, from configuration to answers, and with stopped or killed processes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 
 def make_rows(count: int, *, seed: int = 0) -> list[dict[str, str]]:
-    """Texts of made-up words, one of which tells the topic."""
+    """Return texts of made-up words, one of which determines the topic."""
     chance, rows = random.Random(seed), []
     for _ in range(count):
         topic = chance.choice(sorted(KEYS))
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Path:
-    """A run of two workers."""
+    """Return a run trained by two workers."""
     model = Model(make_settings(folder), quiet=True)
     result = model.train(run=folder / "two")
     assert result.steps == 4 * 135
@@ -77,7 +77,7 @@ def alive(process: int) -> bool:
 
 
 def children(process: int) -> list[int]:
-    """Workers that a process has started; what keeps track of its shared memory is none."""
+    """Return the workers started by a process, without the resource tracker of its shared memory."""
     results = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -91,14 +91,14 @@ def children(process: int) -> list[int]:
 
 
 def wait_for_end(processes: list[int]) -> None:
-    """Raises where one of them lives on."""
+    """Wait until all processes have ended; fail if one does not."""
     deadline = time.monotonic() + 30
     while any(map(alive, processes)):
-        assert time.monotonic() < deadline, "a worker outlives the run"
+        assert time.monotonic() < deadline, "a worker outlived the run"
         time.sleep(0.05)
 
 
-def test_two_workers_learn_and_what_they_learned_answers(trained: Path, tmp_path: Path) -> None:
+def test_a_model_trained_by_two_workers_can_predict(trained: Path, tmp_path: Path) -> None:
     log = lines_of(trained)
     assert [line["step"] for line in log] == [135, 270, 405, 540]
     assert [line["rows"] for line in log] == [1080] * 4
@@ -153,13 +153,13 @@ def test_a_saved_bag_is_loaded_from_its_folder(trained: Path, tmp_path: Path) ->
     ],
     ids=["generate", "tune", "simulate"],
 )
-def test_verbs_of_language_models_are_refused(trained: Path, verb: Any, text: str) -> None:
+def test_methods_for_language_models_are_refused(trained: Path, verb: Any, text: str) -> None:
     with pytest.raises(PartitaError) as caught:
         verb(Model.load(trained, quiet=True))
     assert str(caught.value) == text
 
 
-def test_a_run_of_one_worker_that_is_stopped_and_killed_is_as_one_that_is_not(
+def test_a_stopped_and_killed_run_of_one_worker_equals_an_uninterrupted_one(
     folder: Path, tmp_path: Path, forks: Forks
 ) -> None:
     settings = make_settings(folder, workers=1)
@@ -186,7 +186,7 @@ def test_a_run_of_one_worker_that_is_stopped_and_killed_is_as_one_that_is_not(
     assert all((one[name] == other[name]).all() for name in one)
 
 
-def test_a_worker_that_is_killed_ends_the_run_which_then_continues(
+def test_a_killed_worker_ends_the_run_which_can_resume(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings(folder)
@@ -214,7 +214,7 @@ def test_a_worker_that_is_killed_ends_the_run_which_then_continues(
     assert result.metrics["test"]["topic.accuracy"] > 0.95
 
 
-def test_an_error_of_a_worker_comes_out_with_its_place(folder: Path, tmp_path: Path) -> None:
+def test_an_error_in_a_worker_is_raised_with_its_location(folder: Path, tmp_path: Path) -> None:
     settings = make_settings(folder, workers=1, optimizer={"type": "sgd"}, learning_rate=1e30)
     with pytest.raises(TrainingError) as caught:
         Model(settings, quiet=True).train(run=tmp_path / "run")
@@ -225,7 +225,7 @@ def test_an_error_of_a_worker_comes_out_with_its_place(folder: Path, tmp_path: P
     assert not children(os.getpid())
 
 
-def test_other_rows_are_refused_when_a_run_continues(folder: Path, tmp_path: Path) -> None:
+def test_other_rows_are_refused_on_resume(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text((folder / "rows.jsonl").read_text(encoding="utf8"), encoding="utf8")
     settings = make_settings(tmp_path, workers=1, epochs=1)
     Model(settings, quiet=True).train(run=tmp_path / "run")
@@ -249,7 +249,7 @@ def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch
     )
 
 
-def test_too_little_shared_memory_is_reported_before_it_is_written(
+def test_too_little_shared_memory_is_reported_before_it_is_used(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Usage:

@@ -1,7 +1,6 @@
-"""Whatever moment a run is killed at: started again, it ends as one that was never stopped.
+"""Tests of killed runs: after a kill at any moment, a resumed run equals an uninterrupted one.
 
-Each attempt trains or predicts as the command line does, and is killed without warning when it has come to a random
-place; the moment inside of a step is random as well.
+Each attempt runs a command and is killed with SIGKILL at a random line of its log or journal, after a random delay.
 """
 
 import json
@@ -24,13 +23,13 @@ pytestmark = pytest.mark.long
 
 
 class Attempts:
-    """Commands, one after the other, that are killed or go on to their end."""
+    """Commands, run one after another, that are killed or run to their end."""
 
     def __init__(self, forks: Forks, folder: Path) -> None:
         self.forks, self.folder = forks, folder
 
     def end(self, *words: object) -> None:
-        """One that goes on to its end, and is right."""
+        """Run a command to its end and check that it succeeds."""
         done = self.forks.run(COMMAND, "partita", *words, "--quiet", folder=self.folder)
         assert done.returncode == 0, done.stderr
 
@@ -55,7 +54,7 @@ class Attempts:
 def train_killed_and_straight(
     forks: Forks, folder: Path, settings: dict[str, Any], *, steps: int
 ) -> tuple[Path, Path, int]:
-    """Both runs of a configuration, one killed three times; and the seed that the moments were drawn with."""
+    """Return a run killed three times, an uninterrupted run, and the seed of the kills."""
     seed = session_seed()
     chance = random.Random(seed)
     (folder / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
@@ -77,14 +76,14 @@ def train_killed_and_straight(
 
 
 def starts_of(run: Path) -> int:
-    """Return how often a run was started, as its manifest says."""
+    """Return how often a run was started according to its manifest."""
     manifest = run / "manifest.json"
     starts: int = json.loads(manifest.read_text(encoding="utf8"))["starts"] if manifest.exists() else 0
     return starts
 
 
 def check_equal(killed: Path, straight: Path, *, weights: str, seed: int, starts: int) -> None:
-    """Log, weights, metrics and counts are the same; weights bit for bit."""
+    """Check that log, weights, metrics and counts are equal; weights bit for bit."""
     assert log_of(killed) == log_of(straight), f"seed {seed}"
     one, other = (load_file(run / "model" / weights) for run in (killed, straight))
     assert one.keys() == other.keys()
@@ -96,7 +95,7 @@ def check_equal(killed: Path, straight: Path, *, weights: str, seed: int, starts
 
 
 SHORT = {"epochs": 2, "batch_size": 8, "steps_per_checkpoint": 3, "steps_per_evaluation": 10, "max_generated_rows": 4}
-"""Two epochs, with checkpoints and evaluations that do not fall together."""
+"""Two epochs, with checkpoints and evaluations at different steps."""
 
 
 def test_training_killed_three_times_equals_the_straight_run(forks: Forks, colours: Any, tmp_path: Path) -> None:
@@ -158,7 +157,7 @@ def test_sigterm_saves_the_step_exits_with_130_and_continues_exactly(
     step = len(log_of(stopped))
     manifest = json.loads((stopped / "manifest.json").read_text(encoding="utf8"))
     assert manifest["status"] == "interrupted"
-    # A checkpoint of this very step, although none was due: nothing that was done is done again.
+    # A checkpoint of this step is written although none was due: no work is repeated.
     assert (stopped / "checkpoints" / f"step-{step:06}").is_dir()
 
     for run in (stopped, straight):
@@ -178,7 +177,7 @@ def test_prediction_killed_three_times_equals_the_straight_one(forks: Forks, col
     write_json_lines(tmp_path / "asked.jsonl", rows)
     words = ("predict", "zero.yaml", "--dataset", "asked.jsonl", "--output")
     attempts = Attempts(forks, tmp_path)
-    # The journal's name holds its output's whole path, and is known once the first attempt has begun.
+    # The name of the journal includes the path of the output, and is known after the start of the first attempt.
     from partita.data.rows import digest
 
     output = tmp_path / "killed.jsonl"

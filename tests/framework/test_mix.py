@@ -1,4 +1,4 @@
-"""Several sources through the whole of a short run: shares, counts by source, losses by source, and going on."""
+"""Tests of several data sources in a short run: shares, counts and losses by source, and resuming."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_mix_is_trained_with_its_counts_and_losses(colours: Any, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_a_mix_continues_as_it_began(colours: Any, tmp_path: Path, train_killed: Any) -> None:
+def test_a_resumed_mix_equals_an_uninterrupted_one(colours: Any, tmp_path: Path, train_killed: Any) -> None:
     written = config(colours, tmp_path, stop="all", steps_per_checkpoint=3)
     Model(written, quiet=True).train(run=tmp_path / "straight")
     train_killed(Model(written, quiet=True), tmp_path / "killed", after=5)
@@ -56,7 +56,7 @@ def test_a_mix_continues_as_it_began(colours: Any, tmp_path: Path, train_killed:
     assert abs(counts["few"]["rows"] - 48) <= 1
 
 
-def test_rows_in_place_of_a_mix_are_no_mix(colours: Any, tmp_path: Path) -> None:
+def test_rows_passed_as_an_argument_replace_the_mix(colours: Any, tmp_path: Path) -> None:
     for name in ("many", "few"):
         (tmp_path / "given" / name).mkdir(parents=True)
         rows = "".join(json.dumps(row) + "\n" for row in colours.rows(20))

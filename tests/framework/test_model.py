@@ -1,4 +1,4 @@
-"""The facade from end to end, on a model made from scratch."""
+"""Tests of `Model` from end to end, on a new model."""
 
 import json
 from pathlib import Path
@@ -16,13 +16,13 @@ LEARNS = {"epochs": 10, "learning_rate": 0.006}
 
 @pytest.fixture(scope="module")
 def trained(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A model trained until it is right, with its run."""
+    """Return a model trained to high accuracy, with its run."""
     model = Model(colours.config(trainer=LEARNS), quiet=True)
     result = model.train(run=tmp_path_factory.mktemp("trained") / "run")
     return model, result
 
 
-def test_training_takes_a_new_model_from_nothing_to_nearly_all_right(trained: Any, colours: Any) -> None:
+def test_a_new_model_is_trained_to_high_accuracy(trained: Any, colours: Any) -> None:
     _, result = trained
     assert result.metrics["test"]["exact_match"] >= 0.9
     zero_shot = Model(colours.config(trainer={"type": "none", "batch_size": 32, "evaluate": ["test"]}), quiet=True)
@@ -31,7 +31,7 @@ def test_training_takes_a_new_model_from_nothing_to_nearly_all_right(trained: An
     assert before["loss"] > 5 * result.metrics["test"]["loss"]
 
 
-def test_predictions_come_in_input_order_with_input_columns(trained: Any, colours: Any) -> None:
+def test_predictions_are_in_input_order_with_input_columns(trained: Any, colours: Any) -> None:
     model, _ = trained
     rows = colours.rows(40)
     for number, row in enumerate(rows):
@@ -56,7 +56,7 @@ def test_predictions_come_in_input_order_with_input_columns(trained: Any, colour
     assert repr(result) == f"<Predictions: 40 rows with {columns}>"
 
 
-def test_a_loaded_run_predicts_what_the_trained_model_did(trained: Any, colours: Any, tmp_path: Path) -> None:
+def test_a_loaded_run_gives_the_predictions_of_the_trained_model(trained: Any, colours: Any, tmp_path: Path) -> None:
     model, result = trained
     rows = colours.rows(30, seed=5)
     wanted = [row["colour_raw"] + str(row["number"]) for row in model.predict(rows, fresh=True)]
@@ -67,7 +67,7 @@ def test_a_loaded_run_predicts_what_the_trained_model_did(trained: Any, colours:
     assert [row["colour_raw"] + str(row["number"]) for row in again.predict(rows)] == wanted
 
 
-def test_a_model_says_what_it_is(trained: Any, colours: Any) -> None:
+def test_the_repr_of_a_model_describes_it(trained: Any, colours: Any) -> None:
     model, result = trained
     assert repr(model) == f"<Model run: finetune of scratch llama; 1 input, 2 outputs, run {result.run}>"
     assert repr(Model(colours.config(), quiet=True)) == "<Model run: finetune of scratch llama; 1 input, 2 outputs>"
@@ -101,7 +101,7 @@ def test_evaluation_gives_metrics_by_output(trained: Any, colours: Any) -> None:
     assert model.evaluate()["colour"]["n"] == 64
 
 
-def test_plain_prompts_are_continued_as_they_stand(trained: Any) -> None:
+def test_plain_prompts_are_continued_without_a_template(trained: Any) -> None:
     model, _ = trained
     one = model.generate("3 red balls")
     several = model.generate(["3 red balls", "I see 7 balls and they are green"])
@@ -122,13 +122,13 @@ def test_a_finished_run_is_not_trained_again(trained: Any, colours: Any) -> None
     assert (result.run / "log.jsonl").read_bytes() == before
 
 
-def test_another_file_in_the_same_run_is_refused_with_what_differs(trained: Any, colours: Any) -> None:
+def test_another_configuration_in_the_same_run_is_refused_with_the_differences(trained: Any, colours: Any) -> None:
     _, result = trained
     with pytest.raises(ResumeError, match=r"trainer\.learning_rate: 0\.006 -> 0\.5"):
         Model(colours.config(trainer={**LEARNS, "learning_rate": 0.5}), quiet=True).train(run=result.run)
 
 
-def test_the_run_holds_what_others_script_against(trained: Any) -> None:
+def test_the_run_directory_has_the_documented_files(trained: Any) -> None:
     _, result = trained
     manifest = json.loads((result.run / "manifest.json").read_text())
     assert manifest["status"] == "done"
@@ -159,7 +159,7 @@ def test_the_run_holds_what_others_script_against(trained: Any) -> None:
     )
 
 
-def test_prediction_before_training_says_what_to_do(
+def test_prediction_before_training_reports_what_to_do(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -213,12 +213,12 @@ def test_a_run_in_use_is_refused(colours: Any, tmp_path: Path) -> None:
         Model(colours.config(), quiet=True).train(run=tmp_path)
 
 
-def test_a_failed_run_says_so_and_continues_later(colours: Any, tmp_path: Path) -> None:
+def test_a_failed_run_is_recorded_and_can_be_trained_later(colours: Any, tmp_path: Path) -> None:
     short = {"epochs": 1, "evaluate_generated": False}
     with pytest.raises(DataError, match="has no column 'colour'"):
         Model(colours.config(trainer=short), quiet=True).train([{"text": "x", "color": "red"}], run=tmp_path / "run")
     assert not (tmp_path / "run").exists(), "it failed before its first step"
-    # Nothing was learned yet: the folder is free for a mended file too.
+    # Nothing was trained yet: the folder can be used with a corrected configuration too.
     mended = colours.config(trainer={**short, "batch_size": 32})
     assert Model(mended, quiet=True).train(run=tmp_path / "run").steps == 16
 
@@ -233,16 +233,14 @@ def test_a_failed_run_says_so_and_continues_later(colours: Any, tmp_path: Path) 
         ("exact_match", "did you mean number.exact_match"),
     ],
 )
-def test_a_misspelt_metric_is_reported_before_anything_is_trained(
-    colours: Any, tmp_path: Path, metric: str, hint: str
-) -> None:
+def test_a_misspelt_metric_is_reported_before_training(colours: Any, tmp_path: Path, metric: str, hint: str) -> None:
     settings = colours.config(trainer={"validation_metric": metric})
     with pytest.raises(ConfigError, match=f"trainer.validation_metric: no metric is named {metric}; {hint}"):
         Model(settings, quiet=True).train(run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_finished_run_continues_when_the_file_asks_for_more(colours: Any, tmp_path: Path) -> None:
+def test_a_finished_run_continues_with_more_epochs(colours: Any, tmp_path: Path) -> None:
     short = {"evaluate_generated": False, "learning_rate_scheduler": {"decay": "constant"}}
     Model(colours.config(trainer={**short, "max_steps": 8}), quiet=True).train(run=tmp_path / "run")
     longer = Model(colours.config(trainer={**short, "max_steps": 12}), quiet=True).train(run=tmp_path / "run")
@@ -250,7 +248,7 @@ def test_a_finished_run_continues_when_the_file_asks_for_more(colours: Any, tmp_
 
 
 @pytest.mark.long
-def test_an_interrupted_run_is_continued_with_more_epochs(
+def test_an_interrupted_run_is_resumed_with_more_epochs(
     colours: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -270,7 +268,7 @@ def test_an_interrupted_run_is_continued_with_more_epochs(
     ]
 
 
-def test_a_run_that_cannot_be_continued_says_which_key_changed(
+def test_a_run_that_cannot_be_resumed_reports_the_changed_key(
     colours: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -292,7 +290,7 @@ def test_a_run_that_cannot_be_continued_says_which_key_changed(
     ]
 
 
-def test_a_finished_run_is_found_by_a_file_that_generates_differently(
+def test_a_finished_run_is_found_with_other_generation_options(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -309,7 +307,7 @@ def test_a_finished_run_is_found_by_a_file_that_generates_differently(
         Model(colours.config(trainer={**short, "learning_rate": 0.5}), quiet=True).predict(colours.rows(1))
 
 
-def test_rows_that_are_left_out_are_reported(colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_rows_are_reported(colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [*colours.rows(60), {"text": None, "colour": "red", "number": 1}]
     split = {"type": "random", "probabilities": [1, 0, 0]}
     settings = colours.config(trainer={"max_steps": 2}, data={"max_bad_rows": 3, "split": split})
@@ -318,7 +316,7 @@ def test_rows_that_are_left_out_are_reported(colours: Any, tmp_path: Path, caplo
     assert "quarantine.jsonl" in caplog.text
 
 
-def test_a_trainer_beside_the_file_is_found(colours: Any, tmp_path: Path) -> None:
+def test_a_trainer_in_the_folder_of_the_configuration_is_found(colours: Any, tmp_path: Path) -> None:
     import yaml
 
     code = (
@@ -333,7 +331,7 @@ def test_a_trainer_beside_the_file_is_found(colours: Any, tmp_path: Path) -> Non
     assert Model(tmp_path / "run.yaml", quiet=True).train(run=tmp_path / "run").steps == 3
 
 
-def test_evaluation_after_training_on_given_rows_uses_the_rows_held_out_then(colours: Any, tmp_path: Path) -> None:
+def test_evaluation_after_training_on_given_rows_uses_their_held_out_rows(colours: Any, tmp_path: Path) -> None:
     model = Model(
         colours.config(trainer={"max_steps": 2, "evaluate_generated": False}, data={"source": None}), quiet=True
     )
@@ -350,7 +348,7 @@ def test_evaluation_after_training_on_given_rows_uses_the_rows_held_out_then(col
         again.train(colours.rows(81), run=tmp_path / "run")
 
 
-def test_a_folder_with_files_of_the_users_is_left_alone(colours: Any, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_changed(colours: Any, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("mine")
     with pytest.raises(ResumeError, match=r"is not a run and holds config\.yaml; name another folder with --run"):
         Model(colours.config(), quiet=True).train(run=tmp_path)
@@ -358,7 +356,7 @@ def test_a_folder_with_files_of_the_users_is_left_alone(colours: Any, tmp_path: 
 
 
 @pytest.mark.long
-def test_what_bf16_trained_predicts_the_same_in_memory_and_loaded(colours: Any, tmp_path: Path) -> None:
+def test_a_model_trained_in_bf16_predicts_the_same_in_memory_and_loaded(colours: Any, tmp_path: Path) -> None:
     trainer = {"max_steps": 8, "mixed_precision": "bf16", "optimizer": {"type": "schedule_free_adamw"}}
     model = Model(colours.config(trainer=trainer), quiet=True)
     model.train(run=tmp_path / "run")
@@ -384,7 +382,7 @@ def test_a_tracker_that_is_not_installed_is_reported(colours: Any, tmp_path: Pat
         Model(settings, quiet=True).train(run=tmp_path / "run")
 
 
-def test_a_model_shows_its_users_only_what_is_for_them(colours: Any) -> None:
+def test_a_model_has_only_the_documented_public_names(colours: Any) -> None:
     verbs = ["evaluate", "generate", "load", "predict", "push_to_hub", "save", "simulate", "train", "tune"]
     shown = [name for name in dir(Model(colours.config(), quiet=True)) if not name.startswith("_")]
     assert shown == sorted([*verbs, "config", "name", "run"])

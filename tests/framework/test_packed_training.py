@@ -1,4 +1,4 @@
-"""Training on packed rows, from the file to the log."""
+"""Tests of training on packed rows, from configuration to log."""
 
 import json
 from pathlib import Path
@@ -25,10 +25,10 @@ def config_of(colours: Any, batching: dict[str, Any], *, batch_size: int, **sect
 
 @pytest.mark.parametrize("adapter", [None, {"type": "lora", "r": 4}], ids=["full", "lora"])
 @pytest.mark.long
-def test_packed_rows_teach_what_rows_alone_do_in_less_room(
+def test_packed_rows_give_the_losses_of_single_rows_with_less_padding(
     colours: Any, tmp_path: Path, adapter: dict[str, Any] | None
 ) -> None:
-    """Every step holds all rows, so that steps do not depend on how they are batched."""
+    """Each step has all rows, so steps do not depend on the batching."""
     sections = {"adapter": adapter} if adapter else {}
     alone = log_of(config_of(colours, {"type": "fixed"}, batch_size=1000, **sections), tmp_path / "alone")
     pack = {"type": "pack", "max_tokens": 96}
@@ -41,7 +41,7 @@ def test_packed_rows_teach_what_rows_alone_do_in_less_room(
         assert one["padding"] < 0.1 < other["padding"]
 
 
-def test_unpackable_settings_are_refused_before_anything_is_read(colours: Any, tmp_path: Path) -> None:
+def test_settings_that_prevent_packing_are_refused_before_data_is_read(colours: Any, tmp_path: Path) -> None:
     adapter = {"type": "prompt_tuning", "num_virtual_tokens": 4}
     config = config_of(colours, {"type": "pack"}, batch_size=4, adapter=adapter)
     with pytest.raises(ModelError, match="rows cannot be packed under the adapter prompt_tuning"):

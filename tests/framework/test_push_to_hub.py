@@ -1,4 +1,4 @@
-"""Upload to a Hub: a small server here speaks the few requests that huggingface_hub makes for it."""
+"""Test of the upload to a Hub, with a small local server for the requests of huggingface_hub."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ print(model.push_to_hub("somebody/public", private=False))
 
 
 class Hub(ThreadingHTTPServer):
-    """Keeps what is created and committed. Every file is small here, and comes inside the commit."""
+    """A server that stores created repositories and commits; files are small and are sent inside the commit."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *words: Any) -> None:
-        """Nothing is printed."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.mark.long
-def test_a_pushed_model_is_whole_and_can_be_loaded_again(
+def test_a_pushed_model_is_complete_and_can_be_loaded(
     hub: Hub, colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

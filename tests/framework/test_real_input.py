@@ -1,4 +1,4 @@
-"""A pretrained model and problems that people wrote, from the folder beside the checkout that developers share."""
+"""Tests with a pretrained model and human-written problems, from a shared folder next to the repository."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ PROBLEMS = SHARED / "data" / "gsm8k" / "train.jsonl"
 CONTINUATION = (
     ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball."
 )
-"""What the model writes greedily behind "Once upon a time", as the people who converted it measured."""
+"""The greedy continuation of "Once upon a time", as measured by the authors of the converted model."""
 
 pytestmark = pytest.mark.skipif(not (STORIES.is_dir() and PROBLEMS.is_file()), reason=f"needs the data in {SHARED}")
 
@@ -35,7 +35,7 @@ def zero_shot() -> dict[str, Any]:
     }
 
 
-def test_the_pretrained_model_continues_as_it_is_known_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pretrained_model_writes_the_known_continuation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = Model(zero_shot(), quiet=True)
     alone = model.generate("Once upon a time")
@@ -71,7 +71,7 @@ def test_partita_predict_writes_the_known_continuation(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_lora_learns_from_problems_that_people_wrote(tmp_path: Path) -> None:
+def test_lora_learns_from_human_written_problems(tmp_path: Path) -> None:
     with PROBLEMS.open(encoding="utf8") as file:
         rows = [json.loads(next(file)) for _ in range(330)]
     settings = {

@@ -1,4 +1,4 @@
-"""Sampled answers follow from the seed and the row: `evaluate` scores the answers that `predict` gives."""
+"""Tests of sampling: answers depend only on seed and row, so `evaluate` scores the answers of `predict`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ OUTPUTS = [{"name": "colour", "type": "text"}]
 
 
 def sampling(colours: Any, **generation: Any) -> Model:
-    """An untrained model: what it says is chance."""
+    """Return an untrained model, whose answers are random."""
     settings = {"do_sample": True, "temperature": 1.4, "max_new_tokens": 6, **generation}
     data = {"max_bad_rows": 0.5}
     config = colours.config(trainer={"type": "none"}, output_features=OUTPUTS, generation=settings, data=data)
@@ -29,7 +29,7 @@ def sampling(colours: Any, **generation: Any) -> Model:
 
 
 def with_answers(rows: Sequence[dict[str, Any]], predictions: Any) -> list[dict[str, Any]]:
-    """The same rows, with the predicted answers as the right ones."""
+    """Return the rows with the predicted answers as the correct ones."""
     return [{**row, "colour": answered["colour"]} for row, answered in zip(rows, predictions, strict=True)]
 
 
@@ -40,7 +40,7 @@ def test_evaluate_scores_the_answers_that_predict_gives(colours: Any, slots: boo
     predictions = model.predict(rows, batch_size=5)
     answers = [row["colour"] for row in predictions]
     assert all(answers)
-    assert answers[:20] != answers[20:], "rows with equal prompts draw for themselves"
+    assert answers[:20] != answers[20:], "rows with equal prompts are sampled independently"
     examined = with_answers(rows, predictions)
     for batch_size in (5, 3, 40):
         assert model.evaluate(examined, batch_size=batch_size)["colour"]["exact_match"] == 1
@@ -53,7 +53,7 @@ def test_slots_and_batches_sample_the_same_answers(colours: Any) -> None:
     assert [row["colour"] for row in in_slots] == [row["colour"] for row in in_batches]
 
 
-def test_unusable_rows_between_do_not_change_what_others_draw(colours: Any) -> None:
+def test_unusable_rows_do_not_change_the_samples_of_other_rows(colours: Any) -> None:
     rows = colours.rows(12)
     rows[3]["text"] = ""
     model = sampling(colours)
@@ -61,7 +61,7 @@ def test_unusable_rows_between_do_not_change_what_others_draw(colours: Any) -> N
     assert model.evaluate(examined)["colour"]["exact_match"] == 1
 
 
-def test_prompts_of_generate_draw_by_their_place(colours: Any) -> None:
+def test_samples_of_generate_depend_on_the_position_of_the_prompt(colours: Any) -> None:
     model = sampling(colours)
     texts = model.generate(["I see"] * 6, max_new_tokens=6)
     assert len(set(texts)) > 3
@@ -69,7 +69,7 @@ def test_prompts_of_generate_draw_by_their_place(colours: Any) -> None:
     assert sampling(colours, slots=False).generate(["I see"] * 6, max_new_tokens=6, batch_size=4) == texts
 
 
-def test_rows_with_equal_keys_are_reported_apart_by_their_number() -> None:
+def test_rows_with_equal_content_get_keys_with_a_counter() -> None:
     def keys(numbers: Sequence[int]) -> list[bytes]:
         count = len(numbers)
         named = RowKeys(["rows"], np.zeros(count), np.array(numbers))
@@ -78,7 +78,7 @@ def test_rows_with_equal_keys_are_reported_apart_by_their_number() -> None:
 
     result = keys([1, 2, 1, 3, 1])
     assert len(set(result)) == 5
-    assert [result[place] for place in (0, 1, 3)] == keys([1, 2, 3]), "the first of them is as if it were alone"
+    assert [result[place] for place in (0, 1, 3)] == keys([1, 2, 3]), "the first of them has the key that it has alone"
     assert keys([1, 1, 1]) == [result[place] for place in (0, 2, 4)]
     assert keys([]) == []
 
@@ -96,7 +96,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def chat_colours(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model whose tokenizer has a chat template."""
+    """Return an untrained model whose tokenizer has a chat template."""
     folder = tmp_path_factory.mktemp("chat") / "model"
     sampling(colours).save(folder)
     tokenizer = read_tokenizer(str(folder))
@@ -107,14 +107,14 @@ def chat_colours(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def dialogue(*texts: str) -> dict[str, Any]:
-    """A dialogue that the user begins."""
+    """Return a dialogue that starts with the user."""
     roles = ("user", "assistant")
     return {"messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]}
 
 
 @pytest.mark.parametrize("slots", ends([True, False]), ids=["slots", "batches"])
 @pytest.mark.parametrize("mode", ends(["packed_dialogue", "squash", "last_turn"]))
-def test_evaluate_scores_the_last_answers_of_dialogues_that_predict_gives(
+def test_evaluate_scores_the_last_answers_of_dialogues_that_predict_returns(
     chat_colours: Path, mode: str, slots: bool
 ) -> None:
     def model() -> Model:
@@ -141,14 +141,14 @@ def test_evaluate_scores_the_last_answers_of_dialogues_that_predict_gives(
         {"messages": [*row["messages"], {"role": "assistant", "content": reply}]}
         for row, reply in zip(asked, replies, strict=True)
     ]
-    assert [row["reply"] for row in model().predict(answered)] == replies, "an answer that is there is not shown"
+    assert [row["reply"] for row in model().predict(answered)] == replies, "existing answers are not shown"
     for batch_size in (3, 40):
         scores = model().evaluate(answered, batch_size=batch_size)["reply"]
-        assert scores["n"] == 24, "a row for each answer"
-        assert scores["exact_match"] == pytest.approx(12 / 24), "the last answers, and none of the earlier ones"
+        assert scores["n"] == 24, "one row per answer"
+        assert scores["exact_match"] == pytest.approx(12 / 24), "only the last answers"
 
 
-def test_the_answers_of_a_dialogue_draw_independently() -> None:
+def test_the_answers_of_a_dialogue_are_sampled_independently() -> None:
     rows = open_rows([dialogue("a", "b", "c", "d", "e", "f"), dialogue("a", "b")], folder=Path())
     expander = Expander(column="messages", form="auto", mode="squash")
     made = expanded(rows, expander)

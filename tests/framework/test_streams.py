@@ -1,4 +1,4 @@
-"""Training rows that are read while they are used, through the whole of a short run."""
+"""Tests of streamed training rows in a short run."""
 
 import json
 from collections import Counter
@@ -31,7 +31,7 @@ TRAINER = {
 
 
 def write_shards(folder: Path, rows: list[dict[str, Any]], *, shards: int, name: str = "part") -> str:
-    """The rows dealt over files; what comes back is their glob."""
+    """Distribute rows over files; return their glob."""
     for shard in range(shards):
         lines = [json.dumps(row) + "\n" for row in rows[shard::shards]]
         (folder / f"{name}-{shard}.jsonl").write_text("".join(lines), encoding="utf8")
@@ -39,7 +39,7 @@ def write_shards(folder: Path, rows: list[dict[str, Any]], *, shards: int, name:
 
 
 def config(colours: Any, source: Any, *, data: dict[str, Any] | None = None, **trainer: Any) -> Any:
-    """A run over a glob that is streamed, or over whatever `data` names."""
+    """Return a configuration that streams the files of a glob, or the sources in `data`."""
     labels = {"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue", "green"]}}
     result = colours.config(
         trainer={**TRAINER, **trainer}, output_features=[labels, {"name": "number", "type": "number"}]
@@ -84,7 +84,9 @@ def test_a_stream_is_trained_validated_and_recorded(
 
 @pytest.mark.parametrize("kind", ["bucket", "token_budget", "pack", "auto"])
 @pytest.mark.long
-def test_a_stream_continues_as_it_began(colours: Any, tmp_path: Path, train_killed: Any, kind: str) -> None:
+def test_a_resumed_stream_equals_an_uninterrupted_one(
+    colours: Any, tmp_path: Path, train_killed: Any, kind: str
+) -> None:
     source = write_shards(tmp_path, colours.rows(90), shards=4)
     data = {"batching": {"type": kind, **({} if kind == "auto" else {"window": 32})}}
     size = {"batch_size": "auto", "effective_batch_size": 16}
@@ -98,7 +100,7 @@ def test_a_stream_continues_as_it_began(colours: Any, tmp_path: Path, train_kill
     assert result.resumed_from == 6
     straight, parts = log_of(tmp_path / "straight"), log_of(tmp_path / "parts")
     assert parts == straight
-    assert {line["epoch"] for line in straight} >= {0.0, 1.0}, "the stream has begun again"
+    assert {line["epoch"] for line in straight} >= {0.0, 1.0}, "the stream has restarted"
     assert json_of(tmp_path / "parts" / "ledger.json") == json_of(tmp_path / "straight" / "ledger.json")
 
 
@@ -121,7 +123,7 @@ def test_streams_are_mixed_by_their_weights(colours: Any, tmp_path: Path) -> Non
     assert {name: counts["rows"] for name, counts in sources.items()} == {"many": 60, "few": 20}
 
 
-def test_a_dataset_in_place_of_a_stream(colours: Any, tmp_path: Path) -> None:
+def test_a_dataset_argument_replaces_a_stream(colours: Any, tmp_path: Path) -> None:
     source = write_shards(tmp_path, colours.rows(80), shards=2)
     other = write_shards(tmp_path, colours.rows(40, seed=5), shards=1, name="other")
     written = config(colours, source, max_steps=5)
@@ -137,7 +139,7 @@ def test_a_dataset_in_place_of_a_stream(colours: Any, tmp_path: Path) -> None:
         Model(written, quiet=True).train(source, run=tmp_path / "streamed")
 
 
-def test_other_batches_continue_in_the_same_run_where_the_file_says_how(
+def test_a_run_resumes_with_other_batching_if_configured(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_killed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -159,7 +161,7 @@ def test_other_batches_continue_in_the_same_run_where_the_file_says_how(
     assert Counter(line["epoch"] for line in log_of(run)) == {0.0: 10}
 
 
-def test_a_plan_and_a_look_at_a_stream(colours: Any, tmp_path: Path) -> None:
+def test_plan_and_preview_of_a_stream(colours: Any, tmp_path: Path) -> None:
     source = write_shards(tmp_path, colours.rows(80), shards=5)
     loaded = load_config(config(colours, source, effective_batch_size=16))
 
@@ -168,7 +170,7 @@ def test_a_plan_and_a_look_at_a_stream(colours: Any, tmp_path: Path) -> None:
 
     assert (plan.rows, plan.steps_per_epoch, plan.steps) == (None, None, 10)
     assert (plan.shards, plan.shard_groups, plan.measured_rows, plan.batches_per_step) == (6, 2, 80, 2), (
-        "one file of 5 is cut"
+        "one file of 5 is split in two"
     )
     assert (len(seen.rows), seen.streamed) == (2, True)
 
@@ -179,10 +181,10 @@ def test_sizes_are_found_for_a_stream(colours: Any, tmp_path: Path) -> None:
     sizes = Model(config(colours, source, batch_size="auto") | changes, quiet=True).tune(fresh=True)
 
     assert sizes.training is not None
-    assert sizes.training.prompt_tokens == 60, "longer rows than the first ones may come"
+    assert sizes.training.prompt_tokens == 60, "later rows may be longer than the first ones"
 
 
-def test_a_stream_that_is_not_shuffled_comes_in_its_order(colours: Any, tmp_path: Path) -> None:
+def test_a_stream_without_shuffling_is_read_in_order(colours: Any, tmp_path: Path) -> None:
     source = write_shards(tmp_path, colours.rows(12), shards=3)
     data = {"batching": {"type": "fixed", "shuffle": False}}
     seen = preview(load_config(config(colours, source, data=data)).config, folder=tmp_path, count=12)
@@ -208,7 +210,7 @@ def test_the_first_rows_may_be_longer_than_a_token_budget(colours: Any, tmp_path
         Model(config(colours, source, data=data, batch_size="auto"), quiet=True).train(run=tmp_path / "small")
 
 
-def test_a_new_model_keeps_its_tokenizer_where_the_data_change(
+def test_a_new_model_keeps_its_tokenizer_if_the_data_change(
     colours: Any, tmp_path: Path, train_killed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = write_shards(tmp_path, colours.rows(80), shards=2)
@@ -224,7 +226,7 @@ def test_a_new_model_keeps_its_tokenizer_where_the_data_change(
     assert "tokenizer: " not in caplog.text
 
 
-def test_the_ledger_of_rows_in_place_of_a_stream(colours: Any, tmp_path: Path) -> None:
+def test_the_ledger_of_a_dataset_argument_that_replaces_a_stream(colours: Any, tmp_path: Path) -> None:
     source = write_shards(tmp_path, colours.rows(20), shards=1)
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "x"}\n{ broken\n' + json.dumps(colours.rows(1)[0]) + "\n")
@@ -252,7 +254,7 @@ def test_an_empty_stream_is_refused(colours: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("accepted", [0.01, 0.0, 5])
-def test_a_short_run_is_not_done_with_too_many_bad_rows(colours: Any, tmp_path: Path, accepted: float) -> None:
+def test_too_many_bad_rows_fail_a_short_run(colours: Any, tmp_path: Path, accepted: float) -> None:
     source = write_shards(tmp_path, colours.rows(80), shards=1)
     with (tmp_path / "part-0.jsonl").open("a") as file:
         file.write("{ broken\n" * 40)
@@ -265,7 +267,7 @@ def test_a_short_run_is_not_done_with_too_many_bad_rows(colours: Any, tmp_path: 
 
 
 @pytest.mark.long
-def test_sizes_are_found_again_for_another_kind_of_batches(colours: Any, tmp_path: Path, train_killed: Any) -> None:
+def test_sizes_are_searched_again_for_another_batching_type(colours: Any, tmp_path: Path, train_killed: Any) -> None:
     source = write_shards(tmp_path, colours.rows(80), shards=1)
     written = config(colours, source, data={"batching": {"type": "pack", "max_tokens": 70}}, batch_size="auto")
     train_killed(Model(written, quiet=True), tmp_path / "run", after=5)

@@ -1,4 +1,4 @@
-"""Options of training, each through the whole of a short run on a real model."""
+"""Tests of training options, each in a short run on a real model."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from ..properties import first
 
 @pytest.fixture(scope="module")
 def base(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a plain, barely trained model, for adapters and quantization."""
+    """Return the folder of a model trained for a few steps, for adapters and quantization."""
     result = Model(colours.config(trainer={"epochs": 1, "evaluate_generated": False}), quiet=True).train(
         run=tmp_path_factory.mktemp("base") / "run"
     )
@@ -45,7 +45,7 @@ def falls(log: list[dict[str, Any]]) -> bool:
 
 
 @pytest.mark.long
-def test_gradient_checkpointing_changes_no_loss(colours: Any, tmp_path: Path) -> None:
+def test_gradient_checkpointing_does_not_change_losses(colours: Any, tmp_path: Path) -> None:
     _, plain = train(colours, tmp_path / "plain")
     _, saving = train(colours, tmp_path / "saving", trainer={"gradient_checkpointing": True})
     assert losses(saving) == pytest.approx(losses(plain), abs=1e-5)
@@ -73,7 +73,7 @@ def fixed(colours: Any) -> dict[str, Any]:
     return {**colours.config()["data"], "batching": {"type": "fixed"}}
 
 
-def test_learning_prompts_as_well_counts_more_tokens(colours: Any, tmp_path: Path) -> None:
+def test_prompts_in_the_loss_count_as_loss_tokens(colours: Any, tmp_path: Path) -> None:
     _, answers = train(colours, tmp_path / "answers", trainer={"max_steps": 2})
     _, everything = train(colours, tmp_path / "all", trainer={"max_steps": 2, "completion_only_loss": False})
     for one, other in zip(answers, everything, strict=True):
@@ -81,7 +81,7 @@ def test_learning_prompts_as_well_counts_more_tokens(colours: Any, tmp_path: Pat
         assert one["loss_tokens"] < other["loss_tokens"]
 
 
-def test_frozen_layers_stay_as_they_were(colours: Any, base: str, tmp_path: Path) -> None:
+def test_frozen_layers_do_not_change(colours: Any, base: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     train(colours, tmp_path / "run", base_model=base, trainer={"layers_to_freeze_regex": r"layers\.0\."})
@@ -91,7 +91,7 @@ def test_frozen_layers_stay_as_they_were(colours: Any, base: str, tmp_path: Path
     assert not any("layers.0." in name for name in changed)
 
 
-def test_a_generated_metric_can_decide(colours: Any, tmp_path: Path) -> None:
+def test_a_metric_of_generated_answers_can_select_the_best_checkpoint(colours: Any, tmp_path: Path) -> None:
     train(
         colours,
         tmp_path / "run",
@@ -106,7 +106,7 @@ def test_a_generated_metric_can_decide(colours: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.long
-def test_a_quantized_model_learns_through_an_adapter_and_evaluation_does_no_harm(
+def test_a_quantized_model_with_an_adapter_trains_correctly_also_after_an_evaluation(
     colours: Any, base: str, tmp_path: Path, bits: int
 ) -> None:
     options = {"base_model": base, "quantization": {"bits": bits}, "adapter": {"type": "lora", "r": 8}}
@@ -131,7 +131,7 @@ def test_a_merged_adapter_is_a_plain_model(colours: Any, base: str, tmp_path: Pa
     assert [row["number_raw"] for row in Model.load(tmp_path / "run", quiet=True).predict(rows)] == wanted
 
 
-def test_a_new_model_under_an_adapter_is_saved_with_it(colours: Any, tmp_path: Path) -> None:
+def test_a_new_model_is_saved_with_its_adapter(colours: Any, tmp_path: Path) -> None:
     model, _ = train(colours, tmp_path / "run", adapter={"type": "lora", "r": 4})
     rows = colours.rows(8)
     wanted = [row["number_raw"] for row in model.predict(rows, fresh=True)]
@@ -139,7 +139,9 @@ def test_a_new_model_under_an_adapter_is_saved_with_it(colours: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("init", first(["pissa", "olora", "eva", "corda"]))
-def test_inits_that_look_at_weights_or_data_train_and_load(colours: Any, base: str, tmp_path: Path, init: str) -> None:
+def test_adapter_inits_that_use_weights_or_data_train_and_load(
+    colours: Any, base: str, tmp_path: Path, init: str
+) -> None:
     model, log = train(colours, tmp_path / "run", base_model=base, adapter={"type": "lora", "r": 4, "init": init})
     assert falls(log)
     rows = colours.rows(8)

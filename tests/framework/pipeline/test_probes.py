@@ -129,7 +129,7 @@ def test_tokens_of_large_data_do_not_overflow_narrow_lengths() -> None:
 @pytest.mark.parametrize(
     ("options", "usual"),
     [(OPTIONS, 16), (IN_BATCHES, 30)],
-    ids=["behind a prompt of the usual length", "behind a batch as wide as its longest prompt"],
+    ids=["after a prompt of the usual length", "after a batch as wide as its longest prompt"],
 )
 def test_generation_is_probed_with_the_longest_prompt_and_all_new_tokens(
     options: GenerationOptions, usual: int

@@ -1,4 +1,4 @@
-"""Programs that speak in dialogues of tests; some tasks make them misbehave."""
+"""Scripted agents for the tests of dialogues; they misbehave in some tasks."""
 
 import random
 import time
@@ -11,7 +11,7 @@ WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box")
 
 
 def said(context: TurnContext) -> str | None:
-    """Two to four times two words that hang on what was heard; None after that."""
+    """Return two words that depend on the last message, two to four times; then None."""
     chance = random.Random(context.seed)
     if context.turn >= 2 + context.task["number"] % 3:
         return None
@@ -20,7 +20,7 @@ def said(context: TurnContext) -> str | None:
 
 
 class Crowd:
-    """Speaks in many dialogues at once."""
+    """An agent that answers in many dialogues at once."""
 
     def __init__(self, misbehaves: bool = False, seconds: float = 60.0) -> None:
         self.misbehaves, self.seconds = misbehaves, seconds
@@ -36,18 +36,18 @@ class Crowd:
 
 
 class Single:
-    """Speaks in one dialogue at a time."""
+    """An agent that answers in one dialogue at a time."""
 
     def reply(self, context: TurnContext) -> str | None:
         return said(context)
 
 
 class Silent:
-    """Knows nothing that an agent is asked."""
+    """A class without the methods of an agent."""
 
 
 class Strict:
-    """Finds no dialogue right, and says what the last answer should have been."""
+    """A checker that finds every dialogue wrong, and gives a target for the last answer."""
 
     def check(self, episode: Episode) -> Verdict:
         return Verdict(False, target="two")

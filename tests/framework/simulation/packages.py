@@ -1,10 +1,10 @@
-"""Installed packages that name programs, for tests."""
+"""Installed packages with entry points, for tests."""
 
 from pathlib import Path
 
 
 def install(folder: Path, entry_points: str) -> None:
-    """Put the metadata of a package into a folder that modules are imported from."""
+    """Write the metadata of a package into a folder on the import path."""
     metadata = folder / "package_of_tests-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: package-of-tests\nVersion: 1.0\n", encoding="utf8")

@@ -1,4 +1,4 @@
-"""Worlds, and what has and keeps their dialogues, as a user would write them; some tasks make them misbehave."""
+"""Custom worlds, rollouts and transcripts, as a user would write them; they misbehave in some tasks."""
 
 import json
 import os
@@ -10,11 +10,11 @@ from typing import Any
 from partita.simulation import Episode, Play, RequestTurn, Rollout, Transcripts
 
 CLOSED: list[str] = []
-"""Dialogues whose world was left."""
+"""Keys of the dialogues whose world was closed."""
 
 
 class Panel:
-    """A guest asks the agent, a judge hears both and says a word, and so on; the task says how often."""
+    """A guest asks the agent, and a judge comments on both; repeated up to `rounds` times."""
 
     def __init__(self, rounds: int = 3) -> None:
         self.rounds = rounds
@@ -27,7 +27,7 @@ class Panel:
                 before = len(episode.messages)
                 yield RequestTurn("guest")
                 if len(episode.messages) == before:
-                    return  # it has no more to say
+                    return  # the guest has nothing more to say
                 yield RequestTurn()
                 yield RequestTurn("judge")
                 episode.add_reward(0.25)
@@ -37,7 +37,7 @@ class Panel:
 
 
 class Quiz:
-    """Asks for the number, and knows the right answer."""
+    """A world that asks for a number and knows the correct answer."""
 
     def run(self, episode: Episode) -> Play:
         for turn in range(3):
@@ -48,7 +48,7 @@ class Quiz:
 
 
 class Endless:
-    """Never ends by itself."""
+    """A world that never ends."""
 
     def run(self, episode: Episode) -> Play:
         episode.observe("say more")
@@ -58,7 +58,7 @@ class Endless:
 
 
 class Grudging:
-    """Cannot be left in peace."""
+    """A world that raises when it is closed."""
 
     def run(self, episode: Episode) -> Play:
         episode.observe("say more")
@@ -70,7 +70,7 @@ class Grudging:
 
 
 class Vain:
-    """Calls a dialogue a success, however it ended."""
+    """A world that marks every dialogue as a success when it is closed."""
 
     def run(self, episode: Episode) -> Play:
         episode.observe("say more")
@@ -84,7 +84,7 @@ class Vain:
 
 
 class Garbage:
-    """Leaves in dialogues what cannot be kept."""
+    """A world that writes invalid values into dialogues."""
 
     def run(self, episode: Episode) -> Any:
         episode.observe("say more")
@@ -110,7 +110,7 @@ class Garbage:
 
 
 class Broken:
-    """Misbehaves in some dialogues."""
+    """A world that misbehaves in some dialogues."""
 
     def run(self, episode: Episode) -> Any:
         if episode.task["number"] == 5:
@@ -135,18 +135,18 @@ class Broken:
 
 
 class Mute:
-    """No world."""
+    """A class without the methods of a world."""
 
 
 class Backwards(Rollout):
-    """Begins with the last dialogue."""
+    """A rollout that starts with the last dialogue."""
 
     def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
         yield from super().run(iter(list(dialogues)[::-1]))
 
 
 class NotedTranscripts(Transcripts):
-    """Tells each dialogue elsewhere too."""
+    """Transcripts that also write each dialogue to another file."""
 
     def add(self, episode: Episode) -> None:
         super().add(episode)

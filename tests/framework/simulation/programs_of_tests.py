@@ -1,4 +1,4 @@
-"""Programs that were not written for us: Gymnasium's and TRL's kind, without their libraries."""
+"""Environments with the interfaces of Gymnasium and TRL, without these libraries."""
 
 import random
 import sys
@@ -8,7 +8,7 @@ ITEMS = ("tea", "cake", "soup", "milk", "rice")
 
 
 class Guess:
-    """Thinks of a word; as Gymnasium's environments are."""
+    """A game of guessing a word, with the interface of Gymnasium."""
 
     words = ("red", "green", "blue")
 
@@ -30,13 +30,13 @@ class Guess:
 
 
 class Guesses(Guess):
-    """Several sessions at the same time."""
+    """A vectorized environment."""
 
     num_envs = 2
 
 
 class Text:
-    """A space, as Gymnasium names it."""
+    """A text space, named as in Gymnasium."""
 
 
 class Box:
@@ -47,13 +47,13 @@ class Box:
 
 
 class Picture(Guess):
-    """Shows no text."""
+    """An environment without text observations."""
 
     observation_space, action_space = Box(), Text()
 
 
 class Shop:
-    """Sells at prices that only it knows; as TRL's environments are."""
+    """A shop that sells at secret prices, with the interface of TRL's environments."""
 
     def __init__(self, prices: int = 9) -> None:
         self.prices = prices
@@ -98,7 +98,7 @@ class Shop:
 
 
 class Stall:
-    """Sells one thing, at a price that only it knows."""
+    """A stall that sells one thing at a secret price."""
 
     reward = 0.0
 
@@ -129,13 +129,13 @@ class Stall:
 
 
 class Mute:
-    """Has no tools."""
+    """An environment without tools."""
 
     def reset(self) -> None: ...
 
 
 class Undescribed(Mute):
-    """Has a tool that nobody explains."""
+    """An environment whose tool does not describe its argument."""
 
     def act(self, word: str) -> str:
         """Act."""
@@ -143,7 +143,7 @@ class Undescribed(Mute):
 
 
 class Counter(Mute):
-    """Ends by itself, and has a reward that is counted."""
+    """An environment with `done` and a total reward."""
 
     def __init__(self) -> None:
         self.count, self.done = 0, False

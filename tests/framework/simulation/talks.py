@@ -1,4 +1,4 @@
-"""Two small models that talk, for tests."""
+"""Dialogues of two small models, for tests."""
 
 import json
 import random
@@ -16,7 +16,7 @@ USER: dict[str, Any] = {"type": "model", "run": "guest", "prompt": "say {number}
 
 
 def fill(folder: Path) -> None:
-    """Put two models into a folder that differ in size and tokenizer, dialogues, and programs that speak."""
+    """Write two models of different sizes and tokenizers, dialogues, and scripted agents into a folder."""
     for program in PROGRAMS:
         shutil.copy(program, folder)
     chance = random.Random(0)
@@ -62,7 +62,7 @@ def save_model(
 
 
 def settings(folder: Path, **simulation: Any) -> dict[str, Any]:
-    """A file; keys of its simulation may be others."""
+    """Return a configuration; `simulation` overrides keys of its simulation section."""
     user_sim = {
         "world": {"type": "user_sim", "done": "box"},
         "agents": {"user": USER},
@@ -85,7 +85,7 @@ def file_of(folder: Path, **simulation: Any) -> dict[str, Any]:
 
 
 def simulated(folder: Path, output: Path, *, batch_size: int | None = None, **simulation: Any) -> Any:
-    """The report of a simulation with its transcripts in a folder."""
+    """Run a simulation that writes transcripts into `output`; return its report."""
     (folder / "run.yaml").write_text(json.dumps(settings(folder, **simulation)), encoding="utf8")
     return Model(folder / "run.yaml", quiet=True).simulate(output, batch_size=batch_size)
 

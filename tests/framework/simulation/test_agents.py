@@ -1,4 +1,4 @@
-"""Two agents talk: models, programs, lines and data sets, each dialogue the same whatever stands beside it."""
+"""Tests of agents (models, programs, lines and datasets): dialogues do not depend on the rest of the batch."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from .talks import USER, fill, settings, simulated, transcripts
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two models, dialogues, and programs that speak."""
+    """Return a folder with two models, dialogues, and scripted agents."""
     folder = tmp_path_factory.mktemp("agents")
     fill(folder)
     return folder
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def talks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sampled dialogues of two models, eight at a time."""
+    """Return the transcripts of sampled dialogues of two models, with batch size 8."""
     output = tmp_path_factory.mktemp("talks")
     simulated(folder, output)
     return output
@@ -37,7 +37,7 @@ def talks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("batch_size", ends([1, 7, 64]))
 @pytest.mark.long
-def test_two_models_say_the_same_whatever_stands_beside_them(
+def test_dialogues_of_two_models_do_not_depend_on_the_batch_size(
     folder: Path, talks: Path, tmp_path: Path, batch_size: int
 ) -> None:
     simulated(folder, tmp_path, batch_size=batch_size)
@@ -45,7 +45,7 @@ def test_two_models_say_the_same_whatever_stands_beside_them(
     assert (tmp_path / "predicted.jsonl").read_bytes() == (talks / "predicted.jsonl").read_bytes()
 
 
-def test_two_models_say_the_same_in_any_order(
+def test_dialogues_of_two_models_do_not_depend_on_their_order(
     folder: Path, talks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     have = simulation_run.rollout
@@ -62,12 +62,12 @@ def test_two_models_say_the_same_in_any_order(
     assert (tmp_path / "predicted.jsonl").read_bytes() == (talks / "predicted.jsonl").read_bytes()
 
 
-def test_the_user_begins_and_ends_a_dialogue(talks: Path) -> None:
+def test_the_user_starts_and_ends_a_dialogue(talks: Path) -> None:
     ends = set()
     for line in transcripts(talks):
         agents = [message["agent"] for message in line["messages"]]
         assert agents == [("user", "agent")[place % 2] for place in range(len(agents))]
-        assert agents[-1] == "user", "who speaks last sees whether all is done"
+        assert agents[-1] == "user", "the user speaks last and decides whether the dialogue is done"
         assert all(message["tokens"] for message in line["messages"] if message["content"])
         assert all("box" not in message["content"] for message in line["messages"][:-1:2])
         is_done = "box" in line["messages"][-1]["content"]
@@ -77,7 +77,7 @@ def test_the_user_begins_and_ends_a_dialogue(talks: Path) -> None:
     assert ends == {"done", "truncated"}
 
 
-def test_a_line_of_a_transcript_gives_its_dialogue_back(talks: Path) -> None:
+def test_a_dialogue_is_restored_from_its_transcript(talks: Path) -> None:
     line = max(transcripts(talks), key=lambda line: len(line["messages"]))
     dialogue = from_line(line)
 
@@ -86,7 +86,7 @@ def test_a_line_of_a_transcript_gives_its_dialogue_back(talks: Path) -> None:
     assert dialogue.turns_of("user") == len(dialogue.tokens) == 5
 
 
-def test_a_agent_is_the_assistant_to_itself() -> None:
+def test_every_agent_has_the_assistant_role_in_its_own_view() -> None:
     dialogue = Episode("a", "a", {}, 1)
     dialogue.observe([{"role": "system", "content": "be kind"}], agent="system")
     dialogue.act_as("user", "two teas", (1, 2))
@@ -99,7 +99,7 @@ def test_a_agent_is_the_assistant_to_itself() -> None:
     assert [message["role"] for message in dialogue.seen_by("agent")] == ["system", "user", "assistant"]
 
 
-def test_the_users_prompt_is_seen_by_the_user_alone(
+def test_only_the_user_sees_the_prompt_of_the_user(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts: dict[tuple[str, str], list[str]] = {}
@@ -141,8 +141,8 @@ def test_a_model_plays_with_itself(folder: Path, tmp_path: Path) -> None:
     assert ended_by == {"agent", "partner"}
 
 
-def test_random_numbers_of_another_agent_are_its_own(folder: Path, tmp_path: Path) -> None:
-    """Both hear the same at first, and are the same model."""
+def test_agents_have_independent_random_numbers(folder: Path, tmp_path: Path) -> None:
+    """Both agents are the same model and see the same first message."""
     changes: dict[str, Any] = {"world": {"type": "user_sim", "first": "say more", "done": "#"}, "max_turns": 1}
     simulated(folder, tmp_path, agents={"user": {"type": "model"}}, **changes)
     simulated(folder, tmp_path / "b", agents={"user": {"type": "scripted", "lines": ["say more"]}}, **changes)
@@ -155,7 +155,7 @@ def test_random_numbers_of_another_agent_are_its_own(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize("program", ends(["Crowd", "Single"]))
 @pytest.mark.parametrize("batch_size", ends([1, 64]))
 @pytest.mark.long
-def test_programs_speak_in_many_dialogues_at_once_or_in_one(
+def test_programs_answer_in_many_dialogues_at_once_or_in_one(
     folder: Path, tmp_path: Path, program: str, batch_size: int
 ) -> None:
     agents = {"user": {"type": "scripted", "program": f"agents_of_tests:{program}"}}
@@ -171,7 +171,7 @@ def test_programs_speak_in_many_dialogues_at_once_or_in_one(
     assert (again / "predicted.jsonl").read_bytes() == (tmp_path / "predicted.jsonl").read_bytes()
 
 
-def test_a_program_that_fails_in_one_dialogue_leaves_the_others_as_they_are(folder: Path, tmp_path: Path) -> None:
+def test_a_program_that_fails_in_one_dialogue_does_not_affect_the_others(folder: Path, tmp_path: Path) -> None:
     good = {"type": "scripted", "program": "agents_of_tests:Crowd"}
     bad = good | {"options": {"misbehaves": True}}
     world, limits = {"type": "user_sim", "done": "#"}, {"step_seconds": 2.0, "fail_fraction": 0.5}
@@ -190,11 +190,11 @@ def test_a_program_that_fails_in_one_dialogue_leaves_the_others_as_they_are(fold
             continue
         assert other["status"] == "failed"
         assert other["reason"].startswith(reasons[number])
-        assert other["messages"] == one["messages"][:2], "what was said before is kept"
+        assert other["messages"] == one["messages"][:2], "earlier messages are kept"
     assert report.histories["predicted"].statuses == {"done": 37, "failed: agent user": 2, "failed: timeout": 1}
 
 
-def test_lines_and_turns_of_a_dataset_are_spoken_in_order(folder: Path, tmp_path: Path) -> None:
+def test_lines_and_turns_of_a_dataset_are_used_in_order(folder: Path, tmp_path: Path) -> None:
     tasks = {"source": "rows.jsonl"}
     world = {"type": "user_sim", "done": "#"}
     lines = ["what {goal}", "once more"]
@@ -213,7 +213,7 @@ def test_lines_and_turns_of_a_dataset_are_spoken_in_order(folder: Path, tmp_path
 
 
 @pytest.mark.long
-def test_other_models_are_named_as_files_or_base_models_too(folder: Path, tmp_path: Path) -> None:
+def test_other_models_may_be_files_or_base_models(folder: Path, tmp_path: Path) -> None:
     changed = settings(folder) | {"base_model": str(folder / "guest")}
     del changed["simulation"]
     (folder / "guest.yaml").write_text(json.dumps(changed), encoding="utf8")
@@ -225,7 +225,7 @@ def test_other_models_are_named_as_files_or_base_models_too(folder: Path, tmp_pa
     assert said[0] == said[1] == said[2]
 
 
-def test_another_model_in_an_agent_does_not_continue_where_this_one_was(folder: Path, talks: Path) -> None:
+def test_a_simulation_is_not_resumed_with_another_model_in_an_agent(folder: Path, talks: Path) -> None:
     with pytest.raises(Exception, match="holds dialogues of another agent user, simulation; write --fresh"):
         simulated(folder, talks, agents={"user": USER | {"run": "base"}})
 
@@ -252,7 +252,7 @@ CHANGES: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "kind", "text"), CHANGES)
-def test_agents_that_cannot_speak_are_reported(
+def test_unusable_agents_are_reported(
     folder: Path, tmp_path: Path, changes: dict[str, Any], kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind) as error:
@@ -260,7 +260,7 @@ def test_agents_that_cannot_speak_are_reported(
     assert str(error.value).startswith(text), str(error.value)
 
 
-def test_a_model_of_no_dialogues_cannot_speak(folder: Path, tmp_path: Path) -> None:
+def test_a_model_without_dialogues_cannot_be_an_agent(folder: Path, tmp_path: Path) -> None:
     other = settings(folder) | {"input_features": [{"name": "text", "type": "text"}]}
     del other["simulation"]
     (folder / "text.yaml").write_text(json.dumps(other), encoding="utf8")
@@ -270,7 +270,7 @@ def test_a_model_of_no_dialogues_cannot_speak(folder: Path, tmp_path: Path) -> N
         simulated(folder, tmp_path, agents={"user": {"type": "model", "file": "text.yaml", "prompt": "say"}})
 
 
-def test_models_share_what_memory_holds() -> None:
+def test_models_share_the_memory_budget() -> None:
     from dataclasses import replace
     from types import SimpleNamespace
 
@@ -295,7 +295,7 @@ def test_models_share_what_memory_holds() -> None:
 
 
 @pytest.mark.long
-def test_rounds_are_trained_on_dialogues_with_another_model_without_other_data(folder: Path, tmp_path: Path) -> None:
+def test_self_training_with_another_model_needs_no_other_data(folder: Path, tmp_path: Path) -> None:
     rounds = {"rounds": 1, "tasks": {"count": 10}, "max_steps": 2}
     checker = {"type": "agents_of_tests:Strict"}
     changed = settings(folder, self_training=rounds, checker=checker)

@@ -1,4 +1,4 @@
-"""Checkers of ours: what they find right, what they say is right, and where they do not know."""
+"""Tests of the built-in checkers: verdicts, targets, and dialogues without a verdict."""
 
 import re
 from typing import Any
@@ -33,20 +33,20 @@ def dialogue(said: str, *, gold: str | None = None, **task: Any) -> Episode:
         (JsonEqual(), "null", "[]", False),
     ],
 )
-def test_answers_are_compared_with_the_right_one(checker: Any, answer: str, right: str, ok: bool) -> None:
+def test_answers_are_compared_with_the_correct_one(checker: Any, answer: str, right: str, ok: bool) -> None:
     for asked in (dialogue(answer, gold=right), dialogue(answer, answer=right)):
         verdict = checker.check(asked)
         assert verdict.ok == ok
         assert verdict.target == right
 
 
-def test_a_column_that_is_named_goes_before_gold_and_gold_before_the_column_answer() -> None:
+def test_a_configured_column_takes_precedence_over_gold_and_gold_over_the_column_answer() -> None:
     asked = dialogue("four", gold="four", answer="five", sum="six")
 
     assert [Exact(column=column).check(asked).target for column in (None, "sum", "answer")] == ["four", "six", "five"]
 
 
-def test_json_that_cannot_be_read_is_wrong_and_counted() -> None:
+def test_invalid_json_is_wrong_and_counted() -> None:
     unread, read = (JsonEqual().check(dialogue(text, answer={"a": 1})) for text in ("{a: 1}", '{"a": 1}'))
 
     assert (unread.ok, unread.metrics) == (False, {"is_json": 0.0})
@@ -54,7 +54,7 @@ def test_json_that_cannot_be_read_is_wrong_and_counted() -> None:
     assert unread.target == '{"a": 1}'
 
 
-def test_a_pattern_needs_no_right_answer() -> None:
+def test_a_pattern_needs_no_correct_answer() -> None:
     checker = Regex(pattern=r"^\d+ rooms?$", feedback="say how many")
 
     assert [checker.check(dialogue(text)).ok for text in ("1 room", "2 rooms", "2 rooms here", "rooms")] == [

@@ -1,4 +1,4 @@
-"""Environments are closed beside the dialogues, whenever that comes."""
+"""Tests of closing environments in the background while dialogues continue."""
 
 import threading
 import time
@@ -8,8 +8,8 @@ import pytest
 from partita.simulation.worlds import BackgroundCloser
 
 
-def test_an_environment_that_closes_at_the_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A world that was forgotten is closed from any thread, also while the end waits for others."""
+def test_the_end_waits_for_environments_that_are_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage collection may close a world in any thread, also while the end waits for others."""
     closing, closed = BackgroundCloser(), threading.Event()
     start = threading.Thread.start
 
@@ -28,8 +28,8 @@ def test_an_environment_that_closes_at_the_end_is_waited_for(monkeypatch: pytest
     forgetting.join()
 
 
-def test_a_world_that_is_forgotten_while_another_is_closed_ends_nothing() -> None:
-    """Garbage is collected in the middle of anything, here of beginning."""
+def test_a_world_that_is_collected_while_another_starts_closing_does_not_deadlock() -> None:
+    """Garbage collection may run at any point, here while `begin` holds its lock."""
     closing, closed = BackgroundCloser(), threading.Event()
     with closing.lock:
         closing.begin(closed.set)

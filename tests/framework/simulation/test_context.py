@@ -1,4 +1,4 @@
-"""A dialogue that has grown too long goes on without its oldest exchanges."""
+"""Tests of long dialogues: they continue without their oldest exchanges."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from .talks import fill, simulated, transcripts
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two models."""
+    """Return a folder with two models."""
     folder = tmp_path_factory.mktemp("context")
     fill(folder)
     return folder
@@ -43,7 +43,9 @@ def left(count: int, *keep: str) -> str:
         ((), ["s u1 a1 u2 a2 u3 a3 u4", "u2 a2 u3 a3 u4", "u3 a3 u4", "u4", "u4"]),
     ],
 )
-def test_the_oldest_exchanges_go_and_what_is_kept_stays(keep: tuple[str, ...], shown: list[str]) -> None:
+def test_the_oldest_exchanges_are_dropped_and_protected_messages_are_kept(
+    keep: tuple[str, ...], shown: list[str]
+) -> None:
     assert [left(count, *keep) for count in range(5)] == shown
     assert droppable(SAID, keep) == 3
 
@@ -77,7 +79,7 @@ def test_dialogues_continue_without_their_oldest_turns(
     ends, goes = transcripts(tmp_path / "ends"), transcripts(tmp_path / "goes")
     assert {(line["status"], line["reason"]) for line in ends} == {("truncated", "tokens")}
     assert {(line["status"], line["reason"]) for line in goes} == {("truncated", "turns")}
-    assert max(length for _, _, _, length in prompts) <= 24 - 5, "an answer has room always"
+    assert max(length for _, _, _, length in prompts) <= 24 - 5, "there is always room for an answer"
     for _, key, text, _ in [prompt for prompt in prompts if prompt[0] == "agent"][-20:]:
         first = goes[int(key.removeprefix("task-"))]["messages"][0]["content"]
         assert text.startswith(f"{first}\n")
@@ -91,14 +93,14 @@ def test_dialogues_continue_without_their_oldest_turns(
 
 @pytest.mark.parametrize("batch_size", [1, 64])
 @pytest.mark.long
-def test_which_turns_are_left_out_depends_on_nothing_else(folder: Path, tmp_path: Path, batch_size: int) -> None:
+def test_dropped_turns_do_not_depend_on_the_batch(folder: Path, tmp_path: Path, batch_size: int) -> None:
     simulated(folder, tmp_path / "8", context=DROPS, **LONG)
     simulated(folder, tmp_path / "other", context=DROPS, batch_size=batch_size, **LONG)
 
     assert transcripts(tmp_path / "8") == transcripts(tmp_path / "other")
 
 
-def test_a_question_that_is_too_long_by_itself_ends_the_dialogue(folder: Path, tmp_path: Path) -> None:
+def test_a_question_longer_than_the_context_ends_the_dialogue(folder: Path, tmp_path: Path) -> None:
     agents = {"user": {"type": "scripted", "lines": ["say once", " ".join(["more"] * 30)]}}
     changes = {**LONG, "tasks": {"count": 3}}
     simulated(folder, tmp_path, context=DROPS, agents=agents, **changes)

@@ -1,4 +1,4 @@
-"""Worlds of the user's: any agents in any order, each dialogue the same whatever stands beside it."""
+"""Tests of custom worlds: any agents in any order, and dialogues that do not depend on the batch."""
 
 import re
 import sys
@@ -34,7 +34,7 @@ def world(name: str, **options: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two models, and worlds and programs that speak."""
+    """Return a folder with two models, worlds and scripted agents."""
     folder = tmp_path_factory.mktemp("worlds")
     fill(folder)
     return folder
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def panels(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sampled dialogues of two models and a program, eight at a time."""
+    """Return the transcripts of sampled dialogues of two models and a program, with batch size 8."""
     output = tmp_path_factory.mktemp("panels")
     simulated(folder, output, **PANEL)
     return output
@@ -58,7 +58,7 @@ def test_agents_speak_in_the_order_of_the_world(panels: Path) -> None:
         assert agents == ["system", "host", *["guest", "agent", "judge"] * guests]
         assert line["reward"] == 0.25 * guests
         assert line["metrics"] == ({"rounds": 3.0} if guests == 3 else {})
-        assert (line["status"], line["reason"]) == ("done", None), "a world that says nothing of its end has ended"
+        assert (line["status"], line["reason"]) == ("done", None), "a world that returns without a status is done"
         assert ["tokens" in message for message in line["messages"][2:5]] == [False, True, True]
         ends.add(guests)
     assert ends == {2, 3}
@@ -66,7 +66,7 @@ def test_agents_speak_in_the_order_of_the_world(panels: Path) -> None:
 
 @pytest.mark.parametrize("batch_size", ends([1, 7, 64]))
 @pytest.mark.long
-def test_dialogues_of_three_are_the_same_whatever_stands_beside_them(
+def test_dialogues_of_three_agents_do_not_depend_on_the_batch_size(
     folder: Path, panels: Path, tmp_path: Path, batch_size: int
 ) -> None:
     simulated(folder, tmp_path, batch_size=batch_size, **PANEL)
@@ -93,10 +93,10 @@ def test_a_message_to_all_reaches_every_agent(
     words = [message["content"] for message in line["messages"]]
     assert prompts["agent"] == "\n".join([*words[:9], ""])
     assert line["messages"][0]["role"] == "system"
-    assert prompts["judge"] == "\n".join(["red 1", *words[1:10], ""]), "except what only the agent sees"
+    assert prompts["judge"] == "\n".join(["red 1", *words[1:10], ""]), "all but the agent's private message"
 
 
-def test_a_world_ends_a_dialogue_as_it_says_and_knows_right_answers(folder: Path, tmp_path: Path) -> None:
+def test_a_world_sets_the_end_of_a_dialogue_and_the_correct_answers(folder: Path, tmp_path: Path) -> None:
     report = simulated(folder, tmp_path, world=world("Quiz"), agents={}, history=["gold", "predicted"])
 
     for line in transcripts(tmp_path):
@@ -107,7 +107,7 @@ def test_a_world_ends_a_dialogue_as_it_says_and_knows_right_answers(folder: Path
     assert all("exact_turns" in column for column in result.values())
 
 
-def test_the_agent_answers_no_more_often_than_the_file_says(folder: Path, tmp_path: Path) -> None:
+def test_max_turns_limits_the_answers_of_the_agent(folder: Path, tmp_path: Path) -> None:
     simulated(folder, tmp_path, world=world("Endless"), agents={}, max_turns=5)
 
     for line in transcripts(tmp_path):
@@ -115,7 +115,7 @@ def test_the_agent_answers_no_more_often_than_the_file_says(folder: Path, tmp_pa
         assert sum(message["agent"] == "agent" for message in line["messages"]) == 5
 
 
-def test_a_world_that_breaks_its_contract_fails_its_own_dialogue(folder: Path, tmp_path: Path) -> None:
+def test_a_world_that_misbehaves_fails_only_its_dialogue(folder: Path, tmp_path: Path) -> None:
     limits = {"step_seconds": 1.0, "fail_fraction": 0.5}
     report = simulated(folder, tmp_path, world=world("Broken"), agents={}, limits=limits)
 
@@ -133,7 +133,7 @@ def test_a_world_that_breaks_its_contract_fails_its_own_dialogue(folder: Path, t
     assert report.histories["predicted"].statuses == {"done": 34, "failed: world": 5, "failed: timeout": 1}
 
 
-def test_a_world_that_fails_at_its_end_fails_its_dialogue(folder: Path, tmp_path: Path) -> None:
+def test_a_world_that_fails_when_closed_fails_its_dialogue(folder: Path, tmp_path: Path) -> None:
     simulated(folder, tmp_path, world=world("Grudging"), agents={}, tasks={"count": 4}, max_turns=2)
 
     for line in transcripts(tmp_path):
@@ -182,7 +182,7 @@ def test_everything_a_world_yields_is_checked(folder: Path, tmp_path: Path, capl
     )
 
 
-def test_another_world_does_not_continue_where_this_one_was(folder: Path, tmp_path: Path) -> None:
+def test_a_simulation_is_not_resumed_with_another_world(folder: Path, tmp_path: Path) -> None:
     simulated(folder, tmp_path / "out", world=world("Endless"), agents={}, tasks={"count": 2})
     place = folder / "plays_of_tests.py"
     text = place.read_text("utf8")
@@ -231,15 +231,13 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "text"), CHANGES)
-def test_parts_that_cannot_be_used_are_reported(
-    folder: Path, tmp_path: Path, changes: dict[str, Any], text: str
-) -> None:
+def test_unusable_classes_are_reported(folder: Path, tmp_path: Path, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as error:
         simulated(folder, tmp_path, **changes)
     assert str(error.value).startswith(text), str(error.value)
 
 
-def test_rollouts_and_transcripts_of_the_users_take_the_place_of_ours(
+def test_custom_rollouts_and_transcripts_replace_the_built_in_ones(
     folder: Path, panels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTED", str(tmp_path / "noted.jsonl"))
@@ -261,7 +259,7 @@ def test_rollouts_and_transcripts_of_the_users_take_the_place_of_ours(
     assert (tmp_path / "out" / "predicted.jsonl").read_bytes() == (panels / "predicted.jsonl").read_bytes()
 
 
-def test_the_guides_world_and_transcripts_run_as_they_stand(
+def test_the_world_and_transcripts_in_the_guide_run_unchanged(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = GUIDE.read_text("utf8").partition("## Custom worlds")[2].partition("\n## ")[0]
@@ -283,7 +281,7 @@ def test_the_guides_world_and_transcripts_run_as_they_stand(
     assert capsys.readouterr().out.count(" done 0.0\n") == 40
 
 
-def test_a_package_brings_names_for_all_of_them(
+def test_a_package_provides_names_for_all_custom_classes(
     folder: Path, panels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: whatever one does, its dialogue alone fails, and no process is left."""
+"""Tests of environments in separate processes: a failure affects only its dialogue, and no process is left."""
 
 import signal
 import subprocess
@@ -26,7 +26,7 @@ def hosts(name: str = "Deadly", seconds: float = 20.0, **options: Any) -> Enviro
 
 
 def lives(process: int) -> bool:
-    """Whether a process does anything still; one that nobody has waited for does not."""
+    """Return whether a process is running; zombies are not."""
     try:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -34,7 +34,7 @@ def lives(process: int) -> bool:
 
 
 def gone(processes: list[int]) -> bool:
-    """Whether processes are no more, at once or within a second."""
+    """Return whether all processes end within a second."""
     end = time.monotonic() + 1
     while any(map(lives, processes)) and time.monotonic() < end:
         time.sleep(0.01)
@@ -45,7 +45,7 @@ def noted(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir()]
 
 
-def test_an_environment_answers_from_its_own_process(tmp_path: Path) -> None:
+def test_an_environment_runs_in_a_separate_process(tmp_path: Path) -> None:
     with hosts(pids=str(tmp_path)) as made:
         one, other = made.make(), made.make()
         said, info = one.reset(seed=1, task={"number": 1})
@@ -66,9 +66,9 @@ def test_an_environment_answers_from_its_own_process(tmp_path: Path) -> None:
         assert gone(processes)
 
 
-def test_one_that_hangs_is_killed_and_so_is_what_is_left_at_the_end(tmp_path: Path) -> None:
+def test_environments_that_hang_or_are_left_at_the_end_are_killed(tmp_path: Path) -> None:
     with hosts(pids=str(tmp_path), misbehaves=True, seconds=0.5) as made:
-        made.check()  # until then it may have to start
+        made.check()  # waits until the server has started
         before = noted(tmp_path)
         slow = made.make()
         slow.reset(seed=1, task={"number": 23})
@@ -103,7 +103,7 @@ def test_failures_of_an_environment_are_reported(tmp_path: Path, number: int, re
             environment.step("red")
         assert str(error.value) == reason
         environment.close()
-        assert gone(noted(tmp_path)), "with all that it has started"
+        assert gone(noted(tmp_path)), "including the processes that it has started"
 
 
 KILLED = """
@@ -123,7 +123,7 @@ hanging.step("red")
 """
 
 
-def test_nothing_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_no_environment_outlives_a_killed_process(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(FOLDER), str(tmp_path)], check=False)
 
     assert killed.returncode == -signal.SIGKILL
@@ -131,7 +131,7 @@ def test_nothing_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     assert gone(noted(tmp_path))
 
 
-def test_an_environment_that_cannot_be_made_says_why() -> None:
+def test_an_environment_that_cannot_be_created_is_reported_with_the_reason() -> None:
     with hosts(size=3) as made, pytest.raises(RemoteError, match=r"TypeError: .* unexpected keyword argument 'size'"):
         made.check()
     with hosts("Nobody") as made, pytest.raises(RemoteError, match="its process has ended"):
@@ -139,7 +139,7 @@ def test_an_environment_that_cannot_be_made_says_why() -> None:
 
 
 @pytest.mark.parametrize(("name", "interface", "said"), [("Guess", "gymnasium", "guess"), ("Shop", "tools", "please")])
-def test_programs_that_were_written_for_others_run_in_a_process_as_well(name: str, interface: Any, said: str) -> None:
+def test_gymnasium_and_trl_environments_run_in_a_process_too(name: str, interface: Any, said: str) -> None:
     world = EnvironmentWorldConfig(
         type="environment", environment=f"programs_of_tests:{name}", interface=interface, isolation="process"
     )
@@ -152,7 +152,7 @@ def test_programs_that_were_written_for_others_run_in_a_process_as_well(name: st
     assert said in messages[-1]["content"]
 
 
-def test_a_process_calls_tools_without_what_it_took_to_describe_them() -> None:
+def test_a_process_that_calls_tools_does_not_import_what_describes_them() -> None:
     world = EnvironmentWorldConfig(
         type="environment", environment="programs_of_tests:Stall", interface="tools", isolation="process"
     )

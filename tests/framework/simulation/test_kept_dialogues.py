@@ -1,4 +1,4 @@
-"""What a dialogue's slot has read is kept between its turns, and changes nothing of what is said."""
+"""Tests of KV caches kept between the turns of a dialogue: the dialogues stay the same."""
 
 import json
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from ...properties import ends
 from . import test_run
 
 desk = test_run.folder
-"""A folder with a model and programs to talk to."""
+"""Fixture: a folder with a model and environments."""
 
 
 def dialogues(
     desk: Path, output: Path, *, sampled: bool = True, batch_size: int = 8, stop: str | None = None, **simulation: Any
 ) -> bytes:
-    """The transcripts of a simulation."""
+    """Run a simulation; return its transcripts."""
     changed = test_run.settings(desk, **simulation)
     if not sampled:
         changed["generation"] = {"max_new_tokens": 5}
@@ -36,7 +36,7 @@ def dialogues(
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Tokens of each prompt, and how many of them were to be read."""
+    """Record the tokens of each prompt, and how many of them had to be prefilled."""
     results: list[tuple[int, int]] = []
     admit = Slots.admit
 
@@ -50,7 +50,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(("history", "sampled"), [("predicted", True), ("predicted", False), ("gold", True)])
 @pytest.mark.long
-def test_dialogues_are_the_same_whether_slots_keep_them_or_not(
+def test_dialogues_do_not_depend_on_kept_slots(
     desk: Path, tmp_path: Path, history: str, sampled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = [
@@ -63,19 +63,19 @@ def test_dialogues_are_the_same_whether_slots_keep_them_or_not(
 
 
 @pytest.mark.parametrize("batch_size", ends([1, 8, 64]))
-def test_a_turn_reads_what_is_new_and_a_new_dialogue_all_of_its_own(
+def test_a_turn_prefills_only_new_tokens_and_a_new_dialogue_all_its_tokens(
     desk: Path, tmp_path: Path, read: list[tuple[int, int]], batch_size: int
 ) -> None:
     dialogues(desk, tmp_path, batch_size=batch_size)
 
     firsts = [(length, unread) for length, unread in read if length == unread]
-    assert len(firsts) == 60, "prompts begin alike, and yet no dialogue finds another one's in its slot"
+    assert len(firsts) == 60, "prompts share a prefix, but no dialogue uses the cache of another"
     later = [(length, unread) for length, unread in read if length != unread]
     assert len(later) == len(read) - 60 > 60
     assert max(unread for _, unread in later) < min(length for length, _ in later)
 
 
-def test_a_dialogue_with_right_answers_keeps_what_stands_before_them(
+def test_a_dialogue_with_correct_answers_keeps_the_tokens_before_them(
     desk: Path, tmp_path: Path, read: list[tuple[int, int]]
 ) -> None:
     dialogues(desk, tmp_path, history="gold")
@@ -84,7 +84,7 @@ def test_a_dialogue_with_right_answers_keeps_what_stands_before_them(
 
 
 @pytest.mark.long
-def test_a_stop_text_is_read_no_more(desk: Path, tmp_path: Path, read: list[tuple[int, int]]) -> None:
+def test_a_stop_text_is_not_prefilled(desk: Path, tmp_path: Path, read: list[tuple[int, int]]) -> None:
     whole = dialogues(desk, tmp_path / "1", batch_size=1, stop="a")
     assert any(b"tokens" in line for line in whole.splitlines())
     assert dialogues(desk, tmp_path / "64", batch_size=64, stop="a") == whole
@@ -92,7 +92,7 @@ def test_a_stop_text_is_read_no_more(desk: Path, tmp_path: Path, read: list[tupl
 
 
 @pytest.mark.long
-def test_with_fewer_slots_than_dialogues_they_are_the_same(
+def test_dialogues_do_not_change_with_fewer_slots_than_dialogues(
     desk: Path, tmp_path: Path, read: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = dialogues(desk, tmp_path / "whole", batch_size=8)
@@ -108,4 +108,6 @@ def test_with_fewer_slots_than_dialogues_they_are_the_same(
     monkeypatch.setattr(Slots, "step", short)
     assert dialogues(desk, tmp_path / "short", batch_size=8) == whole
     assert steps[0] > 20
-    assert sum(length == unread for length, unread in read[before:]) > 60, "some had to be read whole again"
+    assert sum(length == unread for length, unread in read[before:]) > 60, (
+        "some dialogues had to be prefilled completely"
+    )

@@ -1,4 +1,4 @@
-"""Programs are found by a name of ours, by one that a package brings, or as `module:Class`."""
+"""Tests of the registry: classes by built-in name, by name from an installed package, or as `module:Class`."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from .packages import install
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An installed package that names an environment and a checker; the name of its module."""
+    """Install a package with an environment and a checker; return the name of its module."""
     (tmp_path / "hotel_of_tests.py").write_text("class Desk: ...\nclass Rooms: ...\n", encoding="utf8")
     install(
         tmp_path,
@@ -26,7 +26,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "hotel_of_tests"
 
 
-def test_a_package_brings_names_for_its_classes(package: str) -> None:
+def test_a_package_provides_names_for_its_classes(package: str) -> None:
     environment = ENVIRONMENTS.load("hotel", key="simulation.world.environment", folder=None)
     checker = CHECKERS.load("rooms", key="simulation.checker.type", folder=None)
 
@@ -34,11 +34,11 @@ def test_a_package_brings_names_for_its_classes(package: str) -> None:
     assert (checker.__module__, checker.__name__) == (package, "Rooms")
 
 
-def test_a_built_in_name_means_the_same_whatever_is_installed(package: str) -> None:
+def test_installed_packages_do_not_override_built_in_names(package: str) -> None:
     assert CHECKERS.load("exact", key="simulation.checker.type", folder=None) is Exact
 
 
-def test_a_class_needs_no_name(tmp_path: Path) -> None:
+def test_a_class_can_be_used_without_a_name(tmp_path: Path) -> None:
     (tmp_path / "inn_of_tests.py").write_text("class Inn: ...\n", encoding="utf8")
 
     assert ENVIRONMENTS.load("inn_of_tests:Inn", key="k", folder=tmp_path).__name__ == "Inn"
@@ -61,13 +61,13 @@ def test_a_class_needs_no_name(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_name_that_is_not_there_is_reported_with_those_that_are(package: str, written: str, text: str) -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones(package: str, written: str, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         CHECKERS.load(written, key="simulation.checker.type", folder=None)
     assert str(error.value) == text
 
 
-def test_environments_have_no_names_but_those_that_packages_bring() -> None:
+def test_environments_only_have_names_from_packages() -> None:
     with pytest.raises(ConfigError) as error:
         ENVIRONMENTS.load("booking", key="simulation.world.environment", folder=None)
     assert str(error.value) == "simulation.world.environment: no environment is named booking; write module:Class"

@@ -1,4 +1,4 @@
-"""Dialogues from a file: the same whatever stands beside them, whole after a kill, with the numbers that they have."""
+"""Tests of simulations: results independent of the batch, resuming after a kill, and metrics."""
 
 import json
 import random
@@ -25,7 +25,7 @@ WORLDS = Path(__file__).with_name("worlds_of_tests.py")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, dialogues to replay, and programs to talk to."""
+    """Return a folder with a model, dialogues to replay, and environments."""
     folder = tmp_path_factory.mktemp("simulation")
     shutil.copy(WORLDS, folder / "worlds_of_tests.py")
     chance = random.Random(0)
@@ -35,13 +35,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(folder: Path, **simulation: Any) -> dict[str, Any]:
-    """A file; keys of its simulation may be others."""
+    """Return a configuration; `simulation` overrides keys of its simulation section."""
     world = {"type": "environment", "environment": "worlds_of_tests:Echo"}
     return file_of(folder, **{"world": world, "tasks": {"count": 60}, **simulation})
 
 
 def simulated(folder: Path, output: Path, *, batch_size: int | None = None, **simulation: Any) -> Any:
-    """The report of a simulation with its transcripts in a folder."""
+    """Run a simulation that writes transcripts into `output`; return its report."""
     (folder / "run.yaml").write_text(json.dumps(settings(folder, **simulation)), encoding="utf8")
     return Model(folder / "run.yaml", quiet=True).simulate(output, batch_size=batch_size)
 
@@ -52,13 +52,13 @@ def transcripts(output: Path, history: str = "predicted") -> list[dict[str, Any]
 
 @pytest.fixture(scope="module")
 def straight(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Sampled dialogues, eight at a time."""
+    """Return the transcripts and the report of sampled dialogues, with batch size 8."""
     output = tmp_path_factory.mktemp("straight")
     return output, simulated(folder, output)
 
 
 @pytest.mark.parametrize("batch_size", ends([1, 7, 64]))
-def test_dialogues_are_the_same_whatever_stands_beside_them(
+def test_dialogues_do_not_depend_on_the_batch_size(
     folder: Path, straight: tuple[Path, Any], tmp_path: Path, batch_size: int
 ) -> None:
     report = simulated(folder, tmp_path, batch_size=batch_size)
@@ -68,7 +68,7 @@ def test_dialogues_are_the_same_whatever_stands_beside_them(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_dialogues_are_the_same_in_whatever_order_they_begin(
+def test_dialogues_do_not_depend_on_the_order_of_their_start(
     folder: Path, straight: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     started: list[str] = []
@@ -85,7 +85,7 @@ def test_dialogues_are_the_same_in_whatever_order_they_begin(
     assert (tmp_path / "predicted.jsonl").read_bytes() == (straight[0] / "predicted.jsonl").read_bytes()
 
 
-def test_each_task_has_its_own_dialogue(straight: tuple[Path, Any]) -> None:
+def test_each_task_has_one_dialogue(straight: tuple[Path, Any]) -> None:
     lines = transcripts(straight[0])
 
     assert [line["dialogue"] for line in lines] == [f"task-{number}" for number in range(60)]
@@ -102,9 +102,7 @@ def test_each_task_has_its_own_dialogue(straight: tuple[Path, Any]) -> None:
     assert outcomes.means["length"].n == 60
 
 
-def test_a_dialogue_that_fails_leaves_the_others_as_they_are(
-    folder: Path, straight: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_a_failed_dialogue_does_not_affect_the_others(folder: Path, straight: tuple[Path, Any], tmp_path: Path) -> None:
     world = {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"misbehaves": True}}
     report = simulated(folder, tmp_path, world=world, limits={"step_seconds": 3.0})
 
@@ -127,7 +125,7 @@ def test_a_dialogue_that_fails_leaves_the_others_as_they_are(
 
 
 @pytest.mark.long
-def test_environments_in_processes_that_die_or_hang_leave_the_others_as_they_are(folder: Path, tmp_path: Path) -> None:
+def test_environment_processes_that_die_or_hang_do_not_affect_other_dialogues(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "pids").mkdir()
     world = {
         "type": "environment",
@@ -152,14 +150,14 @@ def test_environments_in_processes_that_die_or_hang_leave_the_others_as_they_are
     }
     assert [line for line in before if int(line["task"][5:]) not in bad] == [
         line for line in after if int(line["task"][5:]) not in bad
-    ], "one that hangs when it closes has said all before"
+    ], "an environment that hangs when closed has already ended its dialogue"
     assert {number: after[number]["reason"] for number in bad} == bad
     processes = [int(path.name) for path in (tmp_path / "pids").iterdir()]
-    assert len(processes) == 162, "one to see that it can be made, one a dialogue, and one that a dialogue has started"
+    assert len(processes) == 162, "one for the check, one per dialogue, and one started by a dialogue"
     assert not any(map(lives, processes))
 
 
-def test_dialogues_do_not_depend_on_where_environments_run(
+def test_dialogues_do_not_depend_on_the_process_of_environments(
     folder: Path, straight: tuple[Path, Any], tmp_path: Path
 ) -> None:
     shutil.copytree(straight[0], tmp_path / "begun")
@@ -182,7 +180,7 @@ def test_an_environment_that_hangs_when_it_closes_blocks_nothing(
     assert "60 environments have not closed within 2 s (limits.step_seconds)" in caplog.text
 
 
-def test_too_many_failures_end_it_with_the_reason(folder: Path, tmp_path: Path) -> None:
+def test_too_many_failures_end_a_simulation_with_the_reason(folder: Path, tmp_path: Path) -> None:
     world = {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"misbehaves": True}}
     limits = {"step_seconds": 3.0, "fail_fraction": 0.01}
 
@@ -202,9 +200,7 @@ Model("run.yaml", quiet=True).simulate(sys.argv[1])
 
 
 @pytest.mark.long
-def test_a_simulation_that_was_killed_continues(
-    folder: Path, straight: tuple[Path, Any], tmp_path: Path, forks: Forks
-) -> None:
+def test_a_killed_simulation_resumes(folder: Path, straight: tuple[Path, Any], tmp_path: Path, forks: Forks) -> None:
     (folder / "run.yaml").write_text(json.dumps(settings(folder)), encoding="utf8")
     growing, chance = tmp_path / ".predicted.jsonl", random.Random()
     for wanted in (5, 25, 45):
@@ -222,10 +218,10 @@ def test_a_simulation_that_was_killed_continues(
 
     assert (tmp_path / "predicted.jsonl").read_bytes() == (straight[0] / "predicted.jsonl").read_bytes()
     keys = [json.loads(line)["dialogue"] for line in growing.read_text("utf8").splitlines()[1:]]
-    assert len(keys) == len(set(keys)) == 60, "none is had twice"
+    assert len(keys) == len(set(keys)) == 60, "no dialogue runs twice"
 
 
-def test_another_file_does_not_continue_where_this_one_was(folder: Path, straight: tuple[Path, Any]) -> None:
+def test_a_simulation_is_not_resumed_with_another_configuration(folder: Path, straight: tuple[Path, Any]) -> None:
     (folder / "other.yaml").write_text(json.dumps(settings(folder) | {"seed": 7}), encoding="utf8")
 
     with pytest.raises(
@@ -234,7 +230,7 @@ def test_another_file_does_not_continue_where_this_one_was(folder: Path, straigh
         Model(folder / "other.yaml", quiet=True).simulate(straight[0])
 
 
-def test_replayed_dialogues_show_right_answers_or_the_models_own(folder: Path, tmp_path: Path) -> None:
+def test_replayed_dialogues_show_correct_answers_or_those_of_the_model(folder: Path, tmp_path: Path) -> None:
     report = simulated(
         folder,
         tmp_path,
@@ -247,7 +243,7 @@ def test_replayed_dialogues_show_right_answers_or_the_models_own(folder: Path, t
 
     assert len(gold) == len(own) == 30
     first = [line["messages"][1]["content"] for line in gold]
-    assert first == [line["messages"][1]["content"] for line in own], "nothing stands before"
+    assert first == [line["messages"][1]["content"] for line in own], "there are no earlier messages"
     assert any(message["content"] != message["gold"] for line in gold for message in line["messages"][1:2])
     second = [[line["messages"][3]["content"] for line in lines] for lines in (gold, own)]
     assert second[0] != second[1]
@@ -256,7 +252,7 @@ def test_replayed_dialogues_show_right_answers_or_the_models_own(folder: Path, t
     assert report.histories["gold"].by_turn[1] == report.histories["predicted"].by_turn[1]
 
 
-def test_a_checker_sends_dialogues_back(folder: Path, tmp_path: Path) -> None:
+def test_a_checker_can_continue_a_dialogue_with_feedback(folder: Path, tmp_path: Path) -> None:
     checker = {"type": "worlds_of_tests:Short", "rounds": 2}
     report = simulated(folder, tmp_path, checker=checker)
     lines = transcripts(tmp_path)
@@ -283,10 +279,10 @@ def test_built_in_checkers_are_found_by_name(folder: Path, tmp_path: Path) -> No
         assert line["ok"] == (last["content"].strip() == right)
         assert line["rounds"] == (line["messages"][-2]["content"] == "no")
     success = report.histories["predicted"].means["success"]
-    assert (success.mean, success.n) == (0.0, 30), "a model that has learned nothing"
+    assert (success.mean, success.n) == (0.0, 30), "an untrained model"
 
 
-def test_repeats_have_other_seeds_and_pass_rates(folder: Path, tmp_path: Path) -> None:
+def test_repeats_have_different_seeds_and_give_pass_rates(folder: Path, tmp_path: Path) -> None:
     checker = {"type": "worlds_of_tests:Short"}
     report = simulated(folder, tmp_path, checker=checker, tasks={"count": 20}, repeats=3)
     lines = transcripts(tmp_path)
@@ -310,7 +306,9 @@ def test_dialogues_that_are_too_long_are_truncated(folder: Path, tmp_path: Path)
     assert all(any("tokens" in message for message in line["messages"]) for line in lines)
 
 
-def test_answers_of_the_model_keep_their_tokens(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_the_model_are_not_tokenized_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from partita.simulation.turns import TurnEncoder
 
     prompts: dict[str, list[list[int]]] = {}
@@ -333,7 +331,7 @@ def test_answers_of_the_model_keep_their_tokens(folder: Path, tmp_path: Path, mo
             assert after[: len(before) + len(reply)] == before + reply
 
 
-def test_greedy_answers_are_those_of_predict(folder: Path, tmp_path: Path) -> None:
+def test_greedy_answers_equal_those_of_predict(folder: Path, tmp_path: Path) -> None:
     changed = settings(folder, world={"type": "replay"}, tasks={"source": "rows.jsonl"}, history="gold", max_turns=1)
     changed["generation"] = {"max_new_tokens": 5}
     (folder / "greedy.yaml").write_text(json.dumps(changed), encoding="utf8")
@@ -379,7 +377,7 @@ def test_impossible_simulations_are_reported(folder: Path, tmp_path: Path, chang
     assert str(error.value).startswith(text), str(error.value)
 
 
-def test_a_file_without_the_section_says_what_to_write(folder: Path) -> None:
+def test_a_missing_simulation_section_is_reported_with_what_to_write(folder: Path) -> None:
     changed = settings(folder)
     del changed["simulation"]
     with pytest.raises(
@@ -388,7 +386,7 @@ def test_a_file_without_the_section_says_what_to_write(folder: Path) -> None:
         Model(changed, quiet=True).simulate()
 
 
-def test_failures_are_left_out_or_count_as_0() -> None:
+def test_failures_are_excluded_or_count_as_0() -> None:
     good, bad = Episode("a", "a", {}, 1, reward=0.5, status="done"), Episode("b", "b", {}, 1, reward=0.7)
     bad.end("failed", "environment: OSError: no")
     outcomes = outcomes_of([good, bad], repeats=1)
@@ -416,9 +414,7 @@ def test_the_command_prints_a_table_or_json(folder: Path, tmp_path: Path, forks:
     assert result["folder"] == str(tmp_path)
 
 
-def test_the_environment_hears_the_models_own_words_also_where_right_ones_are_shown(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_the_environment_gets_the_answers_of_the_model_also_with_gold_history(folder: Path, tmp_path: Path) -> None:
     simulated(folder, tmp_path, tasks={"count": 20}, history="gold")
 
     for line in transcripts(tmp_path, "gold"):

@@ -1,4 +1,4 @@
-"""Rounds of dialogues and training: what they leave behind, also after a kill, and that a bad one is dropped."""
+"""Tests of self-training: results of rounds, resuming after a kill, and dropping bad rounds."""
 
 import gc
 import json
@@ -26,7 +26,7 @@ from ...seeds import session_seed
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    """A file whose rounds take 40 dialogues and 6 steps each."""
+    """Return a configuration with rounds of 40 dialogues and 6 steps."""
     scratch = {
         "type": "scratch",
         "hidden_size": 32,
@@ -46,14 +46,14 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with rows and programs, from which commands are started."""
+    """Change into a folder with rows and programs; return it."""
     self_training.fill(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def train(run: str, **changes: Any) -> Any:
-    """The result of training a file."""
+    """Train; return the result."""
     Path("run.yaml").write_text(yaml.safe_dump(settings(**changes)), encoding="utf8")
     return Model("run.yaml", quiet=True).train(run=run)
 
@@ -72,7 +72,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.long
-def test_each_round_begins_with_the_weights_of_the_one_before(folder: Path) -> None:
+def test_each_round_starts_with_the_weights_of_the_previous_one(folder: Path) -> None:
     result = train("run")
 
     run = folder / "run"
@@ -85,7 +85,7 @@ def test_each_round_begins_with_the_weights_of_the_one_before(folder: Path) -> N
     assert [round_["dialogues"]["dialogues.n"] for round_ in noted["rounds"]] == [40, 40]
     assert [actual["dialogues.n"] for actual in result.dialogues] == [40, 40, 40]
     assert Model("run.yaml", quiet=True).train(run="run") == replace(result, resumed_from=None)
-    # The first losses of a round are near the last ones of the round before, and not those of a new model.
+    # The first losses of a round are close to the last ones of the previous round, not to those of a new model.
     losses = [
         [json.loads(line)["loss"] for line in (place / "log.jsonl").read_text("utf8").splitlines()]
         for place in (run, run / "rounds" / "1", run / "rounds" / "2")
@@ -95,7 +95,7 @@ def test_each_round_begins_with_the_weights_of_the_one_before(folder: Path) -> N
 
 
 @pytest.mark.long
-def test_rows_of_a_round_are_a_mix_of_data_and_of_its_dialogues(folder: Path) -> None:
+def test_rows_of_a_round_are_a_mix_of_data_and_dialogues(folder: Path) -> None:
     train("run", mix=0.25, keep_rounds=1, target="every_agent_turn")
 
     first, second = (manifest(folder / "run" / "rounds" / number)["config"]["data"]["mix"] for number in "12")
@@ -116,7 +116,7 @@ def test_rows_of_a_round_are_a_mix_of_data_and_of_its_dialogues(folder: Path) ->
 
 
 @pytest.mark.long
-def test_a_round_that_makes_it_worse_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_round_that_lowers_the_success_rate_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = settings(rounds=3, learning_rate=1000.0, select="all")
     file["trainer"]["max_steps"] = 60
     Path("run.yaml").write_text(yaml.safe_dump(file), encoding="utf8")
@@ -132,7 +132,7 @@ def test_a_round_that_makes_it_worse_is_dropped(folder: Path, caplog: pytest.Log
 
 
 @pytest.mark.long
-def test_rounds_end_where_there_is_nothing_to_learn(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rounds_stop_without_training_rows(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     file = settings(select="corrected")
     file["simulation"]["world"]["options"] = {"content": True}
@@ -150,7 +150,7 @@ def test_rounds_end_where_there_is_nothing_to_learn(folder: Path, caplog: pytest
 
 
 @pytest.mark.long
-def test_more_rounds_continue_after_those_that_were_trained(folder: Path) -> None:
+def test_more_rounds_continue_after_trained_ones(folder: Path) -> None:
     train("run", rounds=1)
     first = weights(folder / "run")
     train("run", rounds=2)
@@ -179,7 +179,7 @@ def test_more_rounds_continue_after_those_that_were_trained(folder: Path) -> Non
         ),
     ],
 )
-def test_missing_inputs_of_rounds_are_reported_before_anything_is_trained(
+def test_missing_inputs_of_rounds_are_reported_before_training(
     folder: Path, changes: dict[str, Any], text: str
 ) -> None:
     file = settings()
@@ -192,10 +192,10 @@ def test_missing_inputs_of_rounds_are_reported_before_anything_is_trained(
 
 
 @pytest.mark.long
-def test_a_model_that_talks_to_itself_learns_from_it(folder: Path) -> None:
+def test_a_model_is_trained_on_self_play(folder: Path) -> None:
     file = settings(rounds=1, select="all")
     file["base_model"] = {key: value for key, value in file["base_model"].items() if key != "vocab_size"}
-    file["base_model"]["tokenizer"] = "byte"  # words that a model puts together may be unknown to a tokenizer of words
+    file["base_model"]["tokenizer"] = "byte"  # a word tokenizer may not know words that a model combines
     file["simulation"] |= {
         "world": {"type": "self_play", "first": "say red"},
         "checker": {"type": "worlds_of_tests:Short"},
@@ -210,7 +210,7 @@ def test_a_model_that_talks_to_itself_learns_from_it(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_no_two_models_are_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_one_model_is_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def alive() -> list[HuggingFaceModel]:
         return [result for result in gc.get_objects() if type(result) is HuggingFaceModel]
 
@@ -222,13 +222,13 @@ def test_no_two_models_are_in_memory(folder: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("partita.training.self_training.build_pipeline", counted)
     gc.collect()
-    before = alive()  # of other tests, which are not to end now
+    before = alive()  # of other tests, which must not be freed now
     train("run")
 
-    assert loaded == [len(before)] * 5, "three simulations and two trainings begin with nothing of the one before"
+    assert loaded == [len(before)] * 5, "three simulations and two trainings start without a model in memory"
 
 
-def test_rows_given_beside_the_file_are_refused(folder: Path) -> None:
+def test_rows_passed_as_an_argument_are_refused(folder: Path) -> None:
     Path("run.yaml").write_text(yaml.safe_dump(settings()), encoding="utf8")
 
     with pytest.raises(ConfigError, match=r"rounds are mixed with the rows of data.source; write them there"):
@@ -236,7 +236,7 @@ def test_rows_given_beside_the_file_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_killed_at_any_moment_a_job_gives_the_same_result(folder: Path, forks: Forks) -> None:
+def test_a_job_killed_at_any_moment_gives_the_same_result(folder: Path, forks: Forks) -> None:
     seed = session_seed()
     chance = random.Random(seed)
     train("straight")

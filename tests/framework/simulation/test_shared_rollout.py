@@ -1,4 +1,4 @@
-"""When so many dialogues have failed that a simulation ends."""
+"""Tests of the fraction of failed dialogues at which a simulation ends."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from partita_trainers.process_group import SINGLE_PROCESS
 
 
 class Ended:
-    """A rollout of dialogues that have ended already."""
+    """A rollout of dialogues that have already ended."""
 
     active: dict[int, Any] = {}
 
@@ -23,7 +23,7 @@ class Ended:
 
 
 class Shown:
-    """A display that adds up."""
+    """A progress display that adds up its updates."""
 
     total = 0
 
@@ -40,15 +40,15 @@ def ended(number: int, *, failed: bool) -> Episode:
 @pytest.mark.parametrize(
     ("failed", "good", "fraction", "expected"),
     [
-        (10, 10, 0.5, (20, False)),  # exactly as many as are allowed
+        (10, 10, 0.5, (20, False)),  # exactly the allowed number
         (11, 10, 0.5, (20, True)),
-        (19, 0, 0.5, (19, False)),  # too few to judge
+        (19, 0, 0.5, (19, False)),  # too few dialogues to decide
         (0, 30, 0.0, (30, False)),
         (1, 30, 0.0, (20, True)),
         (30, 0, 1.0, (30, False)),
     ],
 )
-def test_a_simulation_ends_once_more_dialogues_failed_than_are_allowed(
+def test_a_simulation_ends_when_more_dialogues_fail_than_allowed(
     tmp_path: Path, failed: int, good: int, fraction: float, expected: tuple[int, bool]
 ) -> None:
     dialogues = [ended(number, failed=number < failed) for number in range(failed + good)]

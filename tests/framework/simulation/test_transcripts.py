@@ -1,4 +1,4 @@
-"""Files that dialogues are kept in: what ranks have left is taken over once, and nobody else's."""
+"""Tests of transcript files: files of killed ranks are merged once; files of other jobs are not."""
 
 import random
 import re
@@ -58,7 +58,9 @@ def test_finished_transcripts_are_in_the_requested_order_and_on_disk(tmp_path: P
     assert forced(path) == path.stat().st_size > 0
 
 
-def test_a_damaged_line_costs_its_dialogue_and_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_line_loses_only_its_dialogue_and_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path, chance = keep(tmp_path, 0, 1, 2, rank=0), random.Random(5)
     whole = path.read_bytes()
     head = whole.index(b"\n") + 1
@@ -87,7 +89,7 @@ def test_a_damaged_first_line_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_what_a_rank_is_writing_is_not_taken_from_it(tmp_path: Path) -> None:
+def test_the_file_of_a_running_rank_is_not_merged(tmp_path: Path) -> None:
     keep(tmp_path, 0, rank=0)
     with Transcripts(tmp_path, "gold", decided_by=DECIDED, rank=2) as other:
         other.add(dialogue(1))
@@ -99,7 +101,7 @@ def test_what_a_rank_is_writing_is_not_taken_from_it(tmp_path: Path) -> None:
     assert other.partial_path.exists()
 
 
-def test_forgotten_dialogues_count_as_not_run(tmp_path: Path) -> None:
+def test_discarded_dialogues_count_as_not_run(tmp_path: Path) -> None:
     keep(tmp_path, 0, rank=0)
     keep(tmp_path, 1, rank=1)
     discard(tmp_path, "gold")

@@ -1,4 +1,4 @@
-"""Programs that dialogues of tests are had with; tasks say by their number which of them misbehave."""
+"""Environments for tests of dialogues; the number of a task decides whether they misbehave."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box")
 
 
 class Echo:
-    """Asks for words, two to four times; what it asks next hangs on what it heard."""
+    """An environment that asks for words two to four times; each question depends on the last answer."""
 
     def __init__(self, misbehaves: bool = False, seconds: float = 60.0, pause: float = 0.0) -> None:
         self.misbehaves, self.seconds, self.pause = misbehaves, seconds, pause
@@ -54,7 +54,7 @@ class Echo:
 
 
 class Endless(Echo):
-    """Never ends, and says more each time."""
+    """An environment that never ends."""
 
     def step(self, action: str) -> Any:
         self.turns += 1
@@ -62,21 +62,21 @@ class Endless(Echo):
 
 
 class Closed(Echo):
-    """Has nothing to say."""
+    """An environment that fails in its first step."""
 
     def step(self, action: str) -> Any:
         raise OSError("the desk is closed")
 
 
 class Clinging(Echo):
-    """Does not close."""
+    """An environment that hangs when it is closed."""
 
     def close(self) -> None:
         time.sleep(self.seconds)
 
 
 class Deadly(Echo):
-    """One of twenty does what nothing in the same process survives; all note which processes they are."""
+    """An environment that crashes or hangs in one of twenty tasks, and records its processes."""
 
     DEEDS = ("raises", "hangs", "garbage", "exits", "crashes", "leaves", "hangs at reset", "hangs at close")
 
@@ -112,7 +112,7 @@ class Deadly(Echo):
 
 
 class Short:
-    """Finds answers of an even number of letters right, and says so."""
+    """A checker that accepts answers with an even number of characters and gives feedback."""
 
     def check(self, dialogue: Any) -> Verdict:
         last = dialogue.messages[-1]["content"]
@@ -122,7 +122,7 @@ class Short:
 
 
 class Repeat:
-    """Asks for a word twice; right is who repeats it, or with `content` everybody."""
+    """An environment that asks twice to repeat a word; with `content` every answer is correct."""
 
     def __init__(self, content: bool = False) -> None:
         self.content = content

@@ -20,7 +20,7 @@ def scratch(kind: str, vocab_size: int = 300) -> ScratchModel:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte", "char", "word"])
-def test_texts_it_was_trained_on_come_back_from_their_ids(kind: str) -> None:
+def test_decoding_the_ids_of_training_texts_returns_the_texts(kind: str) -> None:
     tokenizer = train_tokenizer(scratch(kind), TEXTS)
     for text in TEXTS:
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -36,7 +36,7 @@ def test_training_twice_gives_the_same_tokenizer_and_other_texts_another(kind: s
 
 @given(st.text())
 @examples(50)
-def test_bytes_hold_any_text(text: str) -> None:
+def test_byte_tokenizers_encode_any_text(text: str) -> None:
     tokenizer = byte_tokenizer()
     ids = tokenizer.encode(text.replace("<pad>", "").replace("</s>", ""))
     assert tokenizer.decode(ids) == text.replace("<pad>", "").replace("</s>", "")
@@ -47,7 +47,7 @@ def test_unseen_words_and_characters_become_the_unknown_token() -> None:
     assert train_tokenizer(scratch("char"), TEXTS).encode("ж") == [2]
 
 
-def test_the_vocabulary_keeps_its_limit_and_the_most_frequent_pieces() -> None:
+def test_the_vocabulary_has_the_most_frequent_pieces_up_to_its_limit() -> None:
     tokenizer = train_tokenizer(scratch("word", 5), ["a b b c c c", "c"])
     assert len(tokenizer) == 5
     assert tokenizer.encode(" c") == [3]
@@ -74,7 +74,7 @@ def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token(tmp_path: Path)
     assert (read.pad_token, len(read)) == ("</s>", len(tokenizer))
 
 
-def test_a_tokenizer_without_any_token_to_pad_with_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_without_pad_and_end_tokens_is_refused(tmp_path: Path) -> None:
     byte_tokenizer().save_pretrained(tmp_path)
     settings_file = tmp_path / "tokenizer_config.json"
     written = json.loads(settings_file.read_text())
@@ -84,7 +84,7 @@ def test_a_tokenizer_without_any_token_to_pad_with_is_refused(tmp_path: Path) ->
         read_tokenizer(str(tmp_path))
 
 
-def test_a_saved_tokenizer_is_the_same_even_after_it_padded_a_batch(tmp_path: Path) -> None:
+def test_a_saved_tokenizer_does_not_change_after_padding_a_batch(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer(max_length=64)
     before = tokenizer_digest(tokenizer)
     tokenizer(["a", "bcd"], padding=True, truncation=True, max_length=2)

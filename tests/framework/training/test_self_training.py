@@ -1,4 +1,4 @@
-"""The rows of a round, and when a round lowers the success rate; whole rounds are in tests/framework/simulation."""
+"""Tests of the rows of a self-training round and its guard; complete rounds are in tests/framework/simulation."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from partita_trainers.process_group import SINGLE_PROCESS
 
 
 def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **self_training: Any) -> SelfTraining:
-    """The rounds of a file, before the first of them."""
+    """Return the self-training of a configuration before its first round."""
     config = Config.model_validate(
         {
             "base_model": "m",
@@ -41,7 +41,7 @@ def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **self_trai
     [
         (0.5, 0.75, 0.25, False),
         (0.5, 0.5, 0.0, False),
-        (0.5, 0.25, 0.25, False),  # as much as the guard allows
+        (0.5, 0.25, 0.25, False),  # exactly the difference that the guard allows
         (0.5, 0.24, 0.25, True),
         (0.5, 0.49, 0.0, True),
         (0.5, 0.0, None, False),
@@ -49,7 +49,7 @@ def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **self_trai
         (None, 0.0, 0.25, False),
     ],
 )
-def test_a_round_is_worse_where_fewer_dialogues_succeed_than_its_guard_allows(
+def test_a_round_is_worse_if_its_success_rate_falls_more_than_the_guard_allows(
     tmp_path: Path, before: float | None, after: float | None, guard: float | None, worse: bool
 ) -> None:
     rounds = make_rounds(tmp_path, guard=guard)
@@ -57,27 +57,27 @@ def test_a_round_is_worse_where_fewer_dialogues_succeed_than_its_guard_allows(
 
 
 def weights(rounds: SelfTraining, number: int) -> dict[str, float]:
-    """Weights of the sources of a round by their names; without a mix the path of the source."""
+    """Return the weights of a round's sources by name; without a mix, the path of the source."""
     result = rounds.round_data(number)
     return (
         {part["name"]: part["weight"] for part in result["mix"]} if result["mix"] else {result["source"]["path"]: 1.0}
     )
 
 
-def test_the_sources_of_the_file_keep_their_shares_among_each_other(tmp_path: Path) -> None:
+def test_the_configured_sources_keep_their_relative_weights(tmp_path: Path) -> None:
     mix = [{"source": "a.jsonl", "weight": 3.0}, {"source": "b.jsonl", "weight": 1.0, "name": "second"}]
     rounds = make_rounds(tmp_path, data={"mix": mix}, mix=0.2, keep_rounds=2)
     assert weights(rounds, 1) == pytest.approx({"a": 0.6, "second": 0.2, "round-1": 0.2})
     assert weights(rounds, 4) == pytest.approx({"a": 0.6, "second": 0.2, "round-3": 0.1, "round-4": 0.1})
 
 
-def test_the_newest_rounds_share_what_is_made_of_dialogues(tmp_path: Path) -> None:
+def test_the_newest_rounds_share_the_weight_of_dialogues(tmp_path: Path) -> None:
     rounds = make_rounds(tmp_path, data={"source": "a.jsonl"}, mix=0.6, keep_rounds=3)
     assert weights(rounds, 2) == pytest.approx({"a": 0.4, "round-1": 0.3, "round-2": 0.3})
     assert weights(rounds, 5) == pytest.approx({"a": 0.4, "round-3": 0.2, "round-4": 0.2, "round-5": 0.2})
 
 
-def test_without_other_data_a_round_is_made_of_dialogues_alone(tmp_path: Path) -> None:
+def test_without_other_data_a_round_is_trained_only_on_dialogues(tmp_path: Path) -> None:
     path = "run/rounds/{}/transcripts/predicted.jsonl"
     assert weights(make_rounds(tmp_path, keep_rounds=1), 3) == {path.format(3): 1.0}
     alone = make_rounds(tmp_path, data={"source": "a.jsonl"}, mix=1, keep_rounds=2)

@@ -1,4 +1,4 @@
-"""Environments of Gymnasium's are talked to in text; those that are none are refused with what to do."""
+"""Tests of Gymnasium environments: dialogues in text, and error messages for unsuitable environments."""
 
 import importlib.util
 import json
@@ -47,7 +47,7 @@ gymnasium.register("Numbers-v0", entry_point=Numbers)
 """
 
 
-def test_a_session_is_a_dialogue() -> None:
+def test_an_episode_of_the_environment_is_a_dialogue() -> None:
     environment = GymnasiumEnvironment(Guess())
     said = check_reset_result(environment.reset(seed=5, task={"number": 7}))
     word: Any = said.info["gold"]
@@ -56,11 +56,11 @@ def test_a_session_is_a_dialogue() -> None:
     assert said.messages == [{"role": "user", "content": "guess"}]
     assert (wrong.reward, wrong.terminated, wrong.truncated) == (0.0, False, False)
     assert wrong.messages == [{"role": "user", "content": "no"}]
-    assert wrong.info == {"metrics": {"left": 2}}, "the rest of info is its own affair"
+    assert wrong.info == {"metrics": {"left": 2}}, "other keys of info are ignored"
     assert (right.reward, right.terminated) == (1.0, True)
 
 
-def test_its_limit_truncates_and_the_task_is_its_options() -> None:
+def test_the_environment_can_truncate_and_gets_the_task_as_options() -> None:
     program = Guess(tries=1)
     environment = GymnasiumEnvironment(program)
     environment.reset(seed=5, task={"number": 7})
@@ -91,7 +91,7 @@ def test_its_limit_truncates_and_the_task_is_its_options() -> None:
         (dict, "dict has no method reset, as Gymnasium's environments have"),
     ],
 )
-def test_an_unfit_environment_is_refused(kind: type, text: str) -> None:
+def test_an_unsuitable_environment_is_refused(kind: type, text: str) -> None:
     with pytest.raises(InterfaceError) as error:
         GymnasiumEnvironment(kind())
     assert str(error.value) == text
@@ -120,7 +120,7 @@ def test_an_invalid_step_is_reported(result: Any, text: str, monkeypatch: pytest
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gymnasium") is not None, reason="gymnasium is installed")
-def test_an_id_needs_gymnasium() -> None:
+def test_an_environment_id_needs_gymnasium() -> None:
     section = EnvironmentWorldConfig(type="environment", interface="gymnasium", environment="Letters-v0")
     with pytest.raises(ConfigError) as error:
         load_environment(section, folder=None)
@@ -132,7 +132,7 @@ def test_an_id_needs_gymnasium() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A module that registers games, and a file with a new model that plays them."""
+    """Return a folder with a module that registers games, and with a new model."""
     (tmp_path / "games_of_tests.py").write_text(GAME, encoding="utf8")
     (tmp_path / "rows.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "say a b c"}, {"role": "assistant", "content": "a b c"}]}\n',
@@ -183,7 +183,7 @@ def test_a_gymnasium_environment_runs_by_its_id_with_its_limit(folder: Path) -> 
         ("no_games_of_tests:Letters-v0", "environment: Gymnasium has no no_games_of_tests:Letters-v0: "),
     ],
 )
-def test_an_id_that_is_not_there_or_has_no_text_is_reported(folder: Path, environment: str, text: str) -> None:
+def test_an_unknown_id_or_an_environment_without_text_is_reported(folder: Path, environment: str, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         Model(settings(folder, environment), quiet=True).simulate(folder / "said")
     assert str(error.value).startswith(f"simulation.world.{text}"), str(error.value)

@@ -1,4 +1,4 @@
-"""A class with `reset` and tools is an environment, and wrong calls are answered with an error message."""
+"""Tests of environments with tools: a class with `reset` and methods; wrong calls get an error message."""
 
 import json
 from functools import partial
@@ -46,7 +46,7 @@ def heard(environment: Environment, action: str) -> list[str]:
     return [message["content"] for message in said.messages]
 
 
-def test_public_methods_are_tools_and_the_model_is_reported_of_them() -> None:
+def test_public_methods_are_tools_and_are_described_to_the_model() -> None:
     environment = environment_of(Shop)
     system, user = check_reset_result(environment.reset(seed=1, task={})).messages
     tools = [json.loads(line) for line in system["content"].splitlines()[1:-1]]
@@ -62,19 +62,21 @@ def test_public_methods_are_tools_and_the_model_is_reported_of_them() -> None:
     assert user["content"].startswith("one ")
 
 
-def test_a_call_is_made_and_its_result_is_heard() -> None:
+def test_a_tool_is_called_and_its_result_is_shown_to_the_model() -> None:
     shop = opened_environment(Shop)
     price = heard(shop, called("look", item="tea"))[0]
 
     assert price in {str(number) for number in range(1, 10)}
     assert heard(shop, json.dumps({"name": "look", "arguments": {"item": "tea"}})) == [price], "bare JSON"
-    assert heard(shop, json.dumps({"name": "look", "parameters": '{"item": "tea"}'})) == [price], "other models' words"
+    assert heard(shop, json.dumps({"name": "look", "parameters": '{"item": "tea"}'})) == [price], (
+        "the format of other models"
+    )
     assert heard(shop, f"first {called('look', item='tea')} then {called('sell', item='tea', price=0)}") == [
         price,
         "sold",
     ]
     assert heard(shop, called("sell", item="tea", price=1, note=None)) == ["sold"]
-    assert heard(shop, '<tool_call>\n{"name": "look", "arguments": {"item": "tea"}}') == [price], "an end cut off"
+    assert heard(shop, '<tool_call>\n{"name": "look", "arguments": {"item": "tea"}}') == [price], "a missing end"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_a_call_is_made_and_its_result_is_heard() -> None:
         ),
     ],
 )
-def test_a_call_that_cannot_be_made_is_reported_to_the_model(action: str, text: str) -> None:
+def test_an_invalid_call_is_reported_to_the_model(action: str, text: str) -> None:
     shop = opened_environment(Shop)
     said = check_step_result(shop.step(action))
 
@@ -106,19 +108,19 @@ def test_a_call_that_cannot_be_made_is_reported_to_the_model(action: str, text: 
     assert said.info["metrics"] == {"tool_calls": 1.0, "tool_errors": 1.0}
 
 
-def test_a_tool_that_breaks_fails_the_dialogue() -> None:
+def test_a_tool_that_raises_fails_the_dialogue() -> None:
     with pytest.raises(OSError, match="there is no shop"):
         opened_environment(Shop).step(called("burn"))
 
 
 @pytest.mark.parametrize("answer", ["goodbye", '{"name": "tea", "price": 3}', "[1, 2]", "3", ""])
-def test_an_answer_without_a_call_is_the_last(answer: str) -> None:
+def test_an_answer_without_a_call_ends_the_dialogue(answer: str) -> None:
     said = check_step_result(opened_environment(Shop).step(answer))
 
     assert (list(said.messages), said.terminated, said.reward) == ([], True, 0.0)
 
 
-def test_rewards_add_up_to_what_was_earned_and_done_ends_it() -> None:
+def test_step_rewards_add_up_to_the_total_and_done_ends_the_dialogue() -> None:
     counter = opened_environment(Counter, prompt="count")
     first, second = (check_step_result(counter.step(called("add", number=number))) for number in (2, 4))
 
@@ -128,7 +130,7 @@ def test_rewards_add_up_to_what_was_earned_and_done_ends_it() -> None:
     assert second.messages == [{"role": "tool", "content": '{"count": 6}'}]
 
 
-def test_the_prompt_of_a_task_stands_before_what_reset_says() -> None:
+def test_the_prompt_of_a_task_precedes_the_text_of_reset() -> None:
     prompt = [{"role": "system", "content": "Be polite."}, {"role": "user", "content": "A guest comes."}]
     shop, counter = environment_of(Shop), environment_of(Counter)
     said = check_reset_result(shop.reset(seed=1, task={"prompt": prompt})).messages
@@ -153,21 +155,21 @@ def test_the_prompt_of_a_task_stands_before_what_reset_says() -> None:
         (str, "simulation.world.environment: str has no method reset, which begins a dialogue"),
     ],
 )
-def test_a_class_that_has_no_tools_is_refused(kind: type, text: str) -> None:
+def test_a_class_without_tools_is_refused(kind: type, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         tools_of(kind, interface="tools")
     assert str(error.value).startswith(text), str(error.value)
 
 
 def clerk(prompt: str) -> str:
-    """Answers as a model does that has learned to sell: looks, sells at the price in the reply, and says bye."""
+    """Answer like a model trained to sell: look up the price, sell at the price in the reply, and say bye."""
     tool_replies = [line.removeprefix("tool: ") for line in prompt.splitlines() if line.startswith("tool: ")]
     if not tool_replies:
         return called("look")
     return called("sell", price=tool_replies[0]) if len(tool_replies) == 1 else "bye"
 
 
-def test_dialogues_with_tools_run_like_all_others() -> None:
+def test_dialogues_with_tools_run_like_other_dialogues() -> None:
     config = load_config(
         {
             "base_model": "clerk",
