@@ -1,4 +1,4 @@
-"""Tests keep the batch sizes that they find in a folder of their own, hear Ctrl-C, and leave the log as it was."""
+"""Fixtures of all tests: a separate cache of batch sizes, a working Ctrl-C, and a restored log."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark properties, which `make test-long` tries on more examples."""
+    """Mark hypothesis tests, which `make test-long` runs with more examples."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def heard_interrupts() -> None:
-    """What a script runs in the background ignores Ctrl-C, and so would everything here."""
+    """Restore the handler of Ctrl-C, which a background job of a shell script ignores."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -58,7 +58,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_log() -> Iterator[None]:
-    """A command, and a rank, change what their process logs, and where; the next test wants to read it."""
+    """Restore the loggers after each test; commands and ranks change handlers and levels of their process."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
     yield
@@ -69,9 +69,9 @@ def same_log() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """What starts programs that need torch and transformers, without the seconds that importing them takes."""
+    """Return an object that starts programs without the seconds for importing torch and transformers."""
     result = Forks(tmp_path_factory.mktemp("forks"))
-    result.run("", folder=result.folder)  # waits for the imports, whose CPU seconds are not those of the first test
+    result.run("", folder=result.folder)  # waits for the imports, so that the first test is not charged for them
     yield result
     result.end()
 
@@ -81,7 +81,7 @@ Forced = Callable[[Path], int | list[str] | None]
 
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> Forced:
-    """forced(path): the bytes of a file, or the names in a folder, when it was last forced onto the disk; else None."""
+    """Return a function: the size of a file, or the names in a folder, at its last fsync; None without one."""
     fsync, result = os.fsync, dict[int, int | list[str]]()
 
     def note(descriptor: int) -> None:

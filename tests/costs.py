@@ -1,9 +1,9 @@
-"""CPU seconds of each test, child processes included: long tests carry a marker, and long files start first.
+"""CPU seconds of each test, including child processes: long tests have a marker, and long files start first.
 
-A test without the marker `long` may take `LIMIT` CPU seconds, and its setup, which may make what other tests share,
+A test without the marker `long` may take `LIMIT` CPU seconds, and its setup, which may create shared fixtures,
 `SETUP_LIMIT`. The first test of a process that imports one of `LIBRARIES` may take `IMPORT_SECONDS` more. On a machine
 whose cores share caches with others the same work takes up to twice the CPU time, so a new test should stay below half
-of the limit on an idle machine. Wall-clock time is not looked at: it shows how busy a machine is.
+of the limit on an idle machine. Wall-clock time is not checked, because it depends on the load.
 """
 
 import json
@@ -22,16 +22,16 @@ IMPORT_SECONDS = 10.0
 LIBRARIES = ("torch", "transformers.modeling_utils", "peft", "datasets", "accelerate", "sklearn", "bitsandbytes")
 TICKS = os.sysconf("SC_CLK_TCK")
 RECORD = Path(__file__).with_name("costs.json")
-"""CPU seconds of each test file at the last run with --record-costs, by its path in this folder."""
+"""File with the CPU seconds of each test file at the last run with --record-costs, by path in this folder."""
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds that this process and all of its descendants have used."""
+    """Return the CPU seconds used by this process and all its descendants."""
     return sum(ticks(pid) for pid in descendants(os.getpid())) / TICKS
 
 
 def ticks(pid: int) -> int:
-    """Return the clock ticks of a process and of its children that have ended."""
+    """Return the clock ticks of a process and of its ended children."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -40,7 +40,7 @@ def ticks(pid: int) -> int:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield a process and those that it has started, at any depth."""
+    """Yield a process and all its descendants."""
     yield pid
     try:
         children = [
@@ -53,7 +53,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 class Costs:
-    """A plugin that measures tests; with xdist there is one in each worker and one that collects."""
+    """A plugin that measures tests; with xdist each worker has one, and the controller collects."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -90,12 +90,12 @@ class Costs:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Start the longest files first, so that no worker is left alone with one at the end."""
+        """Start the longest files first, so that no worker runs a long file alone at the end."""
         before = read_record()
         items.sort(key=lambda item: -before.get(place(item.nodeid), 0.0))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self.found or hasattr(self.config, "workerinput"):  # a worker's results are with the one that started it
+        if not self.found or hasattr(self.config, "workerinput"):  # the controller has the results of all workers
             return
         by_folder: dict[str, list[float]] = defaultdict(list)
         for name, parts in self.found.items():
@@ -107,7 +107,7 @@ class Costs:
             self.write(Path(self.config.getoption("record_costs")))
 
     def write(self, path: Path) -> None:
-        """Write the CPU seconds of each test to `path`, and those of each file to where the next run reads them."""
+        """Write the CPU seconds of each test to `path`, and those of each file to the record for the next run."""
         path.write_text(json.dumps(self.found, indent=1, sort_keys=True))
         files: dict[str, float] = defaultdict(float)
         for name, parts in self.found.items():
@@ -117,18 +117,18 @@ class Costs:
 
 
 def imported_libraries() -> set[str]:
-    """Return the libraries that this process has imported, of those that take seconds."""
+    """Return those of the slow libraries that this process has imported."""
     return {name for name in LIBRARIES if name in sys.modules}
 
 
 def read_record() -> dict[str, float]:
-    """Return the CPU seconds of test files that were last recorded."""
+    """Return the last recorded CPU seconds of test files."""
     result: dict[str, float] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     return result
 
 
 def place(nodeid: str) -> str:
-    """Return the path of a test's file in the folder of tests."""
+    """Return the path of a test's file, relative to the folder of tests."""
     return nodeid.partition("::")[0].partition("tests/")[2]
 
 

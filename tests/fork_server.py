@@ -1,9 +1,9 @@
-"""Programs, each a fork of this process, which has imported the libraries once.
+"""A server that runs programs as forks of its process, which has imported the libraries once.
 
-A connection to the socket that the command line numbers is a program: its three standard streams, and a line of JSON
-with {"code", "arguments", "folder", "environment"}. The answer is a line with its process id, and when it has ended
-one with its status as os.waitpid tells it. Nothing is left of this server in the program but what is imported: it ends
-as a program of its own does. The server ends with its standard input.
+Each connection to the socket, whose file descriptor is on the command line, starts a program: it sends three standard
+streams and a line of JSON with {"code", "arguments", "folder", "environment"}. The answer is a line with the process id
+and, after the end, a line with the status of os.waitpid. The program keeps only the imported modules of this server
+and ends like a separate program. The server ends with its standard input.
 """
 
 import gc
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def load() -> None:
-    """Import what almost every program needs."""
+    """Import the libraries that almost every program needs."""
     import bitsandbytes  # noqa: F401
     import datasets  # noqa: F401
     import peft  # noqa: F401
@@ -42,11 +42,11 @@ def load() -> None:
     import partita.model  # noqa: F401
     import partita_trainers.finetune  # noqa: F401
 
-    gc.freeze()  # a fork that looked through all of this for garbage, as it does at its end, would copy it
+    gc.freeze()  # the garbage collection at the end of a fork would copy all these objects
 
 
 def serve(server: socket.socket) -> Request | None:
-    """In the process of a program, what is to be run there; in the server None, once it is to end."""
+    """Return the request in the process of a program, and None in the server at its end."""
     signal.signal(signal.SIGCHLD, reap)
     while server in select.select([server, sys.stdin], [], [])[0]:
         connection, _ = server.accept()
@@ -59,14 +59,14 @@ def serve(server: socket.socket) -> Request | None:
 
 
 def reap(number: int, frame: FrameType | None) -> None:
-    """Processes that have reported the end of a program are waited for, so that their time counts as this process's."""
+    """Wait for processes that have reported the end of a program, so that their CPU time is counted for this one."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def start(connection: socket.socket) -> Request:
-    """What is to be run, in its process; the one that has started it waits for its end, reports it and exits."""
+    """Return the request in the process of the program; its parent waits for the end, reports it and exits."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     with connection, connection.makefile("rw") as channel:
         request: Request = json.loads(channel.readline())
@@ -82,7 +82,7 @@ def start(connection: socket.socket) -> Request:
 
 
 def become(program: Request) -> None:
-    """Make this process look as a new one does."""
+    """Make this process look like a new one."""
     os.chdir(program["folder"])
     os.environ.clear()
     os.environ.update(program["environment"])

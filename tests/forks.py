@@ -1,7 +1,7 @@
-"""Programs that need torch and transformers, as forks of one process that has imported them.
+"""Programs that need torch and transformers, run as forks of one process that has imported them.
 
-Importing them takes seconds of every new process. A fork is a process of its own in all else: folder, environment,
-streams, signals and exit code are as those of `python -c`.
+Importing them takes seconds in every new process. In all other respects a fork is a separate process: folder,
+environment, streams, signals and exit code are those of `python -c`.
 """
 
 import json
@@ -21,7 +21,7 @@ COMMAND = "from partita.cli.main import run; run()"
 
 
 class Fork:
-    """A program that was started, with the methods of subprocess.Popen."""
+    """A started program, with the methods of subprocess.Popen."""
 
     def __init__(self, connection: socket.socket, said: Sequence[Path]) -> None:
         self.connection, self.said = connection, said
@@ -30,7 +30,7 @@ class Fork:
         self.returncode: int | None = None
 
     def wait(self, timeout: float = 120) -> int:
-        """The exit code; that of a signal is negative."""
+        """Wait for the end; return the exit code, which is negative for a signal."""
         if self.returncode is None:
             self.connection.settimeout(timeout)
             self.returncode = os.waitstatus_to_exitcode(int(self.answers.readline()))
@@ -39,25 +39,25 @@ class Fork:
         return self.returncode
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         if self.returncode is None and select.select([self.connection], [], [], 0)[0]:
             return self.wait()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # ended since
+            with suppress(ProcessLookupError):  # ended meanwhile
                 os.kill(self.pid, number)
 
     def communicate(self, timeout: float = 120) -> tuple[str, str]:
-        """What it has said by its end, on standard output and standard error."""
+        """Wait for the end; return standard output and standard error."""
         self.wait(timeout)
         output, errors = (path.read_text(encoding="utf8") for path in self.said)
         return output, errors
 
 
 class Forks:
-    """Starts programs; ends with `end`."""
+    """Starts programs; `end` stops the server."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.started = folder, 0
@@ -85,7 +85,7 @@ class Forks:
         environment: dict[str, str] | None = None,
         terminal: int | None = None,
     ) -> Fork:
-        """A program whose arguments are the words, all of its streams on a terminal or standard input empty."""
+        """Start a program with the words as arguments, all streams on a terminal or standard input empty."""
         self.started += 1
         said = [self.folder / f"{self.started}.{name}" for name in ("output", "errors")]
         connection = socket.socket(socket.AF_UNIX)
@@ -112,7 +112,7 @@ class Forks:
         environment: dict[str, str] | None = None,
         timeout: float = 120,
     ) -> "subprocess.CompletedProcess[str]":
-        """A program that has ended."""
+        """Run a program to its end; return the result."""
         program = self.start(code, *words, folder=folder, environment=environment)
         said, errors = program.communicate(timeout)
         return subprocess.CompletedProcess(words, program.wait(), said, errors)

@@ -1,4 +1,4 @@
-"""Files with a JSON value a line: rows that tests write, and what runs leave behind."""
+"""JSON Lines files: rows written by tests, and logs of runs."""
 
 import json
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def log_of(run: Path) -> list[dict[str, Any]]:
-    """The steps of a run, without the only thing in them that time decides."""
+    """Return the logged steps of a run without their times."""
     lines = read_json_lines(run / "log.jsonl")
     assert all(line.pop("seconds") > 0 for line in lines)
     return lines

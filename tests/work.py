@@ -1,4 +1,4 @@
-"""How much work something is: function calls, which unlike seconds are the same on every machine."""
+"""The amount of work: function calls, which unlike seconds are the same on every machine."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def counted_calls(work: Callable[[], T]) -> tuple[T, int]:
-    """Return what a function returns, and the number of calls, in Python and in C, that it makes."""
+    """Return the result of a function, and the number of Python and C calls that it makes."""
     count = 0
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:

@@ -1,4 +1,4 @@
-"""Jobs of several processes on this machine."""
+"""Fixtures for jobs with several processes on this machine."""
 
 import json
 import os
@@ -23,7 +23,7 @@ COLOURS = ("red", "blue", "green")
 
 
 def make_rows(count: int, *, seed: int) -> list[dict[str, Any]]:
-    """Sentences of very different lengths that name a colour."""
+    """Return sentences of very different lengths that contain a colour."""
     chance = random.Random(seed)
     rows = []
     for number in range(count):
@@ -34,7 +34,7 @@ def make_rows(count: int, *, seed: int) -> list[dict[str, Any]]:
 
 
 def settings(**trainer: Any) -> dict[str, Any]:
-    """A model that learns the colours in a few steps; four batches a step, with dropout."""
+    """Return a configuration that learns the colours in a few steps, with four batches per step and dropout."""
     return {
         "base_model": {
             "type": "scratch",
@@ -72,7 +72,7 @@ def settings(**trainer: Any) -> dict[str, Any]:
 
 
 def prepare(folder: Path, config: dict[str, Any]) -> Path:
-    """A folder with rows and a file."""
+    """Write rows and a configuration into a folder; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json_lines(folder / "rows.jsonl", make_rows(101, seed=1))
     write_json_lines(folder / "more.jsonl", make_rows(37, seed=2))
@@ -83,7 +83,7 @@ def prepare(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def lines_in(folder: Path, pattern: str) -> int:
-    """Lines of all files of a pattern; one that goes away meanwhile counts as empty."""
+    """Return the number of lines in all files of a pattern; a file removed meanwhile counts as empty."""
     total = 0
     for path in folder.glob(pattern):
         with suppress(FileNotFoundError):
@@ -92,7 +92,7 @@ def lines_in(folder: Path, pattern: str) -> int:
 
 
 class Jobs:
-    """Jobs of several ranks, each a fork of a process that has imported the libraries."""
+    """Starts jobs of several ranks, each a fork of a process that has imported the libraries."""
 
     settings = staticmethod(settings)
     prepare = staticmethod(prepare)
@@ -102,7 +102,7 @@ class Jobs:
         self.forks = forks
 
     def launch(self, ranks: int, folder: Path, *steps: str) -> list[Fork]:
-        """A process for each rank; one alone does not know that there could be others."""
+        """Start a process for each rank; a single rank gets no variables of a launcher."""
         with socket.socket() as free:
             free.bind(("localhost", 0))
             place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
@@ -114,7 +114,7 @@ class Jobs:
         ]
 
     def start(self, ranks: int, folder: Path, *steps: str) -> dict[str, Any]:
-        """What a job of so many ranks comes to."""
+        """Run a job with `ranks` ranks; return its results."""
         job = self.launch(ranks, folder, *steps)
         errors = [rank.communicate()[1] for rank in job]
         assert not any(rank.returncode for rank in job), "\n".join(errors)
@@ -124,9 +124,9 @@ class Jobs:
     def kill(
         self, ranks: int, folder: Path, *steps: str, rank: int, pattern: str, lines: int, delay: float
     ) -> list[int]:
-        """The exit codes of a job of which a rank is killed so many seconds after files have so many lines.
+        """Kill a rank `delay` seconds after files of the pattern have `lines` lines; return the exit codes of the job.
 
-        The others are ended as a launcher does; none is where that rank ends before.
+        The other ranks are terminated, as a launcher does. If the rank ends before that, none is.
         """
         job = self.launch(ranks, folder, *steps)
         while lines_in(folder, pattern) < lines and job[rank].poll() is None:
@@ -141,18 +141,18 @@ class Jobs:
 
     @staticmethod
     def log(folder: Path) -> list[dict[str, Any]]:
-        """The steps of a run."""
+        """Return the logged steps of a run."""
         return read_json_lines(folder / "run" / "log.jsonl")
 
 
 @pytest.fixture(scope="session")
 def processes(forks: Forks) -> Jobs:
-    """What starts jobs."""
+    """Return an object that starts jobs."""
     return Jobs(forks)
 
 
 @pytest.fixture(scope="session")
 def straight(processes: Jobs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Folder and results of a job that one process has done without a stop."""
+    """Return folder and results of an uninterrupted job of one process."""
     folder = processes.prepare(tmp_path_factory.mktemp("straight") / "job", processes.settings())
     return folder, processes.start(1, folder, *STEPS)

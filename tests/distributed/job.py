@@ -1,6 +1,6 @@
-"""A rank of a job: `FOLDER STEP...`, where a step is the name of a function below, with its argument behind a colon.
+"""A rank of a job: `FOLDER STEP...`, where a step is the name of a function below, with its argument after a colon.
 
-What the steps come to goes to FOLDER/results.json, written by rank 0 alone.
+Rank 0 writes the results of the steps to FOLDER/results.json.
 """
 
 import itertools
@@ -24,7 +24,7 @@ Settings = dict[str, Any]
 
 
 def work(folder: Path, steps: list[str]) -> None:
-    """All steps, one after the other."""
+    """Run all steps in order."""
     os.chdir(folder)
     settings = yaml.safe_load(Path("run.yaml").read_text(encoding="utf8"))
     actual: dict[str, Any] = {}
@@ -36,14 +36,14 @@ def work(folder: Path, steps: list[str]) -> None:
 
 
 def train(settings: Settings, max_steps: str) -> dict[str, Any]:
-    """Train up to a step, from wherever the run stands."""
+    """Train up to a step, resuming the run if it exists."""
     changed = settings | {"trainer": settings["trainer"] | {"max_steps": int(max_steps)}}
     result = Model(changed, quiet=True).train(run="run")
     return {"steps": result.steps, "metrics": result.metrics, "resumed_from": result.resumed_from}
 
 
 def train_out_of_memory(settings: Settings, call: str) -> None:
-    """Train until the memory of rank 1 ends in its so many-th pass; what each rank raises goes to a file."""
+    """Train until rank 1 runs out of memory in forward pass number `call`; write the error of each rank to a file."""
     rank, calls = os.environ["RANK"], itertools.count(1)
     loss = HuggingFaceModel.loss
 
@@ -61,7 +61,7 @@ def train_out_of_memory(settings: Settings, call: str) -> None:
 
 
 def predict(settings: Settings, name: str) -> dict[str, Any]:
-    """Answer rows with what was trained."""
+    """Predict with the trained model."""
     model = Model.load("run", quiet=True)
     predictions = model.predict(f"{name}.jsonl", output=f"{name}.out.jsonl", batch_size=4)
     assert len(predictions) == predictions.stats.rows
@@ -69,31 +69,31 @@ def predict(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def evaluate(settings: Settings, name: str) -> dict[str, Any]:
-    """Scores of what was trained."""
+    """Evaluate the trained model."""
     return Model.load("run", quiet=True).evaluate(f"{name}.jsonl")
 
 
 def predict_zero_shot(settings: Settings, name: str) -> list[str]:
-    """Answers of the model as it is."""
+    """Predict with the untrained model."""
     return [row["colour"] for row in Model(settings, quiet=True).predict(f"{name}.jsonl", batch_size=4, fresh=True)]
 
 
 def evaluate_zero_shot(settings: Settings, name: str) -> dict[str, Any]:
-    """Scores of the model as it is."""
+    """Evaluate the untrained model."""
     return Model(settings, quiet=True).evaluate(f"{name}.jsonl", batch_size=3)
 
 
 def tune(settings: Settings, name: str) -> dict[str, Any]:
-    """Sizes that every rank has come to."""
+    """Search batch sizes; write those of every rank to a file."""
     sizes = Model.load("run", quiet=True, overrides=["trainer.eval_batch_size=auto"]).tune(f"{name}.jsonl", fresh=True)
     Path(f"sizes-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(sizes.records()), encoding="utf8")
     return sizes.records()
 
 
 def simulate(settings: Settings, output: str) -> dict[str, Any]:
-    """Have dialogues, with their transcripts in a folder.
+    """Run a simulation that writes its transcripts into a folder.
 
-    The report of each rank goes to a file, and how often it has met the others, by what about.
+    The report of each rank is written to a file, with the number of collective calls by their description.
     """
     meetings: Counter[str] = Counter()
     gather = DistributedGroup.all_gather_object
@@ -126,4 +126,4 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    os._exit(0)  # ending as programs do takes half a second of each rank
+    os._exit(0)  # a normal exit takes each rank half a second

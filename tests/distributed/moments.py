@@ -1,4 +1,4 @@
-"""Acting while a job is under way."""
+"""Acting on a condition while a job is running."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
-    """A thread that acts as soon as something is so."""
+    """Start a thread that acts as soon as a condition is true."""
 
     def wait() -> None:
         end = time.monotonic() + 100

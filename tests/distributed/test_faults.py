@@ -1,4 +1,4 @@
-"""Processes that raise or are killed: the job ends in seconds with the right words, and the next start goes on."""
+"""Tests of failing and killed processes: the job ends in seconds with a clear error, and the next start resumes."""
 
 import itertools
 import json
@@ -53,13 +53,13 @@ Job = subprocess.Popen[str] | Fork
 
 
 def ended(job: Job) -> tuple[int, str]:
-    """Exit code, and all that was said."""
+    """Return the exit code and all output."""
     said, errors = job.communicate(timeout=120)
     return job.returncode, said + errors
 
 
 def rank_of(job: Job, rank: int) -> psutil.Process:
-    """A process of the job."""
+    """Return the process of a rank."""
     for child in psutil.Process(job.pid).children():
         if child.environ().get("RANK") == str(rank):
             return child
@@ -93,7 +93,7 @@ def test_an_error_of_one_rank_ends_the_job_and_is_reported(processes: Any, tmp_p
     assert manifest["status"] == "failed"
 
 
-def test_a_mistake_in_the_data_is_reported_once_and_with_its_exit_code(
+def test_an_error_in_the_data_is_reported_once_and_with_its_exit_code(
     forks: Forks, processes: Any, tmp_path: Path
 ) -> None:
     folder = processes.prepare(tmp_path / "job", processes.settings())
@@ -105,9 +105,7 @@ def test_a_mistake_in_the_data_is_reported_once_and_with_its_exit_code(
     assert said.count("rows.jsonl has no column 'colour'") == 1, said
 
 
-def test_a_rank_that_is_killed_ends_the_job_with_a_word_on_what_to_do(
-    forks: Forks, processes: Any, tmp_path: Path
-) -> None:
+def test_a_killed_rank_ends_the_job_with_advice(forks: Forks, processes: Any, tmp_path: Path) -> None:
     folder = processes.prepare(tmp_path / "job", processes.settings(max_steps=10_000))
     job = forks.start(COMMAND, "partita", "train", "run.yaml", "--run", "run", *TWO, folder=folder)
     wait_for(lambda: lines_of(folder / "run" / "log.jsonl") >= 2, job)
@@ -124,12 +122,12 @@ def test_a_rank_that_is_killed_ends_the_job_with_a_word_on_what_to_do(
 
 
 def killed(chance: random.Random, ranks: int, pattern: str, lines: range) -> dict[str, Any]:
-    """Which rank is killed, and when."""
+    """Return which rank is killed, and when."""
     rank, when = chance.randrange(ranks), chance.choice(lines)
     return {"rank": rank, "pattern": pattern, "lines": when, "delay": chance.uniform(0, 0.03)}
 
 
-def test_training_of_which_ranks_were_killed_ends_as_one_that_was_not(
+def test_training_with_killed_ranks_equals_uninterrupted_training(
     processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     seed = session_seed()
@@ -140,7 +138,7 @@ def test_training_of_which_ranks_were_killed_ends_as_one_that_was_not(
         kill = killed(chance, ranks, "run/log.jsonl", lines)
         status = processes.kill(ranks, folder, "train:12", **kill)
         assert status[kill["rank"]] == -signal.SIGKILL, f"seed {seed}: {status}"
-        assert all(status), f"seed {seed}: no rank ends well where one was killed"
+        assert all(status), f"seed {seed}: no rank succeeds after a kill"
     result = processes.start(2, folder, "train:12")["train:12"]
 
     assert result["resumed_from"] is not None, f"seed {seed}"
@@ -152,14 +150,14 @@ def test_training_of_which_ranks_were_killed_ends_as_one_that_was_not(
     assert accuracy[0] == pytest.approx(accuracy[1], rel=1e-3), f"seed {seed}"
 
 
-def test_predictions_of_which_ranks_were_killed_are_whole_and_the_same(
+def test_predictions_with_killed_ranks_are_complete_and_unchanged(
     processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     seed = session_seed()
     chance = random.Random(seed)
     folder = tmp_path / "job"
     shutil.copytree(straight[0], folder)
-    # No two alike: equal prompts would be answered once.
+    # All prompts differ: equal prompts would be answered once.
     texts = [" ".join(words) for words in itertools.product(("red", "blue", "green", "ball"), repeat=5)][:1000]
     rows = [{"text": text, "number": number} for number, text in enumerate(texts)]
     write_json_lines(folder / "many.jsonl", rows)
@@ -177,6 +175,6 @@ def test_predictions_of_which_ranks_were_killed_are_whole_and_the_same(
     result = processes.start(2, folder, "predict:many")["predict:many"]
 
     assert result["rows"] == 1000
-    assert result["resumed"] >= done - 4, f"seed {seed}: a header each, and a line that was torn"
+    assert result["resumed"] >= done - 4, f"seed {seed}: a header per file, and a partial line"
     assert (folder / "many.out.jsonl").read_bytes() == (alone / "many.out.jsonl").read_bytes(), f"seed {seed}"
     assert not list(folder.glob("run/journal/*.rank-*"))

@@ -1,4 +1,4 @@
-"""What ranks do together, each rank a thread."""
+"""Tests of collective operations, with a thread for each rank."""
 
 import time
 from collections.abc import Callable
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 def on_ranks(ranks: int, work: Callable[[ThreadGroup], T]) -> list[T]:
-    """What each rank comes to."""
+    """Run `work` on each rank; return the results."""
     with ThreadPoolExecutor(ranks) as threads:
         return list(threads.map(work, ThreadGroup.of(ranks, timeout_seconds=20)))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize("total", [0, 1, 3, 1000])
-def test_every_place_of_a_plan_is_claimed_once(ranks: int, total: int) -> None:
+def test_every_item_of_a_plan_is_claimed_once(ranks: int, total: int) -> None:
     def claim(process_group: ThreadGroup) -> list[int]:
         claims = WorkQueue(total, process_group=process_group)
         results: list[int] = []
@@ -40,7 +40,7 @@ def test_every_place_of_a_plan_is_claimed_once(ranks: int, total: int) -> None:
     assert sorted(place for part in parts for place in part) == list(range(total))
 
 
-def test_plans_that_follow_each_other_are_dealt_apart() -> None:
+def test_consecutive_plans_are_claimed_separately() -> None:
     def claim(process_group: ThreadGroup) -> list[list[int]]:
         return [list(drain(WorkQueue(7, process_group=process_group))) for _ in range(3)]
 
@@ -50,7 +50,7 @@ def test_plans_that_follow_each_other_are_dealt_apart() -> None:
         assert sorted([*one, *other]) == list(range(7))
 
 
-def test_claims_become_small_towards_the_end() -> None:
+def test_claims_become_smaller_towards_the_end() -> None:
     sizes: list[int] = []
     process_group = ThreadGroup.of(2)[0]
     claims = WorkQueue(100, process_group=process_group)
@@ -87,7 +87,7 @@ def test_rank_0_searches_and_the_others_get_its_result() -> None:
     assert asked == [0]
 
 
-def test_the_first_rank_is_done_before_the_others_begin() -> None:
+def test_the_first_rank_finishes_before_the_others_start() -> None:
     order: list[int] = []
 
     def work(process_group: ThreadGroup) -> None:
@@ -100,7 +100,7 @@ def test_the_first_rank_is_done_before_the_others_begin() -> None:
     assert sorted(order) == [0, 1, 2]
 
 
-def test_no_rank_continues_where_one_has_failed() -> None:
+def test_no_rank_continues_after_one_has_failed() -> None:
     passed: list[int] = []
 
     def work(process_group: ThreadGroup) -> str:
@@ -117,7 +117,7 @@ def test_no_rank_continues_where_one_has_failed() -> None:
     assert passed == []
 
 
-def test_ranks_that_stand_in_different_places_are_reported() -> None:
+def test_ranks_in_different_collective_calls_are_reported() -> None:
     def work(process_group: ThreadGroup) -> str:
         with pytest.raises(AssertionError) as error:
             process_group.all_gather_object(1, "the loss" if process_group.rank else "the rows")
@@ -139,7 +139,7 @@ def test_tensors_are_summed_together_up_to_a_size() -> None:
     ]
 
 
-def test_many_tensors_come_in_buckets_of_limited_size() -> None:
+def test_many_tensors_are_summed_in_buckets_of_limited_size() -> None:
     tensors = [torch.zeros(BUCKET_BYTES // 12) for _ in range(10)]  # a third of a bucket each
 
     results = list(buckets(tensors))
@@ -148,7 +148,7 @@ def test_many_tensors_come_in_buckets_of_limited_size() -> None:
     assert sum(tensor.numel() for bucket in results for tensor in bucket) == sum(t.numel() for t in tensors)
 
 
-def test_sums_are_on_every_rank() -> None:
+def test_every_rank_gets_the_sums() -> None:
     def work(process_group: ThreadGroup) -> Any:
         tensors = [torch.full((2,), float(process_group.rank + 1)), torch.ones(1)]
         process_group.all_reduce_sum_(tensors)

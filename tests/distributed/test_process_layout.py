@@ -1,4 +1,4 @@
-"""What `explain` says of the processes of a file, before any is started."""
+"""Tests of the process layout that `explain` reports before any process is started."""
 
 from typing import Any
 
@@ -47,11 +47,11 @@ def test_machines_processes_and_a_step_are_reported() -> None:
         ),
     ],
 )
-def test_a_step_is_what_the_processes_share(trainer: dict[str, Any], line: str) -> None:
+def test_the_processes_share_a_step(trainer: dict[str, Any], line: str) -> None:
     assert plan_lines({"processes": 2}, **trainer) == ["1 machine, 2 processes on each", line]
 
 
-def test_what_only_the_machine_knows_is_left_open() -> None:
+def test_values_known_only_on_the_machine_are_not_reported() -> None:
     assert plan_lines({}, batch_size=4, effective_batch_size=32) == [
         "1 machine, one process for each GPU on each",
         "a step: 32 rows = the processes x 4 rows",
@@ -59,7 +59,7 @@ def test_what_only_the_machine_knows_is_left_open() -> None:
     assert plan_lines({"processes": 2}, batching="token_budget") == ["1 machine, 2 processes on each"]
 
 
-def test_workers_of_ray_share_a_step_wherever_they_are() -> None:
+def test_workers_of_ray_share_a_step_on_any_machines() -> None:
     ray = {"type": "ray", "workers": 4}
 
     assert plan_lines(ray, batch_size=4, effective_batch_size=64) == [
@@ -72,7 +72,7 @@ def test_workers_of_ray_share_a_step_wherever_they_are() -> None:
     ]
 
 
-def test_a_file_of_one_process_has_no_layout() -> None:
+def test_a_single_process_has_no_layout() -> None:
     config = Config.model_validate(
         {
             "base_model": "unused",

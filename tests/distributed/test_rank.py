@@ -1,4 +1,4 @@
-"""A rank in a thread: what it tells of its work, and how it is stopped."""
+"""Tests of a rank, run in a thread: its messages, and how it is stopped."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def messages_of(work: Callable[[], Any], *, stop: threading.Event | None = None, quiet: bool = False) -> list[Message]:
-    """What a rank tells of its work."""
+    """Return the messages of a rank that runs `work`."""
     messages: list[Message] = []
     stopping = stop or threading.Event()
 
@@ -87,7 +87,7 @@ def test_an_error_is_reported_with_its_traceback(error: Exception) -> None:
     assert raised == LogMessage("raised", 0, "")
 
 
-def test_an_error_that_cannot_be_sent_is_reported_by_its_name() -> None:
+def test_an_error_that_cannot_be_pickled_is_reported_by_name() -> None:
     class Local(Exception):  # noqa: N818 -- no error of anybody's
         pass
 
@@ -100,7 +100,7 @@ def test_an_error_that_cannot_be_sent_is_reported_by_its_name() -> None:
     assert str(left.error) == "Local: of a class that only exists here"
 
 
-def test_a_rank_that_takes_steps_stops_after_one() -> None:
+def test_a_training_rank_stops_after_a_step() -> None:
     stop = threading.Event()
 
     def work() -> int:
@@ -118,7 +118,7 @@ def test_a_rank_that_takes_steps_stops_after_one() -> None:
     assert left.result >= 0
 
 
-def test_anything_else_is_interrupted() -> None:
+def test_other_work_is_interrupted() -> None:
     stop = threading.Event()
 
     def work() -> None:
@@ -132,7 +132,7 @@ def test_anything_else_is_interrupted() -> None:
     assert isinstance(left.error, KeyboardInterrupt)
 
 
-def test_a_worker_sends_its_warnings_and_nothing_below() -> None:
+def test_a_worker_sends_warnings_and_errors_only() -> None:
     messages = deque[LogMessage]()
     listen(messages)
 

@@ -1,4 +1,4 @@
-"""What the command makes of ranks that run elsewhere: their words, their end, their death."""
+"""Tests of the monitor of remote ranks: their messages, their end and their death."""
 
 import os
 import signal
@@ -29,33 +29,33 @@ DEATH: tuple[Posted, ...] = (("a", RankFinished(LostRankError("gone"))), ("", Ra
 
 
 class Script:
-    """Ranks that tell what stands in a script, some of it at a time; then they are silent."""
+    """Ranks that send scripted messages in parts and are then silent."""
 
     def __init__(self, *parts: Sequence[Posted], after_stop: Sequence[Posted] = ()) -> None:
         self.parts, self.after_stop = list(parts), after_stop
         self.done: list[str] = []
 
     def poll(self, timeout_seconds: float) -> Sequence[Posted]:
-        """The next part."""
+        """Return the next part of the messages."""
         if not self.parts:
             time.sleep(0.01)
         return self.parts.pop(0) if self.parts else ()
 
     def stop(self) -> None:
-        """Tell what comes of it."""
+        """Record the call; send the messages for it."""
         self.done.append("stop")
         self.parts.append(self.after_stop)
 
     def end(self, sender: str) -> None:
-        """Remember it."""
+        """Record the call."""
         self.done.append(f"end {sender}")
 
     def close(self) -> None:
-        """Remember it."""
+        """Record the call."""
         self.done.append("close")
 
     def resources(self) -> Mapping[str, float]:
-        """Of one machine."""
+        """Return the resources of one machine."""
         return {"CPUs": 2.0, "GPUs": 0.0}
 
 
@@ -94,7 +94,7 @@ def test_the_result_is_that_of_rank_0(capsys: pytest.CaptureFixture[str], caplog
     assert ranks.done == ["close"]
 
 
-def test_an_error_is_raised_once_the_others_have_ended_with_it() -> None:
+def test_an_error_is_raised_after_the_other_ranks_have_ended() -> None:
     ranks = Script(
         BOTH, [("b", RankFinished(DataError("row 7 is empty")))], [("a", RankFinished(LostRankError("gone")))]
     )
@@ -102,7 +102,7 @@ def test_an_error_is_raised_once_the_others_have_ended_with_it() -> None:
     with pytest.raises(DataError, match="row 7 is empty"):
         followed(ranks)
 
-    assert ranks.done == ["end b", "close"], "nobody waits for a rank that has ended"
+    assert ranks.done == ["end b", "close"], "there is no wait for a rank that has ended"
 
 
 def test_ranks_that_do_not_end_with_the_others_are_waited_for_a_few_seconds() -> None:
@@ -110,7 +110,7 @@ def test_ranks_that_do_not_end_with_the_others_are_waited_for_a_few_seconds() ->
         followed(Script(BOTH, [("b", RankFinished(DataError("row 7 is empty")))]), end_seconds=0.05)
 
 
-def test_a_death_is_reported_in_a_line_and_what_old_ranks_say_is_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_death_is_reported_in_a_line_and_messages_of_old_ranks_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     late: list[Posted] = [("b", LogMessage("partita", 40, "too late")), ("b", RankFinished(DataError("too late")))]
     end: list[Posted] = [("c", RankFinished(None, "made")), ("d", RankFinished(None)), ("", JobFinished())]
 
@@ -137,12 +137,12 @@ def test_one_death_too_many_ends_the_training(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.messages) == 1
 
 
-def test_an_error_of_ray_itself_is_reported() -> None:
+def test_an_internal_error_of_ray_is_reported() -> None:
     with pytest.raises(TrainingError, match="Ray has ended the training: no room for workers"):
         followed(Script([("", JobFinished("no room for workers"))]))
 
 
-def test_ranks_that_do_not_come_are_not_waited_for_without_an_end() -> None:
+def test_waiting_for_ranks_to_start_has_a_limit() -> None:
     with pytest.raises(PartitaError) as error:
         followed(Script(BOTH[:1]), timeout_seconds=0.05)
 
@@ -171,7 +171,7 @@ def test_an_interrupt_stops_the_ranks_and_waits_for_them(number: signal.Signals)
     assert ranks.done[-1] == "close"
 
 
-def test_nobody_starts_again_once_the_board_is_reported_to_stop() -> None:
+def test_ranks_are_not_restarted_after_the_queue_is_stopped() -> None:
     board = EventQueue()
     board.post("a", RankStarted(0, 1, "node-0", 11), "actor")
     assert not board.is_stopping()
@@ -181,11 +181,11 @@ def test_nobody_starts_again_once_the_board_is_reported_to_stop() -> None:
     assert not any(isinstance(message, RankDied) for _, message in board.fetch()[0])
 
 
-def test_the_board_says_whether_a_death_ends_all() -> None:
+def test_the_queue_reports_whether_a_death_ends_the_work() -> None:
     board = EventQueue()
     board.post("a", RankStarted(0, 2, "node-0", 11), "actor")
     board.post("a", RankFinished(LostRankError("gone")), "actor")
-    assert not board.record_deaths([0, 1]), "it has ended with another one"
+    assert not board.record_deaths([0, 1]), "it ended together with another rank"
     board.post("c", RankStarted(0, 2, "node-0", 21), "another")
     assert board.is_at_work()
     board.post("c", RankFinished(DataError("row 7 is empty")), "another")

@@ -1,4 +1,4 @@
-"""Whatever the number of processes: the same steps, the same model, the same answers, the same scores."""
+"""Tests that steps, model, answers and scores do not depend on the number of processes."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ Jobs = dict[int, tuple[Path, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def jobs(processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """The same job on 1, 2 and 4 processes."""
+    """Run the same job on 1, 2 and 4 processes."""
     results = {1: straight}
     for ranks in (2, 4):
         folder = processes.prepare(tmp_path_factory.mktemp("job") / "job", processes.settings())
@@ -26,7 +26,7 @@ def jobs(processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path_factory
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_steps_are_those_of_one_process(processes: Any, jobs: Jobs, ranks: int) -> None:
+def test_steps_equal_those_of_one_process(processes: Any, jobs: Jobs, ranks: int) -> None:
     one, several = processes.log(jobs[1][0]), processes.log(jobs[ranks][0])
 
     for key in ("step", "batch_hash", "rows", "tokens", "loss_tokens", "padding", "learning_rate"):
@@ -40,7 +40,7 @@ def test_steps_are_those_of_one_process(processes: Any, jobs: Jobs, ranks: int) 
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_answers_and_scores_are_those_of_one_process(processes: Any, jobs: Jobs, ranks: int) -> None:
+def test_answers_and_scores_equal_those_of_one_process(processes: Any, jobs: Jobs, ranks: int) -> None:
     (one, alone), (several, together) = jobs[1], jobs[ranks]
 
     for name in ("more", "few"):
@@ -52,12 +52,12 @@ def test_answers_and_scores_are_those_of_one_process(processes: Any, jobs: Jobs,
     assert metrics[0]["colour"] == metrics[1]["colour"]
     assert metrics[0]["model"] == pytest.approx(metrics[1]["model"], rel=1e-3)
     assert alone["train:12"]["metrics"].keys() == together["train:12"]["metrics"].keys()
-    assert not list(several.glob("run/journal/*.rank-*")), "what ranks wrote is in the journal of the job"
+    assert not list(several.glob("run/journal/*.rank-*")), "the records of all ranks are in the journal of the job"
     assert not list(several.glob("run/.tokens-*"))
 
 
 @pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
-def test_ranks_score_the_answers_that_one_process_samples(processes: Any, tmp_path: Path, slots: bool) -> None:
+def test_ranks_score_the_same_sampled_answers_as_one_process(processes: Any, tmp_path: Path, slots: bool) -> None:
     config = processes.settings() | {
         "trainer": {"type": "none"},
         "output_features": [{"name": "colour", "type": "text"}],
@@ -76,7 +76,7 @@ def test_ranks_score_the_answers_that_one_process_samples(processes: Any, tmp_pa
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_all_ranks_come_to_the_same_sizes(processes: Any, jobs: Jobs, ranks: int) -> None:
+def test_all_ranks_find_the_same_sizes(processes: Any, jobs: Jobs, ranks: int) -> None:
     folder = jobs[ranks][0]
     sizes = [json.loads((folder / f"sizes-{rank}.json").read_text()) for rank in range(ranks)]
 

@@ -1,4 +1,4 @@
-"""Workers that Ray starts: the same answers as in one process, and no row lost or answered twice, whoever dies."""
+"""Tests of Ray workers: answers equal those of one process, and no row is lost or answered twice after a death."""
 
 import json
 import os
@@ -33,12 +33,12 @@ SETTINGS = {
     "trainer": {"type": "none", "batch_size": 8},
 }
 POISON = "poison"
-"""A word that the tokenizer of these tests knows, and the model does not."""
+"""A word in the vocabulary of the tokenizer for which the model has no embedding."""
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A Ray on this machine, with room for a fleet of two beside another one that is ending."""
+    """Start Ray on this machine, with resources for two workers while two others are ending."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
     ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
     terminate = signal.getsignal(signal.SIGTERM)
@@ -56,7 +56,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, 300 rows, and the file of a job."""
+    """Return a folder with a model, 300 rows, and the configuration of a job."""
     folder = tmp_path_factory.mktemp("ray")
     chance = random.Random(1)
     words = [f"w{number}" for number in range(60)]
@@ -70,14 +70,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json_lines(folder / "words.jsonl", [{"text": f"{text} {POISON}", "answer": "w1"} for text in texts])
     Model(scratch, quiet=True).save(folder / "base")
     teach_word(folder / "base" / "tokenizer.json", POISON)
-    (folder / "base" / SUMS).unlink()  # as the error tells somebody who changed a saved model
+    (folder / "base" / SUMS).unlink()  # as the error message advises after changes of a saved model
     (folder / "run.yaml").write_text(yaml.safe_dump(SETTINGS), encoding="utf8")
     return folder
 
 
 @pytest.fixture(scope="module")
 def pool(folder: Path, address: str) -> Model:
-    """A model on two workers, which several tests share."""
+    """Return a model on two workers, shared by several tests."""
     return on_ray(folder)
 
 
@@ -99,7 +99,7 @@ def set_words(changes: dict[str, Any]) -> list[str]:
 
 
 def teach_word(path: Path, word: str) -> None:
-    """Give a tokenizer a word behind all that the model has embeddings for."""
+    """Add a word to a tokenizer, with an id beyond the embeddings of the model."""
     tokenizer = json.loads(path.read_text("utf8"))
     vocabulary = tokenizer["model"]["vocab"]
     number = max([*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])]) + 1
@@ -109,7 +109,7 @@ def teach_word(path: Path, word: str) -> None:
 
 
 def workers() -> list[psutil.Process]:
-    """Processes of workers below this one."""
+    """Return the worker processes started by this one."""
     results = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -121,17 +121,17 @@ def workers() -> list[psutil.Process]:
 
 
 def answered(output: str) -> int:
-    """Records in the journal of an output."""
+    """Return the number of records in the journal of an output."""
     return sum(path.read_bytes().count(b"\n") - 1 for path in Path("runs/run/journal").glob(f"{output}-*.jsonl"))
 
 
 def recorded(output: str) -> list[int]:
-    """The rows that stand in the journal of an output."""
+    """Return the rows in the journal of an output."""
     [path] = Path("runs/run/journal").glob(f"{output}-*.jsonl")
     return [json.loads(line)["row"] for line in path.read_text("utf8").splitlines()[1:]]
 
 
-def test_greedy_answers_are_those_of_one_process(pool: Model, folder: Path) -> None:
+def test_greedy_answers_equal_those_of_one_process(pool: Model, folder: Path) -> None:
     result = pool.predict("rows.jsonl", output="greedy.jsonl")
     in_one_process(folder).predict("rows.jsonl", output="alone.jsonl")
 
@@ -141,7 +141,7 @@ def test_greedy_answers_are_those_of_one_process(pool: Model, folder: Path) -> N
     assert sorted(recorded("greedy")) == list(range(300))
 
 
-def test_a_journal_of_one_process_is_continued_by_workers(pool: Model, folder: Path) -> None:
+def test_workers_resume_a_journal_of_one_process(pool: Model, folder: Path) -> None:
     in_one_process(folder).predict("rows.jsonl", output="both.jsonl")
     [journal] = Path("runs/run/journal").glob("both-*.jsonl")
     lines = journal.read_bytes().splitlines(keepends=True)
@@ -154,7 +154,7 @@ def test_a_journal_of_one_process_is_continued_by_workers(pool: Model, folder: P
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_there_may_be_hardly_any_rows(pool: Model, folder: Path, rows: int) -> None:
+def test_there_may_be_fewer_rows_than_workers(pool: Model, folder: Path, rows: int) -> None:
     write_json_lines(Path("few.jsonl"), [{"text": f"w{number} w7"} for number in range(rows)])
     with Path("few.jsonl").open("a", encoding="utf8") as file:
         file.write("{broken\n")
@@ -167,7 +167,7 @@ def test_there_may_be_hardly_any_rows(pool: Model, folder: Path, rows: int) -> N
     assert [line["status"] for line in lines] == ["ok"] * rows + ["error"]
 
 
-def test_an_error_inside_a_worker_belongs_to_its_row(pool: Model, folder: Path) -> None:
+def test_an_error_in_a_worker_is_assigned_to_its_row(pool: Model, folder: Path) -> None:
     rows = [{"text": f"w{number} {POISON if number % 5 == 0 else 'w3'} w9"} for number in range(40)]
     write_json_lines(Path("poisoned.jsonl"), rows)
 
@@ -181,7 +181,7 @@ def test_an_error_inside_a_worker_belongs_to_its_row(pool: Model, folder: Path) 
 
 
 @pytest.mark.long
-def test_a_worker_that_is_killed_loses_no_row(pool: Model, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_worker_loses_no_row(pool: Model, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     seed = session_seed()
     chance = random.Random(seed)
     after = chance.randint(1, 200)
@@ -210,12 +210,12 @@ def test_an_interrupted_job_finishes_the_started_rows(pool: Model, folder: Path)
     assert Path("asked.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
 
 
-def test_scores_are_those_of_one_process(pool: Model, folder: Path) -> None:
+def test_scores_equal_those_of_one_process(pool: Model, folder: Path) -> None:
     assert pool.evaluate("rows.jsonl") == in_one_process(folder).evaluate("rows.jsonl")
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["slots", "batches"])
-def test_sampled_answers_are_those_of_one_process(folder: Path, address: str, static: bool) -> None:
+def test_sampled_answers_equal_those_of_one_process(folder: Path, address: str, static: bool) -> None:
     changes = {"generation": {"do_sample": True, "temperature": 0.9, "slots": not static}, "trainer": {"batch_size": 8}}
     names = [f"sampled-{static}.jsonl", f"sampled-{static}-alone.jsonl"]
 
@@ -227,7 +227,7 @@ def test_sampled_answers_are_those_of_one_process(folder: Path, address: str, st
 
 
 @pytest.mark.long
-def test_workers_that_die_again_and_again_end_the_job(folder: Path, address: str) -> None:
+def test_workers_that_die_repeatedly_end_the_job(folder: Path, address: str) -> None:
     model = on_ray(folder)
     others = {process.pid for process in workers()}
     ended = threading.Event()
@@ -249,7 +249,7 @@ def test_workers_that_die_again_and_again_end_the_job(folder: Path, address: str
 
 
 @pytest.mark.long
-def test_a_command_that_is_killed_continues(pool: Model, folder: Path, address: str) -> None:
+def test_a_killed_command_resumes(pool: Model, folder: Path, address: str) -> None:
     command = [sys.executable, "-m", "partita", "predict", "run.yaml", "--dataset", "rows.jsonl"]
     backend = ["--set", "backend.type=ray", "--set", "backend.workers=2", "--set", f"backend.address={address}"]
     job = subprocess.Popen(
@@ -268,7 +268,9 @@ def test_a_command_that_is_killed_continues(pool: Model, folder: Path, address: 
     assert Path("stopped.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
 
 
-def test_without_ray_the_message_says_how_to_have_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_reported_with_the_command_that_installs_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(ConfigError) as error:
@@ -286,7 +288,7 @@ def test_without_ray_the_message_says_how_to_have_it(folder: Path, monkeypatch: 
         ("tune", "tune", "the workers find their sizes themselves; remove backend for those of this process"),
     ],
 )
-def test_verbs_that_workers_do_not_do_are_refused(folder: Path, verb: str, name: str, instead: str) -> None:
+def test_methods_that_workers_do_not_support_are_refused(folder: Path, verb: str, name: str, instead: str) -> None:
     with pytest.raises(PartitaError) as error:
         getattr(on_ray(folder), verb)()
 

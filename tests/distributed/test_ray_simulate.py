@@ -1,4 +1,4 @@
-"""Dialogues that ranks of Ray's have: the same transcripts as of one process, also where one of them dies."""
+"""Tests of simulations on Ray: transcripts equal those of one process, also after the death of a worker."""
 
 import json
 import os
@@ -34,9 +34,9 @@ SLOW = {
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    """A Ray on this machine."""
+    """Start Ray on this machine."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    os.environ |= {"RAY_worker_niceness": "0"}  # else whatever runs beside these tests comes first
+    os.environ |= {"RAY_worker_niceness": "0"}  # otherwise another Ray on this machine would be used
     ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
     terminate = signal.getsignal(signal.SIGTERM)
     ray.init(
@@ -48,12 +48,12 @@ def ray() -> Iterator[Any]:
 
 
 def count_dialogues(output: Path) -> int:
-    """Dialogues that ranks have kept, and a line for each of their files."""
+    """Return the number of dialogues saved by ranks, plus a line for each of their files."""
     return sum(path.read_bytes().count(b"\n") for path in output.glob(".*.jsonl"))
 
 
 def kill_worker() -> None:
-    """Kill one of Ray's workers, by SIGKILL."""
+    """Kill one of Ray's workers with SIGKILL."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if process.name().startswith("ray::RayTrainW"):
@@ -61,7 +61,7 @@ def kill_worker() -> None:
                 return
 
 
-def test_dialogues_on_ray_that_lost_a_worker_are_those_of_one_process(
+def test_dialogues_on_ray_with_a_killed_worker_equal_those_of_one_process(
     ray: Any,
     straight: tuple[Path, dict[str, Any]],
     tmp_path: Path,
@@ -83,7 +83,7 @@ def test_dialogues_on_ray_that_lost_a_worker_are_those_of_one_process(
     for name in ("gold.jsonl", "predicted.jsonl"):
         assert (out / name).read_bytes() == (straight[0] / "out" / name).read_bytes()
     keys = [json.loads(line)["dialogue"] for line in (out / ".gold.jsonl").read_text("utf8").splitlines()[1:]]
-    assert len(keys) == len(set(keys)) == 60, "none is had twice"
+    assert len(keys) == len(set(keys)) == 60, "no dialogue runs twice"
     assert {path.name for path in out.iterdir()} == {
         "gold.jsonl",
         "predicted.jsonl",
@@ -93,7 +93,7 @@ def test_dialogues_on_ray_that_lost_a_worker_are_those_of_one_process(
     }
 
 
-def test_rounds_on_ray_that_lost_a_worker_are_those_of_one_process(
+def test_self_training_on_ray_with_a_killed_worker_equals_that_of_one_process(
     ray: Any,
     processes: Any,
     rounds: Path,

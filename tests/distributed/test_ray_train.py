@@ -1,4 +1,4 @@
-"""Training by workers that Ray starts: the same steps as in one process, whoever dies, and errors as they were."""
+"""Tests of training on Ray: the same steps as in one process, also after deaths, and unchanged errors."""
 
 import json
 import os
@@ -37,9 +37,9 @@ ON_RAY = ["backend.type=ray", "backend.workers=2"]
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    """A Ray on this machine."""
+    """Start Ray on this machine."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    os.environ |= {"RAY_worker_niceness": "0"}  # else whatever runs beside these tests comes first
+    os.environ |= {"RAY_worker_niceness": "0"}  # otherwise another Ray on this machine would be used
     ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
     terminate = signal.getsignal(signal.SIGTERM)
     settings = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": 100 * 2**20}
@@ -51,14 +51,14 @@ def ray() -> Iterator[Any]:
 
 @pytest.fixture
 def folder(processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with rows and a file, where the command is started."""
+    """Change into a folder with rows and a configuration; return it."""
     prepared: Path = processes.prepare(tmp_path / "job", processes.settings())
     monkeypatch.chdir(prepared)
     return prepared
 
 
 def kill_worker(killed: list[int]) -> None:
-    """Kill a worker that trains, by SIGKILL."""
+    """Kill a training worker with SIGKILL."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if not killed and process.name().startswith("ray::RayTrainW"):
@@ -67,13 +67,13 @@ def kill_worker(killed: list[int]) -> None:
 
 
 def steps(run: Path = Path("run")) -> int:
-    """Steps in the log of a run."""
+    """Return the number of steps in the log of a run."""
     path = run / "log.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @pytest.mark.long
-def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_process(
+def test_stopped_training_with_a_killed_worker_takes_the_steps_of_one_process(
     ray: Any,
     folder: Path,
     processes: Any,
@@ -108,7 +108,7 @@ def test_training_that_was_stopped_and_lost_a_worker_takes_the_steps_of_one_proc
 
     manifest = json.loads(Path("run/manifest.json").read_text("utf8"))
     assert manifest["numbers_of_a_process"] < 0.6 * manifest["parameters"]
-    assert model._backend.context.weights == Path("run/model"), "what predict takes"
+    assert model._backend.context.weights == Path("run/model"), "the weights for predictions"
     assert model.train(run="run").steps == 12, "finished, and not trained again"
     assert not list(Path("run").glob(".ray-*"))
 
@@ -127,5 +127,5 @@ def test_an_error_of_one_rank_is_raised_unchanged_and_nothing_is_restarted(
     assert error.value.__notes__[0].startswith(f"raised in rank 1 on {os.uname().nodename}:\nTraceback")
     assert "is gone" not in caplog.text
     manifest = json.loads(Path("run/manifest.json").read_text("utf8"))
-    assert manifest["status"] == "failed", "rank 0 did not wait for it"
+    assert manifest["status"] == "failed", "rank 0 must not wait for rank 1"
     assert manifest["data"]["training"]["rows"] == 101

@@ -1,4 +1,4 @@
-"""Rounds of dialogues and training on several processes: the same dialogues, the same steps, also after a kill."""
+"""Tests of self-training on several processes: the same dialogues and steps, also after a kill."""
 
 import json
 import random
@@ -20,7 +20,7 @@ DIALOGUES = 24
 
 @pytest.fixture
 def folder(processes: Any, tmp_path: Path) -> Path:
-    """A file whose two rounds of 24 greedy dialogues have six steps of two batches each."""
+    """Return a folder with a configuration: two rounds of 24 greedy dialogues and six steps of two batches."""
     fill(tmp_path)
     trainer = {"batch_size": 4, "effective_batch_size": 8, "learning_rate": 0.003, "steps_per_checkpoint": 2}
     file = settings(
@@ -36,7 +36,7 @@ def folder(processes: Any, tmp_path: Path) -> Path:
 
 
 def left(folder: Path) -> tuple[list[bytes], list[list[str]]]:
-    """Transcripts of all rounds, and hashes of the rows of all steps."""
+    """Return the transcripts of all rounds, and the batch hashes of all steps."""
     run = folder / "run"
     transcripts = [
         (run / "rounds" / str(number) / "transcripts" / "predicted.jsonl").read_bytes() for number in (1, 2, 3)
@@ -48,7 +48,7 @@ def left(folder: Path) -> tuple[list[bytes], list[list[str]]]:
 
 
 @pytest.mark.long
-def test_rounds_are_those_of_one_process_also_where_a_rank_was_killed(processes: Any, folder: Path) -> None:
+def test_rounds_equal_those_of_one_process_also_after_a_rank_was_killed(processes: Any, folder: Path) -> None:
     other = folder.parent / "several"
     shutil.copytree(folder, other)
     processes.start(1, folder, "train:8")
@@ -65,7 +65,7 @@ def test_rounds_are_those_of_one_process_also_where_a_rank_was_killed(processes:
     assert not list(other.glob("run/rounds/*/transcripts/.*rank-*"))
 
 
-def test_rounds_whose_weights_are_shared_out_are_those_of_one_process(processes: Any, folder: Path) -> None:
+def test_rounds_with_sharded_weights_equal_those_of_one_process(processes: Any, folder: Path) -> None:
     other = folder.parent / "shared"
     shutil.copytree(folder, other)
     processes.start(1, folder, "train:8")
@@ -78,4 +78,4 @@ def test_rounds_whose_weights_are_shared_out_are_those_of_one_process(processes:
     assert left(other) == left(folder)
     for run in ("run", "run/rounds/1", "run/rounds/2"):
         manifest = json.loads((other / run / "manifest.json").read_text("utf8"))
-        assert manifest["numbers_of_a_process"] < 0.7 * manifest["parameters"], "each has its half"
+        assert manifest["numbers_of_a_process"] < 0.7 * manifest["parameters"], "each rank has half of the weights"

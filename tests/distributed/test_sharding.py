@@ -1,4 +1,4 @@
-"""Processes that share the weights of a model take the steps of one that has them all."""
+"""Tests of sharded weights (FSDP): training takes the steps of one process with all weights."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.long
 
 SHARED = {"type": "torchrun", "sharding": "full", "timeout_seconds": 60}
 PATIENT = SHARED | {"timeout_seconds": 1800}
-"""With a timeout above that of a test, which therefore fails where a rank waits for it."""
+"""The timeout of collectives is longer than that of a test, so a test fails if a rank waits for another."""
 EVERYTHING = {
     "mixed_precision": "bf16",
     "gradient_checkpointing": True,
@@ -19,11 +19,11 @@ EVERYTHING = {
     "optimizer": {"type": "schedule_free_adamw", "weight_decay": 0.1},
     "eval_batch_size": "auto",
 }
-"""What else touches weights, gradients or the state of an optimizer."""
+"""Other options that use weights, gradients or the state of an optimizer."""
 
 
 def all_weights(processes: Any, **trainer: Any) -> dict[str, Any]:
-    """A file that trains the whole model, whose input and output layers are one tensor."""
+    """Return a configuration that trains all weights, with tied embeddings."""
     settings: dict[str, Any] = processes.settings(learning_rate=0.003, **trainer)
     settings["base_model"]["tie_word_embeddings"] = True
     del settings["adapter"]
@@ -31,7 +31,7 @@ def all_weights(processes: Any, **trainer: Any) -> dict[str, Any]:
 
 
 def job(processes: Any, folder: Path, settings: dict[str, Any], ranks: int, *steps: str) -> dict[str, Any]:
-    """Results of a job of so many processes, which share the weights."""
+    """Run a job on `ranks` processes with sharded weights; return its results."""
     prepared = processes.prepare(folder, settings | {"backend": SHARED})
     result: dict[str, Any] = processes.start(ranks, prepared, *steps)
     return result
@@ -45,12 +45,12 @@ def assert_same_steps(one: list[dict[str, Any]], several: list[dict[str, Any]]) 
 
 @pytest.fixture(scope="module")
 def whole(processes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """All weights trained by one process, which has nobody to share them with."""
+    """Train all weights on one process; return folder and results."""
     folder = tmp_path_factory.mktemp("whole") / "job"
     return folder, job(processes, folder, all_weights(processes), 1, "train:12", "predict:more", "evaluate:more")
 
 
-def test_all_weights_are_trained_as_by_one_process(
+def test_full_fine_tuning_equals_that_of_one_process(
     processes: Any, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "job"
@@ -69,7 +69,7 @@ def test_all_weights_are_trained_as_by_one_process(
     assert configs[0] == configs[1]
 
 
-def test_an_adapter_is_trained_as_by_one_process(
+def test_training_of_an_adapter_equals_that_of_one_process(
     processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     job(processes, tmp_path / "job", processes.settings(), 2, "train:12", "predict:more")
@@ -105,7 +105,7 @@ def test_the_number_of_processes_may_change_and_one_may_be_killed(
     assert_same_steps(processes.log(whole[0]), processes.log(folder))
 
 
-def test_a_rank_whose_memory_ends_ends_the_job_and_says_what_to_write(
+def test_out_of_memory_on_a_rank_ends_the_job_with_advice(
     processes: Any, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     folder = processes.prepare(tmp_path / "job", all_weights(processes, max_steps=12) | {"backend": PATIENT})

@@ -1,4 +1,4 @@
-"""Dialogues that several processes have: the same transcripts as of one, whoever is killed, and nobody waits."""
+"""Tests of simulations on several processes: transcripts equal those of one process, also after kills."""
 
 import json
 import random
@@ -23,7 +23,7 @@ TASKS = 60
 
 
 def settings(**simulation: Any) -> dict[str, Any]:
-    """A file whose dialogues are sampled; keys of its simulation may be others."""
+    """Return a configuration with sampled dialogues; `simulation` overrides keys of its simulation section."""
     world = {"type": "environment", "environment": "worlds_of_tests:Echo"}
     return {
         "base_model": "base",
@@ -42,7 +42,7 @@ def write(folder: Path, **simulation: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(processes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Folder and report of the dialogues that one process has had."""
+    """Return folder and report of a simulation by one process."""
     folder = tmp_path_factory.mktemp("dialogues")
     shutil.copy(WORLDS, folder / "worlds_of_tests.py")
     words = ["say", "red", "green", "blue", "one", "two", "three", "ball", "box", "0", "1", "2", "3", "4", "5", "6"]
@@ -57,20 +57,20 @@ def straight(processes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 @pytest.fixture
 def folder(straight: tuple[Path, Any], tmp_path: Path) -> Path:
-    """The same files, and no dialogues."""
+    """Return a folder with the same files, without transcripts."""
     shutil.copytree(straight[0], tmp_path / "job", ignore=shutil.ignore_patterns("out", "results.json", "rank-*.json"))
     return tmp_path / "job"
 
 
 def same(folder: Path, straight: tuple[Path, Any]) -> bool:
-    """Whether the transcripts are those of one process, byte for byte, and nothing of a rank is left."""
+    """Return whether the transcripts equal those of one process byte for byte, and no file of a rank is left."""
     assert not list((folder / "out").glob(".*rank-*"))
     names = ("gold.jsonl", "predicted.jsonl")
     return all((folder / "out" / name).read_bytes() == (straight[0] / "out" / name).read_bytes() for name in names)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_dialogues_are_those_of_one_process(
+def test_dialogues_equal_those_of_one_process(
     processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path, ranks: int
 ) -> None:
     result = processes.start(ranks, folder, "simulate:out")["simulate:out"]
@@ -80,11 +80,11 @@ def test_dialogues_are_those_of_one_process(
     results = [json.loads((folder / f"rank-{rank}.json").read_text("utf8")) for rank in range(ranks)]
     assert all(rank["report"] == result for rank in results)
     assert all(rank["meetings"] == results[0]["meetings"] for rank in results)
-    assert max(results[0]["meetings"].values()) == 2, "once a history, and not by dialogues or turns"
+    assert max(results[0]["meetings"].values()) == 2, "collective calls once per history, not per dialogue or turn"
 
 
 @pytest.mark.long
-def test_a_job_of_which_ranks_were_killed_continues_with_any_number_of_them(
+def test_a_job_with_killed_ranks_resumes_with_any_number_of_ranks(
     processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path
 ) -> None:
     seed = session_seed()
@@ -97,7 +97,7 @@ def test_a_job_of_which_ranks_were_killed_continues_with_any_number_of_them(
             ranks, folder, "simulate:out", rank=rank, pattern="out/.*.jsonl", lines=lines, delay=chance.uniform(0, 0.02)
         )
         assert status[rank] == -signal.SIGKILL, f"seed {seed}: {status}"
-        assert all(status), f"seed {seed}: no rank ends well where one was killed"
+        assert all(status), f"seed {seed}: no rank succeeds after a kill"
         had = sum(path.read_bytes().count(b"\n") for path in (folder / "out").glob(".*.jsonl"))
     result = processes.start(2, folder, "simulate:out")["simulate:out"]
 
@@ -106,10 +106,10 @@ def test_a_job_of_which_ranks_were_killed_continues_with_any_number_of_them(
     for history in ("gold", "predicted"):
         kept = (folder / "out" / f".{history}.jsonl").read_text("utf8").splitlines()[1:]
         keys = [json.loads(line)["dialogue"] for line in kept]
-        assert len(keys) == len(set(keys)) == TASKS, f"seed {seed}: none is had twice"
+        assert len(keys) == len(set(keys)) == TASKS, f"seed {seed}: no dialogue runs twice"
 
 
-def test_fewer_dialogues_than_ranks_leave_some_without_any(
+def test_there_may_be_fewer_dialogues_than_ranks(
     processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path
 ) -> None:
     processes.start(4, write(folder, tasks={"count": 2}), "simulate:out")
@@ -148,4 +148,4 @@ def test_a_stop_request_on_one_rank_stops_all_and_finished_dialogues_are_kept(
     assert all("KeyboardInterrupt" in error for error in errors), errors
     assert not (folder / "out" / "gold.jsonl").exists()
     processes.start(2, folder, "simulate:out")
-    assert same(folder, straight), "how long the environment thinks is no part of a dialogue"
+    assert same(folder, straight), "the seconds of the environment are not part of a dialogue"

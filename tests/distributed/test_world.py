@@ -1,4 +1,4 @@
-"""Where a process stands, by what torchrun, accelerate and slurm write."""
+"""Tests of the rank and world size from the variables of torchrun, accelerate and slurm."""
 
 import pytest
 import torch
@@ -13,9 +13,7 @@ from partita_schema.errors import ConfigError, PartitaError
 
 def test_a_process_without_a_world_size_is_single() -> None:
     assert read_world({}) == DistributedEnv(rank=0, world_size=1, local_rank=0, local_world_size=1)
-    assert read_world({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == DistributedEnv(), (
-        "sbatch itself starts one process"
-    )
+    assert read_world({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) == DistributedEnv(), "sbatch starts a single process"
 
 
 def test_torchrun_sets_the_world() -> None:
@@ -24,7 +22,7 @@ def test_torchrun_sets_the_world() -> None:
     assert read_world(environment) == DistributedEnv(rank=5, world_size=8, local_rank=1, local_world_size=4)
 
 
-def test_a_place_without_local_numbers_has_its_own_machine() -> None:
+def test_a_rank_without_local_variables_is_alone_on_its_machine() -> None:
     assert read_world({"RANK": "1", "WORLD_SIZE": "2"}) == DistributedEnv(
         rank=1, world_size=2, local_rank=0, local_world_size=1
     )
@@ -42,7 +40,7 @@ def test_slurm_sets_the_world(tasks: str) -> None:
     assert read_world(environment) == DistributedEnv(rank=6, world_size=8, local_rank=2, local_world_size=4)
 
 
-def test_places_that_cannot_be_are_refused() -> None:
+def test_impossible_ranks_are_refused() -> None:
     with pytest.raises(PartitaError) as error:
         read_world({"RANK": "3", "WORLD_SIZE": "2"})
 
@@ -57,17 +55,17 @@ def test_places_that_cannot_be_are_refused() -> None:
         ({}, 2),
         ({"OMP_NUM_THREADS": "5"}, 5),
         ({"OMP_NUM_THREADS": "1"}, 1),
-        # What torchrun writes where nobody has written anything.
+        # The default of torchrun.
         ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 2),
         ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none", "PARTITA_THREADS": "1"}, 1),
     ],
 )
-def test_processes_share_the_cores_unless_a_person_says_otherwise(environment: dict[str, str], threads: int) -> None:
+def test_processes_share_the_cores_unless_configured(environment: dict[str, str], threads: int) -> None:
     assert own_threads(DistributedEnv(1, 8, 1, 4), cores=9, environment=environment) == threads
     assert own_threads(DistributedEnv(1, 8, 1, 4), cores=2, environment={}) == 1
 
 
-def test_a_device_of_ones_own_is_not_the_same_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_device_for_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config.model_validate(
         {
             "base_model": "unused",

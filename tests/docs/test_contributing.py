@@ -1,4 +1,4 @@
-"""The codebase tour, the recipes and the decisions name modules and folders that exist."""
+"""Tests that the modules and folders named in the codebase tour, the recipes and the decisions exist."""
 
 import re
 import tomllib
@@ -12,12 +12,12 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf8")
 
 
 def rows_under(heading: str) -> list[str]:
-    """The first cell of each row of the table after a heading."""
+    """Return the first cell of each row of the table after a heading."""
     table = TEXT.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
     return [cell.removesuffix("/") for cell in re.findall(r"^\| `([\w./]+)` \|", table, re.MULTILINE)]
 
 
-def test_the_tour_names_every_folder_in_the_order_of_its_layer() -> None:
+def test_the_tour_lists_every_folder_in_the_order_of_layers() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract["name"] == "layers of the framework")
     assert [layer.removesuffix(".py") for layer in rows_under("layer")] == layers[1:], "all but __main__"

@@ -1,4 +1,4 @@
-"""The objective in the guide of custom trainers, trained as a user would."""
+"""Tests of the objective in the guide on custom trainers."""
 
 import csv
 import random
@@ -18,7 +18,7 @@ GUIDE = ROOT / "docs" / "guides" / "custom-trainer.md"
 
 
 def write_files(folder: Path, **trainer: Any) -> Path:
-    """The files of the guide, with tickets of answers of one and of several tokens."""
+    """Write the files of the guide, with tickets whose answers have one or several tokens."""
     (module,) = (block for block in BLOCKS if block.page == GUIDE and block.comment == "file: row_mean.py")
     (config,) = (block for block in BLOCKS if block.page == GUIDE and "target: row_mean:" in block.text)
     (folder / "row_mean.py").write_text(module.text, encoding="utf8")
@@ -50,7 +50,7 @@ def test_the_objective_of_the_guide_is_trained_evaluated_and_logged(tmp_path: Pa
     assert 0 < log[0]["tokens/probability"] < log[-1]["tokens/probability"] < 1
     held_out = result.metrics["validation"]
     assert held_out["tokens/probability"] == pytest.approx(log[-1]["tokens/probability"], abs=0.3)
-    # Cross-entropy weighs each token the same, so that long answers count more.
+    # Cross-entropy gives each token the same weight, so long answers count more.
     cross_entropy = Model.load(tmp_path / "run", quiet=True).evaluate()["model"]
     assert cross_entropy.keys() == {"loss"}
     assert cross_entropy["loss"] != pytest.approx(result.metrics["test"]["loss"], rel=1e-3)

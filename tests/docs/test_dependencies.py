@@ -1,4 +1,4 @@
-"""What the packages import is declared in pyproject.toml, what is declared is used, and every extra is installed."""
+"""Tests of the dependencies: every import is declared in pyproject.toml, used if declared, and installed."""
 
 import ast
 import re
@@ -24,7 +24,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def imports() -> dict[str, list[str]]:
-    """Files by the top-level package that they import, without the standard library."""
+    """Return the files by the top-level package that they import, without the standard library."""
     results: dict[str, list[str]] = {}
     for path in (path for folder in ("framework", "schema", "trainers") for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
@@ -41,7 +41,7 @@ def imports() -> dict[str, list[str]]:
 
 
 def distributions() -> dict[str, set[str]]:
-    """Names of the distributions that install each imported package."""
+    """Return the names of the distributions that install each imported package."""
     installed = packages_distributions()
     return {name: {canonical(one) for one in installed.get(name, ())} for name in imports()}
 
@@ -66,7 +66,7 @@ def test_every_declared_dependency_is_imported() -> None:
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_every_extra_is_installed_where_the_tests_run(extra: str) -> None:
+def test_every_extra_is_installed(extra: str) -> None:
     missing = []
     for name in names(PROJECT["optional-dependencies"][extra]):
         try:

@@ -1,11 +1,11 @@
-"""What the pages say is so: files load, errors read as shown, commands and links exist, answers read as written.
+"""Tests of the pages: files load, errors are as shown, commands and links exist, answers are read as written.
 
-An HTML comment before a block says what the block is, where it is not a whole file:
+An HTML comment before a block says what it is, if it is not a complete configuration:
 
-- `not a whole file`: laid over a small file, the whole must load;
-- `wrong file: NAME`: it must fail, with just the messages that the page shows for NAME;
-- `warns: NAME`: it must load, with just the warnings that the page shows for NAME;
-- `file: NAME`, `run with NAME`: Python of the user's, and a file that is trained with it beside it;
+- `not a whole file`: merged into a small configuration, it must load;
+- `wrong file: NAME`: it must fail with exactly the messages that the page shows for NAME;
+- `warns: NAME`: it must load with exactly the warnings that the page shows for NAME;
+- `file: NAME`, `run with NAME`: a Python file, and a configuration that is trained with it in the same folder;
 - `answers read by: OUTPUTS`: a table of answers, and the values that these output features read from them.
 """
 
@@ -69,7 +69,7 @@ BLOCKS = list(find_blocks())
 
 
 def chosen(language: str, comment: str = "") -> Any:
-    """A test for each block of a language whose comment begins so; without one, for those without a comment."""
+    """Parametrize over the blocks of a language whose comment starts with `comment`, or that have no comment."""
     same_language = [block for block in BLOCKS if block.language == language]
     blocks = [block for block in same_language if (block.comment.startswith(comment) if comment else not block.comment)]
     return pytest.mark.parametrize("block", blocks, ids=str)
@@ -80,17 +80,17 @@ def shown_lines(page: Path, start: str) -> list[str]:
 
 
 @chosen("yaml")
-def test_every_file_in_the_pages_loads(block: Block) -> None:
+def test_every_configuration_in_the_pages_loads(block: Block) -> None:
     load_config(block.text)
 
 
 @chosen("yaml", "not a whole file")
-def test_every_fragment_in_the_pages_loads_in_a_small_file(block: Block) -> None:
+def test_every_fragment_in_the_pages_loads_in_a_small_configuration(block: Block) -> None:
     load_config(SMALL | yaml.safe_load(block.text))
 
 
 @chosen("yaml", "wrong file: ")
-def test_mistakes_in_the_pages_are_reported_as_the_page_shows(
+def test_wrong_configurations_in_the_pages_are_reported_as_shown(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = block.comment.removeprefix("wrong file: ")
@@ -102,7 +102,7 @@ def test_mistakes_in_the_pages_are_reported_as_the_page_shows(
 
 
 @chosen("yaml", "warns: ")
-def test_warnings_in_the_pages_are_given_as_the_page_shows(
+def test_warnings_in_the_pages_are_given_as_shown(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = block.comment.removeprefix("warns: ")
@@ -118,7 +118,7 @@ def test_every_python_block_compiles(block: Block) -> None:
 
 
 @chosen("yaml", "run with ")
-def test_files_that_use_python_of_the_pages_are_trained(block: Block, tmp_path: Path) -> None:
+def test_configurations_with_python_code_of_the_pages_are_trained(block: Block, tmp_path: Path) -> None:
     name = block.comment.removeprefix("run with ")
     (module,) = (other for other in BLOCKS if other.page == block.page and other.comment == f"file: {name}")
     (tmp_path / name).write_text(module.text, encoding="utf8")
@@ -148,27 +148,27 @@ def test_every_command_in_the_pages_exists_with_its_flags(block: Block) -> None:
         commands[words[1]].make_context(words[1], words[2:])
 
 
-def test_a_flag_that_does_not_exist_would_be_noticed() -> None:
+def test_a_flag_that_does_not_exist_is_detected() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     with pytest.raises(Exception, match="No such option: --datasett"):
         commands["predict"].make_context("predict", ["run.yaml", "--datasett", "x.csv", "--output", "y.csv"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_in_the_pages_leads_to_something(page: Path) -> None:
+def test_every_link_in_the_pages_has_a_target(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf8"), flags=re.DOTALL)
     for link in LINK.finditer(text):
         target, _, place = link["target"].partition("#")
         if "://" in target:
             continue
         results = (page.parent / target).resolve() if target else page
-        assert results.exists(), f"{page.relative_to(ROOT)} links to {target}, which is not there"
+        assert results.exists(), f"{page.relative_to(ROOT)} links to {target}, which does not exist"
         if place:
             assert place in headings(results), f"{page.relative_to(ROOT)} links to {link['target']}: no such heading"
 
 
 def headings(page: Path) -> list[str]:
-    """Headings as GitHub names them in links."""
+    """Return the anchors that GitHub gives to the headings."""
     lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf8"), flags=re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines]
 
@@ -182,7 +182,7 @@ def find_answers() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("outputs", "answer", "expected"), list(find_answers()))
-def test_answers_in_the_pages_are_read_as_the_page_says(outputs: Any, answer: str, expected: str) -> None:
+def test_answers_in_the_pages_are_read_as_shown(outputs: Any, answer: str, expected: str) -> None:
     features = outputs if isinstance(outputs, list) else [outputs]
     config = load_config(SMALL | {"output_features": features}).config
     decoded = Decoder(config, labels={}).decode(answer)
@@ -195,26 +195,26 @@ def test_answers_in_the_pages_are_read_as_the_page_says(outputs: Any, answer: st
 
 
 def table_names(page: Path, heading: str) -> set[str]:
-    """Names in back quotes in the first column of the table under a heading."""
+    """Return the names in backquotes in the first column of the table under a heading."""
     part = page.read_text(encoding="utf8").split(f"\n{heading}\n", 1)[1].split("\n#", 1)[0]
     first = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `")]
     return {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
 
 
-def test_the_training_guide_names_every_adapter_and_every_lora_initialization() -> None:
+def test_the_training_guide_lists_every_adapter_and_every_lora_initialization() -> None:
     guide = ROOT / "docs" / "guides" / "training.md"
     union = get_args(get_args(Adapter)[0])
     assert table_names(guide, "### Adapters") == {get_args(kind.model_fields["type"].annotation)[0] for kind in union}
     assert table_names(guide, "### LoRA initialization") == set(get_args(LoraAdapter.model_fields["init"].annotation))
 
 
-def test_the_index_of_decisions_names_every_one() -> None:
+def test_the_index_of_decisions_lists_every_decision() -> None:
     folder = ROOT / "docs" / "decisions"
     linked = {link["target"] for link in LINK.finditer((folder / "README.md").read_text(encoding="utf8"))}
     assert linked == {page.name for page in folder.glob("0*.md")}
 
 
-def test_the_benchmark_page_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_page_is_up_to_date_with_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from page import page  # type: ignore[import-not-found]
 

@@ -1,4 +1,4 @@
-"""Public functions with more than three parameters describe each of them under `Args:`."""
+"""Tests that public functions with more than three parameters describe each of them under `Args:`."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ def test_every_public_function_with_more_than_three_parameters_describes_each() 
     assert wrong == {}
 
 
-def test_a_parameter_that_is_not_described_is_noticed() -> None:
+def test_an_undescribed_parameter_is_detected() -> None:
     function = ast.parse(
         'def f(a, b, *, c, **rest):\n    """Do it.\n\n    Args:\n        a: A.\n        c: C.\n    """'
     ).body[0]
@@ -36,7 +36,7 @@ def test_a_parameter_that_is_not_described_is_noticed() -> None:
 
 
 def public_functions() -> Iterator[tuple[str, Function]]:
-    """Functions, methods and constructors whose names, and those of their classes, do not begin with an underscore."""
+    """Yield functions, methods and constructors with public names in public classes."""
     for package in PACKAGES:
         for path in sorted(package.rglob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf8"))
@@ -54,7 +54,7 @@ def functions_in(body: list[ast.stmt], *, prefix: str) -> Iterator[tuple[str, Fu
 
 
 def is_public(function: Function) -> bool:
-    """Whether to check a function: no command, no overload, and no method that refers to the one that it implements."""
+    """Return whether to check a function: not commands, overloads, or methods that refer to the one they implement."""
     overload = any(ast.unparse(one) == "overload" for one in function.decorator_list)
     refers = re.search(r"\b[Ss]ee `|^Use `", ast.get_docstring(function) or "")
     public = not function.name.startswith("_") or function.name == "__init__"
@@ -62,13 +62,13 @@ def is_public(function: Function) -> bool:
 
 
 def parameters_of(function: Function) -> tuple[set[str], set[str]]:
-    """Names of the parameters without `self`, and of those that collect others, which need no description."""
+    """Return the names of the parameters without `self`, and of `*args` and `**kwargs`, which need no description."""
     args = function.args
     named = {one.arg for one in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
     return named - {"self", "cls"}, {one.arg for one in (args.vararg, args.kwarg) if one is not None}
 
 
 def described_in(docstring: str) -> set[str]:
-    """Names under `Args:`, which ends at the next line with the indentation of its heading."""
+    """Return the names under `Args:`, which ends at the next line with the indentation of its heading."""
     section = re.search(r"^Args:\n((?: {4}.*\n?|\n)+)", docstring, re.MULTILINE)
     return set(re.findall(r"^ {4}\*{0,2}(\w+):", section[1], re.MULTILINE)) if section is not None else set()

@@ -1,4 +1,4 @@
-"""The guide for those who come from ParlAI works as it stands: its files are written, its commands and programs run."""
+"""Tests the guide for ParlAI users: writes its files and runs its commands and programs."""
 
 import json
 import sys
@@ -19,9 +19,7 @@ def rewards(file: Path) -> list[float]:
 
 
 @pytest.mark.long
-def test_the_guide_from_parlai_runs_from_its_first_block_to_its_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_blocks_of_the_guide_from_parlai_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for module in ("rooms", "guest"):
         monkeypatch.delitem(sys.modules, module, raising=False)
@@ -41,7 +39,7 @@ def test_the_guide_from_parlai_runs_from_its_first_block_to_its_last(
     assert [command[0] for command in commands] == ["preview", "train", "evaluate", "simulate", "simulate", "simulate"]
     (transcripts,) = tmp_path.glob("runs/desk*/transcripts/predicted.jsonl")
     assert rewards(transcripts) == rewards(tmp_path / "again" / "predicted.jsonl"), "another batch size"
-    assert sum(rewards(transcripts)) >= 20, "of 40; a guess would give 13"
+    assert sum(rewards(transcripts)) >= 20, "of 40; guessing would give 13"
     assert {path.name for path in (tmp_path / "replayed").glob("[a-z]*.jsonl")} == {"gold.jsonl", "predicted.jsonl"}
     oks = [json.loads(line)["ok"] for line in (tmp_path / "polite" / "predicted.jsonl").read_text("utf8").splitlines()]
     assert oks == [True] * 20

@@ -1,4 +1,4 @@
-"""The lock files pin what pyproject.toml asks for, with hashes, and keep development tools apart."""
+"""Tests that lock files pin the requirements of pyproject.toml with hashes, and separate development tools."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ def canonical(name: str) -> str:
 
 
 def pins(name: str) -> dict[str, tuple[str, int]]:
-    """Version and number of hashes of each package in a lock file."""
+    """Return version and number of hashes of each package in a lock file."""
     text = (ROOT / name).read_text(encoding="utf8")
     entries = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n", "", text))
     results = {}
@@ -37,7 +37,7 @@ def test_every_pin_has_hashes_and_none_is_for_a_device(name: str) -> None:
     assert not [one for one in result if one == "torch" or one.startswith(("nvidia-", "triton", "cuda-"))]
 
 
-def test_the_runtime_lock_has_what_the_package_needs_and_no_development_tools() -> None:
+def test_the_runtime_lock_has_the_requirements_and_no_development_tools() -> None:
     runtime, tools = pins("requirements.lock"), names(PROJECT["optional-dependencies"]["dev"])
     assert names(PROJECT["dependencies"]) <= set(runtime)
     assert not {"pytest", "mypy", "ruff", "hypothesis", "import-linter"} & set(runtime)
@@ -49,6 +49,6 @@ def test_both_locks_agree() -> None:
     assert {name: development[name] for name in runtime} == runtime
 
 
-def test_torch_is_pinned_in_its_own_file() -> None:
+def test_torch_is_pinned_in_a_separate_file() -> None:
     lines = (ROOT / "requirements-torch.txt").read_text(encoding="utf8").splitlines()
     assert [line for line in lines if not line.startswith("#")] == ["torch==2.13.0"]

@@ -1,4 +1,4 @@
-"""What is written in several files of the project agrees: addresses, version, licence, scripts that are called."""
+"""Tests that project files agree: addresses, version, licence, and scripts that are called."""
 
 import importlib.util
 import re
@@ -26,13 +26,13 @@ def read(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", OF_OUTSIDERS)
-def test_all_addresses_are_those_of_the_repository(name: str) -> None:
+def test_all_addresses_point_to_the_repository(name: str) -> None:
     addresses = ADDRESS.findall((ROOT / name).read_text(encoding="utf8"))
     assert addresses
     assert all(address == REPOSITORY or address.startswith(f"{REPOSITORY}/") for address in addresses)
 
 
-def test_the_citation_names_the_version_the_licence_and_the_authors() -> None:
+def test_the_citation_has_the_version_the_licence_and_the_authors() -> None:
     citation = read("CITATION.cff")
     assert citation["version"] == PROJECT["version"]
     assert citation["license"] == PROJECT["license"]
@@ -45,7 +45,7 @@ def make_targets() -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)
-def test_files_for_the_host_are_read_and_call_what_exists(path: Path) -> None:
+def test_files_for_the_git_host_are_valid_and_call_existing_targets(path: Path) -> None:
     assert yaml.safe_load(path.read_text(encoding="utf8"))
     text = path.read_text(encoding="utf8")
     called = {target for line in re.findall(r"run: make (.+)", text) for target in line.split() if "=" not in target}
@@ -54,7 +54,7 @@ def test_files_for_the_host_are_read_and_call_what_exists(path: Path) -> None:
         assert (ROOT / script).is_file()
 
 
-def test_the_workflow_runs_the_script_of_the_contributors() -> None:
+def test_the_workflow_runs_the_script_for_contributors() -> None:
     steps = read(".github/workflows/ci.yml")["jobs"]["all"]["steps"]
     assert [step["run"] for step in steps if "run" in step] == ["bash .ci/run"]
 
@@ -77,7 +77,7 @@ def hooks() -> ModuleType:
     return module
 
 
-def test_the_split_reference_holds_every_section_and_every_row(hooks: ModuleType) -> None:
+def test_the_split_reference_has_every_section_and_every_row(hooks: ModuleType) -> None:
     whole = (ROOT / "docs" / "config-reference.md").read_text(encoding="utf8")
     split = "\n".join(hooks.split(whole).pages.values())
     headings, rows = r"^#+ (.+)$", r"^\| \[?`(\w+)"
@@ -85,7 +85,7 @@ def test_the_split_reference_holds_every_section_and_every_row(hooks: ModuleType
     assert Counter(re.findall(rows, whole, re.M)) == Counter(re.findall(rows, split, re.M))
 
 
-def test_each_page_of_the_reference_begins_with_its_title_and_is_in_the_navigation(hooks: ModuleType) -> None:
+def test_each_page_of_the_reference_starts_with_its_title_and_is_in_the_navigation(hooks: ModuleType) -> None:
     pages = hooks.load(str(ROOT / "docs")).pages
     assert all(len(re.findall(r"^# ", page, re.MULTILINE)) == 1 and page.startswith("# ") for page in pages.values())
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf8")

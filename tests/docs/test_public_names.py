@@ -1,4 +1,4 @@
-"""The public names: what is exported, where it is documented, and what importing it costs."""
+"""Tests of the public names: exports, documentation, and imported libraries."""
 
 import ast
 import importlib
@@ -31,7 +31,7 @@ OF_THE_PIPELINE = {
     **dict.fromkeys(["Ledger", "RowKeys", "RowTokenizer", "Rows"], "how a TokenizedDataset is made"),
     **dict.fromkeys(["ActiveEpisode", "TurnResult"], "the state of Rollout between its steps"),
 }
-"""Classes that annotations of public classes name, and that users neither receive nor pass."""
+"""Classes in annotations of public classes that users neither receive nor pass."""
 
 
 def test_the_cheap_imports_load_no_heavy_library() -> None:
@@ -50,7 +50,7 @@ print(sorted(heavy & set(sys.modules)))
 
 
 @pytest.mark.parametrize("package", PUBLIC, ids=lambda package: package.__name__)
-def test_every_public_name_can_be_imported_is_listed_and_says_what_it_is(package: ModuleType) -> None:
+def test_every_public_name_can_be_imported_is_listed_and_has_a_docstring(package: ModuleType) -> None:
     assert list(package.__all__) == sorted(set(package.__all__))
     assert dir(package) == package.__all__
     for name in package.__all__:
@@ -64,7 +64,7 @@ def test_the_python_reference_documents_exactly_the_public_names() -> None:
     documented = re.findall(r"^::: ([\w.]+)$", REFERENCE, re.MULTILINE)
     assert len(documented) == len(set(documented))
     objects = {id(resolve(path)): path for path in documented}
-    assert len(objects) == len(documented), "the same object twice, under two names"
+    assert len(objects) == len(documented), "the same object under two names"
     exported = {id(getattr(package, name)): f"{package.__name__}.{name}" for package, name in EXPORTED}
     assert sorted(exported[one] for one in exported.keys() - objects.keys()) == [], "not in the reference"
     assert sorted(objects[one] for one in objects.keys() - exported.keys()) == [], "not exported"
@@ -78,7 +78,7 @@ def resolve(path: str) -> Any:
 
 @pytest.fixture(scope="module")
 def classes() -> dict[str, set[type]]:
-    """The classes of the three packages, by name."""
+    """Return the classes of the three packages by name."""
     found: dict[str, set[type]] = {}
     for root in (partita, partita_schema, partita_trainers):
         for module in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
@@ -90,7 +90,7 @@ def classes() -> dict[str, set[type]]:
     return found
 
 
-def test_every_class_that_a_public_class_names_is_public_too(classes: dict[str, set[type]]) -> None:
+def test_every_class_in_annotations_of_public_classes_is_public(classes: dict[str, set[type]]) -> None:
     public = {id(getattr(package, name)) for package, name in EXPORTED}
     missing = [
         f"{package.__name__}.{name} names {word}"
@@ -103,7 +103,7 @@ def test_every_class_that_a_public_class_names_is_public_too(classes: dict[str, 
 
 
 def words_of(kind: type) -> set[str]:
-    """Names in the annotations of public methods, properties and fields, and of `__init__` if users call it."""
+    """Return the names in annotations of public methods, properties and fields, and of `__init__` if users call it."""
     members = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
     if kind.__name__ in CREATED_BY_USERS:
         members["__init__"] = vars(kind)["__init__"]
@@ -123,10 +123,10 @@ def words_in(annotation: Any) -> Iterator[str]:
 
 
 STATE_OF = {"Rollout", "Transcripts", "TrainingProbe"}
-"""Public classes whose reference lists some members only; the others are their state."""
+"""Public classes whose reference lists only some members; the others are internal state."""
 
 
-def test_the_reference_has_a_sentence_for_every_field_and_method_of_a_public_class() -> None:
+def test_every_field_and_method_of_a_public_class_has_a_docstring() -> None:
     silent = [
         f"{package.__name__}.{name}.{member}"
         for package, name in EXPORTED
@@ -137,7 +137,7 @@ def test_the_reference_has_a_sentence_for_every_field_and_method_of_a_public_cla
 
 
 def undescribed_members(kind: type) -> Iterator[str]:
-    """Names of fields, properties and methods without a docstring. A field's is the text after it."""
+    """Yield fields, properties and methods without a docstring. The docstring of a field is the text after it."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
     for node, after in zip(definition.body, [*definition.body[1:], None], strict=True):

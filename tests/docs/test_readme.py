@@ -1,4 +1,4 @@
-"""The examples of the README run in an empty folder, with a small local model in place of the one from the Hub."""
+"""Tests that the examples of the README run in an empty folder, with a small local model instead of a Hub model."""
 
 import csv
 import sys

@@ -1,4 +1,4 @@
-"""Small configurations that keys are flipped on."""
+"""Small configurations whose keys are changed."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ PROBE: Config = {
     "data": {"source": "rows.jsonl", "batching": {"type": "fixed"}},
     "trainer": {"type": "custom", "target": "programs_of_effects:Probe", "batch_size": 4},
 }
-"""Trains a few plain steps; what it was handed is written down."""
+"""Trains a few plain steps and records its inputs."""
 SEEN: Config = PROBE | {"trainer": PROBE["trainer"] | {"options": {"steps": 8, "learned": 0}}}
-"""Looks at the batches of more than an epoch, and learns nothing."""
+"""Records the batches of more than an epoch without training."""
 FINETUNE: Config = PROBE | {
     "data": {"source": "rows.jsonl", "split": {"type": "random", "probabilities": [0.7, 0.15, 0.15]}},
     "trainer": {
@@ -34,7 +34,7 @@ ANSWER: Config = {
     "generation": {"max_new_tokens": 8, "logprobs": True},
     "trainer": {"type": "none", "batch_size": 4},
 }
-"""Answers a few rows with a model in this process."""
+"""Predicts a few rows with a model in this process."""
 
 
 def data(**changes: Any) -> Config:

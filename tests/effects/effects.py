@@ -1,4 +1,4 @@
-"""The form of the tables: which keys are flipped on which configuration, and what must then be different."""
+"""The classes of the tables: which keys are changed in which configuration, and what must differ then."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 from .observers import Config, Observer
 
 GENERIC: Any = object()
-"""The other value is found from the JSON schema."""
+"""The other value is chosen by the JSON schema."""
 
 
 @dataclass(frozen=True)
@@ -21,25 +21,25 @@ class Flip:
     given: Config = field(default_factory=dict)
     """Sections of both configurations, merged into the base."""
     also: Config = field(default_factory=dict)
-    """Sections of the changed configuration alone, for keys that have to change together."""
+    """Sections of the changed configuration only, for keys that have to change together."""
     part: str | None = None
-    """The part of the observation that must differ; `refusal` where the changed configuration must be refused."""
+    """The part of the observation that must differ; `refusal` if the changed configuration must be refused."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Keys that are flipped on one configuration, each by itself."""
+    """Keys that are changed in one configuration, one at a time."""
 
     name: str
     observer: Observer
     base: Config
     part: str
     flips: dict[str, Any]
-    """By path, a Flip or just another value."""
+    """A Flip or another value by path."""
     long: bool = False
-    """Whether it takes too much time for the quick tests."""
+    """Whether the group is too slow for the quick tests."""
     prepare: Callable[[Path], None] | None = None
-    """Adds to the inputs what no other group needs, once."""
+    """Adds inputs that only this group needs, once."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Case:
 
     @property
     def name_of_base(self) -> str:
-        """The same for cases that share an observation of their base."""
+        """Return a name, equal for cases that share an observation of their base."""
         return json.dumps([self.group.name, self.base], sort_keys=True)
 
     @property

@@ -1,4 +1,4 @@
-"""What the Hub is asked for: a server of this process takes its place, notes the requests, and has nothing."""
+"""A server in this process that replaces the Hub: it records requests and has no repositories."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from .observers import Config, Observation
 
 
 def asking_hub(config: Config, place: Path) -> Observation:
-    """Train until the Hub says that it has no such repository, and return what it was asked for."""
+    """Train until the Hub reports a missing repository; return the requests."""
     with hub() as paths, suppress(PartitaError):
         Model(config, quiet=True).train(run=place / "run")
     return {"asked": sorted({path for path in paths if "/resolve/" in path})}
@@ -23,9 +23,9 @@ def asking_hub(config: Config, place: Path) -> Observation:
 
 @contextmanager
 def hub() -> Iterator[list[str]]:
-    """Let the libraries ask a server of this process, and collect the paths that they ask for.
+    """Redirect the libraries to a server in this process; yield the list of requested paths.
 
-    They read the address of the Hub when they are imported, so a variable of the environment would come too late.
+    They read the address of the Hub when they are imported, so an environment variable would be too late.
     """
     import datasets
     from huggingface_hub import constants
@@ -40,7 +40,7 @@ def hub() -> Iterator[list[str]]:
         do_HEAD = do_GET
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,4 +1,4 @@
-"""What the configurations of these tests name: rows, models, saved adapters and programs, in one folder."""
+"""The inputs of the configurations: rows, models, saved adapters and programs, in one folder."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from partita import Model
 PROGRAMS = [Path(__file__).with_name(f"{name}_of_effects.py") for name in ("programs", "talkers")]
 WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box", "say", "more")
 ASKED = 4
-"""Rows to answer."""
+"""Rows to predict."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
@@ -38,7 +38,7 @@ SCRATCH: dict[str, Any] = {
 
 
 def fill(folder: Path) -> None:
-    """Write all of it; saved adapters are left to those that need them."""
+    """Write all inputs except saved adapters, which are created by the groups that need them."""
     for program in PROGRAMS:
         shutil.copy(program, folder)
     write_rows(folder)
@@ -85,7 +85,7 @@ def write_rows(folder: Path) -> None:
 
 
 def write_files_of_models(folder: Path) -> None:
-    """Write a pickled model, one with code of its own, a saved model, and a file that names one."""
+    """Write a pickled model, a model with custom code, a saved model, and a configuration of one."""
     weights = load_file(folder / "base" / "model.safetensors")
     shutil.copytree(folder / "base", folder / "pickled")
     (folder / "pickled" / "model.safetensors").unlink()
@@ -123,7 +123,7 @@ def write_talks(folder: Path) -> None:
 
 
 def talk(number: int, *, seed: int) -> dict[str, Any]:
-    """A dialogue with a system message and a result of a tool."""
+    """Return a dialogue with a system message and a tool result."""
     said = [row["text"] for row in rows(8, seed=10 * seed + number)]
     roles = ("system", "user", "assistant", "user", "tool", "assistant", "user", "assistant")
     messages: list[dict[str, Any]] = [{"role": r, "content": text} for r, text in zip(roles, said, strict=True)]
@@ -182,7 +182,7 @@ def write_answers(folder: Path, name: str, answers: list[Any], *, capitals: list
 
 
 def write_hub(folder: Path, made: list[dict[str, Any]]) -> None:
-    """Write a data set in the layout of the Hub, with two configurations of two splits each."""
+    """Write a dataset in the layout of the Hub, with two configurations of two splits each."""
     folder.mkdir()
     parts: dict[str, list[dict[str, str]]] = {"one": [], "two": []}
     for place, (subset, split) in enumerate((s, t) for s in parts for t in ("train", "test")):
@@ -223,7 +223,7 @@ def save_model(folder: Path, *, seed: int, **shape: Any) -> None:
 
 
 def place_of(folder: Path, place: Path) -> Path:
-    """Make everything in `folder` a part of `place` too, and return it."""
+    """Make all files of `folder` available in `place`; return `place`."""
     for entry in folder.iterdir():
         (place / entry.name).symlink_to(entry)
     return place

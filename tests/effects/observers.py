@@ -1,6 +1,6 @@
-"""What a configuration does: each observer uses it through a public verb, and returns what came of it, by part.
+"""Observers of a configuration: each uses it through a public method or command and returns the results by part.
 
-The configuration itself is left out of what is returned: it would differ whatever happened.
+The configuration itself is not part of the results, because it always differs.
 """
 
 import hashlib
@@ -26,18 +26,18 @@ Config = dict[str, Any]
 Observation = dict[str, Any]
 """Values by part; JSON."""
 Observer = Callable[[Config, Path], Observation]
-"""Works in a folder of its own, which is the current one."""
+"""A function that uses a configuration in a separate folder, which is the current one."""
 
 TIMES = ("seconds", "waited_seconds", "wait_share", "tokens_per_second")
 SECONDS = re.compile(r"\b[\d.,]+ s\b")
 PEFT_ON_CUDA = "Failed to load the CUDA extension"
-"""Begins a message of peft's, which names another cause from the second time on."""
+"""The start of a message of peft, which reports another cause from the second time on."""
 SIZES = ("rows", "origin", "device", "fits")
-"""What a batch size is; the rest of its record was measured."""
+"""The keys of a batch size that are compared; the others are measurements."""
 
 
 def training(config: Config, place: Path) -> Observation:
-    """Train, and return what the run left in its folder."""
+    """Train; return the contents of the run directory."""
     from torch._dynamo.utils import counters
 
     run = place / "run"
@@ -85,14 +85,14 @@ def answers(config: Config, place: Path) -> Observation:
 
 
 def training_in_rounds(config: Config, place: Path) -> Observation:
-    """Train on dialogues. How many forward passes these take depends on which of them meet in a batch."""
+    """Train with self-training. The number of forward passes is removed: it depends on the batches of dialogues."""
     result = training(config, place)
     del result["passes"]
     return result
 
 
 def simulating(config: Config, place: Path) -> Observation:
-    """Have the dialogues of a simulation."""
+    """Run a simulation."""
     with messages() as said:
         report = Model(config, quiet=True).simulate(place / "had")
     transcripts = {path.name: lines(path) for path in sorted((place / "had").glob("*.jsonl"))}
@@ -100,7 +100,7 @@ def simulating(config: Config, place: Path) -> Observation:
         dialogues = [line for line in transcripts[name] if "decided_by" not in line]  # that is the configuration itself
         transcripts[name] = sorted(
             dialogues, key=lambda dialogue: str(dialogue["dialogue"])
-        )  # they stand there as they ended
+        )  # journals are in the order of completion
     noted = place / "noted.txt"
     results = {
         "files": [*transcripts, *([noted.name] if noted.exists() else [])],
@@ -119,7 +119,7 @@ def without_times(dialogue: dict[str, Any]) -> dict[str, Any]:
 
 
 def resuming(config: Config, place: Path) -> Observation:
-    """Train for an epoch and a half, and go on when the rows have changed."""
+    """Train for an epoch and a half, and resume after the rows have changed."""
     rows = place / "changing.jsonl"
     rows.write_bytes((place / "rows.jsonl").read_bytes())
     Model(config | {"trainer": config["trainer"] | {"max_steps": 6}}, quiet=True).train(run=place / "run")
@@ -143,7 +143,7 @@ def launching(config: Config, place: Path) -> Observation:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
+    """Return a free port of this machine."""
     with socket.socket() as result:
         result.bind(("127.0.0.1", 0))
         port: int = result.getsockname()[1]
@@ -151,12 +151,12 @@ def free_port() -> int:
 
 
 def explaining(config: Config, place: Path) -> Observation:
-    """Explain how the processes of a training would share its steps, without starting any."""
+    """Explain how the processes of a training would share its steps, without starting them."""
     return {"processes": json.loads(command(config, place, "explain", "run.yaml", "--json").stdout).get("processes")}
 
 
 def command(config: Config, place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on a configuration in `run.yaml`. Raises PartitaError with what it said where it fails."""
+    """Run a command on a configuration in `run.yaml`. Raises PartitaError with its output if it fails."""
     (place / "run.yaml").write_text(json.dumps(config), encoding="utf8")
     line = [sys.executable, "-m", "partita", *words]
     ended = subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
@@ -174,7 +174,7 @@ def loading(config: Config, place: Path) -> Observation:
 def asking(config: Config, place: Path) -> Observation:
     """Predict a few rows with a model on a server of this process.
 
-    It answers once as many requests have come as may be made at the same time; those that are paced come one by one.
+    The server answers once the allowed number of concurrent requests has arrived; paced requests arrive one by one.
     """
     backend = config["backend"]
     paced = "requests_per_minute" in backend or "tokens_per_minute" in backend
@@ -205,7 +205,7 @@ def counted_passes() -> Iterator[list[None]]:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of JSON, without what time they took."""
+    """Return the lines of a JSON Lines file without their times."""
     if not path.exists():
         return []
     results = [json.loads(line) for line in path.read_text("utf8").splitlines()]
@@ -219,14 +219,14 @@ def tensors(path: Path) -> dict[str, str]:
 
 
 def cleaned(found: Observation, place: Path) -> Observation:
-    """Return an observation as JSON that names no folder of the test."""
+    """Return an observation as JSON without the folders of the test."""
     cleaned: Observation = json.loads(json.dumps(found, default=str).replace(str(place), "PLACE"))
     return cleaned
 
 
 @contextmanager
 def messages() -> Iterator[list[str]]:
-    """Collect what is logged, without how long it took."""
+    """Collect log messages without durations."""
     results: list[str] = []
 
     class Collect(logging.Handler):
@@ -250,7 +250,7 @@ def messages() -> Iterator[list[str]]:
 
 
 def observed(observer: Observer, config: Config, place: Path) -> Observation:
-    """Return what an observer sees, or the refusal of the configuration."""
+    """Return the observation, or the refusal of the configuration."""
     try:
         return observer(config, place)
     except PartitaError as error:

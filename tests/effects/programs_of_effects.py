@@ -1,4 +1,4 @@
-"""What the configurations of these tests name as `module:Class`."""
+"""Classes that the configurations name as `module:Class`."""
 
 import json
 import multiprocessing
@@ -21,7 +21,7 @@ WORDS = ("one", "two", "three", "red")
 
 
 class Probe:
-    """A trainer that takes a few plain steps, and writes down its batches, losses and what it trains."""
+    """A trainer that takes a few plain steps and records batches, losses and trained parameters."""
 
     def __init__(self, section: CustomTrainer) -> None:
         self.steps = int(section.options.get("steps", 3))
@@ -60,7 +60,7 @@ class Probe:
 
 
 class OtherProbe(Probe):
-    """Takes a step more."""
+    """The same trainer with one more step."""
 
     def __init__(self, section: CustomTrainer) -> None:
         super().__init__(section)
@@ -89,7 +89,7 @@ class Numbered:
 
 
 class Lettered(Numbered):
-    """Other rows."""
+    """A source of other rows."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         for row in super().rows():
@@ -97,7 +97,7 @@ class Lettered(Numbered):
 
 
 class Counted(Numbered):
-    """Writes down how many of its rows were read."""
+    """A source that records how many of its rows were read."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         for number, row in enumerate(super().rows(), start=1):
@@ -106,7 +106,7 @@ class Counted(Numbered):
 
 
 class Shout:
-    """Writes rows as text in capitals."""
+    """A formatter that writes rows in capitals."""
 
     def __init__(self, config: Any, *, tokenizer: Any) -> None:
         self.config = config
@@ -125,7 +125,7 @@ class Shout:
 
 
 class Worker(Shout):
-    """Says in which kind of process it works."""
+    """A formatter that writes the kind of its process."""
 
     def text(self, row: dict[str, Any]) -> str:
         kind = type(multiprocessing.current_process()).__name__
@@ -133,7 +133,7 @@ class Worker(Shout):
 
 
 class Slow(Shout):
-    """Takes its time."""
+    """A slow formatter."""
 
     def text(self, row: dict[str, Any]) -> str:
         time.sleep(0.1)
@@ -141,7 +141,7 @@ class Slow(Shout):
 
 
 class Met(Shout):
-    """Writes down whether the processes have met at the port that a file names."""
+    """A formatter that records whether the processes have met at the configured port."""
 
     def __init__(self, config: Any, *, tokenizer: Any) -> None:
         super().__init__(config, tokenizer=tokenizer)
@@ -151,7 +151,7 @@ class Met(Shout):
 
 
 class Backwards:
-    """Makes tensors whose tokens stand in reverse."""
+    """A collator that reverses the tokens."""
 
     def __call__(self, encoded: Any, planned: Any, pad_token_id: int) -> Batch:
         batch = collate(encoded, planned, pad_token_id=pad_token_id)

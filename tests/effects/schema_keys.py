@@ -1,4 +1,4 @@
-"""The keys of the JSON schema, where a configuration holds them, and another value for each."""
+"""The keys of the JSON schema, their places in a configuration, and another value for each."""
 
 import json
 import re
@@ -15,7 +15,7 @@ SEGMENT = re.compile(r"([a-z_0-9]+)(?:\[([a-z_0-9]+)\])?")
 
 
 def leaf_keys() -> dict[str, Node]:
-    """Return each key that holds a plain value, by path, with its part of the JSON schema.
+    """Return each key with a plain value, by path, with its part of the JSON schema.
 
     A path names the variant of a union in brackets: `adapter[lora].r`. A section that may also be written as a plain
     value, such as `base_model`, is a key too. Keys in lists and in mappings with free keys have the path of the list.
@@ -42,7 +42,7 @@ def arms(node: Node) -> list[Node]:
 
 
 def references(node: Node) -> list[str]:
-    """Return the names of the sections that a value may be, or may be a list or a mapping of."""
+    """Return the names of sections that a value may be, or may be a list or mapping of."""
     results: list[str] = []
     for arm in arms(node):
         if "$ref" in arm:
@@ -53,7 +53,7 @@ def references(node: Node) -> list[str]:
 
 
 def is_plain(arm: Node) -> bool:
-    """Return whether an alternative is a value other than null and other than sections."""
+    """Return whether an alternative is neither null nor a section."""
     return "$ref" not in arm and arm.get("type") != "null" and not references(arm)
 
 
@@ -64,12 +64,12 @@ def tags(section: Node) -> list[str]:
 
 
 def only_value(node: Node) -> Any:
-    """Return the single value that a key may have; None where it may have several."""
+    """Return the only value that a key may have, or None if it may have several."""
     return node.get("const")
 
 
 def value_at(config: Node, path: str) -> Any:
-    """Return the value of a key, None where it is not written."""
+    """Return the value of a key, or None if it is not written."""
     section, name = section_of(config, path)
     return section.get(name)
 

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's protocol and says again what it is asked."""
+"""A server that speaks OpenAI's protocol and echoes prompts."""
 
 import json
 import threading
@@ -9,13 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 LONGEST_WAIT = 20.0
-"""Seconds in which the requests that are made together have come, however busy the machine is."""
+"""Seconds in which concurrent requests have arrived, even on a busy machine."""
 
 
 class Server:
-    """Notes what it is asked. A prompt that says `busy` is refused at first, one that says `slow` has to wait.
+    """Records requests. A prompt with `busy` is refused at first; a prompt with `slow` is answered late.
 
-    The first answer waits until `together` requests have come.
+    The first answer waits until `together` requests have arrived.
     """
 
     def __init__(self, *, together: int) -> None:
@@ -41,7 +41,7 @@ class Server:
                 self.wfile.write(text)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
@@ -73,7 +73,7 @@ class Server:
 
 @contextmanager
 def serving(*, together: int) -> Iterator[Server]:
-    """A server that runs inside the context."""
+    """Run a server inside the context."""
     server = Server(together=together)
     server.thread.start()
     try:

@@ -1,4 +1,4 @@
-"""Adapters: what is trained, where it starts, and how it learns."""
+"""Adapters: trained parameters, initialization and training."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ LAYERED = {
 
 
 STARTED = Flip("before/run/model", part="refusal")
-"""peft does not train on with saved prompts; they are for answers."""
+"""peft cannot continue the training of saved prompts; they are only for inference."""
 UNMERGED = {"postprocessor.merge_adapter_into_base_model": Flip(True, part="refusal")}
-"""Learned tokens are no weights."""
+"""Virtual tokens cannot be merged into weights."""
 
 
 def adapter(type: str, section: dict[str, Any], **flips: Any) -> Group:

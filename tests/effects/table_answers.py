@@ -1,4 +1,4 @@
-"""Prompts and answers: what a row becomes, how it is answered, and how the answer is read."""
+"""Prompts and answers: formatting, generation and decoding."""
 
 from .bases import ANSWER, PROBE, SEEN
 from .effects import Flip, Group
@@ -22,7 +22,7 @@ def feature(section: str, **keys: object) -> Config:
 
 
 def text_input(path: str, place: str) -> dict[str, Flip]:
-    """How a column becomes a part of the prompt; `place` is a feature, or the defaults of features."""
+    """Return keys for writing a column into the prompt; `place` is a feature, or the defaults of features."""
 
     def given(source: str, **keys: object) -> Config:
         section = {"preprocessing": keys}
@@ -42,7 +42,7 @@ def output(type: str, **keys: object) -> Config:
 
 
 def learned_output(type: str) -> dict[str, Flip]:
-    """How a column becomes the answer that is learned."""
+    """Return keys for writing a column as target."""
     path = f"output_features[{type}]"
     labels: Config = {"decoder": {"labels": [*LABELS, "ball", "box"]}} if type in ("category", "set") else {}
     source = {"text": "open", "category": "labels", "set": "sets", "number": "numbers", "json": "values"}[type]

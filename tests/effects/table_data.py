@@ -1,4 +1,4 @@
-"""Rows: where they come from, how they are divided, shown, batched and made ready."""
+"""Rows: sources, splits, formatting, batching and loading."""
 
 from .bases import FINETUNE, SEEN, data
 from .effects import GENERIC, Flip, Group
@@ -17,7 +17,7 @@ STREAM: Config = {
 
 
 def split(place: str) -> dict[str, Flip]:
-    """Keys of the four ways to divide rows."""
+    """Return the keys of the four types of splits."""
     section = place.partition(".")[0]
 
     def given(**section_of_split: object) -> Config:
@@ -43,7 +43,7 @@ def split(place: str) -> dict[str, Flip]:
 
 
 def sources(place: str) -> dict[str, Flip]:
-    """Keys of the sources at a place; streams are tried elsewhere."""
+    """Return the keys of the sources at a place; streams are tested elsewhere."""
 
     def given(source: Config) -> Config:
         name = place.rpartition(".")[2]
@@ -66,7 +66,7 @@ def sources(place: str) -> dict[str, Flip]:
 
 
 def streams(place: str) -> dict[str, Flip]:
-    """Whether the rows of a place are read while they are used."""
+    """Return the keys for streaming the rows of a place."""
 
     def given(source: Config) -> Config:
         if place == "data.mix.source":
@@ -89,7 +89,7 @@ def never_streams(place: str) -> dict[str, Flip]:
 
 
 def transcripts(place: str) -> dict[str, Flip]:
-    """Keys of transcripts at a place."""
+    """Return the keys of transcripts at a place."""
 
     def given(source: Config) -> Config:
         name = place.rpartition(".")[2]

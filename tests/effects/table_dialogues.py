@@ -1,4 +1,4 @@
-"""Dialogues: which of them become rows, and what a row shows."""
+"""Dialogues: selection of rows, and their contents."""
 
 from typing import Any
 

@@ -84,7 +84,7 @@ MODELS = [
         answers,
         ANSWER | {"quantization": {"bits": 8}},
         "answers",
-        {"quantization.llm_int8_threshold": 0.5},  # while it trains, bitsandbytes does not look at it on a CPU
+        {"quantization.llm_int8_threshold": 0.5},  # bitsandbytes ignores it in training on a CPU
         long=True,
     ),
     Group(

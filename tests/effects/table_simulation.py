@@ -1,4 +1,4 @@
-"""Dialogues that the model has: worlds, agents, limits, and training on them."""
+"""Simulations: worlds, agents, limits, and self-training."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ LINES: Config = {"type": "scripted", "lines": ["say one", "say more box"]}
 
 
 TALKATIVE: Config = {"generation": {"min_new_tokens": 3}}
-"""Lets the model say something where it would say nothing, so that its answers show what it sees."""
+"""Prevents empty answers, so that the answers depend on the prompt."""
 
 
 def section(**keys: Any) -> Config:
@@ -30,7 +30,7 @@ def talk(type: str) -> Config:
 
 
 def panel(name: str, agent: Config) -> Config:
-    """Return a world in which everybody speaks, with one of the agents taken."""
+    """Return a world in which all agents speak, with a configuration for one of them."""
     agents: Config = {"user": LINES, "partner": LINES, "others": {"guest": LINES}}
     agents |= {name: agent} if name != "others" else {"others": {"guest": agent}}
     tasks = {"count": None, "source": "talks.jsonl"}
@@ -43,7 +43,7 @@ PROGRAM: Config = {"type": "scripted", "program": "talkers_of_effects:Speaker"}
 
 
 def agent(name: str) -> dict[str, Flip]:
-    """Keys of an agent beside the agent's."""
+    """Return the keys of an agent other than the model under test."""
     path = f"simulation.agents.{name}"
     return {
         f"{path}[model].type": Flip(PROGRAM, given=panel(name, MODEL)),

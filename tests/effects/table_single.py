@@ -1,4 +1,4 @@
-"""Keys that have one value, where another one must be refused, and keys that this machine shows no effect of."""
+"""Keys with a single value, for which other values must be refused, and keys without an effect on this machine."""
 
 from .bases import FINETUNE, PROBE
 from .effects import Flip, Group
@@ -16,7 +16,7 @@ PANEL: Config = {
         "tasks": {"source": "talks.jsonl"},
     },
 }
-"""A world that has no environment."""
+"""A world without an environment."""
 
 SINGLE = [
     Group(
@@ -80,4 +80,4 @@ NOT_OBSERVED = {
     "backend[ray].timeout_seconds": "needs a Ray cluster whose workers do not start or answer; "
     "tests/distributed/test_rank_monitor.py waits for such workers",
 }
-"""Keys that no test here flips, and why."""
+"""Keys that are not tested here, with the reasons."""

@@ -5,7 +5,7 @@ from .effects import GENERIC, Flip, Group
 from .observers import launching, training
 
 WILD = {"steps_per_evaluation": 1, "learning_rate": 5.0, "learning_rate_scheduler": {"warmup_steps": 4}}
-"""Makes the model worse with each step."""
+"""Makes the model worse in each step."""
 SGD = {"optimizer": {"type": "sgd", "momentum": 0.5}}
 AUTO = {"batch_size": "auto"}
 EXPONENTIAL = {"learning_rate_scheduler": {"decay": "exponential"}}
@@ -178,7 +178,7 @@ TRAINING = [
                 2, also={"backend": {"address": "localhost:PORT", "timeout_seconds": 2}}, part="refusal"
             ),
             "backend[torchrun].address": Flip("localhost:PORT", part="met"),
-            "backend[torchrun].timeout_seconds": Flip(0.01, part="refusal"),  # less than it takes to load the model
+            "backend[torchrun].timeout_seconds": Flip(0.01, part="refusal"),  # less than loading the model takes
         },
         long=True,
     ),

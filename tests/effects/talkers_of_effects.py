@@ -1,4 +1,4 @@
-"""Programs that dialogues are had with."""
+"""Environments, worlds, agents and checkers for dialogues."""
 
 import sys
 import time
@@ -10,14 +10,14 @@ from partita.simulation import Episode, Play, RequestTurn, Rollout, Transcripts,
 
 
 class Desk:
-    """Says two things, and knows the right answers; with half of the seeds it is content with any."""
+    """An environment with two messages that knows the correct answers; with half of the seeds it accepts any answer."""
 
     def __init__(self, word: str = "say", pause: float = 0.0, breaks: bool = False) -> None:
         self.word, self.pause, self.breaks = word, pause, breaks
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         self.turns, self.gold, self.lucky = 0, "red ball", seed % 2
-        place = "one" if "pytest" in sys.modules else "two"  # in the process of the test, or in one of its own
+        place = "one" if "pytest" in sys.modules else "two"  # in the process of the test, or in a separate one
         return f"{self.word} red {place}", {"gold": self.gold}
 
     def step(self, action: str) -> tuple[str, float | None, bool, bool, dict[str, Any]]:
@@ -31,18 +31,18 @@ class Desk:
         return "say more", None, False, False, {"gold": self.gold}
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class OtherDesk(Desk):
-    """Says something else."""
+    """An environment with other messages."""
 
     def __init__(self) -> None:
         super().__init__(word="blue")
 
 
 class Counter:
-    """Tools."""
+    """An environment with a tool."""
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> str:
         return "say three"
@@ -57,7 +57,7 @@ class Counter:
 
 
 class Panel:
-    """Everybody speaks in turn."""
+    """A world in which all agents speak in turn."""
 
     def __init__(self, rounds: int = 1) -> None:
         self.rounds = rounds
@@ -71,14 +71,14 @@ class Panel:
 
 
 class OtherPanel(Panel):
-    """Takes twice as long."""
+    """A world with twice as many turns."""
 
     def __init__(self) -> None:
         super().__init__(2)
 
 
 class Speaker:
-    """Says a word."""
+    """An agent that says a word."""
 
     def __init__(self, word: str = "green") -> None:
         self.word = word
@@ -88,14 +88,14 @@ class Speaker:
 
 
 class OtherSpeaker(Speaker):
-    """Says another one."""
+    """An agent that says another word."""
 
     def __init__(self) -> None:
         super().__init__("three")
 
 
 class Strict:
-    """Finds nothing right."""
+    """A checker that finds every dialogue wrong."""
 
     def __init__(self, word: str = "two") -> None:
         self.word = word
@@ -105,7 +105,7 @@ class Strict:
 
 
 class Watched(Rollout):
-    """Writes down which dialogues it begins."""
+    """A rollout that records which dialogues it starts."""
 
     def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
         started = list(dialogues)
@@ -114,7 +114,7 @@ class Watched(Rollout):
 
 
 class NotedTranscripts(Transcripts):
-    """Writes the key of each dialogue to another file too."""
+    """Transcripts that also write the key of each dialogue to another file."""
 
     def add(self, episode: Episode) -> None:
         super().add(episode)

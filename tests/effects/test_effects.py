@@ -1,4 +1,4 @@
-"""Every key of the schema has an effect: with another value, something else happens."""
+"""Tests that every key of the schema has an effect: another value changes the observed results."""
 
 import gc
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ from .table_single import NOT_OBSERVED, SINGLE
 from .table_training import TRAINING
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # of compile
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # from compile
     pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning"),  # the observers have hooks on all modules
 ]
 GROUPS = [*ADAPTERS, *TRAINING, *DATA, *ANSWERS, *ENDPOINT, *MODELS, *DIALOGUES, *SIMULATION, *SINGLE]
@@ -31,7 +31,7 @@ BASES = {case.name_of_base: case for case in reversed(CASES)}
 """The first case of each base."""
 
 
-def test_every_key_of_the_schema_is_flipped_or_named_with_a_reason() -> None:
+def test_every_key_of_the_schema_is_tested_or_listed_with_a_reason() -> None:
     flipped = [case.key for case in CASES]
     assert len(set(flipped)) == len(flipped)
     assert set(flipped) & set(NOT_OBSERVED) == set()
@@ -40,11 +40,11 @@ def test_every_key_of_the_schema_is_flipped_or_named_with_a_reason() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The input files of all configurations."""
+    """Return a folder with the input files of all configurations."""
     result = tmp_path_factory.mktemp("inputs")
     inputs.fill(result)
     gc.collect()
-    gc.freeze()  # each run collects garbage, and looks through all libraries for it
+    gc.freeze()  # each run collects garbage, which would traverse the objects of all libraries
     yield result
     gc.unfreeze()
 
@@ -54,13 +54,13 @@ Seen = tuple[Path, Observation]
 
 @pytest.fixture
 def place(folder: Path, tmp_path: Path) -> Path:
-    """A new folder that shows the inputs."""
+    """Return a new folder with the inputs."""
     return inputs.place_of(folder, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def bases() -> dict[str, Seen]:
-    """Where each base was observed, and what was seen."""
+    """Return the cache of base observations: folder and results by name."""
     return {}
 
 
@@ -72,7 +72,7 @@ def base(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Seen:
-    """The first observation of the base of a case; several cases share it."""
+    """Return the observation of the base of a case; several cases share it."""
     if case.group.prepare is not None:
         case.group.prepare(folder)
     if case.name_of_base not in bases:
@@ -89,7 +89,7 @@ def observe(case: Case, config: dict[str, Any], place: Path, monkeypatch: pytest
 
 
 def other_config(case: Case) -> dict[str, Any]:
-    """The base of a case with another value of its key."""
+    """Return the base of a case with another value of its key."""
     value = case.flip.value
     if value is GENERIC:
         value = other_value(KEYS[case.key], value_at(case.base, case.key))
@@ -106,7 +106,7 @@ def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
 
 
 @each(case for case in CASES if BASES[case.name_of_base] is case)
-def test_a_base_that_is_observed_again_shows_the_same(
+def test_a_repeated_observation_of_a_base_is_the_same(
     case: Case, base: Seen, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again = observe(case, case.base, place, monkeypatch)
@@ -114,7 +114,9 @@ def test_a_base_that_is_observed_again_shows_the_same(
 
 
 @each(CASES)
-def test_another_value_makes_a_difference(case: Case, base: Seen, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_value_changes_the_results(
+    case: Case, base: Seen, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     where, before = base
     assert "refusal" not in before, before["refusal"]
     (place / "before").symlink_to(where)

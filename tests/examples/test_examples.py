@@ -1,4 +1,4 @@
-"""Every example runs, made smaller where it takes long, and does what its README says."""
+"""Tests that every example runs, in a smaller form if it takes long, and does what its README says."""
 
 import json
 import shutil
@@ -32,9 +32,9 @@ def load_module(path: Path) -> ModuleType:
 
 @pytest.fixture
 def copy_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Copies an example, and makes its copy the current folder, whose modules can be imported.
+    """Return a function that copies an example and changes into the copy, whose modules can be imported.
 
-    Others of the same names that were imported before, as of a guide, are not taken for them.
+    Modules of the same names that were imported before, for example from a guide, are not used.
     """
     own: set[str] = set()
 
@@ -58,7 +58,7 @@ def write_tickets(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: str(path.relative_to(EXAMPLES)))
-def test_every_file_of_the_examples_loads_without_a_warning(file: Path) -> None:
+def test_every_configuration_of_the_examples_loads_without_a_warning(file: Path) -> None:
     assert not load_config(file).warnings
 
 
@@ -70,7 +70,7 @@ def test_every_example_has_a_readme(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_support_tickets_are_learned_and_predicted(copy_of: Any) -> None:
+def test_support_tickets_are_trained_and_predicted(copy_of: Any) -> None:
     folder = copy_of("support_tickets")
     write_tickets(folder)
     model = Model("tickets.yaml", quiet=True)
@@ -84,7 +84,7 @@ def test_support_tickets_are_learned_and_predicted(copy_of: Any) -> None:
 
 
 @pytest.mark.long
-def test_support_tickets_are_learned_by_a_bag_of_words(copy_of: Any) -> None:
+def test_a_bag_of_words_learns_support_tickets(copy_of: Any) -> None:
     write_tickets(copy_of("support_tickets"))
     model = Model("bag.yaml", quiet=True)
     result = model.train()
@@ -94,7 +94,7 @@ def test_support_tickets_are_learned_by_a_bag_of_words(copy_of: Any) -> None:
     assert sum(row["team"] == row["team_input"] for row in predictions) > 45
 
 
-def test_new_tickets_are_not_among_those_that_are_learned(tmp_path: Path) -> None:
+def test_new_tickets_are_not_among_the_training_tickets(tmp_path: Path) -> None:
     write_tickets(tmp_path)
     learned, new = (
         (tmp_path / name).read_text(encoding="utf8").splitlines()[1:] for name in ("tickets.csv", "new_tickets.csv")
@@ -108,7 +108,7 @@ def test_the_custom_trainer_lowers_the_loss(copy_of: Any) -> None:
     folder = copy_of("custom_trainer")
     write_tickets(folder)
     model = Model("config.yaml", overrides=["trainer.options.steps=60"], quiet=True)
-    with model._backend.context.open_run(Path("run")):  # begun and killed
+    with model._backend.context.open_run(Path("run")):  # started and killed
         (folder / "run" / "log.jsonl").write_text('{"step": 1, "loss": 9.0}\n', encoding="utf8")
     result = model.train(run="run")
     losses = [json.loads(line)["loss"] for line in (result.run / "log.jsonl").read_text(encoding="utf8").splitlines()]
@@ -120,7 +120,7 @@ def test_the_custom_trainer_lowers_the_loss(copy_of: Any) -> None:
     )
 
 
-def test_the_custom_trainer_takes_its_way_uphill_back() -> None:
+def test_the_custom_trainer_reverts_its_ascent_step() -> None:
     move = load_module(EXAMPLES / "custom_trainer" / "sharpness.py").move
     weight, way = torch.nn.Parameter(torch.tensor([1.0, 2.0])), [torch.tensor([0.5, -0.5])]
     move([weight], way, sign=1)
@@ -129,7 +129,7 @@ def test_the_custom_trainer_takes_its_way_uphill_back() -> None:
     assert weight.tolist() == [1.0, 2.0]
 
 
-def test_the_custom_trainer_refuses_options_that_it_does_not_know(copy_of: Any) -> None:
+def test_the_custom_trainer_refuses_unknown_options(copy_of: Any) -> None:
     folder = copy_of("custom_trainer")
     write_tickets(folder)
     with pytest.raises(ConfigError) as caught:
@@ -150,7 +150,7 @@ def test_zero_shot_sentiment_answers_every_review_with_a_local_model(copy_of: An
 
 
 @pytest.mark.long
-def test_dialogues_are_learned_from_either_format_and_answered(copy_of: Any) -> None:
+def test_dialogues_of_both_formats_are_trained_and_predicted(copy_of: Any) -> None:
     folder = copy_of("dialogues")
     load_module(folder / "make_chats.py").write(folder)
     model = Model("config.yaml", quiet=True)
@@ -178,7 +178,7 @@ def test_dialogues_are_learned_from_either_format_and_answered(copy_of: Any) -> 
 
 
 @pytest.mark.long
-def test_streams_of_chats_and_letters_are_learned_in_equal_shares(copy_of: Any) -> None:
+def test_streams_of_chats_and_letters_are_trained_in_equal_shares(copy_of: Any) -> None:
     folder = copy_of("streams")
     load_module(folder / "make_messages.py").write(folder)
     result = Model("config.yaml", quiet=True).train()
@@ -215,7 +215,7 @@ def test_table_booking_runs_from_zero_shot_to_predictions(copy_of: Any) -> None:
     assert {"guests", "day", "time", "name"} < set(predictions.columns)
 
 
-def test_table_booking_tests_on_bookings_that_were_never_seen(tmp_path: Path) -> None:
+def test_table_booking_tests_on_unseen_bookings(tmp_path: Path) -> None:
     load_module(EXAMPLES / "table_booking" / "make_data.py").write(tmp_path, rows=2000, seed=3)
     train, test = (read_json_lines(tmp_path / f"{name}.jsonl") for name in ("train", "test"))
 
@@ -227,7 +227,7 @@ def test_table_booking_tests_on_bookings_that_were_never_seen(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_the_booking_desk_learns_in_rounds(copy_of: Any) -> None:
+def test_the_booking_desk_improves_by_self_training(copy_of: Any) -> None:
     folder = copy_of("booking_desk")
     load_module(folder / "make_bookings.py").main(folder / "bookings.jsonl", count=200)
     smaller = {"epochs": 1, "max_steps": None}
@@ -249,7 +249,7 @@ def test_the_booking_desk_learns_in_rounds(copy_of: Any) -> None:
     assert report.histories["predicted"].statuses == {"done": 20}
 
 
-def test_a_guest_of_the_desk_is_heard_nine_times_in_ten(copy_of: Any) -> None:
+def test_messages_of_a_guest_reach_the_desk_nine_times_in_ten(copy_of: Any) -> None:
     desk = load_module(copy_of("booking_desk") / "desk.py")
     dialogues = [list(desk.wishes_of(seed)) for seed in range(2000)]
 
@@ -259,7 +259,7 @@ def test_a_guest_of_the_desk_is_heard_nine_times_in_ten(copy_of: Any) -> None:
         0.3, abs=0.03
     )
     assert all(len(booking) == 5 and text == "book" for *_, (text, booking) in dialogues)
-    # Who has heard everything is right, and who has heard nothing of a value can only guess it.
+    # With all values in the messages, the answer is correct; a missing value can only be guessed.
     heard_all = [dialogue for dialogue in dialogues if desk.LOST not in " ".join(text for text, _ in dialogue)]
     for dialogue in heard_all[:200]:
         booking: dict[str, str] = {}
@@ -269,7 +269,7 @@ def test_a_guest_of_the_desk_is_heard_nine_times_in_ten(copy_of: Any) -> None:
             assert desk.written(right) == " ".join(booking.get(slot, "-") for slot in desk.SLOTS)
 
 
-def test_the_desk_has_the_guest_say_again_what_is_wrong(copy_of: Any) -> None:
+def test_the_desk_asks_the_guest_to_repeat_wrong_values(copy_of: Any) -> None:
     from partita.simulation import Episode
 
     desk = load_module(copy_of("booking_desk") / "desk.py")

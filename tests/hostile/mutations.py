@@ -93,7 +93,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def schema_places() -> list[tuple[str, ...]]:
-    """Every key that the schema knows, as a path from the top."""
+    """Return every key of the schema as a path from the top."""
     from partita_schema.config import Config
     from partita_schema.problems.unknown_key import walk
 
@@ -101,7 +101,7 @@ def schema_places() -> list[tuple[str, ...]]:
 
 
 def put(tree: Any, path: tuple[Any, ...], value: Any) -> None:
-    """Write a value at a path, with mappings in between where there are none."""
+    """Write a value at a path; missing mappings on the way are created."""
     for part in path[:-1]:
         if isinstance(tree, list):
             tree = tree[part if isinstance(part, int) and part < len(tree) else 0] if tree else {}
@@ -123,7 +123,7 @@ def misspelt(key: str, draw: random.Random) -> str:
 
 
 def structural_config(draw: random.Random) -> str:
-    """A configuration with wrong types, keys and sections, as YAML."""
+    """Return a configuration with wrong types, keys and sections as YAML."""
     tree = json.loads(json.dumps(CONFIG))
     known = schema_places()
     for _ in range(draw.choice([1, 1, 2, 3, 6])):
@@ -173,7 +173,7 @@ HOSTILE_YAML: list[Callable[[random.Random], str]] = [
 
 
 def mutated_config(number: int, seed: int) -> bytes:
-    """One configuration file."""
+    """Return one configuration file."""
     draw = random.Random(f"config {seed} {number}")
     kind = draw.random()
     if kind < 0.55:
@@ -211,7 +211,7 @@ def nested(levels: int, draw: random.Random) -> str:
 
 
 def hostile_text(kind: str, draw: random.Random) -> bytes:
-    """A text that is hard to read in its format."""
+    """Return a text that is hard to parse in its format."""
     mark = "\t" if kind == "tsv" else ","
     if kind in ("csv", "tsv"):
         head = f"question{mark}answer\n"
@@ -267,7 +267,7 @@ def hostile_text(kind: str, draw: random.Random) -> bytes:
 
 
 def bomb(kind: str, draw: random.Random) -> bytes:
-    """A little that becomes much when it is decompressed."""
+    """Return a decompression bomb: few bytes that decompress to many."""
     start = {"jsonl": b'{"question": "a"}\n', "json": b'[{"question": "a"}, '}.get(kind, b"question\nanswer\n")
     line = draw.choice([b"x", b"\n", b'"', b"[", b"x\n", b'{"a":1}\n', b"1,", b" ", b"\0"])
     size = 500_000 if b"\n" in line else draw.choice([1_000_000, 80_000_000])
@@ -275,7 +275,7 @@ def bomb(kind: str, draw: random.Random) -> bytes:
 
 
 def mutated_text(kind: str, draw: random.Random) -> tuple[bytes, str]:
-    """Bytes of a text file and the ending of its compression."""
+    """Return the bytes of a text file and the extension of its compression."""
     text = hostile_text(kind, draw) if draw.random() < 0.4 else mutated_bytes(text_of(kind), draw)
     if draw.random() < 0.7:
         return text, ""
@@ -296,7 +296,7 @@ def mutated_text(kind: str, draw: random.Random) -> tuple[bytes, str]:
 
 
 def hostile_columns(draw: random.Random) -> dict[str, Any]:
-    """A column of a type that is hard to turn into Python values."""
+    """Return a column of a type that is hard to convert to Python values."""
     count = 5
     made: list[Callable[[], Any]] = [
         lambda: pyarrow.array(NUMBERS, pyarrow.timestamp(draw.choice(["s", "ms", "us", "ns"]))),
@@ -328,7 +328,7 @@ def hostile_columns(draw: random.Random) -> dict[str, Any]:
 
 
 def mutated_table(kind: str, draw: random.Random) -> bytes:
-    """Bytes of a Parquet or Arrow file."""
+    """Return the bytes of a Parquet or Arrow file."""
     table = pyarrow.Table.from_pylist(ROWS)
     if draw.random() < 0.5:
         table = pyarrow.table(hostile_columns(draw))
@@ -339,7 +339,7 @@ def mutated_table(kind: str, draw: random.Random) -> bytes:
         size = draw.choice([3, 1000])
         try:
             pyarrow.parquet.write_table(table, sink, row_group_size=size)
-        except pyarrow.ArrowInvalid:  # Parquet has no seconds, and as milliseconds the largest are too large
+        except pyarrow.ArrowInvalid:  # Parquet has no seconds, and the largest values overflow as milliseconds
             sink = io.BytesIO()
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), sink, row_group_size=size)
     else:
@@ -358,7 +358,7 @@ def mutated_table(kind: str, draw: random.Random) -> bytes:
 
 
 def mutated_data(number: int, seed: int) -> tuple[str, bytes]:
-    """Name and bytes of one data file."""
+    """Return name and bytes of one data file."""
     draw = random.Random(f"data {seed} {number}")
     kind = KINDS[number % len(KINDS)]
     if kind in ("parquet", "arrow"):

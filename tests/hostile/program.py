@@ -1,4 +1,4 @@
-"""Reads mutated files, each in a process of its own, and says what became of it: a line of JSON each.
+"""Reads mutated files, each in a separate process, and prints the outcome of each as a line of JSON.
 
 Arguments: `configs` or `data`, the folder of this file, the seed, and the first and last number of the mutations.
 """
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_SECONDS = 60
-"""CPU seconds after which a process is ended by the system."""
+"""CPU seconds after which the system ends a process."""
 LIMIT_WAITED = 300
-"""Seconds on the clock after which a process is ended, whatever it waits for."""
+"""Wall-clock seconds after which a process is ended."""
 IMPORTS = (
     "partita.cli.main",
     "partita.data.preview",
@@ -32,7 +32,7 @@ IMPORTS = (
     "transformers",
     "transformers.models.llama.modeling_llama",
 )
-"""What each process would spend its first seconds on."""
+"""Modules that each process would otherwise import in its first seconds."""
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measured(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a function returns in a fork, and the seconds and memory that it took."""
+    """Return the result of a function in a fork, and the seconds and memory that it used."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -80,7 +80,7 @@ def measured(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def check_config(text: bytes) -> dict[str, Any]:
-    """Give a configuration to `validate`, and a valid one to `explain` and `preview` as well."""
+    """Run `validate` on a configuration, and also `explain` and `preview` if it is valid."""
     Path("run.yaml").write_bytes(text)
     for name in ("a.csv", "b.jsonl", "c.jsonl"):
         rows = [{"text": f"row {number}", "label": "ab"[number % 2], "fields": '{"x": 1}'} for number in range(8)]
@@ -99,14 +99,14 @@ def check_config(text: bytes) -> dict[str, Any]:
 
 
 def wrong_end(name: str, status: int, said: str) -> dict[str, str]:
-    """What shows that a command did not end with a result or with an error for the user; empty otherwise."""
+    """Return evidence that a command ended with neither a result nor a user error; empty otherwise."""
     if status in (0, 2) and "Traceback" not in said and (said or not status):
         return {}
     return {"traceback": f"{name} ended with {status}: {said[-3000:]}"}
 
 
 def command(*words: str) -> tuple[int, str]:
-    """Exit status of a command, and what it prints."""
+    """Return exit status and output of a command."""
     from partita.cli.main import run
 
     sys.argv = ["partita", *words]
@@ -121,7 +121,7 @@ def command(*words: str) -> tuple[int, str]:
 
 
 def check_data(made: tuple[str, bytes]) -> dict[str, Any]:
-    """Predict the rows of a file, and read it as a stream."""
+    """Predict the rows of a file, and read them as a stream."""
     from partita_schema.errors import DataError
 
     name, data = made
@@ -141,7 +141,7 @@ def check_data(made: tuple[str, bytes]) -> dict[str, Any]:
 
 
 def unaccounted(found: dict[str, Any]) -> int:
-    """Rows that were read and are neither in the output nor counted as bad, by index and as a stream."""
+    """Return the number of rows that were read but are neither in the output nor counted as bad."""
     if found["outcome"] != "answered":
         return 0
     num_rows = found["rows"] + found["bad"]
@@ -157,7 +157,7 @@ def config() -> Any:
 
 
 def predicted(name: str) -> dict[str, Any]:
-    """Rows that were read, and lines of the output by status."""
+    """Return the number of rows that were read, and of lines of the output by status."""
     from collections import Counter
 
     from partita.data.formatting.formatter import Formatter
@@ -192,7 +192,7 @@ def predicted(name: str) -> dict[str, Any]:
 
 
 def streamed(name: str) -> dict[str, int]:
-    """Rows of the file as a stream, good and bad."""
+    """Return the numbers of good and bad rows of the file as a stream."""
     from partita.data.chunks import Unreadable, parsed
     from partita.data.formats import format_of
     from partita.data.formats.text_files import is_mostly_broken
@@ -206,19 +206,19 @@ def streamed(name: str) -> dict[str, int]:
         for row, _ in stream.read(shard, None):
             read, _ = parsed([Unreadable(row.reason, row.raw) if row.reason else row.row])
             good, bad = good + len(read), bad + 1 - len(read)
-            if is_mostly_broken(bad, good):  # as a run ends
+            if is_mostly_broken(bad, good):  # as at the end of a run
                 raise DataError(f"{name}: too many rows are broken")
     return {"good": good, "bad": bad}
 
 
 def import_all() -> None:
-    """Import what the commands need before there are any processes."""
+    """Import the modules of the commands before any process is started."""
     for name in IMPORTS:
         importlib.import_module(name)
 
 
 def warm_up() -> None:
-    """Import what every process needs before there are any."""
+    """Import the modules that every process needs before any is started."""
     importlib.import_module("datasets")
     Path("warm.jsonl").write_text('{"question": "a"}\n', encoding="utf8")
     predicted("warm.jsonl")

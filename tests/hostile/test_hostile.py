@@ -1,6 +1,6 @@
-"""Mutated configurations and data files: each ends in rows or in an error message, with little memory.
+"""Tests with mutated configurations and data files: each gives rows or an error message, with little memory.
 
-Each has at most a minute of CPU time; benchmarks/robustness.py measures how much they take.
+Each has at most a minute of CPU time; benchmarks/robustness.py measures their time and memory.
 PARTITA_FUZZ_SEED chooses other mutations; a failure names the seed and the number of its file.
 """
 
@@ -15,14 +15,14 @@ import pytest
 
 SEED = int(os.environ.get("PARTITA_FUZZ_SEED", "17"))
 ORDINARY, ALL = 40, 190
-"""Mutations of each kind in the ordinary suite, and with its slow part; benchmarks/robustness.py has 2,000."""
+"""Mutations of each kind in the quick suite, and in the long tests; benchmarks/robustness.py runs 2,000."""
 MOST_MEGABYTES = 500
 MOST_SAID = 60_000
-"""Characters of an error."""
+"""The maximum length of an error message."""
 
 
 def outcomes(kind: str, first: int, last: int, folder: Path) -> list[dict[str, Any]]:
-    """What became of mutations."""
+    """Return the outcomes of mutations."""
     home = Path(__file__).parent
     words = [sys.executable, home / "program.py", kind, home, SEED, first, last]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -47,18 +47,18 @@ def check_all(kind: str, first: int, last: int, folder: Path) -> None:
     result = outcomes(kind, first, last, folder)
     for case in result:
         check(case)
-    assert any(case["outcome"] == "refused" for case in result)  # the mutations do damage
+    assert any(case["outcome"] == "refused" for case in result)  # the mutations must cause errors
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["configs", "data"])
 @pytest.mark.long
-def test_mutated_files_end_in_rows_or_a_sentence(kind: str, tmp_path: Path) -> None:
+def test_mutated_files_give_rows_or_an_error_message(kind: str, tmp_path: Path) -> None:
     check_all(kind, 0, ORDINARY, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["configs", "data"])
-def test_many_mutated_files_end_in_rows_or_a_sentence(kind: str, tmp_path: Path) -> None:
+def test_many_mutated_files_give_rows_or_an_error_message(kind: str, tmp_path: Path) -> None:
     check_all(kind, ORDINARY, ALL, tmp_path)
