@@ -1,4 +1,4 @@
-"""What is said of a file that is refused."""
+"""The error messages for a refused configuration."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +16,12 @@ def message_of(source: Any, *, overrides: Sequence[str] = ()) -> str:
 
 
 def last_line_of(source: Any) -> str:
-    """The only problem, or the last one."""
+    """Return the only problem, or the last one."""
     return message_of(source).splitlines()[-1].strip()
 
 
 def problems_of(source: Any) -> list[str]:
-    """All problems; none of a file that is right."""
+    """Return all problems; empty for a valid configuration."""
     try:
         load_config(source)
     except ConfigError as error:

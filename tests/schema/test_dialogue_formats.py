@@ -40,7 +40,7 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("form", "row"), FORMS)
-def test_every_format_is_reported_from_its_columns_and_gives_the_same_dialogue(form: str, row: dict[str, Any]) -> None:
+def test_every_format_is_detected_by_its_columns_and_gives_the_same_dialogue(form: str, row: dict[str, Any]) -> None:
     assert read(row) == EXPECTED
     assert read(row, form) == EXPECTED
     assert answers(row) == ["hello", "so long"]
@@ -48,19 +48,19 @@ def test_every_format_is_reported_from_its_columns_and_gives_the_same_dialogue(f
     assert has_dialogues(list(row), column="messages", form=form)
 
 
-def test_formats_of_lists_may_stand_in_any_column() -> None:
+def test_formats_with_lists_may_be_in_any_column() -> None:
     for form, row in FORMS[:4]:
         [said] = row.values()
         assert read({"chat": said, "other": 1}, column="chat") == EXPECTED
         assert read({"chat": said}, form, column="chat") == EXPECTED
 
 
-def test_alpaca_puts_the_input_under_the_instruction() -> None:
+def test_alpaca_puts_the_input_after_the_instruction() -> None:
     row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "system": "Be brief."}
     assert read(row) == [("system", "Be brief."), ("user", "Add.\n\n1 and 2"), ("assistant", "3")]
 
 
-def test_rows_without_an_answer_are_questions() -> None:
+def test_rows_without_an_answer_are_prompts() -> None:
     for row in ({"instruction": "Add.", "output": ""}, {"prompt": "Add."}, {"episode": [{"text": "Add."}]}):
         assert read(row) == [("user", "Add.")]
 
@@ -74,7 +74,7 @@ def test_content_may_be_text_parts_numbers_or_json() -> None:
     assert read({"messages": '[{"role": "user", "content": "in a CSV cell"}]'}) == [("user", "in a CSV cell")]
 
 
-def test_answers_without_a_question_or_with_weight_0_are_not_learned() -> None:
+def test_answers_without_a_question_or_with_weight_0_are_not_in_the_loss() -> None:
     said = [("system", 1), ("assistant", 1), ("user", 1), ("assistant", 0), ("tool", 1), ("assistant", 1)]
     row = {"messages": [{"role": r, "content": f"{r}{n}", "weight": w} for n, (r, w) in enumerate(said)]}
     assert answers(row) == ["assistant5"]
@@ -161,13 +161,13 @@ def message(**keys: Any) -> dict[str, Any]:
         ({"prompt": "a", "chosen": [{"role": "assistant"}]}, "column chosen: message 1: content is missing"),
     ],
 )
-def test_a_bad_dialogue_says_what_is_wrong_where(row: dict[str, Any], says: str) -> None:
+def test_an_invalid_dialogue_is_reported_with_reason_and_position(row: dict[str, Any], says: str) -> None:
     with pytest.raises(FormatError) as caught:
         read_dialogue(row, column="messages")
     assert says in str(caught.value)
 
 
-def test_keys_that_are_ignored_by_name_and_those_that_hold_nothing_are_left_out() -> None:
+def test_ignored_keys_and_empty_keys_are_dropped() -> None:
     said = [{"role": "user", "content": "x", "id": 1}, {"role": "assistant", "content": "y", "reasoning_content": "so"}]
     row = {"messages": said, "tools": [{"name": "f"}]}
     options = {"ignore_keys": ["id", "reasoning_content", "tools"]}
@@ -200,7 +200,7 @@ JSON = st.recursive(
 @given(
     st.dictionaries(st.sampled_from(["messages", "conversations", "episode", "turns", "prompt", "chosen", "x"]), JSON)
 )
-def test_any_row_is_a_dialogue_or_a_reason(row: dict[str, Any]) -> None:
+def test_any_row_gives_a_dialogue_or_a_reason(row: dict[str, Any]) -> None:
     for supervised in (True, False):
         checked = check_rows(row_schema(CONFIG, supervised=supervised), [row])
         assert len(checked.clean) + len(checked.bad) == 1
@@ -217,7 +217,7 @@ CONFIG = Config.model_validate(
 )
 
 
-def test_a_clean_row_has_the_question_and_all_right_answers() -> None:
+def test_a_clean_row_has_the_question_and_all_correct_answers() -> None:
     row = {"episode": [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["a", "b"]}]}
 
     supervised = row_schema(CONFIG, supervised=True).load(row)
@@ -228,7 +228,7 @@ def test_a_clean_row_has_the_question_and_all_right_answers() -> None:
     assert asked == {"messages": {"messages": supervised["messages"]["messages"], "labels": []}}
 
 
-def test_reasons_name_the_column_and_the_message() -> None:
+def test_reasons_include_the_column_and_the_message() -> None:
     checked = check_rows(row_schema(CONFIG, supervised=True), [message(role="user"), message(role="user", content="y")])
 
     assert checked.bad == {
@@ -237,7 +237,7 @@ def test_reasons_name_the_column_and_the_message() -> None:
     }
 
 
-def test_prompts_and_answers_that_are_json_texts_stay_texts() -> None:
+def test_prompts_and_answers_with_json_text_are_not_parsed() -> None:
     assert read({"prompt": '["a"]', "completion": "[1, 2]"}) == [("user", '["a"]'), ("assistant", "[1, 2]")]
     assert read({"episode": [{"text": "[x]", "labels": '["y"]'}]}) == [("user", "[x]"), ("assistant", '["y"]')]
 
@@ -248,7 +248,7 @@ USER, REPLY = {"role": "user", "content": "Q"}, {"role": "assistant", "content":
 @pytest.mark.parametrize("column", ["chosen", "completion"])
 @pytest.mark.parametrize("prompt", ["Q", [USER]])
 @pytest.mark.parametrize("rest", ["A", [REPLY], [USER, REPLY]])
-def test_a_prompt_is_sent_once_whether_the_answer_repeats_it(column: str, prompt: Any, rest: Any) -> None:
+def test_a_prompt_repeated_in_the_answer_is_used_once(column: str, prompt: Any, rest: Any) -> None:
     result = read_dialogue({"prompt": prompt, column: rest}, column="messages")
 
     assert [(message["role"], message["content"]) for message in result["messages"]] == [

@@ -1,4 +1,4 @@
-"""A dumped configuration says where each value comes from, and loads again to the same."""
+"""Tests of dumped configurations: the origin of each value is written, and loading gives the same values."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ ARMS = "lora adalora ia3 vera loha lokr boft oft fourierft ln_tuning vblora prom
 
 
 @pytest.mark.parametrize("form", [resolved_yaml, lambda loaded: native_yaml(loaded.config)], ids=["resolved", "native"])
-def test_a_dumped_file_loads_to_the_same_config(form) -> None:  # type: ignore[no-untyped-def]
+def test_a_dumped_configuration_loads_to_the_same_config(form) -> None:  # type: ignore[no-untyped-def]
     loaded = load_config(GOOD)
     assert load_config(form(loaded)).config == loaded.config
 
@@ -43,7 +43,7 @@ def test_a_dumped_file_loads_to_the_same_config(form) -> None:  # type: ignore[n
         "prompt: {examples: [{a: 'no', b: 1}, {a: null, b: 2.5}], template: \"line\\n  {a}: 'q' #x\\n\"}",
     ],
 )
-def test_a_resolved_file_of_every_kind_loads_to_the_same_config(tail: str) -> None:
+def test_a_resolved_configuration_of_every_kind_loads_to_the_same_config(tail: str) -> None:
     loaded = load_config(TEXT + tail + "\n")
     assert load_config(resolved_yaml(loaded)).config == loaded.config
     assert load_config(native_yaml(loaded.config)).config == loaded.config
@@ -79,7 +79,7 @@ def test_a_dumped_scalar_is_read_back(value: object) -> None:
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("model", ["org/model", "./a folder: x", "scratch"])
 @pytest.mark.parametrize("train", [True, False])
-def test_every_template_is_a_valid_file(task: str, model: str, train: bool) -> None:
+def test_every_template_is_a_valid_configuration(task: str, model: str, train: bool) -> None:
     loaded = load_config(template(task, model=model, data="rows/*.jsonl", train=train))
     assert loaded.config.trainer.type == ("finetune" if train else "none")
     assert loaded.config.data.source == "rows/*.jsonl"

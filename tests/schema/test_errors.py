@@ -1,4 +1,4 @@
-"""The tree of errors is complete: every one is exported by partita, documented, and has the exit status it should."""
+"""Tests of the error classes: each is exported by partita, documented, and has the correct exit status."""
 
 import importlib
 import pkgutil
@@ -25,7 +25,7 @@ def subclasses(of: type[PartitaError]) -> Iterator[type[PartitaError]]:
 
 @pytest.fixture(scope="module")
 def tree() -> list[type[PartitaError]]:
-    """Every error class of the three packages, whose modules are all imported."""
+    """Return all error classes of the three packages, after importing all modules."""
     for package in (partita, partita_schema, partita_trainers):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith("__main__") and module.name not in NEEDS_AN_EXTRA:
@@ -39,7 +39,7 @@ def test_every_error_is_exported(tree: list[type[PartitaError]]) -> None:
         assert getattr(partita, one.__name__) is one
 
 
-def test_every_error_stands_in_the_tree_and_in_the_guide_with_its_exit_status(tree: list[type[PartitaError]]) -> None:
+def test_every_error_is_documented_with_its_exit_status(tree: list[type[PartitaError]]) -> None:
     guide = GUIDE.read_text(encoding="utf8")
     for one in tree:
         assert re.search(rf"^ *{one.__name__} ", PartitaError.__doc__ or "", re.MULTILINE), one

@@ -1,4 +1,4 @@
-"""Whatever is loaded, the only error is a ConfigError."""
+"""Tests that loading any input raises no error other than ConfigError."""
 
 import contextlib
 import random
@@ -68,7 +68,9 @@ PLACES = [place for place in places(RAW) if place]
 
 @examples(200)
 @given(st.sampled_from(PLACES), VALUES, st.booleans())
-def test_a_good_file_with_any_value_anywhere(place: tuple[str | int, ...], value: object, ludwig: bool) -> None:
+def test_a_valid_configuration_with_any_value_anywhere(
+    place: tuple[str | int, ...], value: object, ludwig: bool
+) -> None:
     raw = yaml.safe_load(GOOD)
     holder = raw
     for part in place[:-1]:
@@ -82,7 +84,7 @@ def test_a_good_file_with_any_value_anywhere(place: tuple[str | int, ...], value
 
 @examples(200)
 @given(st.integers())
-def test_a_good_file_with_random_edits(seed: int) -> None:
+def test_a_valid_configuration_with_random_edits(seed: int) -> None:
     draw = random.Random(seed)
     text = list(GOOD)
     for _ in range(draw.randint(1, 8)):

@@ -1,4 +1,4 @@
-"""Files, texts, dictionaries and configurations are loaded, and what cannot be one is refused with little work."""
+"""Tests of loading files, texts, dictionaries and configurations; invalid input is refused quickly."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def message_of_bytes(raw: bytes, folder: Path) -> str:
     return message_of(file).removeprefix(f"{file}:")
 
 
-def test_a_file_a_text_a_dictionary_and_a_config_are_the_same(tmp_path: Path) -> None:
+def test_a_file_a_text_a_dictionary_and_a_config_load_to_the_same(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(TEXT)
     loaded = load_config(file)
@@ -31,7 +31,7 @@ def test_a_file_a_text_a_dictionary_and_a_config_are_the_same(tmp_path: Path) ->
     assert loaded.config == load_config(str(file)).config == Config.model_validate(raw)
 
 
-def test_relative_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
+def test_relative_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(TEXT)
     loaded = load_config(file)
@@ -39,13 +39,13 @@ def test_relative_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
     assert (load_config(TEXT).folder, load_config(TEXT).file) == (Path(), None)
 
 
-def test_a_path_in_a_dictionary_is_a_text() -> None:
+def test_a_path_object_in_a_dictionary_is_converted_to_text() -> None:
     raw = {"base_model": Path("some/model"), "input_features": [{"name": "a"}]}
     raw["output_features"] = [{"name": "b", "type": "text"}]
     assert load_config(raw).config.base_model == "some/model"
 
 
-def test_origins_name_line_default_override_and_dictionary(tmp_path: Path) -> None:
+def test_origins_distinguish_line_default_override_and_dictionary(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(TEXT)
     origins = load_config(file, overrides=["seed=3", "adapter={type: lora}"]).origins
@@ -56,14 +56,14 @@ def test_origins_name_line_default_override_and_dictionary(tmp_path: Path) -> No
     assert load_config(load_config(file).config).origins["base_model"] == "given"
 
 
-def test_defaults_are_worked_into_features_that_do_not_say_otherwise() -> None:
+def test_defaults_apply_to_features_that_do_not_override_them() -> None:
     text = TEXT.replace("[{name: a}]", "[{name: a}, {name: c, preprocessing: {max_sequence_length: 9}}]")
     config = load_config(text + "defaults: {text: {preprocessing: {max_sequence_length: 5, lowercase: true}}}").config
     options = [feature.preprocessing for feature in config.input_features]
     assert [(o.max_sequence_length, o.lowercase) for o in options] == [(5, True), (9, True)]
 
 
-def test_a_missing_file_is_named_with_its_nearest_neighbour(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_the_most_similar_name(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text(TEXT)
     missing = tmp_path / "trian.yaml"
     assert message_of(missing) == f"{missing}: there is no such file; did you mean {tmp_path / 'train.yaml'}?"
@@ -71,11 +71,11 @@ def test_a_missing_file_is_named_with_its_nearest_neighbour(tmp_path: Path) -> N
     assert message_of("no/such/run.yaml") == "no/such/run.yaml: there is no such file; there is no folder no/such"
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_is_refused(tmp_path: Path) -> None:
     assert message_of(tmp_path) == f"{tmp_path}: is a folder; write the YAML file in it"
 
 
-def test_of_a_folder_the_file_to_write_is_named(tmp_path: Path) -> None:
+def test_a_folder_is_refused_with_the_file_to_write(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(TEXT)
     assert message_of(tmp_path) == f"{tmp_path}: is a folder; write the YAML file in it: run.yaml"
     resolved = tmp_path / "resolved.yaml"
@@ -85,7 +85,7 @@ def test_of_a_folder_the_file_to_write_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_utf16_with_a_mark_and_utf8_with_a_mark_are_read(tmp_path: Path) -> None:
+def test_utf16_and_utf8_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     for encoding in ("utf-16", "utf-8-sig"):
         file.write_bytes(TEXT.encode(encoding))
@@ -131,21 +131,21 @@ def test_a_megabyte_of_garbage_is_refused(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "piece", ["[", "a: {", "- ", "a: 1\n", "? ", "key_{n}: 1\n", "- {n}: &a{n} [*a{n}]\n", "a: ${B}\n"]
 )
-def test_twice_the_garbage_takes_twice_the_work(piece: str) -> None:
-    message_of("key: 1\n")  # what is made once is no work of the text
+def test_the_work_for_garbage_is_linear(piece: str) -> None:
+    message_of("key: 1\n")  # exclude the work that is done once
     texts = ["".join(piece.replace("{n}", str(number)) for number in range(count)) for count in (2_000, 4_000)]
     few, many = (counted_calls(lambda text=text: message_of(f"\n{text}"))[1] for text in texts)
 
     assert many < 2.5 * few
 
 
-def test_a_bomb_of_anchors_is_refused() -> None:
+def test_an_expansion_bomb_of_anchors_is_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     assert message_of("\n".join(lines)).endswith("holds more than 100,000 values, anchors counted; write less")
 
 
-def test_half_a_character_in_a_text_is_refused() -> None:
+def test_a_lone_surrogate_in_a_text_is_refused() -> None:
     assert message_of("a: b\nc: \ud800\n") == "2: holds half a character (a surrogate); write the whole one"
 
 
@@ -184,20 +184,20 @@ def test_a_mistyped_key_among_many_unknown_ones_is_still_reported() -> None:
     assert "41:1: seeed: unknown key; did you mean seed?" in str(error.value).splitlines()
 
 
-def test_a_key_of_any_length_takes_one_line() -> None:
+def test_a_key_of_any_length_is_reported_in_one_line() -> None:
     with pytest.raises(ConfigError) as error:
         load_config("base_model: m\n" + "x" * 100_000 + ": 1\n")
 
     assert max(len(line) for line in str(error.value).splitlines()) < 600
 
 
-def test_a_number_beside_a_control_character_is_a_wrong_value() -> None:
+def test_a_number_next_to_a_control_character_is_a_wrong_value() -> None:
     with pytest.raises(ConfigError, match="trust_remote_code"):
         load_config({"base_model": "some/model", "trust_remote_code": "0\x1f"})
 
 
 def test_a_text_of_a_million_digits_for_a_number_is_refused_in_one_pass(tmp_path: Path) -> None:
-    """In quadratic time it would be stopped by the limit of the test."""
+    """In quadratic time the test would exceed its time limit."""
     (tmp_path / "run.yaml").write_text(f"seed: {'1' * 900_000}x\n")
 
     with pytest.raises(ConfigError, match="seed: write an integer of at least 0; got 1111"):

@@ -1,4 +1,4 @@
-"""Records that the program writes: checked on the way in, and open to keys of newer versions."""
+"""Tests of written records: validated when they are read, with keys of newer versions preserved."""
 
 import json
 
@@ -36,11 +36,11 @@ MANIFEST = {
 
 def test_unknown_keys_survive_a_round_trip_at_every_level() -> None:
     schema = ManifestRecord()
-    # As JSON: a pair is a tuple in Python.
+    # Compared as JSON, because pairs are tuples in Python.
     assert json.loads(json.dumps(schema.dump(schema.load(MANIFEST)))) == MANIFEST
 
 
-def test_a_written_manifest_is_the_record_of_a_batch_size_as_it_was() -> None:
+def test_a_batch_size_in_a_manifest_is_written_unchanged() -> None:
     probes = (
         ProbeResult(1, "fits", 7_680_000, 8_000_000, 0.25, 0.0125, 3.5, 0.5),
         ProbeResult(512, "out of memory", None, None),
@@ -70,7 +70,7 @@ def test_a_written_manifest_is_the_record_of_a_batch_size_as_it_was() -> None:
         ({"batch_sizes": {"a": {**TUNED, "throughputs": [[1]]}}}, "batch_sizes"),
     ],
 )
-def test_a_wrong_manifest_is_refused_by_key(change: dict[str, object], key: str) -> None:
+def test_an_invalid_manifest_is_refused_with_the_key(change: dict[str, object], key: str) -> None:
     with pytest.raises(ValidationError) as caught:
         ManifestRecord().load({**MANIFEST, **change})
     assert list(caught.value.messages_dict) == [key]

@@ -1,4 +1,4 @@
-"""Rows from outside become clean values by feature name, or reasons."""
+"""Tests of reading rows: clean values by feature name, or reasons."""
 
 import datetime
 import decimal
@@ -35,7 +35,7 @@ def reason_of(kind: str, value: object) -> str:
     return reason
 
 
-def test_values_come_out_by_feature_name_and_other_columns_are_ignored() -> None:
+def test_values_are_returned_by_feature_name_and_other_columns_are_ignored() -> None:
     schema = schema_of("{name: o, type: text, column: answer.text}", inputs="{name: q, column: question}")
     assert schema.load({"question": "a", "answer.text": "b", "other": object()}) == {"q": "a", "o": "b"}
 
@@ -48,7 +48,7 @@ def test_an_input_and_an_output_may_share_a_column() -> None:
     assert schema_of("{name: o, type: text, column: q}").load({"q": "a"}) == {"q": "a", "o": "a"}
 
 
-def test_columns_that_only_the_template_names_are_read_and_may_be_empty() -> None:
+def test_columns_used_only_in_the_template_are_read_and_may_be_empty() -> None:
     schema = schema_of(FEATURES["text"], inputs="{name: prompt}", prompt="{template: '{instruction} {input}'}")
     row = {"instruction": "do", "input": None, "o": "x"}
     assert schema.load(row) == {"instruction": "do", "input": "", "o": "x"}
@@ -69,7 +69,7 @@ def test_columns_that_only_the_template_names_are_read_and_may_be_empty() -> Non
         (1e300, "1e+300"),
     ],
 )
-def test_numbers_and_dates_are_written_plainly_as_text(value: object, text: str) -> None:
+def test_numbers_and_dates_are_converted_to_plain_text(value: object, text: str) -> None:
     assert value_of("text", value) == text
 
 
@@ -88,13 +88,13 @@ def test_a_missing_column_is_a_missing_value() -> None:
     assert check_rows(schema_of(FEATURES["text"]), [{"q": "a"}]).bad == {0: ("column o is missing or empty",)}
 
 
-def test_missing_values_are_filled_when_the_file_says_so() -> None:
+def test_missing_values_are_filled_if_configured() -> None:
     fill = "preprocessing: {missing_value_strategy: fill_with_const, fill_value: none given}"
     schema = schema_of(FEATURES["text"], inputs=f"{{name: q, {fill}}}")
     assert schema.load({"q": None, "o": "x"}) == schema.load({"o": "x"}) == {"q": "none given", "o": "x"}
 
 
-def test_a_fill_value_is_checked_like_any_other() -> None:
+def test_a_fill_value_is_validated() -> None:
     schema = schema_of(
         "{name: o, type: number, preprocessing: {missing_value_strategy: fill_with_const, fill_value: '3'}}"
     )
@@ -115,7 +115,7 @@ def test_labels_are_stripped_and_must_be_known() -> None:
 @pytest.mark.parametrize(
     ("value", "number"), [("4", 4), (" 2.50 ", 2.5), (3.0, 3), (np.int32(1), 1), ("1e1", 10), (0, 0)]
 )
-def test_numbers_are_finite_and_whole_ones_are_integers(value: object, number: float) -> None:
+def test_numbers_must_be_finite_and_whole_numbers_are_integers(value: object, number: float) -> None:
     result = value_of("number", value)
     assert (result, type(result)) == (number, type(number))
 
@@ -142,16 +142,16 @@ def test_a_value_that_is_not_a_number_is_reported(value: object, reason: str) ->
 
 
 def test_a_text_of_a_million_digits_is_refused_in_one_pass() -> None:
-    """In quadratic time it would be stopped by the limit of the test."""
+    """In quadratic time the test would exceed its time limit."""
     assert "is not a finite number" in str(reason_of("number", "1" * 1_000_000 + "x"))
 
 
-def test_a_range_may_hold_a_single_number() -> None:
+def test_a_range_may_contain_a_single_number() -> None:
     schema = schema_of("{name: o, type: number, decoder: {minimum: 3, maximum: 3}}")
     assert schema.load({"q": "a", "o": "3"})["o"] == 3
 
 
-def test_json_comes_as_value_or_as_text() -> None:
+def test_json_may_be_a_value_or_text() -> None:
     assert value_of("json", '{"n": 1}') == value_of("json", {"n": np.int64(1)}) == {"n": 1}
     assert schema_of("{name: o, type: json}").load({"q": "a", "o": np.array([1, 2])})["o"] == [1, 2]
 
@@ -184,7 +184,7 @@ def test_every_row_is_clean_or_has_reasons() -> None:
     }
 
 
-def test_several_wrong_columns_are_all_named() -> None:
+def test_all_wrong_columns_are_reported() -> None:
     schema = schema_of(FEATURES["category"] + ", {name: n, type: number}")
     assert check_rows(schema, [{"q": "a", "o": "c", "n": "d"}]).bad == {
         0: ("column o: 'c' is none of the labels good, bad", "column n: 'd' is not a finite number")

@@ -1,4 +1,4 @@
-"""Wrong configurations: each yields one problem that names the right line and key."""
+"""Tests of wrong configurations: each gives one problem with the correct line and key."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def problems_of(text: str, *overrides: str) -> tuple[Problem, ...]:
     return caught.value.problems
 
 
-def test_the_good_file_loads() -> None:
+def test_the_valid_configuration_loads() -> None:
     assert load_config(GOOD).config.seed == 7
 
 
@@ -35,7 +35,7 @@ def test_there_are_two_hundred_wrong_files() -> None:
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit["new"].strip()[:40] or edit["old"].strip()[:40])
-def test_one_mistake_is_one_problem_with_its_line_and_key(edit: dict[str, object]) -> None:
+def test_one_error_gives_one_problem_with_its_line_and_key(edit: dict[str, object]) -> None:
     old, new = str(edit["old"]), str(edit["new"])
     assert old in GOOD
     problems = problems_of(GOOD.replace(old, new, 1))
@@ -45,7 +45,7 @@ def test_one_mistake_is_one_problem_with_its_line_and_key(edit: dict[str, object
 
 
 def typos(name: str) -> set[str]:
-    """A letter too many, too few, swapped with its neighbour, or another one, in the middle and at the end."""
+    """Return typos with a letter added, removed, swapped or replaced, in the middle and at the end."""
     middle, last = len(name) // 2, len(name) - 1
     results = {name[:at] + name[at] + name[at:] for at in (middle, last)}
     if len(name) > 2:
@@ -56,7 +56,7 @@ def typos(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
-def test_a_one_letter_typo_of_any_key_is_answered_with_that_key(model: type) -> None:
+def test_a_one_letter_typo_of_any_key_is_reported_with_the_correct_key(model: type) -> None:
     keys = keys_of(model)
     known_elsewhere = {name.rpartition(".")[2] for name in (*FOREIGN, *RENAMED, *IGNORED)}
     for key in keys:
@@ -75,13 +75,13 @@ def test_a_one_letter_typo_of_any_key_is_answered_with_that_key(model: type) -> 
         ("simulation: {world: {type: replay}, train_on: {rounds: 2}}", "simulation.train_on", "self_training"),
     ],
 )
-def test_an_earlier_name_of_a_key_is_answered_with_the_new_one(section: str, place: str, name: str) -> None:
+def test_an_earlier_name_of_a_key_is_reported_with_the_new_one(section: str, place: str, name: str) -> None:
     assert (place, f"was renamed to {name}") in [
         (result.path, result.message) for result in problems_of(MINIMAL + section)
     ]
 
 
-def test_all_mistakes_of_a_file_are_reported_at_once_in_the_order_of_the_file() -> None:
+def test_all_errors_of_a_file_are_reported_at_once_in_the_order_of_the_file() -> None:
     text = GOOD.replace("seed: 7", "sede: 7").replace("  r: 8\n", "  r: 0\n").replace("epochs: 3", "epohcs: 3")
     text = text.replace("min_new_tokens: 1", "min_new_tokens: 500").replace("- name: title", "- name: review")
     problems = problems_of(text)
@@ -94,7 +94,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once_in_the_order_of_the_file() 
     ]
 
 
-def test_a_rule_between_keys_is_reported_beside_a_typo_elsewhere() -> None:
+def test_a_rule_between_keys_is_reported_together_with_a_typo_elsewhere() -> None:
     problems = problems_of(MINIMAL + "quantization: {bits: 4}\ntrainer: {type: finetune}\nsede: 3\n")
     assert [problem.path for problem in problems] == ["quantization", "sede"]
 
@@ -106,12 +106,12 @@ def test_repairing_one_problem_causes_no_other() -> None:
     assert [problem.path for problem in problems] == ["generation.do_sample"]
 
 
-def test_mistakes_after_a_mistyped_type_are_reported_too() -> None:
+def test_errors_after_a_mistyped_type_are_reported_too() -> None:
     problems = problems_of(MINIMAL + "trainer: {type: finetun, batch_size: 0}\n")
     assert [problem.path for problem in problems] == ["trainer.type", "trainer.batch_size"]
 
 
-def test_mistakes_in_a_section_with_a_mistyped_name_keep_their_lines() -> None:
+def test_errors_in_a_section_with_a_mistyped_name_have_their_lines() -> None:
     problems = problems_of(MINIMAL + "trianer:\n  type: finetune\n  epohcs: 3\n")
     assert [(problem.line, problem.path) for problem in problems] == [(4, "trianer"), (6, "trainer.epohcs")]
 
@@ -204,7 +204,7 @@ def test_the_text_of_a_problem(line: str, text: str) -> None:
     assert [str(problem) for problem in problems_of(MINIMAL + line + "\n")] == [text]
 
 
-def test_heads_of_a_new_model_divide_its_width() -> None:
+def test_the_heads_of_a_new_model_must_divide_its_width() -> None:
     text = MINIMAL.replace("m\n", "{type: scratch, hidden_size: 64, num_attention_heads: 5}\n", 1)
     (problem,) = problems_of(text)
     assert str(problem) == (
@@ -235,7 +235,7 @@ def test_heads_of_a_new_model_divide_its_width() -> None:
         ),
     ],
 )
-def test_a_json_schema_is_checked_with_the_file(schema: str, message: str) -> None:
+def test_a_json_schema_is_checked_with_the_configuration(schema: str, message: str) -> None:
     text = MINIMAL.replace("type: text", f"type: json, decoder: {{json_schema: {schema}}}")
     (problem,) = problems_of(text)
     assert (problem.path, problem.message) == ("output_features[0].decoder.json_schema", message)
@@ -256,7 +256,7 @@ def test_a_dictionary_is_checked_without_lines() -> None:
     }
 
 
-def test_an_empty_dictionary_names_what_is_missing() -> None:
+def test_an_empty_dictionary_is_reported_with_the_missing_keys() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config({})
     assert [str(problem) for problem in caught.value.problems] == [

@@ -1,4 +1,4 @@
-"""A real, tiny language model and seeded batches, so that the loop is tested for itself."""
+"""A tiny language model and seeded batches, for tests of the training loop alone."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class Bigram(torch.nn.Module):
 
 
 class BigramModel:
-    """The LanguageModel protocol over `Bigram`."""
+    """An implementation of the LanguageModel protocol with `Bigram`."""
 
     def __init__(self, *, dropout: float = 0.1) -> None:
         self.module = Bigram()
@@ -78,7 +78,7 @@ class BigramModel:
 
 
 class SeededBatches:
-    """Rows of a Markov chain, shuffled by (seed, epoch), cut into `micro` batches a step."""
+    """Rows of a Markov chain, shuffled by (seed, epoch), split into `micro` batches per step."""
 
     def __init__(self, *, rows: int = 48, step_rows: int = 8, micro: int = 2) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -114,7 +114,7 @@ class SeededBatches:
         ids = self.rows[chosen]
         labels = ids.clone()
         labels[:, :3] = -100
-        # Rows of different lengths, so that averaging by batch would show.
+        # Rows have different lengths, so that averaging by batch would be detected.
         lengths = 6 + chosen % 5
         labels[torch.arange(ids.shape[1])[None] >= lengths[:, None]] = -100
         keys = tuple(f"row:{int(i)}" for i in chosen)
@@ -152,16 +152,16 @@ class Recorder:
 
 
 class Killed(BaseException):
-    """Stands for a signal: nothing but the operating system may catch it."""
+    """Raised in place of a kill signal; no code under test may catch it."""
 
 
 def run(work: Any) -> Any:
-    """The result of training to the end."""
+    """Train to the end; return the result."""
     return Finetune(work.config.trainer).train(work)
 
 
 def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps of a run, without the only thing in them that time decides."""
+    """Return the logged steps of a run without their times."""
     return [{key: value for key, value in record.items() if key != "seconds"} for record in log]
 
 
@@ -178,7 +178,7 @@ def make_config(**trainer: Any) -> Config:
 
 @pytest.fixture
 def make_work(tmp_path: Path) -> Any:
-    """A function that makes the work of a run; without a `run` in a folder of its own."""
+    """Return a function that creates the trainer context of a run; without `run`, in a new folder."""
 
     def make(
         *, run: Recorder | None = None, lm: Any = None, batches: Any = None, evaluate: Any = None, **trainer: Any

@@ -1,4 +1,4 @@
-"""What is used of accelerate beyond its promises, and that it still does what it did."""
+"""Tests of the private parts of accelerate that partita uses: they still exist and work the same."""
 
 import accelerate
 import torch
@@ -11,7 +11,7 @@ FILE = "change trainers/partita_trainers/accelerate_internals.py"
 CHANGED = f"accelerate {accelerate.__version__} changed"
 
 
-def test_a_process_can_prepare_models_of_several_precisions() -> None:
+def test_a_process_can_prepare_models_with_several_precisions() -> None:
     for precision in ("bf16", "no"):
         try:
             reset_precision()
@@ -21,7 +21,7 @@ def test_a_process_can_prepare_models_of_several_precisions() -> None:
         assert accelerator.mixed_precision == precision, f"{CHANGED} how the precision is kept: {FILE}"
 
 
-def test_all_that_preparing_a_model_writes_into_it_is_known() -> None:
+def test_all_attributes_written_by_preparing_a_model_are_known() -> None:
     reset_precision()
     module = nn.Linear(4, 4)
     before = set(vars(module))
@@ -35,7 +35,7 @@ def test_all_that_preparing_a_model_writes_into_it_is_known() -> None:
     reset_precision()
 
 
-def test_layers_are_those_that_any_part_of_a_model_names() -> None:
+def test_layers_are_collected_from_all_parts_of_a_model() -> None:
     class Part(nn.Module):
         _no_split_modules = ("Block",)
 

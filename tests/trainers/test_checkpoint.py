@@ -1,4 +1,4 @@
-"""A checkpoint is there whole or not at all, and what is read back is what was written."""
+"""Tests of checkpoints: complete or absent, and read back unchanged."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def optimizer_with_state() -> torch.optim.Optimizer:
     return optimizer
 
 
-def test_nested_state_with_tensors_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_nested_state_with_tensors_is_restored_unchanged(tmp_path: Path) -> None:
     shared = torch.arange(4, dtype=torch.uint8)
     state = {
         "state": {0: {"a": shared, "b": shared, "n": 3, "t": (1, None, 0.5)}, 1: {}},
@@ -65,7 +65,7 @@ def test_nested_state_with_tensors_comes_back_as_it_was(tmp_path: Path) -> None:
     assert result == {"state": {0: {"n": 3, "t": (1, None, 0.5)}, 1: {}}, "groups": [{"lr": 0.1, "params": [0, 1]}]}
 
 
-def test_random_generators_continue_where_they_were(tmp_path: Path) -> None:
+def test_random_generators_are_restored(tmp_path: Path) -> None:
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)
@@ -79,7 +79,7 @@ def test_random_generators_continue_where_they_were(tmp_path: Path) -> None:
     assert (torch.rand(3).tolist(), random.random(), np.random.normal()) == drawn
 
 
-def test_a_failed_write_leaves_the_checkpoints_that_there_were(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_existing_checkpoints(tmp_path: Path) -> None:
     write(tmp_path, 1)
 
     def full_disk(path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_failed_write_leaves_the_checkpoints_that_there_were(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
-def test_a_checkpoint_and_its_name_are_on_the_disk_once_it_is_written(tmp_path: Path, forced: Any) -> None:
+def test_a_written_checkpoint_and_its_folder_are_flushed_to_disk(tmp_path: Path, forced: Any) -> None:
     path = write(tmp_path, 1, [optimizer_with_state()])
     assert len(list(path.iterdir())) > 5
     for file in path.iterdir():
@@ -99,7 +99,7 @@ def test_a_checkpoint_and_its_name_are_on_the_disk_once_it_is_written(tmp_path: 
     assert "step-000001" in forced(tmp_path)
 
 
-def test_only_complete_checkpoints_count_and_leftovers_go(tmp_path: Path) -> None:
+def test_only_complete_checkpoints_count_and_leftovers_are_removed(tmp_path: Path) -> None:
     write(tmp_path, 3)
     write(tmp_path, 12)
     (tmp_path / ".step-000020-77").mkdir()
@@ -109,7 +109,7 @@ def test_only_complete_checkpoints_count_and_leftovers_go(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step-000003", "step-000012"]
 
 
-def test_those_that_are_kept_stay(tmp_path: Path) -> None:
+def test_protected_checkpoints_are_not_removed(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         write(tmp_path, step)
     remove_checkpoints(tmp_path, keep={2, 4})
@@ -130,7 +130,7 @@ def test_an_optimizer_over_other_parameters_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "zero", "remove"])
-def test_a_damaged_checkpoint_is_set_aside_for_the_newest_intact_one(
+def test_a_damaged_checkpoint_is_moved_away_and_the_newest_intact_one_is_used(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in (3, 6, 9):
@@ -153,7 +153,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_newest_intact_one(
     assert "; it was renamed to damaged-step-000009, and the run resumes from step 3" in caplog.text
 
 
-def test_without_an_intact_checkpoint_the_damaged_file_is_named(tmp_path: Path) -> None:
+def test_without_an_intact_checkpoint_the_damaged_file_is_reported(tmp_path: Path) -> None:
     assert newest_intact(tmp_path) is None
     write(tmp_path, 3)
     (tmp_path / "step-000003" / "cursor.json").write_text("{}")
@@ -166,7 +166,7 @@ def test_without_an_intact_checkpoint_the_damaged_file_is_named(tmp_path: Path) 
     assert list_checkpoints(tmp_path) == [3]
 
 
-def test_no_flipped_bit_in_a_checkpoint_goes_unnoticed(tmp_path: Path) -> None:
+def test_every_flipped_bit_in_a_checkpoint_is_detected(tmp_path: Path) -> None:
     path, chance = write(tmp_path, 3, [optimizer_with_state()]), random.Random(2)
     files = sorted(path.iterdir())
     assert "partita-checksums.json" in [file.name for file in files]

@@ -1,4 +1,4 @@
-"""The parts of a step: gradients of several batches, and their limits."""
+"""Tests of the parts of a step: gradients of several batches, and clipping."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +19,7 @@ STEP = {
     "learning_rate_scheduler": {"decay": "none"},
     "skip_all_evaluation": True,
 }
-"""One step of which the change of the weights is the gradient."""
+"""One step in which the change of the weights equals the gradient."""
 
 
 def weights(work: Any) -> torch.Tensor:
@@ -27,14 +27,14 @@ def weights(work: Any) -> torch.Tensor:
 
 
 def change_of(work: Any) -> torch.Tensor:
-    """What a run adds to the weights."""
+    """Train; return the change of the weights."""
     before = weights(work)
     run(work)
     return weights(work) - before
 
 
 @pytest.mark.long
-def test_the_penalty_of_an_adapter_weighs_the_same_in_any_accumulation(make_work: Any, tmp_path: Path) -> None:
+def test_the_penalty_of_an_adapter_has_the_same_weight_with_any_accumulation(make_work: Any, tmp_path: Path) -> None:
     def change(micro: int, weight: float) -> torch.Tensor:
         lm = make_work.model(dropout=0.0)
         lm.auxiliary_loss = lambda: weight * lm.module.head.weight.square().sum()
@@ -48,7 +48,7 @@ def test_the_penalty_of_an_adapter_weighs_the_same_in_any_accumulation(make_work
     torch.testing.assert_close(change(8, 0.01), whole, rtol=1e-4, atol=1e-6)
 
 
-def test_no_gradient_value_is_larger_than_its_limit(make_work: Any, tmp_path: Path) -> None:
+def test_gradient_values_are_clipped(make_work: Any, tmp_path: Path) -> None:
     free = change_of(make_work(run=make_work.recorder(tmp_path / "free"), gradient_clipping={}, **STEP))
     limits = {"clipglobalnorm": None, "clipvalue": 0.01}
     clipped = change_of(make_work(run=make_work.recorder(tmp_path / "clipped"), gradient_clipping=limits, **STEP))
@@ -56,7 +56,7 @@ def test_no_gradient_value_is_larger_than_its_limit(make_work: Any, tmp_path: Pa
     assert float(clipped.abs().max()) == pytest.approx(0.01, rel=1e-4)
 
 
-def test_the_norm_of_all_gradients_is_limited_and_the_log_shows_what_it_was(make_work: Any, tmp_path: Path) -> None:
+def test_the_gradient_norm_is_clipped_and_the_original_norm_is_logged(make_work: Any, tmp_path: Path) -> None:
     def work_in(name: str, limit: float | None) -> Any:
         clipping = {"clipglobalnorm": limit}
         return make_work(run=make_work.recorder(tmp_path / name), gradient_clipping=clipping, **STEP)
@@ -68,7 +68,7 @@ def test_the_norm_of_all_gradients_is_limited_and_the_log_shows_what_it_was(make
     assert [work.run.log[0]["gradient_norm"] for work in (free, clipped)] == pytest.approx([norm, norm], rel=1e-4)
 
 
-def test_a_gradient_that_one_rank_alone_has_is_that_of_all(make_work: Any) -> None:
+def test_a_gradient_on_only_one_rank_is_applied_on_all(make_work: Any) -> None:
     work, teams = make_work(), ThreadGroup.of(2, timeout_seconds=20)
     models = [make_work.model(), make_work.model()]
     learners = [
@@ -91,7 +91,7 @@ def test_a_gradient_that_one_rank_alone_has_is_that_of_all(make_work: Any) -> No
 
 
 @pytest.mark.parametrize("stage", ["before the loss", "after the loss", "after the gradients"])
-def test_a_loss_scaler_that_was_left_in_a_step_accepts_the_next_one(stage: str) -> None:
+def test_a_loss_scaler_interrupted_in_a_step_accepts_the_next_one(stage: str) -> None:
     scaler, weight = torch.amp.GradScaler("cpu", init_scale=8.0), torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     if stage != "before the loss":

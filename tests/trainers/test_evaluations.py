@@ -1,4 +1,4 @@
-"""What a fine-tuning asks of its evaluations, and the learning rate where the file says none."""
+"""Tests of the evaluations of a fine-tuning, and of the default learning rate."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ DURING, AT_THE_END, TEST = ("validation", False, 256), ("validation", True, None
         ({"skip_all_evaluation": True}, []),
     ],
 )
-def test_answers_are_generated_where_the_file_asks_for_them(
+def test_answers_are_generated_if_configured(
     make_work: Any, trainer: dict[str, Any], asked: list[tuple[str, bool, int | None]]
 ) -> None:
     results = []
@@ -49,7 +49,7 @@ def test_answers_are_generated_where_the_file_asks_for_them(
         ({"base_model": {"type": "scratch"}, "adapter": {"type": "lora"}}, 2e-4),
     ],
 )
-def test_the_learning_rate_that_the_file_does_not_say_is_that_of_what_is_trained(
+def test_the_default_learning_rate_depends_on_the_trained_parameters(
     make_work: Any, model: dict[str, Any], rate: float
 ) -> None:
     work = make_work(learning_rate=None, max_steps=1, skip_all_evaluation=True)

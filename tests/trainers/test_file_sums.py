@@ -1,4 +1,4 @@
-"""Checksums of a folder: of what was written there, and of nothing else."""
+"""Tests of checksums of a folder: they cover only written files."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from partita_trainers import file_sums
 from partita_trainers.file_sums import FILE, check_sums, file_sum, read_sums, summed
 
 
-def test_files_that_were_there_before_are_not_the_models(tmp_path: Path) -> None:
+def test_existing_files_are_not_part_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with summed(tmp_path):
         (tmp_path / "base").mkdir()
@@ -25,7 +25,7 @@ def test_files_that_were_there_before_are_not_the_models(tmp_path: Path) -> None
     check_sums(tmp_path)
 
 
-def test_a_model_that_is_written_over_a_model_counts_once_it_is_whole(tmp_path: Path) -> None:
+def test_a_model_that_overwrites_another_is_valid_once_it_is_complete(tmp_path: Path) -> None:
     with summed(tmp_path):
         (tmp_path / "config.json").write_text("{}")
 
@@ -39,7 +39,7 @@ def test_a_model_that_is_written_over_a_model_counts_once_it_is_whole(tmp_path: 
     assert read_sums(tmp_path) is None
 
 
-def test_weights_are_read_only_where_they_are_wanted(tmp_path: Path) -> None:
+def test_weights_are_read_only_on_request(tmp_path: Path) -> None:
     with summed(tmp_path):
         (tmp_path / "model.safetensors").write_text("weights")
         (tmp_path / "config.json").write_text("{}")
@@ -77,7 +77,7 @@ def test_checksums_that_cannot_be_used_are_reported(tmp_path: Path, text: str, m
     assert str(caught.value).startswith(f"{tmp_path / FILE} {message}")
 
 
-def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
+def test_an_endless_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "pipe").symlink_to("/dev/zero")
     (tmp_path / FILE).write_text(json.dumps(sealed({"files": {"pipe": {"bytes": 0, "sha256": ""}}})))
     with pytest.raises(DamagedError, match="pipe is missing"):

@@ -1,4 +1,4 @@
-"""The loop: it learns, any accumulation gives the same step, and a killed run takes the steps of a straight one."""
+"""Tests of the training loop: the loss falls, accumulation does not change steps, and killed runs resume exactly."""
 
 import re
 import signal
@@ -57,7 +57,7 @@ def test_training_lowers_the_loss(make_work: Any) -> None:
         ]
     ),
 )
-def test_every_optimizer_learns_and_resumes_bit_for_bit(make_work: Any, tmp_path: Path, optimizer: str) -> None:
+def test_every_optimizer_trains_and_resumes_bit_for_bit(make_work: Any, tmp_path: Path, optimizer: str) -> None:
     rate = {"sgd": 0.3, "lion": 0.003, "lion_8bit": 0.003}.get(optimizer, 0.02)
     options = {"optimizer": {"type": optimizer}, "learning_rate": rate, "epochs": 3, "steps_per_checkpoint": 4}
     straight = make_work(run=make_work.recorder(tmp_path / "straight"), **options)
@@ -112,7 +112,7 @@ def test_a_step_divides_by_its_loss_tokens_not_by_its_batches(make_work: Any) ->
     assert work.run.log[0]["loss"] == pytest.approx(total / count, rel=1e-5)
 
 
-def test_a_loss_that_is_not_a_number_stops_with_step_and_rows_and_leaves_the_weights(make_work: Any) -> None:
+def test_a_nan_loss_stops_with_step_and_rows_and_unchanged_weights(make_work: Any) -> None:
     work = make_work(epochs=1)
     original = work.lm.loss
     calls = []
@@ -135,14 +135,14 @@ def test_a_loss_that_is_not_a_number_stops_with_step_and_rows_and_leaves_the_wei
     assert all(torch.isfinite(parameter).all() for parameter in work.lm.module.parameters())
 
 
-def test_a_loss_that_rose_is_named_as_the_cause(make_work: Any) -> None:
+def test_a_rising_loss_is_reported_as_the_cause(make_work: Any) -> None:
     work = make_work(epochs=1, steps_per_checkpoint=1, learning_rate=0.001)
     original, calls = work.lm.loss, []
     factors = (1.0, 0.5, 100.0, float("inf"))
 
     def rising(module: torch.nn.Module, batch: Any) -> torch.Tensor:
         calls.append(batch)
-        return original(module, batch) * factors[(len(calls) - 1) // 2]  # two batches a step
+        return original(module, batch) * factors[(len(calls) - 1) // 2]  # two batches per step
 
     work.lm.loss = rising
     with pytest.raises(DivergenceError) as caught:
@@ -155,7 +155,7 @@ def test_a_loss_that_rose_is_named_as_the_cause(make_work: Any) -> None:
 
 
 @pytest.mark.parametrize("in_16_bits", [False, True])
-def test_float32_is_advised_only_where_16_bits_may_be_the_cause(in_16_bits: bool) -> None:
+def test_float32_is_advised_only_if_16_bits_may_be_the_cause(in_16_bits: bool) -> None:
     history = LossHistory()
     advice = [history.advice(learning_rate=10.0, in_16_bits=in_16_bits)]
     for step, loss in enumerate((2.0, 1.5, 90.0), start=1):
@@ -178,7 +178,7 @@ def test_an_evaluation_is_one_line_with_both_losses(make_work: Any, caplog: pyte
     ]
 
 
-def test_training_stops_when_patience_ends_and_the_best_weights_come_back(make_work: Any) -> None:
+def test_training_stops_when_patience_ends_and_the_best_weights_are_restored(make_work: Any) -> None:
     values = iter([3.0, 1.0, 2.0, 2.5, 9.0, 9.0])
     weights = []
 
@@ -196,7 +196,7 @@ def test_training_stops_when_patience_ends_and_the_best_weights_come_back(make_w
         assert torch.equal(mine, best)
 
 
-def test_a_run_that_stopped_early_does_not_continue_when_it_is_started_again(make_work: Any) -> None:
+def test_a_run_that_stopped_early_is_not_continued(make_work: Any) -> None:
     calls = []
 
     def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
@@ -230,7 +230,7 @@ def test_raised_patience_lets_a_run_that_stopped_early_continue(make_work: Any) 
     assert (onward.stopped_early, onward.steps) == (True, 30)
 
 
-def test_an_error_that_is_not_about_memory_comes_through(make_work: Any) -> None:
+def test_an_error_other_than_out_of_memory_is_raised(make_work: Any) -> None:
     work = make_work(epochs=1)
 
     def loss(module: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -241,7 +241,7 @@ def test_an_error_that_is_not_about_memory_comes_through(make_work: Any) -> None
         run(work)
 
 
-def test_gradients_that_are_not_finite_stop_before_they_do_harm(make_work: Any) -> None:
+def test_gradients_that_are_not_finite_stop_training_before_the_update(make_work: Any) -> None:
     work = make_work(epochs=1, gradient_clipping={"clipglobalnorm": None})
     before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
     work.lm.module.head.weight.register_hook(lambda gradient: gradient * float("inf"))
@@ -255,13 +255,13 @@ def test_gradients_that_are_not_finite_stop_before_they_do_harm(make_work: Any) 
     assert all(torch.equal(one, other) for one, other in zip(before, work.lm.module.parameters(), strict=True))
 
 
-def test_schedule_free_leaves_the_evaluated_weights(make_work: Any) -> None:
+def test_schedule_free_training_ends_with_the_evaluated_weights(make_work: Any) -> None:
     work = make_work(epochs=2, optimizer={"type": "schedule_free_adamw"})
     result = run(work)
     assert work.evaluate("validation", False, None) == result.metrics["validation"]
 
 
-def test_half_precision_on_a_cpu_is_refused_with_what_works(make_work: Any) -> None:
+def test_half_precision_on_a_cpu_is_refused_with_alternatives(make_work: Any) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.mixed_precision: fp16 needs a GPU; on a CPU write bf16 or no"):
         run(make_work(mixed_precision="fp16"))
 
@@ -270,7 +270,7 @@ def test_half_precision_on_a_cpu_is_refused_with_what_works(make_work: Any) -> N
     ("trainer", "key"),
     [({"optimizer": {"type": "muon"}}, "optimizer.type: muon"), ({"learning_rate": "auto"}, "learning_rate: auto")],
 )
-def test_half_precision_is_refused_with_what_it_cannot_scale(make_work: Any, trainer: dict[str, Any], key: str) -> None:
+def test_half_precision_is_refused_with_unsupported_options(make_work: Any, trainer: dict[str, Any], key: str) -> None:
     config = make_work(mixed_precision="fp16", **trainer).config.trainer
     with pytest.raises(ConfigError, match=f"fp16 does not go with {key}; write bf16 or no"):
         build_accelerator(config, torch.device("cuda"))
@@ -283,7 +283,7 @@ def test_no_training_rows_is_an_error(make_work: Any) -> None:
         run(work)
 
 
-def test_a_run_beyond_its_new_end_is_refused(make_work: Any) -> None:
+def test_a_run_with_more_steps_than_configured_is_refused(make_work: Any) -> None:
     run(make_work(epochs=2))
     with pytest.raises(ResumeError, match="the run is at step 12, but the configuration ends at step 6"):
         run(make_work(epochs=1))
@@ -302,7 +302,7 @@ def test_steps_are_closed_after_the_last_one(make_work: Any, rate: Any) -> None:
     plain = work.batches.steps
 
     def kept() -> Iterator[GlobalBatch]:
-        asked.append(plain())  # somebody holds them, so that they do not end by themselves
+        asked.append(plain())  # keep a reference, so that the generator is not closed by garbage collection
         return asked[-1]
 
     work.batches.steps = kept
@@ -312,7 +312,7 @@ def test_steps_are_closed_after_the_last_one(make_work: Any, rate: Any) -> None:
     assert [steps.gi_frame for steps in asked] == [None] * len(asked)
 
 
-def test_ctrl_c_ends_after_a_whole_step_whose_state_is_saved(make_work: Any, tmp_path: Path) -> None:
+def test_ctrl_c_stops_after_the_current_step_and_saves_its_state(make_work: Any, tmp_path: Path) -> None:
     straight = make_work(run=make_work.recorder(tmp_path / "straight"), epochs=2)
     run(straight)
     stopped = make_work(run=make_work.recorder(tmp_path / "stopped"), epochs=2)
@@ -349,7 +349,7 @@ def test_a_second_ctrl_c_stops_at_once(make_work: Any) -> None:
 
 
 @pytest.mark.long
-def test_the_range_test_leaves_no_trace_and_finds_a_rate_that_learns(make_work: Any, tmp_path: Path) -> None:
+def test_the_range_test_leaves_no_trace_and_finds_a_working_learning_rate(make_work: Any, tmp_path: Path) -> None:
     actual = make_work(run=make_work.recorder(tmp_path / "auto"), learning_rate="auto", epochs=4)
     result = run(actual)
     rate = actual.run.noted["learning_rate"]
@@ -373,7 +373,7 @@ def test_the_range_test_leaves_no_trace_and_finds_a_rate_that_learns(make_work: 
         ({"skip_all_evaluation": True}, 30, None, 10),
     ],
 )
-def test_steps_evaluations_and_checkpoints_are_planned_from_the_file(
+def test_steps_evaluations_and_checkpoints_are_planned_from_the_configuration(
     make_work: Any, trainer: dict[str, Any], total: int, evaluate: int | None, checkpoint: int | None
 ) -> None:
     config = make_work(**trainer).config.trainer
@@ -382,7 +382,7 @@ def test_steps_evaluations_and_checkpoints_are_planned_from_the_file(
 
 
 class Endless:
-    """Batches of unknown outcome how many there are."""
+    """Batches of unknown number."""
 
     steps_per_epoch = num_rows = None
 
@@ -405,7 +405,7 @@ class Endless:
         ({"skip_all_evaluation": True}, None, 12),
     ],
 )
-def test_where_the_length_is_not_known_there_is_a_tenth_of_the_run_between_checkpoints(
+def test_data_of_unknown_length_gives_ten_checkpoints_per_run(
     make_work: Any, trainer: dict[str, Any], evaluate: int | None, checkpoint: int | None
 ) -> None:
     config = make_work(max_steps=120, **trainer).config.trainer
@@ -413,7 +413,7 @@ def test_where_the_length_is_not_known_there_is_a_tenth_of_the_run_between_check
     assert (schedule.total, schedule.evaluate_every, schedule.checkpoint_every) == (120, evaluate, checkpoint)
 
 
-def test_a_run_over_data_of_unknown_length_needs_an_end(make_work: Any) -> None:
+def test_a_run_over_data_of_unknown_length_needs_a_number_of_steps(make_work: Any) -> None:
     message = "^the data's length is not known; write trainer.max_steps, the number of optimizer steps$"
     with pytest.raises(DataError, match=message):
         plan_schedule(make_work().config.trainer, batches=Endless(), splits=("training",))

@@ -10,7 +10,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_remembered_and_the_second_stops_at_once(
+def test_the_first_signal_is_recorded_and_the_second_stops_at_once(
     number: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = signal.getsignal(number)
@@ -37,7 +37,7 @@ def test_a_signal_that_the_process_ignores_stays_ignored(number: signal.Signals)
         signal.signal(number, before)
 
 
-def test_other_threads_hear_nothing() -> None:
+def test_other_threads_are_not_interrupted() -> None:
     results: list[bool] = []
 
     def work() -> None:
@@ -52,7 +52,7 @@ def test_other_threads_hear_nothing() -> None:
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_a_thread_is_asked_by_another_one() -> None:
+def test_a_thread_can_be_stopped_by_another() -> None:
     results = []
 
     def work() -> None:
@@ -64,4 +64,4 @@ def test_a_thread_is_asked_by_another_one() -> None:
     thread.join()
 
     assert results == [False, True, True]
-    assert not ask_to_stop(), "nobody listens any more"
+    assert not ask_to_stop(), "no thread is waiting for a stop"

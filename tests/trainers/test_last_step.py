@@ -1,4 +1,4 @@
-"""What happens behind the last step of a fine-tuning."""
+"""Tests of the work after the last step of a fine-tuning."""
 
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ def test_a_run_that_was_killed_after_its_last_step_is_only_finished(make_work: A
     assert (tmp_path / "killed" / "model" / "model.safetensors").is_file()
 
 
-def test_weights_that_were_evaluated_are_those_that_are_saved(make_work: Any, tmp_path: Path) -> None:
-    """A schedule-free optimizer trains other weights than it evaluates."""
+def test_the_evaluated_weights_are_saved(make_work: Any, tmp_path: Path) -> None:
+    """A schedule-free optimizer evaluates other weights than it trains."""
     options = {"epochs": 2, "optimizer": {"type": "schedule_free_adamw"}}
     work = make_work(run=make_work.recorder(tmp_path), **options)
     losses, evaluate = list[float](), work.evaluate

@@ -1,4 +1,4 @@
-"""A second objective, written with public names only, on the same loop."""
+"""Tests of a custom objective, written with public names only, in the training loop."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ from .test_training_probe import probe_context
 
 
 class HardRows:
-    """Mean log-probability per row, and rows below the mean of the step weigh more, whichever rank has them."""
+    """Mean log-probability per row; rows below the mean of the step over all ranks have a higher weight."""
 
     def __init__(self) -> None:
         self.weights: dict[str, float] = {}
@@ -63,7 +63,7 @@ class HardRows:
         }
 
     def row_means(self, context: ObjectiveContext, batch: Batch) -> tuple[dict[str, torch.Tensor], list[int]]:
-        """The mean log-probability of each row with loss tokens, by key, and the rows' numbers of loss tokens."""
+        """Return the mean log-probability of each row with loss tokens, by key, and the numbers of loss tokens."""
         log_probs, rows = context.token_log_probs(batch), batch.loss_token_rows
         places = rows.unique().tolist()
         parts = [log_probs[rows == row] for row in places]
@@ -74,7 +74,7 @@ STEPS = {"optimizer": {"type": "sgd"}, "learning_rate": 0.5, "gradient_clipping"
 
 
 def trained(work: Any, objective: Any = None) -> Any:
-    """The same work after training."""
+    """Train; return the context."""
     Finetune(work.config.trainer, objective=objective or HardRows()).train(work)
     return work
 
@@ -93,7 +93,7 @@ def assert_same_run(one: Any, other: Any) -> None:
 
 @pytest.fixture
 def make(make_work: Any, tmp_path: Path) -> Any:
-    """A function that makes work without dropout, in a folder by name."""
+    """Return a function that creates a trainer context without dropout, in a named folder."""
 
     def made(name: str, *, micro: int = 2, **options: Any) -> Any:
         lm, batches = make_work.model(dropout=0.0), make_work.batches(step_rows=16, micro=micro)
@@ -129,11 +129,11 @@ def test_a_step_follows_the_gradient_of_the_whole_batch(make: Any, make_work: An
 
 
 @pytest.mark.parametrize("micro", [1, 16])
-def test_the_number_of_micro_batches_changes_nothing(make: Any, micro: int) -> None:
+def test_the_number_of_micro_batches_does_not_change_training(make: Any, micro: int) -> None:
     assert_same_run(trained(make(str(micro), micro=micro)), trained(make("two")))
 
 
-def test_two_ranks_train_the_model_of_one(make: Any, make_work: Any) -> None:
+def test_two_ranks_train_the_same_model_as_one(make: Any, make_work: Any) -> None:
     class Half(make_work.batches):
         """The micro-batches of one of two ranks."""
 
@@ -179,7 +179,7 @@ def limit_memory_of_evaluation(work: Any, places: int) -> None:
     work.lm.module.head.register_forward_pre_hook(check)
 
 
-def test_a_run_that_is_resumed_is_that_of_a_run_without_a_break(make: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(make: Any, tmp_path: Path) -> None:
     straight = trained(make("straight", max_steps=6, epochs=2, learning_rate_scheduler={"decay": "none"}))
     decay = {"learning_rate_scheduler": {"decay": "none"}, "epochs": 2}
     trained(make("broken", max_steps=2, **decay))
@@ -195,7 +195,7 @@ def test_batch_sizes_are_probed_with_the_objective(make: Any) -> None:
     assert objective.prepared == [[1], [3]]
 
 
-def test_packed_rows_have_the_loss_of_rows_alone(make_work: Any) -> None:
+def test_packed_rows_have_the_loss_of_single_rows(make_work: Any) -> None:
     lm, objective = make_work.model(dropout=0.0), HardRows()
     alone = make_work.batches().batch(torch.tensor([0, 3, 4]))
     lengths = alone.lengths_B.tolist()
@@ -217,7 +217,7 @@ def test_packed_rows_have_the_loss_of_rows_alone(make_work: Any) -> None:
     assert sum(objective.denominator(part) for part in parts) == objective.denominator(packed) == 3
 
 
-def test_means_are_merged_by_their_weights_and_one_without_weight_is_left_out() -> None:
+def test_means_are_merged_by_weight_and_means_without_weight_are_ignored() -> None:
     parts = [
         {"a": WeightedMean(6.0, 2), "b": WeightedMean(0.0, 0)},
         {"a": WeightedMean(torch.tensor(1.0), 3)},
@@ -229,7 +229,7 @@ def test_means_are_merged_by_their_weights_and_one_without_weight_is_left_out() 
 
 
 class Named:
-    """Cross-entropy with another denominator and the name of a value that partita reports."""
+    """Cross-entropy with another denominator, and a metric with the name of a value that partita reports."""
 
     def __init__(self, denominator: float = 1.0) -> None:
         self.value = denominator

@@ -1,4 +1,4 @@
-"""What the optimizer section of a file becomes."""
+"""Tests of building optimizers from the optimizer section."""
 
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ SHAPES = {"embed.weight": (5, 3), "layer.weight": (3, 3), "layer.bias": (3,), "n
 
 
 def build(**options: Any) -> tuple[dict[str, torch.nn.Parameter], list[torch.optim.Optimizer]]:
-    """Parameters of ones, and the optimizers over them."""
+    """Return parameters filled with ones, and their optimizers."""
     parameters = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in SHAPES.items()}
     config = Optimizer.model_validate(options)
     return parameters, build_optimizers(config, parameters, learning_rate=0.1, device=torch.device("cpu"))
@@ -30,7 +30,7 @@ def test_every_optimizer_of_the_schema_takes_steps_against_the_gradient(kind: st
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam"])
-def test_weight_decay_takes_a_share_of_matrices_and_nothing_of_the_rest(kind: str) -> None:
+def test_weight_decay_applies_only_to_matrices(kind: str) -> None:
     parameters, optimizers = build(type=kind, weight_decay=0.5)
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
@@ -42,7 +42,7 @@ def test_weight_decay_takes_a_share_of_matrices_and_nothing_of_the_rest(kind: st
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "lion", "schedule_free_adamw"])
-def test_averages_decay_as_the_file_says(kind: str) -> None:
+def test_averages_decay_as_configured(kind: str) -> None:
     _, [optimizer] = build(type=kind, betas=[0.5, 0.75])
     assert {tuple(group["betas"]) for group in optimizer.param_groups} == {(0.5, 0.75)}
 
@@ -51,7 +51,7 @@ def test_averages_decay_as_the_file_says(kind: str) -> None:
     ("options", "momentum", "nesterov"),
     [({}, 0.95, True), ({"nesterov": False}, 0.95, False), ({"momentum": 0.5, "nesterov": True}, 0.5, True)],
 )
-def test_muon_changes_matrices_with_the_momentum_of_the_file_and_adamw_the_rest(
+def test_muon_updates_matrices_with_the_configured_momentum_and_adamw_the_rest(
     options: dict[str, Any], momentum: float, nesterov: bool
 ) -> None:
     parameters, [muon, adamw] = build(type="muon", **options)
@@ -62,7 +62,7 @@ def test_muon_changes_matrices_with_the_momentum_of_the_file_and_adamw_the_rest(
     assert isinstance(adamw, torch.optim.AdamW)
 
 
-def test_sgd_has_no_momentum_unless_the_file_says_so() -> None:
+def test_sgd_has_no_momentum_by_default() -> None:
     for options, momentum in (({}, 0.0), ({"momentum": 0.9, "nesterov": True}, 0.9)):
         _, [optimizer] = build(type="sgd", **options)
         [group] = optimizer.param_groups

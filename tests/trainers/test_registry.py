@@ -1,4 +1,4 @@
-"""One table from type to trainer, and trainers from outside."""
+"""Tests of the trainer registry and of custom trainers."""
 
 from typing import Any, get_args
 
@@ -16,7 +16,7 @@ def custom(target: str) -> CustomTrainer:
     return CustomTrainer(type="custom", target=target)
 
 
-def test_the_table_holds_every_type_of_the_schema() -> None:
+def test_the_registry_has_every_type_of_the_schema() -> None:
     classes = get_args(get_args(Trainer)[0])
     tags = {get_args(result.model_fields["type"].annotation)[0] for result in classes}
     assert tags == {*TRAINERS, "custom"}
@@ -27,13 +27,13 @@ def test_every_entry_is_a_class_with_train(name: str) -> None:
     assert callable(load_class(TRAINERS[name]).train)
 
 
-def test_sections_become_trainers() -> None:
+def test_trainers_are_built_from_sections() -> None:
     assert isinstance(build_trainer(NoTrainer(type="none")), ZeroShot)
     assert isinstance(build_trainer(FinetuneTrainer(type="finetune")), Finetune)
     assert TypeAdapter(Trainer).validate_python({"type": "none"}) == NoTrainer(type="none")
 
 
-def test_a_class_of_the_users_is_made_from_its_section() -> None:
+def test_a_custom_class_is_built_from_its_section() -> None:
     section = custom("partita_trainers.zero_shot:ZeroShot")
     trainer: Any = build_trainer(section)
     assert trainer.config is section
@@ -57,7 +57,7 @@ def test_a_class_of_the_users_is_made_from_its_section() -> None:
         ),
     ],
 )
-def test_a_place_that_is_not_there_is_reported(target: str, message: str) -> None:
+def test_an_invalid_target_is_reported(target: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         build_trainer(custom(target))
     assert str(error.value).startswith(message)
@@ -68,7 +68,7 @@ class WithoutProbe:
         self.section = section
 
 
-def test_a_class_that_does_not_say_what_to_probe_needs_a_number() -> None:
+def test_a_class_without_a_probe_needs_a_batch_size() -> None:
     section = custom("partita_trainers.zero_shot:ZeroShot")
     message = (
         "trainer.batch_size: auto needs a trainer that says what to probe: give WithoutProbe a method probe, "

@@ -1,4 +1,4 @@
-"""The learning rate against the formulas it stands for."""
+"""Tests of the learning-rate schedule against its formulas."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_cosine_is_half_way_in_the_middle() -> None:
         ({"decay": "inverse_sqrt"}, 99, 1 / math.sqrt(100)),
     ],
 )
-def test_each_decay_has_its_shape(options: dict[str, object], step: int, expected: float) -> None:
+def test_each_decay_follows_its_formula(options: dict[str, object], step: int, expected: float) -> None:
     assert shares(100, warmup_steps=0, **options)[step - 1] == pytest.approx(expected, abs=1e-9)
 
 
@@ -58,11 +58,11 @@ def test_warm_up_never_outlasts_the_run() -> None:
 
 @pytest.mark.parametrize("decay", ["cosine", "linear", "wsd", "exponential", "inverse_sqrt", "constant"])
 @pytest.mark.parametrize("total", [1, 2, 3, 10, 1000])
-def test_every_share_is_between_nothing_and_the_peak(decay: str, total: int) -> None:
+def test_every_learning_rate_is_between_0_and_the_peak(decay: str, total: int) -> None:
     assert all(0 <= share <= 1 for share in shares(total, decay=decay))
 
 
-def test_the_last_step_is_evaluated_and_saved_whatever_stands_between() -> None:
+def test_the_last_step_is_evaluated_and_saved_with_any_interval() -> None:
     schedule = Schedule(total=10, evaluate_every=4, checkpoint_every=3)
     steps = range(1, 11)
     assert [step for step in steps if schedule.evaluation_is_due(step)] == [4, 8, 10]

@@ -1,4 +1,4 @@
-"""Counts by source: of a step, and of a run however often it is interrupted."""
+"""Tests of counts by source, of a step and of an interrupted run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_without_a_mix_nothing_is_counted() -> None:
 
 
 def mixed(work: Any) -> Any:
-    """The same work, with rows of two sources."""
+    """Return the context with rows of two sources."""
     values = work.config.model_dump(exclude_unset=True)
     values["data"] = {"mix": [{"source": "even.jsonl"}, {"source": "odd.jsonl"}]}
     config = Config.model_validate(values)

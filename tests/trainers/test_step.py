@@ -1,4 +1,4 @@
-"""Steps where memory ends: taken again in smaller parts, and the same steps all the same."""
+"""Tests of steps that run out of memory: repeated in smaller parts with the same results."""
 
 import logging
 from dataclasses import replace
@@ -21,7 +21,7 @@ from .conftest import Killed, comparable, run
 
 
 def limit_memory(work: Any, places: int) -> list[tuple[int, int]]:
-    """Forward passes of more places (rows times tokens) in training fail, after dropout; the shapes of others."""
+    """Make training passes with more than `places` tokens fail, after dropout; return the shapes of the others."""
     shapes: list[tuple[int, int]] = []
 
     def check(layer: Any, inputs: tuple[torch.Tensor]) -> None:
@@ -53,9 +53,7 @@ def batch_of(lengths: list[int]) -> Batch:
 
 @settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=17), power=st.integers(0, 5))
-def test_a_cut_batch_holds_every_row_once_in_order_and_nothing_that_is_learned_is_lost(
-    lengths: list[int], power: int
-) -> None:
+def test_a_split_batch_has_every_row_once_in_order_with_all_loss_tokens(lengths: list[int], power: int) -> None:
     batch = batch_of(lengths)
     parts = split_batch(batch, 2**power)
     assert [key for part in parts for key in part.keys] == list(batch.keys)
@@ -73,7 +71,7 @@ def test_a_cut_batch_holds_every_row_once_in_order_and_nothing_that_is_learned_i
 
 
 @pytest.mark.long
-def test_full_memory_halves_the_batches_and_the_steps_stay_those_of_the_plan(
+def test_out_of_memory_halves_the_batches_and_does_not_change_the_steps(
     make_work: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def work_in(name: str) -> Any:
@@ -109,7 +107,7 @@ def test_full_memory_halves_the_batches_and_the_steps_stay_those_of_the_plan(
     ]
 
 
-def test_a_halved_step_draws_the_same_random_numbers_as_one_that_was_planned_so(make_work: Any, tmp_path: Path) -> None:
+def test_a_halved_step_uses_the_same_random_numbers_as_one_planned_with_halves(make_work: Any, tmp_path: Path) -> None:
     class Halves(make_work.batches):
         def steps(self) -> Any:
             for step in super().steps():
@@ -127,7 +125,7 @@ def test_a_halved_step_draws_the_same_random_numbers_as_one_that_was_planned_so(
 
 
 def random_states(work: Any) -> list[bytes]:
-    """The state of torch's random numbers before each forward pass of a training."""
+    """Train; return the state of torch's random numbers before each forward pass."""
     results: list[bytes] = []
 
     def note(module: torch.nn.Module, inputs: Any) -> None:
@@ -139,9 +137,9 @@ def random_states(work: Any) -> list[bytes]:
     return results
 
 
-def test_dropout_is_another_one_in_every_step_for_every_row_and_with_every_seed(make_work: Any, tmp_path: Path) -> None:
+def test_dropout_differs_between_steps_rows_and_seeds(make_work: Any, tmp_path: Path) -> None:
     def work_in(name: str) -> Any:
-        batches = make_work.batches(rows=2, step_rows=2, micro=2)  # the same two rows in each step, one in a batch
+        batches = make_work.batches(rows=2, step_rows=2, micro=2)  # the same two rows in each step, one per batch
         run = make_work.recorder(tmp_path / name)
         return make_work(run=run, batches=batches, epochs=3, skip_all_evaluation=True)
 
@@ -153,7 +151,7 @@ def test_dropout_is_another_one_in_every_step_for_every_row_and_with_every_seed(
     assert not {*random_states(other)} & {*states}
 
 
-def test_the_log_shows_the_share_of_padding_in_a_step(make_work: Any) -> None:
+def test_the_log_has_the_fraction_of_padding_in_a_step(make_work: Any) -> None:
     work = make_work(epochs=1)
     steps = make_work.batches().steps()
     run(work)
@@ -164,7 +162,7 @@ def test_the_log_shows_the_share_of_padding_in_a_step(make_work: Any) -> None:
         assert 0 < record["padding"] == pytest.approx(padded / cells, abs=1e-6)
 
 
-def test_memory_that_ends_during_the_backward_pass_leaves_no_half_of_a_gradient(make_work: Any, tmp_path: Path) -> None:
+def test_out_of_memory_in_the_backward_pass_leaves_no_partial_gradient(make_work: Any, tmp_path: Path) -> None:
     def work_in(name: str) -> Any:
         lm = make_work.model(dropout=0.0)
         return make_work(run=make_work.recorder(tmp_path / name), lm=lm, epochs=1, optimizer={"type": "sgd"})
@@ -175,7 +173,7 @@ def test_memory_that_ends_during_the_backward_pass_leaves_no_half_of_a_gradient(
 
     def fail_once(gradient: torch.Tensor) -> None:
         calls.append(gradient.shape)
-        if len(calls) == 4:  # the second batch of the second step; its output layer has its gradient already
+        if len(calls) == 4:  # the second batch of the second step; its output layer already has its gradient
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     def watch(module: Any, inputs: Any, output: torch.Tensor) -> None:
@@ -224,7 +222,7 @@ def test_a_run_that_halved_and_was_killed_continues_bit_for_bit(make_work: Any, 
     assert list_checkpoints(killed.run.checkpoints)[-1] == 8
     recorder = make_work.recorder(tmp_path / "killed")
     recorder.log = killed.run.log
-    # Memory is free again, and yet the steps are those of the run that was not killed.
+    # Memory is free again, but the steps equal those of the run that was not killed.
     resumed = make_work(run=recorder, evaluate=evaluate, **options)
     assert run(resumed).resumed_from == 8
     assert straight.run.noted["out_of_memory"] == [{"step": 6, "rows": 4, "tokens": 10, "now": 2}]
@@ -232,7 +230,7 @@ def test_a_run_that_halved_and_was_killed_continues_bit_for_bit(make_work: Any, 
     assert same(weights(resumed), weights(straight))
 
 
-def test_the_parts_of_a_checkpoint_without_any_are_whole_batches() -> None:
+def test_a_checkpoint_without_parts_means_whole_batches() -> None:
     splitter = MicroBatchSplitter(parts=4)
     splitter.load_state_dict({})
     assert (splitter.parts, splitter.events) == (1, [])
@@ -263,7 +261,7 @@ def test_one_row_that_does_not_fit_is_reported_with_what_to_change(make_work: An
     assert same(weights(work), before)
 
 
-def test_memory_that_ends_while_weights_change_stops_and_says_that_they_may_be_half_changed(make_work: Any) -> None:
+def test_out_of_memory_in_an_update_stops_and_reports_partially_changed_weights(make_work: Any) -> None:
     work = make_work(epochs=2, steps_per_checkpoint=2)
     work.lm.after_step = lambda step: throw(torch.OutOfMemoryError("CUDA out of memory")) if step == 4 else None
     with pytest.raises(TrainingError) as error:
@@ -282,7 +280,7 @@ def throw(error: BaseException) -> None:
 
 
 @pytest.mark.long
-def test_the_range_test_does_not_take_full_memory_for_divergence(make_work: Any) -> None:
+def test_the_range_test_does_not_treat_out_of_memory_as_divergence(make_work: Any) -> None:
     work = make_work(learning_rate="auto", epochs=1)
     limit_memory(work, 5)
     with pytest.raises(TrainingError, match="step 1: out of memory with 1 row of"):
@@ -290,7 +288,7 @@ def test_the_range_test_does_not_take_full_memory_for_divergence(make_work: Any)
 
 
 def packed_batch(lines: list[list[int]]) -> Batch:
-    """Rows of these lengths in lines; every token but the first of a row is learned."""
+    """Return packed rows of these lengths; every token but the first of a row is in the loss."""
     lengths = [sum(line) for line in lines]
     shape = len(lines), max(lengths)
     ids = torch.arange(shape[0] * shape[1]).reshape(shape)
@@ -306,7 +304,7 @@ def packed_batch(lines: list[list[int]]) -> Batch:
 
 
 def rows_of(batch: Batch) -> dict[str, tuple[list[int], list[int]]]:
-    """Ids and labels of each packed row by its key."""
+    """Return the ids and labels of each packed row by key."""
     results: dict[str, tuple[list[int], list[int]]] = {}
     keys = iter(batch.keys)
     for line, length in enumerate(batch.lengths_B.tolist()):
@@ -324,7 +322,7 @@ def rows_of(batch: Batch) -> dict[str, tuple[list[int], list[int]]]:
 @given(
     lines=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=6), min_size=1, max_size=7), power=st.integers(0, 6)
 )
-def test_a_cut_batch_of_packed_rows_keeps_every_row_whole_under_its_key(lines: list[list[int]], power: int) -> None:
+def test_a_split_batch_of_packed_rows_keeps_every_row_complete_with_its_key(lines: list[list[int]], power: int) -> None:
     batch = packed_batch(lines)
     assert batch.rows == sum(map(len, lines))
     parts = split_batch(batch, 2**power)
@@ -345,7 +343,7 @@ def test_a_cut_batch_of_packed_rows_keeps_every_row_whole_under_its_key(lines: l
         assert all(part.rows == 1 for part in parts)
 
 
-def test_a_single_line_of_packed_rows_is_cut_between_rows_until_one_is_left(caplog: Any) -> None:
+def test_a_single_line_of_packed_rows_is_split_between_rows_down_to_one(caplog: Any) -> None:
     splitter, batch = MicroBatchSplitter(), packed_batch([[4, 2, 3]])
     with caplog.at_level(logging.WARNING):
         splitter.halve(batch, number=3, failure=MemoryError())
@@ -359,7 +357,7 @@ def test_a_single_line_of_packed_rows_is_cut_between_rows_until_one_is_left(capl
         splitter.halve(parts[0], number=3, failure=MemoryError())
 
 
-def test_hashes_of_steps_tell_ids_labels_lengths_and_keys_apart() -> None:
+def test_batch_hashes_depend_on_ids_labels_lengths_and_keys() -> None:
     batch = batch_of([4, 2])
     others = [
         replace(batch, input_ids_BT=batch.input_ids_BT + 1),
@@ -371,7 +369,7 @@ def test_hashes_of_steps_tell_ids_labels_lengths_and_keys_apart() -> None:
     assert batch_digest(batch_of([4, 2])) == batch_digest(batch)
 
 
-def test_hashes_of_steps_tell_positions_apart() -> None:
+def test_batch_hashes_depend_on_positions() -> None:
     packed = packed_batch([[4, 2], [3, 3]])
     elsewhere = replace(packed, position_ids_BT=packed_batch([[2, 4], [3, 3]]).position_ids_BT)
     digests = {batch_digest(batch) for batch in (packed, elsewhere)}

@@ -1,4 +1,4 @@
-"""What is used of torch beyond its promises, and that it still does what it did."""
+"""Tests of the private parts of torch that partita uses: they still exist and work the same."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from partita_trainers.torch_internals import FSDP_MARKS, HOOKS
 
 @contextmanager
 def reported_as_change(what: str) -> Iterator[None]:
-    """Turn an error into one sentence: which function no longer works with this version of torch."""
+    """Turn an error into a failure that names the function that does not work with this version of torch."""
     try:
         yield
     except (AttributeError, ImportError, AssertionError, TypeError, KeyError) as error:
@@ -34,13 +34,13 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_an_attribute_that_is_gone_is_reported_with_its_function_and_file() -> None:
+def test_a_missing_attribute_is_reported_with_its_function_and_file() -> None:
     with pytest.raises(pytest.fail.Exception) as failure, reported_as_change("has_hooks"):
         nn.Linear(2, 2)._no_such_hooks  # noqa: B018 - this is what a change of torch looks like
     assert f"torch {torch.__version__} changed what has_hooks of trainers/" in str(failure.value)
 
 
-def test_hooks_of_a_module_are_seen() -> None:
+def test_hooks_of_a_module_are_detected() -> None:
     with reported_as_change("has_hooks"):
         layer = nn.Linear(2, 2)
         assert all(hasattr(layer, name) for name in HOOKS)
@@ -69,7 +69,7 @@ def test_onednn_multiplies_with_plain_weights() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_sharded_module_can_be_made_plain_and_be_sharded_again() -> None:
+def test_a_sharded_module_can_be_unsharded_and_sharded_again() -> None:
     with reported_as_change("remove_fsdp_hooks, add_fsdp_hooks, fsdp_marks or forget_fsdp_state"):
         module = nn.Sequential(nn.Linear(4, 4))
         mesh = init_device_mesh("cpu", (1,))

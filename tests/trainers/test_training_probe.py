@@ -1,4 +1,4 @@
-"""A probe of training does the work of training, and nothing tells afterwards that it was there."""
+"""Tests of the training probe: it does the work of training and leaves no trace."""
 
 import importlib.util
 import random
@@ -47,7 +47,7 @@ def probe_of(work: Any, **sizes: int) -> TrainingProbe:
 
 
 @pytest.mark.parametrize("optimizer", first(OPTIMIZERS))
-def test_training_after_a_probe_is_training_without_one(make_work: Any, tmp_path: Path, optimizer: str) -> None:
+def test_training_after_a_probe_equals_training_without_one(make_work: Any, tmp_path: Path, optimizer: str) -> None:
     rate = {"sgd": 0.3, "lion_8bit": 0.003}.get(optimizer, 0.02)
     options = {"optimizer": {"type": optimizer, "weight_decay": 0.1}, "learning_rate": rate, "epochs": 1}
     plain = make_work(run=make_work.recorder(tmp_path / "plain"), **options)
@@ -62,7 +62,7 @@ def test_training_after_a_probe_is_training_without_one(make_work: Any, tmp_path
         assert torch.equal(one, other)
 
 
-def test_everything_is_as_before_when_a_probe_ends_even_by_an_error(make_work: Any) -> None:
+def test_everything_is_restored_after_a_probe_also_after_an_error(make_work: Any) -> None:
     work = make_work()
     module = work.lm.module
     module.register_buffer("seen", torch.zeros(3))
@@ -100,7 +100,7 @@ def test_everything_is_as_before_when_a_probe_ends_even_by_an_error(make_work: A
     assert after == state
 
 
-def test_weights_stand_still_in_a_probe_and_a_learning_rate_changes_nothing(make_work: Any) -> None:
+def test_a_probe_does_not_change_weights(make_work: Any) -> None:
     work = make_work(optimizer={"type": "adamw", "weight_decay": 0.5})
     before = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
     with probe_of(work) as probe:
@@ -110,7 +110,7 @@ def test_weights_stand_still_in_a_probe_and_a_learning_rate_changes_nothing(make
             assert one.grad is None
 
 
-def test_optimizer_state_stands_from_the_first_run_to_the_end_and_then_is_gone(
+def test_optimizer_state_is_kept_during_a_probe_and_freed_after_it(
     make_work: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[TrainEngine] = []
@@ -137,7 +137,7 @@ def test_optimizer_state_stands_from_the_first_run_to_the_end_and_then_is_gone(
 
 
 @pytest.mark.long
-def test_a_run_that_finds_no_memory_leaves_nothing_and_the_next_one_continues(make_work: Any, tmp_path: Path) -> None:
+def test_a_run_out_of_memory_leaves_nothing_and_the_next_one_succeeds(make_work: Any, tmp_path: Path) -> None:
     plain = make_work(run=make_work.recorder(tmp_path / "plain"), epochs=1)
     run(plain)
     work = make_work(run=make_work.recorder(tmp_path / "tried"), epochs=1)
@@ -170,13 +170,13 @@ def throw(error: BaseException) -> None:
 
 
 def shapes_of(work: Any) -> list[tuple[int, ...]]:
-    """Shapes of all forward passes from now on."""
+    """Record the shapes of all forward passes from now on."""
     shapes: list[tuple[int, ...]] = []
     work.lm.module.register_forward_pre_hook(lambda module, inputs: shapes.append(tuple(inputs[0].shape)))
     return shapes
 
 
-def test_a_probe_is_over_rows_as_long_as_the_longest_after_one_short_row(make_work: Any) -> None:
+def test_a_probe_uses_the_longest_rows_after_one_short_row(make_work: Any) -> None:
     work = make_work()
     shapes = shapes_of(work)
     probe = probe_of(work, longest_row=40, max_loss_tokens=9)
@@ -191,13 +191,13 @@ def test_a_probe_is_over_rows_as_long_as_the_longest_after_one_short_row(make_wo
 
 
 @pytest.mark.parametrize(("longest", "loss_tokens"), [(1, 1), (6, 6), (6, 0), (2, 5)])
-def test_rows_at_the_edges_have_something_to_learn(make_work: Any, longest: int, loss_tokens: int) -> None:
+def test_rows_of_extreme_lengths_have_loss_tokens(make_work: Any, longest: int, loss_tokens: int) -> None:
     with probe_of(make_work(), longest_row=longest, max_loss_tokens=loss_tokens) as probe:
         assert probe.run(3).prefill_seconds > 0
 
 
 @pytest.mark.long
-def test_bf16_is_tried_in_bf16_and_trained_in_it_afterwards(make_work: Any, tmp_path: Path) -> None:
+def test_bf16_training_is_probed_in_bf16(make_work: Any, tmp_path: Path) -> None:
     def trained(name: str, *, tried: bool, **options: Any) -> tuple[list[Any], list[torch.dtype]]:
         work = make_work(run=make_work.recorder(tmp_path / name), epochs=1, **options)
         seen: list[torch.dtype] = []
@@ -245,7 +245,7 @@ def test_a_compiled_model_trains_with_the_same_kernels_after_a_probe(make_work: 
 
 
 class Fp16:
-    """accelerate as it is on a GPU in fp16, but for the casts: a CPU has no kernels for them."""
+    """accelerate as on a GPU in fp16, without the casts: a CPU has no kernels for them."""
 
     def __init__(self, build: Any) -> None:
         self.build = build
@@ -298,17 +298,17 @@ def test_steps_that_the_loss_scale_skips_are_taken_until_there_is_state(
             assert torch.equal(one, other)
 
 
-def test_a_probe_outside_its_context_is_our_own_mistake(make_work: Any) -> None:
+def test_a_probe_outside_its_context_is_an_internal_error(make_work: Any) -> None:
     with pytest.raises(AssertionError, match="a probe runs only inside its own context"):
         probe_of(make_work()).run(1)
 
 
-def test_where_nothing_is_trained_there_is_nothing_to_try(make_work: Any) -> None:
+def test_without_training_there_is_nothing_to_probe(make_work: Any) -> None:
     work = probe_context(make_work())
     assert ZeroShot(work.config.trainer).probe(work) is None
 
 
-def test_the_trainer_of_the_example_tries_sizes_with_its_own_steps(make_work: Any) -> None:
+def test_the_trainer_of_the_example_probes_sizes_with_its_own_steps(make_work: Any) -> None:
     spec = importlib.util.spec_from_file_location("sharpness", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -322,7 +322,7 @@ def test_the_trainer_of_the_example_tries_sizes_with_its_own_steps(make_work: An
     with trainer.probe(probe_context(work)) as probe:
         probe.run(3)
         changed = [parameter.detach().clone() for parameter in work.lm.module.parameters()]
-    assert shapes == [(1, 10), (1, 10), (3, 10), (3, 10)]  # uphill and back, after a warm-up
+    assert shapes == [(1, 10), (1, 10), (3, 10), (3, 10)]  # ascent step and update, after a warm-up
     assert not any(torch.equal(one, other) for one, other in zip(changed, before, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(work.lm.module.parameters(), before, strict=True))
 

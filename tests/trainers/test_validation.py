@@ -1,4 +1,4 @@
-"""Which evaluation counts as the best."""
+"""Tests of choosing the best evaluation."""
 
 import math
 
@@ -24,8 +24,8 @@ def best_step(metric: str, values: list[float]) -> int | None:
     return validation.best_step
 
 
-def test_every_metric_that_there_is_has_a_direction() -> None:
-    """A new metric fails here until somebody says which way it is better."""
+def test_every_metric_has_a_direction() -> None:
+    """A new metric fails here until its direction is defined."""
     measured = {"loss", *SHARED_METRICS, *(metric for model in OUTPUT_MODELS for metric in model.METRICS)}
 
     assert set(DIRECTIONS) == measured - METRICS_OF_NO_QUALITY
@@ -38,27 +38,27 @@ def test_the_best_evaluation_is_the_lowest_error_or_the_highest_score(metric: st
     assert best_step(name, [0.5, 0.2, 0.7, 0.4]) == (2 if metric in LOWER else 3)
 
 
-def test_the_accuracy_of_a_json_field_is_a_score_whatever_the_field_is_called() -> None:
+def test_the_accuracy_of_a_json_field_is_a_score_with_any_field_name() -> None:
     assert best_step("answer.field.errors", [0.5, 0.2, 0.7]) == 3
 
 
 @pytest.mark.parametrize("metric", ["loss", "answer.accuracy"])
-def test_what_is_not_a_number_is_never_the_best(metric: str) -> None:
+def test_nan_is_never_the_best(metric: str) -> None:
     assert best_step(metric, [math.nan, math.nan]) is None
     assert best_step(metric, [math.nan, 0.5, math.nan]) == 2
     assert best_step(metric, [0.5, math.nan]) == 1
 
 
 @pytest.mark.parametrize("metric", ["loss", "answer.accuracy"])
-def test_a_tie_keeps_the_earlier_evaluation(metric: str) -> None:
+def test_in_a_tie_the_earlier_evaluation_is_the_best(metric: str) -> None:
     assert best_step(metric, [0.5, 0.5, 0.5]) == 1
 
 
-def test_an_infinite_error_is_better_than_none_and_worse_than_any_other() -> None:
+def test_an_infinite_error_is_better_than_no_evaluation_and_worse_than_any_other() -> None:
     assert best_step("number.mae", [math.inf, math.inf]) == 1
     assert best_step("number.mae", [math.inf, 9.0]) == 2
 
 
-def test_a_number_of_rows_chooses_no_checkpoint() -> None:
+def test_a_number_of_rows_is_not_used_to_choose_a_checkpoint() -> None:
     with pytest.raises(ConfigError, match=r"trainer.validation_metric: a\.n does not say which of two checkpoints"):
         best_step("a.n", [3.0])

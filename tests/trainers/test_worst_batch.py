@@ -1,4 +1,4 @@
-"""The rows that a batch has to bear at worst."""
+"""Tests of worst-case batches."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from partita_trainers.training_probe import worst_batch
 
 
-def test_rows_are_as_long_as_said_and_the_last_tokens_are_learned() -> None:
+def test_rows_have_the_given_length_and_the_last_tokens_are_in_the_loss() -> None:
     batch = worst_batch(5, tokens=40, loss_tokens=9, token_ids=range(3, 23))
     assert batch.input_ids_BT.shape == (5, 40)
     assert batch.loss_tokens == 5 * 9
@@ -17,7 +17,7 @@ def test_rows_are_as_long_as_said_and_the_last_tokens_are_learned() -> None:
     assert len(set(batch.keys)) == 5
 
 
-def test_one_of_several_rows_is_a_token_shorter_and_learns_as_much() -> None:
+def test_one_of_several_rows_is_a_token_shorter_with_as_many_loss_tokens() -> None:
     batch = worst_batch(5, tokens=40, loss_tokens=9, token_ids=range(3, 23))
     assert batch.lengths_B.tolist() == [40, 40, 40, 40, 39]
     assert (batch.labels_BT[4] != -100).nonzero().flatten().tolist() == list(range(30, 39))
@@ -25,12 +25,12 @@ def test_one_of_several_rows_is_a_token_shorter_and_learns_as_much() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "loss_tokens", "expected"), [(1, 1, 1), (6, 6, 5), (6, 0, 1), (2, 5, 1)])
-def test_there_is_always_something_to_learn(tokens: int, loss_tokens: int, expected: int) -> None:
+def test_there_is_always_a_loss_token(tokens: int, loss_tokens: int, expected: int) -> None:
     assert worst_batch(1, tokens=tokens, loss_tokens=loss_tokens, token_ids=range(3, 23)).loss_tokens == expected
 
 
 @pytest.mark.parametrize(("tokens", "loss_tokens", "expected"), [(1, 1, 1), (6, 6, 4), (6, 0, 1), (40, 9, 9)])
-def test_packed_lines_begin_with_a_row_of_one_token(tokens: int, loss_tokens: int, expected: int) -> None:
+def test_packed_lines_start_with_a_row_of_one_token(tokens: int, loss_tokens: int, expected: int) -> None:
     batch = worst_batch(3, tokens=tokens, loss_tokens=loss_tokens, token_ids=range(3, 23), packed=True)
     width = max(3, tokens)
     assert batch.position_ids_BT is not None

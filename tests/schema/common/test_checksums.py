@@ -1,4 +1,4 @@
-"""A document and a line give back what was written, or say that they are damaged."""
+"""Tests of documents and lines with checksums: read unchanged, or reported as damaged."""
 
 import json
 from typing import Any
@@ -22,7 +22,9 @@ def flipped(data: bytes, place: int) -> bytes:
 
 
 @given(documents, st.booleans(), st.data())
-def test_no_flipped_bit_changes_what_is_read(document: dict[str, Any], is_line: bool, data: st.DataObject) -> None:
+def test_a_flipped_bit_is_detected_or_has_no_effect(
+    document: dict[str, Any], is_line: bool, data: st.DataObject
+) -> None:
     written = sealed_line(json.dumps(document).encode()) if is_line else json.dumps(sealed(document)).encode()
     read = unsealed_line if is_line else unsealed
     assert read(written) == document
@@ -31,17 +33,17 @@ def test_no_flipped_bit_changes_what_is_read(document: dict[str, Any], is_line: 
         result = read(flipped(written, place))
     except DamagedError:
         return
-    # Where the key of the checksum itself is hit, everything else is as it was.
+    # If the key of the checksum itself is hit, everything else is unchanged.
     assert {key: value for key, value in result.items() if key in document} == document
 
 
-def test_keys_and_lists_count_as_json_gives_them_back() -> None:
+def test_the_checksum_covers_values_as_json_restores_them() -> None:
     document = {"sizes": {10: (1, 2), 9: None}}
     text = json.dumps(sealed(document), indent=2)
     assert unsealed(text, required=True) == {"sizes": {"10": [1, 2], "9": None}}
 
 
-def test_the_order_of_keys_does_not_count() -> None:
+def test_the_checksum_does_not_depend_on_the_order_of_keys() -> None:
     written = sealed({"step": 3, "sizes": {"a": 1, "b": 2}})
     turned = dict(reversed(written.items())) | {"sizes": {"b": 2, "a": 1}}
     assert list(turned) != list(written)
@@ -60,7 +62,7 @@ def test_the_order_of_keys_does_not_count() -> None:
         (b'{"a": 1}', "is not as it was written (its checksum differs)"),
     ],
 )
-def test_damage_is_named(text: bytes, message: str) -> None:
+def test_damage_is_reported(text: bytes, message: str) -> None:
     with pytest.raises(DamagedError) as caught:
         unsealed(text, required=True)
     assert str(caught.value).startswith(message)

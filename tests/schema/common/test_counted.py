@@ -1,4 +1,4 @@
-"""Numbers in messages stand with the right form of their noun."""
+"""Tests of singular and plural nouns after numbers in messages."""
 
 import pytest
 
@@ -15,5 +15,5 @@ from partita_schema.common.text import counted
         (12_000, "batch", "batches", "12,000 batches"),
     ],
 )
-def test_a_noun_is_plural_unless_there_is_one(number: int, noun: str, plural: str | None, text: str) -> None:
+def test_a_noun_is_plural_except_after_1(number: int, noun: str, plural: str | None, text: str) -> None:
     assert counted(number, noun, plural) == text

@@ -1,4 +1,4 @@
-"""Slips of the pen are recognised, and nothing else is."""
+"""Tests of suggestions for misspelt names."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ KEYS = ["batch_size", "epochs", "learning_rate", "r", "seed", "beta1", "beta2"]
         ("kitten", "sitting", 3),
     ],
 )
-def test_the_distance_counts_swaps_of_neighbours_as_one(left: str, right: str, steps: int) -> None:
+def test_the_distance_counts_swaps_of_adjacent_letters_as_one(left: str, right: str, steps: int) -> None:
     assert distance(left, right) == steps
 
 
@@ -47,10 +47,10 @@ def test_the_distance_is_symmetric_and_bounded(a: str, b: str, c: str) -> None:
         ("x" * 10_000, []),
     ],
 )
-def test_near_names_are_found(name: str, meant: list[str]) -> None:
+def test_similar_names_are_found(name: str, meant: list[str]) -> None:
     assert nearest(name, KEYS) == meant
 
 
-def test_a_misspelled_class_is_found_whatever_its_capitals() -> None:
+def test_a_misspelled_class_is_found_regardless_of_case() -> None:
     assert nearest("ZeroShott", ["Finetune", "ZeroShot"]) == ["ZeroShot"]
     assert nearest("pissaa", ["PiSSA", "OLoRA"]) == ["PiSSA"]

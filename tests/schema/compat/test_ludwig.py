@@ -1,4 +1,4 @@
-"""Ludwig's files for language models load unchanged; what has no effect is a warning with the reason."""
+"""Tests of Ludwig files for language models: they load unchanged, with a warning for each key without effect."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_there_are_at_least_eight_files() -> None:
     assert len(FILES) >= 8
 
 
-def test_zero_shot_classification_keeps_labels_and_samples_as_said() -> None:
+def test_zero_shot_classification_keeps_labels_and_sampling() -> None:
     file = loaded("zero_shot_category")
     (output,) = file.config.output_features
     assert output.type == "category"
@@ -51,14 +51,14 @@ def test_zero_shot_classification_keeps_labels_and_samples_as_said() -> None:
     assert file.origins["generation.do_sample"] == "ludwig default"
 
 
-def test_retrieval_is_kept_and_its_index_name_is_not() -> None:
+def test_retrieval_is_kept_without_its_index_name() -> None:
     file = loaded("few_shot_retrieval")
     assert file.config.prompt.retrieval is not None
     assert (file.config.prompt.retrieval.type, file.config.prompt.retrieval.k) == ("semantic", 3)
     assert warnings_of(file) == ["25: prompt.retrieval.index_name: has no effect here: the index is made for each run"]
 
 
-def test_a_template_over_columns_that_are_no_features_is_kept() -> None:
+def test_a_template_with_columns_that_are_not_features_is_kept() -> None:
     file = loaded("qlora_alpaca")
     assert file.config.shown_columns == ("instruction", "input")
     assert finetune(file.config).gradient_checkpointing is True
@@ -69,7 +69,7 @@ def test_a_template_over_columns_that_are_no_features_is_kept() -> None:
     ]
 
 
-def test_renamed_keys_and_values_arrive() -> None:
+def test_renamed_keys_and_values_are_converted() -> None:
     file = loaded("full_trainer")
     trainer = finetune(file.config)
     assert (trainer.max_steps, trainer.learning_rate, trainer.mixed_precision) == (200, 0.0002, "auto")
@@ -87,7 +87,7 @@ def test_renamed_keys_and_values_arrive() -> None:
     )
 
 
-def test_training_keys_on_a_trainer_that_does_not_train_are_warnings() -> None:
+def test_training_keys_without_training_give_warnings() -> None:
     file = loaded("prompt_at_feature")
     assert file.config.trainer.batch_size == 4
     assert file.config.prompt.template == "Question: {body} Answer:"
@@ -101,7 +101,7 @@ def test_training_keys_on_a_trainer_that_does_not_train_are_warnings() -> None:
     ]
 
 
-def test_keys_of_clusters_and_other_bits_are_warnings() -> None:
+def test_keys_of_clusters_and_other_bits_give_warnings() -> None:
     file = loaded("int8_ia3")
     assert file.config.backend.type == "local"
     assert finetune(file.config).learning_rate_scheduler.decay == "none"
@@ -126,7 +126,7 @@ def test_prompt_tuning_and_its_metric_are_translated() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "finetune"])
-def test_sizes_that_ludwig_searches_for_are_searched_for_here(kind: str) -> None:
+def test_automatic_batch_sizes_are_kept(kind: str) -> None:
     keys = "batch_size: auto, eval_batch_size: auto, max_batch_size: 1099511627776"
     file = load_config(HEAD + f"trainer: {{type: {kind}, {keys}}}\n")
     trainer = file.config.trainer
@@ -140,13 +140,13 @@ def test_a_limit_without_a_batch_size_is_kept_because_auto_is_the_default_in_bot
     assert file.warnings == ()
 
 
-def test_rows_of_a_step_are_not_searched_for() -> None:
+def test_an_automatic_effective_batch_size_is_not_searched() -> None:
     file = load_config(HEAD + "trainer: {type: finetune, batch_size: 4, effective_batch_size: auto}\n")
     assert finetune(file.config).step_rows == 16
     assert warnings_of(file) == ["5: trainer.effective_batch_size: has no effect here: the default is used"]
 
 
-def test_short_forms_and_ludwig_defaults_are_spelled_out() -> None:
+def test_short_forms_and_ludwig_defaults_are_written_out() -> None:
     file = loaded("model_parameters")
     assert file.config.adapter is not None
     assert file.config.adapter.type == "lora"
@@ -168,19 +168,19 @@ def test_a_typo_in_a_ludwig_file_is_an_error_with_the_nearest_key() -> None:
     )
 
 
-def test_a_trainer_that_is_not_there_yet_is_an_error() -> None:
+def test_an_unsupported_trainer_is_an_error() -> None:
     assert problem_of(HEAD + "trainer: {type: dpo, beta: 0.1}\n") == (
         "5:17: trainer.type: dpo is not available yet; write one of none, finetune, hogwild, custom"
     )
 
 
-def test_a_wrong_value_of_a_renamed_key_names_the_key_as_written() -> None:
+def test_a_wrong_value_of_a_renamed_key_is_reported_with_the_key_as_written() -> None:
     assert problem_of(HEAD + "trainer: {type: finetune, train_steps: 0}\n") == (
         "5:40: trainer.max_steps: write an integer of at least 1; got 0 (written as trainer.train_steps)"
     )
 
 
-def test_in_a_native_file_ludwig_keys_are_errors_that_name_ours() -> None:
+def test_ludwig_keys_in_a_native_file_are_errors_with_the_partita_key() -> None:
     head = HEAD.replace("model_type: llm", "version: 1")
     assert problem_of(head + "trainer: {type: finetune, train_steps: 3}\n") == (
         "5:27: trainer.train_steps: unknown key; write max_steps"

@@ -1,4 +1,4 @@
-"""Ludwig's adapters are ours: the keys are those of ludwig/schema/llms/peft.py, 0.17."""
+"""Tests of Ludwig's adapters: keys of ludwig/schema/llms/peft.py, version 0.17, are converted."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ def loaded(adapter: dict[str, Any]) -> LoadedConfig:
 
 
 def adapter_of(file: LoadedConfig) -> dict[str, Any]:
-    """What the file says of the adapter, defaults aside; it comes back from our own form."""
+    """Return the adapter without defaults, after a round trip through the native form."""
     assert file.config.adapter is not None
     assert load_config(native_yaml(file.config)).config == file.config
     return file.config.adapter.model_dump(mode="json", exclude_defaults=True)
@@ -46,18 +46,18 @@ def warnings_of(file: LoadedConfig) -> list[str]:
     return [f"{warning.path}: {warning.message}" for warning in file.warnings]
 
 
-def test_lora_with_every_key_of_ludwigs_at_its_default_loads_without_a_word() -> None:
+def test_lora_with_all_ludwig_keys_at_their_defaults_loads_without_a_warning() -> None:
     file = loaded({"type": "lora", **LORA})
     assert adapter_of(file) == {"type": "lora", "r": 4, "dropout": 0.05}
     assert warnings_of(file) == []
 
 
 @pytest.mark.parametrize("init", ["gaussian", "orthogonal", "pissa", "olora", "corda", "eva", "loftq"])
-def test_the_start_of_lora_has_the_same_names(init: str) -> None:
+def test_initializations_of_lora_have_the_same_names(init: str) -> None:
     assert adapter_of(loaded({"type": "lora", "init_lora_weights": init})) == {"type": "lora", "init": init}
 
 
-def test_options_of_eva_and_loftq_arrive() -> None:
+def test_options_of_eva_and_loftq_are_converted() -> None:
     eva = loaded({"type": "lora", "init_lora_weights": "eva", "eva_config": EVA})
     assert adapter_of(eva) == {"type": "lora", "init": "eva", "eva": {"rho": 3.0, "tau": 0.9}}
     assert sorted(warnings_of(eva)) == [
@@ -71,7 +71,7 @@ def test_options_of_eva_and_loftq_arrive() -> None:
     assert warnings_of(result) == []
 
 
-def test_options_of_another_start_are_warnings() -> None:
+def test_options_of_another_initialization_give_warnings() -> None:
     file = loaded({"type": "lora", "init_lora_weights": True, "eva_config": EVA, "loftq_config": {"loftq_bits": 8}})
     assert adapter_of(file) == {"type": "lora"}
     assert sorted(warnings_of(file)) == [
@@ -85,7 +85,7 @@ def test_options_of_another_start_are_warnings() -> None:
     ]
 
 
-def test_keys_of_lora_at_adalora_are_warnings() -> None:
+def test_keys_of_lora_in_adalora_give_warnings() -> None:
     file = loaded({"type": "adalora", "r": 4, "use_dora": False, "init_lora_weights": "default", "target_r": 4})
     assert adapter_of(file) == {"type": "adalora", "target_r": 4}
     assert sorted(warning.path for warning in file.warnings) == [
@@ -104,7 +104,7 @@ def test_keys_of_lora_at_adalora_are_warnings() -> None:
         ({"type": "waveft", "wavelet_family": "db2"}, "WAVEFT", {"wavelet_family": "db2"}),
     ],
 )
-def test_methods_without_a_section_here_are_those_of_peft(
+def test_methods_without_a_section_are_converted_to_peft_adapters(
     written: dict[str, Any], peft_type: str, parameters: dict[str, Any]
 ) -> None:
     file = loaded({**written, "postprocessor": {"merge_adapter_into_base_model": True}})
@@ -117,5 +117,5 @@ def test_methods_without_a_section_here_are_those_of_peft(
     assert warnings_of(file) == []
 
 
-def test_dropout_of_vblora_has_our_name() -> None:
+def test_dropout_of_vblora_is_renamed() -> None:
     assert adapter_of(loaded({"type": "vblora", "vblora_dropout": 0.1})) == {"type": "vblora", "dropout": 0.1}

@@ -1,4 +1,4 @@
-"""What may not stand beside answers that are constrained or scored."""
+"""Tests of the settings that are refused with constrained or scored answers."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def held(schema: dict[str, Any]) -> dict[str, Any]:
     return {**JSON, "decoder": {"constrain": True, "json_schema": schema}}
 
 
-def test_plain_files_may_constrain_and_score() -> None:
+def test_plain_configurations_may_constrain_and_score() -> None:
     assert problems(JSON) == []
     assert problems(JSON, {"name": "other", "type": "text"}, {"name": "n", "type": "number"}) == []
     assert problems(JSON, generation={"do_sample": True, "top_k": 3, "repetition_penalty": 1.2, "logprobs": True}) == []
@@ -35,20 +35,20 @@ def test_plain_files_may_constrain_and_score() -> None:
 @pytest.mark.parametrize(
     "options", [{"num_beams": 2}, {"guidance_scale": 1.5}, {"slots": False}], ids=["num_beams", "guidance", "slots"]
 )
-def test_what_is_not_answered_in_slots_cannot_be_constrained(options: dict[str, Any]) -> None:
+def test_options_without_slots_are_refused_with_constraints(options: dict[str, Any]) -> None:
     key = next(iter(options))
     reported = problems(JSON, generation=options)
     assert len(reported) == 1
     assert f"generation.{key}: constrained answers are impossible with {key}; remove it, or constrain" in reported[0]
 
 
-def test_a_stop_text_would_cut_constrained_json() -> None:
+def test_a_stop_text_is_refused_with_constrained_json() -> None:
     reported = problems(JSON, generation={"stop": ["\n"]})
     assert len(reported) == 1
     assert "generation.stop: a stop text would cut the JSON of constrained answers; remove it" in reported[0]
 
 
-def test_all_json_outputs_of_an_object_are_constrained_or_none() -> None:
+def test_all_or_no_json_outputs_of_an_object_are_constrained() -> None:
     reported = problems({"name": "first", "type": "json"}, JSON)
     assert len(reported) == 1
     assert (
@@ -69,7 +69,9 @@ def test_all_json_outputs_of_an_object_are_constrained_or_none() -> None:
     ],
     ids=lambda schema: str(list(schema)[1]),
 )
-def test_a_schema_that_the_grammar_cannot_keep_is_refused_with_the_part_of_it(schema: dict[str, Any]) -> None:
+def test_a_schema_that_the_grammar_does_not_support_is_refused_with_the_unsupported_part(
+    schema: dict[str, Any],
+) -> None:
     part = schema.get("format") or list(schema)[1]
     for outputs in ((held(schema),), ({"name": "t", "type": "text"}, held(schema))):
         reported = problems(*outputs)
@@ -94,11 +96,11 @@ def test_a_schema_that_the_grammar_cannot_keep_is_refused_with_the_part_of_it(sc
         {"type": "string", "format": "date-time", "x-guidance": {"whitespace_flexible": True}},
     ],
 )
-def test_schemas_of_many_kinds_are_kept(schema: dict[str, Any]) -> None:
+def test_schemas_of_many_kinds_are_supported(schema: dict[str, Any]) -> None:
     assert problems(held(schema)) == []
 
 
-def test_a_server_constrains_and_scores_nothing() -> None:
+def test_constraints_and_scoring_are_refused_with_a_server() -> None:
     reported = problems(JSON, backend=SERVER)
     assert len(reported) == 1
     assert "output_features[0].decoder.constrain: a server constrains its answers itself; remove it, and" in reported[0]
@@ -111,7 +113,7 @@ def test_a_server_constrains_and_scores_nothing() -> None:
     )
 
 
-def test_only_a_label_that_is_the_whole_answer_is_scored() -> None:
+def test_scoring_needs_a_label_that_is_the_whole_answer() -> None:
     reported = problems({"name": "t", "type": "text"}, LABEL)
     assert len(reported) == 1
     assert (
@@ -128,7 +130,7 @@ def test_only_a_label_that_is_the_whole_answer_is_scored() -> None:
         ("preprocessing", "max_sequence_length", 5),
     ],
 )
-def test_what_reads_generated_answers_has_no_place_beside_scoring(part: str, key: str, value: Any) -> None:
+def test_settings_that_read_generated_answers_are_refused_with_scoring(part: str, key: str, value: Any) -> None:
     output = {**LABEL, part: {**LABEL.get(part, {}), key: value}}
     reported = problems(output)
     assert len(reported) == 1
@@ -150,7 +152,7 @@ def test_options_of_generation_have_no_effect_on_scoring(options: dict[str, Any]
     assert f"generation.{key}: scoring generates nothing, so {key} has no effect; remove one of the two" in reported[0]
 
 
-def test_a_formatter_of_ones_own_writes_answers_that_scoring_does_not_know() -> None:
+def test_a_custom_formatter_is_refused_with_scoring() -> None:
     reported = problems(LABEL, data={"formatter": "mine.py:shape"})
     assert len(reported) == 1
     assert (

@@ -1,4 +1,4 @@
-"""Values of the data section that have no effect, or no meaning, together: the words of each rule."""
+"""Tests of the rules for combinations of values in the data section, with their messages."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ def mix(*sources: Any, **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_text_of_a_rule_of_the_data_section(data: dict[str, Any], text: str) -> None:
+def test_a_rule_of_the_data_section_is_reported_with_this_message(data: dict[str, Any], text: str) -> None:
     assert problems(data) == [text]
 
 
@@ -100,17 +100,17 @@ def test_a_mix_may_have_a_thousand_sources() -> None:
         (mix(STREAM, STREAM), "data.mix[0].source.streaming"),
     ],
 )
-def test_streams_are_not_evaluated_on(data: dict[str, Any], at: str) -> None:
+def test_streams_are_refused_for_evaluation(data: dict[str, Any], at: str) -> None:
     reported = problems(data, trainer={"type": "none"})
     assert reported == [f"{at}: with trainer: {{type: none}} all rows are needed each time; remove streaming"]
 
 
-def test_training_on_a_stream_has_a_number_of_steps() -> None:
+def test_training_on_a_stream_needs_a_number_of_steps() -> None:
     reported = problems({"source": STREAM}, trainer={"type": "finetune"})
     assert reported == ["trainer: a stream has no known length; write max_steps, the number of optimizer steps"]
 
 
-def test_a_stream_has_no_number_of_epochs() -> None:
+def test_a_number_of_epochs_is_refused_for_a_stream() -> None:
     reported = problems({"source": STREAM}, trainer=STEPS | {"epochs": 2})
     assert reported == ["trainer.epochs: a stream has no known length; remove epochs, max_steps says when the run ends"]
 
@@ -125,7 +125,7 @@ def test_an_interval_per_epoch_is_refused_for_a_stream(key: str, instead: str) -
 
 
 @pytest.mark.parametrize("batching", [{"type": "pack"}, {"type": "token_budget", "max_tokens": "auto"}])
-def test_the_longest_row_of_a_stream_is_asked_for(batching: dict[str, Any]) -> None:
+def test_a_stream_needs_the_length_of_the_longest_row(batching: dict[str, Any]) -> None:
     data = {"source": STREAM, "batching": batching}
     (result,) = problems(data)
     assert result == (
@@ -136,7 +136,7 @@ def test_the_longest_row_of_a_stream_is_asked_for(batching: dict[str, Any]) -> N
     assert problems({**data, "batching": batching | {"max_tokens": 100}}) == []
 
 
-def test_labels_are_not_looked_for_in_a_stream() -> None:
+def test_a_stream_needs_the_labels_in_the_configuration() -> None:
     outputs = [{"name": "c", "type": "text"}, {"name": "b", "type": "category"}]
     reported = problems({"source": STREAM}, output_features=outputs)
     assert reported == [
@@ -146,7 +146,7 @@ def test_labels_are_not_looked_for_in_a_stream() -> None:
     assert problems({"source": STREAM}, output_features=outputs) == []
 
 
-def test_examples_are_not_retrieved_from_a_stream() -> None:
+def test_retrieval_from_a_stream_is_refused() -> None:
     retrieval: dict[str, Any] = {"type": "random", "k": 1}
     reported = problems({"source": STREAM}, prompt={"retrieval": retrieval})
     assert reported == [
@@ -161,7 +161,7 @@ def test_settings_that_need_the_number_of_rows_are_refused_for_streams(key: str,
     assert reported == [f"preprocessing.{key}: {key} needs the number of rows, and a stream has none; remove it"]
 
 
-def test_a_token_budget_and_a_batch_size_are_not_both_written() -> None:
+def test_a_token_budget_with_a_batch_size_is_refused() -> None:
     data = {"batching": {"type": "token_budget", "max_tokens": 4096}}
     (result,) = problems(data, trainer=STEPS | {"batch_size": 8})
     assert result == (

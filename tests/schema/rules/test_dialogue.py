@@ -1,4 +1,4 @@
-"""What may stand beside a dialogue, and what is said where it may not."""
+"""Tests of the rules for configurations with a dialogue."""
 
 import pytest
 
@@ -12,14 +12,14 @@ REPLY = "output_features: [{name: reply, type: text}]\n"
 GOOD = DIALOGUE + REPLY
 
 
-def test_a_dialogue_and_a_reply_are_all_that_is_needed() -> None:
+def test_a_dialogue_and_a_reply_are_sufficient() -> None:
     config = load_config(GOOD).config
 
     assert config.dialogue_input is not None
     assert (config.dialogue_input.source_column, config.data.dialogue.mode) == ("messages", "auto")
 
 
-def test_a_resolved_file_with_a_dialogue_loads_again() -> None:
+def test_a_resolved_configuration_with_a_dialogue_loads_again() -> None:
     loaded = load_config(GOOD + "data: {dialogue: {mode: squash, speakers: {user: 'U: '}}}")
 
     assert load_config(resolved_yaml(loaded)).config == loaded.config
@@ -112,7 +112,7 @@ TEXT = HEAD + "input_features: [{name: a}]\n" + REPLY
         ),
     ],
 )
-def test_one_mistake_is_one_problem(text: str, path: str, says: str) -> None:
+def test_one_error_gives_one_problem(text: str, path: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(text)
 
@@ -121,7 +121,7 @@ def test_one_mistake_is_one_problem(text: str, path: str, says: str) -> None:
     assert says in problem.message
 
 
-def test_a_mistake_in_an_input_without_a_type_does_not_hide_others() -> None:
+def test_an_error_in_an_input_without_a_type_does_not_hide_others() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(HEAD + "input_features: [{name: a, colum: b}, {name: c, column: 3}]\n" + REPLY + "seed: x\n")
 

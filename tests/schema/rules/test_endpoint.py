@@ -1,4 +1,4 @@
-"""What a file may say beside `backend: {type: endpoint}`."""
+"""Tests of the rules for configurations with `backend: {type: endpoint}`."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def backend(**keys: Any) -> dict[str, Any]:
     return {"backend": FILE["backend"] | keys}
 
 
-def test_a_server_needs_its_address_alone() -> None:
+def test_a_server_needs_only_its_address() -> None:
     result = load_config(FILE).config.backend
     assert result.model_dump() == {
         "type": "endpoint",
@@ -56,14 +56,14 @@ def test_a_server_needs_its_address_alone() -> None:
 
 
 @pytest.mark.parametrize(("kind", "text"), [("vllm", VLLM), ("sglang", SGLANG)])
-def test_engines_that_are_servers_say_so(kind: str, text: str) -> None:
+def test_names_of_inference_engines_are_refused_with_advice(kind: str, text: str) -> None:
     assert problem_text(backend={"type": kind}) == f"backend.type: {text}"
     assert problem_text(backend=kind) == f"backend: {text}"
-    # A file of Ludwig's says no version; its backends are others.
+    # A Ludwig file has no version; its backends are different.
     assert problem_text(backend={"type": kind}, model_type="llm") == f"backend.type: {text}"
 
 
-def test_a_file_without_a_version_keeps_its_server() -> None:
+def test_a_configuration_without_a_version_keeps_its_endpoint_backend() -> None:
     loaded = load_config(FILE | {"model_type": "llm"})
     assert (loaded.config.backend.type, loaded.warnings) == ("endpoint", ())
 
@@ -118,7 +118,7 @@ def test_the_address_and_the_body_are_checked(keys: dict[str, Any], text: str) -
     assert problem_text(**backend(**keys)) == text
 
 
-def test_a_key_in_the_file_is_refused_without_showing_it() -> None:
+def test_an_api_key_in_the_configuration_is_refused_without_showing_it() -> None:
     text = problem_text(**backend(api_key_env="sk-very-secret"))
     assert text == (
         "backend.api_key_env: write the name of an environment variable, such as OPENAI_API_KEY; the key itself must "
@@ -284,6 +284,6 @@ def test_a_server_applies_the_defaults_of_its_own_checkpoint() -> None:
         ("auto", "chat", True),
     ],
 )
-def test_messages_are_sent_unless_the_file_says_otherwise(chat: Any, mode: str | None, sent: bool) -> None:
+def test_messages_are_sent_by_default(chat: Any, mode: str | None, sent: bool) -> None:
     config = load_config(FILE | {"prompt": {"chat": chat}} | backend(mode=mode)).config
     assert sends_chat(config) is sent

@@ -1,4 +1,4 @@
-"""What a bag of words and training without locks cannot support is reported with its key and what to write instead."""
+"""Tests of settings that a bag of words and Hogwild training do not support: reported with key and advice."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def trainer(**keys: Any) -> dict[str, Any]:
     return FILE["trainer"] | keys
 
 
-def test_a_bag_of_words_needs_two_words() -> None:
+def test_a_bag_of_words_needs_two_types() -> None:
     config = load_config(FILE).config
 
     assert config.base_model == EmbeddingBagModel(type="embedding_bag")
@@ -50,7 +50,7 @@ def test_a_bag_of_words_needs_two_words() -> None:
     ],
     ids=str,
 )
-def test_every_setting_of_a_bag_of_words_can_be_written(sections: dict[str, Any]) -> None:
+def test_every_supported_setting_of_a_bag_of_words_is_accepted(sections: dict[str, Any]) -> None:
     load_config(FILE | sections)
 
 

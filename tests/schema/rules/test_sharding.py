@@ -1,4 +1,4 @@
-"""What cannot stand beside shared weights is reported with its key and what to write instead."""
+"""Tests of settings that sharding does not support: reported with key and advice."""
 
 from typing import Any
 
@@ -27,14 +27,14 @@ def problem_text(**sections: Any) -> str:
 
 @pytest.mark.parametrize("kind", ["torchrun", "ray"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "schedule_free_adamw"])
-def test_plain_training_shares_its_weights(kind: str, optimizer: str) -> None:
+def test_plain_training_can_be_sharded(kind: str, optimizer: str) -> None:
     trainer = FILE["trainer"] | {"optimizer": {"type": optimizer}, "mixed_precision": "bf16"}
     config = load_config(FILE | {"backend": {"type": kind, "sharding": "full"}, "trainer": trainer}).config
 
     assert config.backend.sharding == "full"  # type: ignore[union-attr]
 
 
-def test_a_budget_of_tokens_is_a_size() -> None:
+def test_a_token_budget_is_accepted_as_batch_size() -> None:
     batching = {"batching": {"type": "token_budget", "max_tokens": 512}}
 
     load_config(FILE | {"trainer": {"type": "finetune"}, "data": batching})
@@ -81,5 +81,5 @@ def test_a_budget_of_tokens_is_a_size() -> None:
         ),
     ],
 )
-def test_what_needs_the_whole_model_is_refused(sections: dict[str, Any], text: str) -> None:
+def test_settings_that_need_the_whole_model_are_refused(sections: dict[str, Any], text: str) -> None:
     assert problem_text(**sections) == text

@@ -1,4 +1,4 @@
-"""Values of the trainer section that would have no effect, or no meaning, together."""
+"""Tests of the rules for combinations of values in the trainer section."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_nesterov_needs_momentum() -> None:
 
 
 @pytest.mark.parametrize("decay", ["none", "constant"])
-def test_a_rate_that_never_falls_has_no_least_value(decay: str) -> None:
+def test_a_constant_learning_rate_has_no_minimum(decay: str) -> None:
     reported = problems(learning_rate_scheduler={"decay": decay, "min_ratio": 0.1})
     assert len(reported) == 1
     assert (
@@ -40,7 +40,7 @@ def test_a_rate_that_never_falls_has_no_least_value(decay: str) -> None:
     assert problems(learning_rate_scheduler={"decay": "cosine", "min_ratio": 0.1}) == []
 
 
-def test_quantized_weights_are_not_trained_by_anybody() -> None:
+def test_no_trainer_trains_quantized_weights() -> None:
     custom = {"type": "custom", "target": "m:C"}
     raw = {
         "base_model": "m",
@@ -68,12 +68,12 @@ def test_a_limit_on_auto_needs_auto() -> None:
         assert problems(**keys, max_batch_size=64) == []
 
 
-def test_a_mistyped_auto_is_one_problem_although_a_limit_stands_beside_it() -> None:
+def test_a_mistyped_auto_with_a_limit_is_one_problem() -> None:
     reported = problems(batch_size=4, eval_batch_size="auot", max_batch_size=64)
     assert reported == ["trainer.eval_batch_size: got auot; did you mean auto?"]
 
 
-def test_only_a_batch_size_of_the_file_must_divide_the_effective_one() -> None:
+def test_only_a_configured_batch_size_must_divide_the_effective_one() -> None:
     assert problems(effective_batch_size=18) == []
     assert problems(batch_size="auto", effective_batch_size=18) == []
     assert problems(batch_size=4, effective_batch_size=18) == [
@@ -110,7 +110,7 @@ def test_batches_of_a_step_for_a_size(keys: dict[str, Any], batch_size: int, bat
         ({"batch_size": 8, "gradient_accumulation_steps": 5}, None),
     ],
 )
-def test_rows_of_a_step_that_the_file_fixes(keys: dict[str, Any], rows: int | None) -> None:
+def test_rows_per_step_fixed_by_the_configuration(keys: dict[str, Any], rows: int | None) -> None:
     assert trainer(**keys).step_rows == rows
 
 

@@ -1,4 +1,4 @@
-"""Where a run takes place."""
+"""Tests of the backend section."""
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -8,12 +8,12 @@ from partita_schema.sections.backend import Backend, RayBackendConfig
 BACKEND: TypeAdapter[Backend] = TypeAdapter(Backend)
 
 
-def test_ray_needs_nothing_but_its_name() -> None:
+def test_ray_needs_only_its_type() -> None:
     assert BACKEND.validate_python({"type": "ray"}) == RayBackendConfig(type="ray", workers="auto", address=None)
 
 
 @pytest.mark.parametrize("address", ["auto", "ray-head:6379", "10.0.0.7:6379", "[::1]:6379"])
-def test_a_cluster_is_named_by_its_head(address: str) -> None:
+def test_a_cluster_is_given_by_the_address_of_its_head(address: str) -> None:
     assert BACKEND.validate_python({"type": "ray", "address": address}).address == address  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""Amounts of memory are read as they are meant, or refused with what to write."""
+"""Tests of amounts of memory: parsed, or refused with what to write."""
 
 import math
 import re

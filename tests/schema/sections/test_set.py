@@ -1,4 +1,4 @@
-"""The output type set: what rows may hold, what files may say, and what is trained."""
+"""Tests of the output type set: values in rows, configuration, and targets."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def config_of(preprocessing: dict[str, Any] | None = None, **decoder: Any) -> Co
 
 
 def labels_of(value: Any, preprocessing: dict[str, Any] | None = None, **decoder: Any) -> Any:
-    """The labels of a cell, or the reason why there are none."""
+    """Return the labels of a cell, or the reason why there are none."""
     try:
         return row_schema(config_of(preprocessing, **decoder), supervised=True).load({"q": "x", "tags": value})["tags"]
     except ValidationError as error:
@@ -37,7 +37,7 @@ def labels_of(value: Any, preprocessing: dict[str, Any] | None = None, **decoder
     [
         ["b", "a c"],
         ("b", "a c", "b"),
-        pytest.param({"a c", "b"}, id="set"),  # a set has no order, and test ids must be the same in all processes
+        pytest.param({"a c", "b"}, id="set"),  # a set has no order, and test ids must be equal in all processes
         np.array(["b", "a c"]),
         "b,a c",
         " b , a c, ",
@@ -45,12 +45,12 @@ def labels_of(value: Any, preprocessing: dict[str, Any] | None = None, **decoder
     ],
     ids=repr,
 )
-def test_lists_and_text_are_sets_in_the_order_of_the_labels(value: object) -> None:
+def test_lists_and_text_are_read_as_sets_in_the_order_of_the_labels(value: object) -> None:
     assert labels_of(value, labels=["b", "a c", "d"]) == ["b", "a c"]
     assert labels_of(value) == ["a c", "b"], "without labels they are sorted"
 
 
-def test_cells_may_have_another_separator_numbers_and_no_label() -> None:
+def test_cells_may_have_another_separator_numbers_or_no_label() -> None:
     assert labels_of("a|b", {"separator": "|"}) == ["a", "b"]
     assert labels_of("a, b|c", {"separator": "|"}) == ["a, b", "c"]
     assert labels_of([2, 1.0, "x"]) == ["1", "2", "x"]
@@ -72,11 +72,11 @@ def test_cells_may_have_another_separator_numbers_and_no_label() -> None:
         (None, "column tags is missing or empty"),
     ],
 )
-def test_an_answer_that_is_no_set_of_the_labels_is_reported(value: object, reason: str) -> None:
+def test_a_value_that_is_not_a_set_of_the_labels_is_reported(value: object, reason: str) -> None:
     assert labels_of(value, labels=["a", "b"]) == reason
 
 
-def test_lists_in_lists_are_reported_however_deep() -> None:
+def test_nested_lists_of_any_depth_are_reported() -> None:
     endless: list[Any] = []
     endless.append(endless)
     deep: list[Any] = []
@@ -87,13 +87,13 @@ def test_lists_in_lists_are_reported_however_deep() -> None:
     assert labels_of("[" * 100_000).startswith("column tags: the value is nested more than 100 levels deep")
 
 
-def test_missing_values_are_filled_with_labels_or_with_none() -> None:
+def test_missing_values_are_filled_with_labels_or_with_no_label() -> None:
     filled = {"missing_value_strategy": "fill_with_const"}
     assert labels_of(None, filled) == []
     assert labels_of(None, filled | {"fill_value": "a, b"}) == ["a", "b"]
 
 
-def test_a_label_with_a_comma_is_not_written_between_commas() -> None:
+def test_a_label_with_a_comma_is_refused_in_the_comma_format() -> None:
     reason = "the label 'a, b' contains a comma, which separates labels; write preprocessing: {format: json}"
     assert labels_of(["a, b"], {"format": "comma"}) == f"column tags: {reason}"
     assert labels_of(["a, b"], {"format": "json"}) == ["a, b"]
@@ -129,7 +129,7 @@ LABELS_AT = "output_features[0].decoder.labels"
         ),
     ],
 )
-def test_labels_that_could_not_be_told_apart_are_refused(labels: list[str], message: str) -> None:
+def test_indistinguishable_labels_are_refused(labels: list[str], message: str) -> None:
     assert problems_of(raw({"format": "comma"}, labels=labels)) == [message]
 
 
@@ -143,7 +143,7 @@ def test_types_of_other_libraries_for_several_labels_are_recognized() -> None:
     assert problems_of(file) == ["output_features[0].type: got multilabel; write type: set"]
 
 
-def test_a_stream_needs_the_labels_of_a_set_in_the_file() -> None:
+def test_a_stream_needs_the_labels_of_a_set_in_the_configuration() -> None:
     source = {"type": "jsonl", "path": "rows.jsonl", "streaming": True}
     data = {"source": source, "batching": {"type": "fixed"}}
     file = raw() | {"data": data, "trainer": {"type": "finetune", "max_steps": 1, "batch_size": 1}}
@@ -152,7 +152,7 @@ def test_a_stream_needs_the_labels_of_a_set_in_the_file() -> None:
     ]
 
 
-def test_sets_are_constrained_like_json_and_along_with_it() -> None:
+def test_sets_are_constrained_like_json_and_together_with_json() -> None:
     assert problems_of(raw(constrain=True)) == []
     assert problems_of(raw(constrain=True, labels=["a", "b"])) == []
     file = raw(labels=["a"])
@@ -170,7 +170,7 @@ def test_sets_are_constrained_like_json_and_along_with_it() -> None:
     )
 
 
-def test_a_bag_of_words_chooses_one_label_and_no_set() -> None:
+def test_a_bag_of_words_with_a_set_is_refused() -> None:
     file = raw(labels=["a"]) | {"base_model": {"type": "embedding_bag"}, "trainer": {"type": "hogwild"}}
     assert (
         "output_features[0].type: a bag of words chooses a label, and this is a set; write type: category, or a "
@@ -179,6 +179,6 @@ def test_a_bag_of_words_chooses_one_label_and_no_set() -> None:
 
 
 @pytest.mark.parametrize("model", OUTPUT_MODELS, ids=lambda model: model.__name__)
-def test_every_type_of_output_names_its_metrics(model: Any) -> None:
+def test_every_output_type_lists_its_metrics(model: Any) -> None:
     assert model.METRICS
     assert set(model.METRICS.values()) <= {"lower", "higher"}

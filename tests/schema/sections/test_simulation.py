@@ -1,4 +1,4 @@
-"""What a simulation cannot be asked is reported with its key and what to write instead."""
+"""Tests of invalid simulation settings: reported with key and advice."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def problem_text(**sections: Any) -> str:
     return last_line_of(FILE | sections)
 
 
-def test_a_single_history_may_be_a_word() -> None:
+def test_a_single_history_may_be_a_string() -> None:
     for written in ("gold", ["gold"]):
         config = load_config(FILE | {"simulation": FILE["simulation"] | {"history": written}}).config
         assert config.simulation is not None
@@ -55,7 +55,7 @@ def test_wrong_simulations_are_reported(changes: dict[str, Any], text: str) -> N
     assert problem_text(simulation=FILE["simulation"] | changes) == text
 
 
-def test_an_id_of_gymnasiums_is_no_class() -> None:
+def test_a_gymnasium_id_is_not_a_class() -> None:
     for written in ("Letters-v0", "games:Letters-v0", "Space/Letters-v0", "games:Letters"):
         world = {"type": "environment", "environment": written, "interface": "gymnasium"}
         load_config(FILE | {"simulation": FILE["simulation"] | {"world": world}})
@@ -65,7 +65,7 @@ def test_an_id_of_gymnasiums_is_no_class() -> None:
     )
 
 
-def test_dialogues_need_a_dialogue() -> None:
+def test_a_simulation_needs_a_dialogue_input() -> None:
     assert problem_text(input_features=[{"name": "text", "type": "text"}]) == (
         "simulation: no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it"
     )
@@ -78,7 +78,7 @@ ROUNDS: dict[str, Any] = FILE | {
 }
 
 
-def test_rounds_have_defaults() -> None:
+def test_self_training_has_defaults() -> None:
     self_training = load_config(ROUNDS).config.simulation.self_training  # type: ignore[union-attr]
 
     assert self_training is not None
@@ -120,13 +120,13 @@ def test_rounds_have_defaults() -> None:
         ),
     ],
 )
-def test_wrong_rounds_are_reported(changes: dict[str, Any], text: str) -> None:
+def test_wrong_self_training_settings_are_reported(changes: dict[str, Any], text: str) -> None:
     self_training = {"tasks": {"count": 5}, **changes}
 
     assert problem_text(**ROUNDS | {"simulation": FILE["simulation"] | {"self_training": self_training}}) == text
 
 
-def test_rounds_of_replay_take_dialogues() -> None:
+def test_self_training_on_replay_needs_dialogues() -> None:
     simulation = {"world": {"type": "replay"}, "self_training": {"tasks": {"count": 5}}}
 
     assert problem_text(**ROUNDS | {"simulation": simulation}) == (
@@ -136,7 +136,7 @@ def test_rounds_of_replay_take_dialogues() -> None:
     )
 
 
-def test_rounds_need_a_trainer_and_rows() -> None:
+def test_self_training_needs_a_trainer_and_rows() -> None:
     assert problem_text(**ROUNDS | {"trainer": {"type": "none"}}) == (
         "simulation.self_training: trainer: {type: none} trains no rounds; write type: finetune, or remove "
         "self_training"
@@ -151,7 +151,7 @@ def test_rounds_need_a_trainer_and_rows() -> None:
     )
 
 
-def test_transcripts_are_a_source() -> None:
+def test_transcripts_can_be_a_source() -> None:
     source = {"type": "simulation", "path": "runs/desk/transcripts/predicted.jsonl", "select": "all"}
 
     assert load_config(ROUNDS | {"data": {"source": source}}).config.data.source.target == "last_agent_turn"  # type: ignore[union-attr]
@@ -161,7 +161,7 @@ TALK = {"type": "user_sim"}
 USER = {"type": "model", "prompt": "You want {order}."}
 
 
-def test_a_agent_may_be_a_word() -> None:
+def test_an_agent_may_be_a_string() -> None:
     agents = {"agent": "model", "user": "environment"}
     config = load_config(FILE | {"simulation": FILE["simulation"] | {"agents": agents}}).config
     assert config.simulation is not None

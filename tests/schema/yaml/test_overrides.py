@@ -1,4 +1,4 @@
-"""`--set` writes values into the configuration before it is checked."""
+"""Tests of `--set`, which writes values into the configuration before validation."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def message_with(*overrides: str) -> str:
     return message_of(TEXT, overrides=overrides)
 
 
-def test_overrides_reach_sections_lists_and_values_of_yaml() -> None:
+def test_overrides_set_sections_list_items_and_yaml_values() -> None:
     config = load_config(
         TEXT,
         overrides=[
@@ -37,7 +37,7 @@ def test_overrides_reach_sections_lists_and_values_of_yaml() -> None:
     assert (config.prompt.task, config.base_model) == ("Say: hello", "org/name")
 
 
-def test_the_last_override_of_a_key_counts() -> None:
+def test_the_last_override_of_a_key_wins() -> None:
     assert load_config(TEXT, overrides=["seed=1", "seed=2"]).config.seed == 2
 
 
@@ -92,11 +92,11 @@ def test_the_last_override_of_a_key_counts() -> None:
         ("prompt.0=x", "--set prompt.0=x: prompt[0]: is not a list; write a key instead of a number"),
     ],
 )
-def test_a_wrong_override_is_named(override: str, message: str) -> None:
+def test_a_wrong_override_is_reported(override: str, message: str) -> None:
     assert message_with(override) == message
 
 
-def test_a_typo_in_an_override_is_answered_with_the_key() -> None:
+def test_a_typo_in_an_override_is_reported_with_the_correct_key() -> None:
     assert message_with("trainer.type=finetune", "trainer.epohcs=1") == (
         "--set trainer.epohcs=1: trainer.epohcs: unknown key; did you mean epochs?"
     )

@@ -1,4 +1,4 @@
-"""YAML becomes a tree with places; traps of YAML are reported in words."""
+"""Tests of the YAML reader: values with positions, and error messages for pitfalls of YAML."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def message_of(text: str) -> str:
     return str(caught.value)
 
 
-def test_every_key_and_value_knows_its_place() -> None:
+def test_every_key_and_value_has_its_position() -> None:
     root, problems = read_yaml("a: 1\nb:\n  - c: x\n", file="f.yaml")
     node = root.find(("b", 0, "c"))
     assert node is not None
@@ -22,7 +22,7 @@ def test_every_key_and_value_knows_its_place() -> None:
     assert problems == ()
 
 
-def test_keys_are_texts_as_written() -> None:
+def test_keys_are_read_as_written_text() -> None:
     assert read_yaml("yes: 1\n2: 3\n", file=None)[0].plain() == {"yes": 1, "2": 3}
 
 
@@ -45,7 +45,7 @@ def test_keys_are_texts_as_written() -> None:
         ("9" * 200, "9" * 200),
     ],
 )
-def test_plain_scalars_are_read_as_yaml_1_1_reads_them_but_dates_stay_texts(text: str, value: object) -> None:
+def test_plain_scalars_are_read_as_in_yaml_1_1_but_dates_are_texts(text: str, value: object) -> None:
     assert plain_value(text) == value
 
 
@@ -112,11 +112,11 @@ def test_anchors_and_merges_work() -> None:
         ),
     ],
 )
-def test_invalid_yaml_is_reported_in_words(text: str, message: str) -> None:
+def test_invalid_yaml_is_reported(text: str, message: str) -> None:
     assert message_of(text) == f"f.yaml:{message}"
 
 
-def test_duplicate_keys_and_old_numbers_do_not_stop_the_reading() -> None:
+def test_reading_continues_after_duplicate_keys_and_old_numbers() -> None:
     _, problems = read_yaml("a: 1\na: 2\nb: 010\nc: 1:30\n", file="f.yaml")
     assert [str(problem) for problem in problems] == [
         "f.yaml:2:1: a: the key occurs twice, first in line 1; keep one",

@@ -1,4 +1,4 @@
-"""Environment variables in values of a configuration."""
+"""Tests of environment variables in values of a configuration."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def task_of(written: str) -> object:
     return load_config(f"{TEXT}prompt:\n  task: {written}\n").config.prompt.task
 
 
-def test_variables_and_defaults_are_put_into_values_and_their_origin_is_kept(tmp_path: Path) -> None:
+def test_variables_and_defaults_are_expanded_and_their_origin_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(TEXT)
 
     loaded = load_config(tmp_path / "run.yaml")
@@ -51,7 +51,7 @@ def test_variables_and_defaults_are_put_into_values_and_their_origin_is_kept(tmp
     assert (loaded.config.base_model, loaded.config.data.source) == ("org/name", "data/rows.csv")
     assert loaded.config.trainer.type == "finetune"
     assert loaded.config.trainer.epochs == 3
-    assert loaded.text == TEXT, "what a run keeps as config.yaml"
+    assert loaded.text == TEXT, "the text that a run saves as config.yaml"
     assert loaded.origins["base_model"] == f"{tmp_path / 'run.yaml'}:1: ${{MODEL}}"
     assert loaded.origins["data.source"].endswith("run.yaml:4: ${FOLDER:-data}/rows.csv")
 
@@ -70,14 +70,14 @@ def test_variables_and_defaults_are_put_into_values_and_their_origin_is_kept(tmp
         ("a $5 $MODEL $$ {x}", "a $5 $MODEL $$ {x}"),
     ],
 )
-def test_a_value_is_expanded_once_and_stays_one_value(written: str, value: str) -> None:
+def test_a_value_is_expanded_once_and_remains_one_value(written: str, value: str) -> None:
     assert task_of(written) == value
 
 
 @pytest.mark.parametrize(
     ("value", "seen"), [("2.5", "2.5"), ("1x", "7:11: trainer.epochs: "), ("no", "7:11: trainer.")]
 )
-def test_a_plain_value_means_what_it_would_mean_in_the_file(
+def test_an_unquoted_variable_is_parsed_like_a_value_in_the_file(
     value: str, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EPOCHS", value)
@@ -92,7 +92,7 @@ def test_a_plain_value_means_what_it_would_mean_in_the_file(
     assert outcome(TEXT).startswith(seen)
 
 
-def test_a_quoted_value_stays_a_text() -> None:
+def test_a_quoted_value_remains_a_text() -> None:
     options = "{type: custom, target: 'a:B', options: {x: '${SWITCH}', y: " + "'${FOLDER:-1}'}}"
     text = TEXT.partition("trainer:")[0] + f"trainer: {options}\n"
     assert load_config(text).config.trainer.options == {"x": "no", "y": "1"}  # type: ignore[union-attr]
@@ -134,7 +134,7 @@ def test_overrides_are_expanded_and_dictionaries_are_not() -> None:
     assert load_config(given).config.base_model == "${MODEL}"
 
 
-def test_texts_whose_braces_are_columns_are_left_alone() -> None:
+def test_braces_with_columns_are_not_expanded() -> None:
     text = f"{TEXT}prompt:\n  template: 'It costs ${{a}}.'\n"
     loaded = load_config(text)
     assert loaded.config.prompt.template == "It costs ${a}."
@@ -142,7 +142,7 @@ def test_texts_whose_braces_are_columns_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("form", [resolved_yaml, lambda loaded: native_yaml(loaded.config)], ids=["resolved", "native"])
-def test_what_is_dumped_is_not_expanded_again(form) -> None:  # type: ignore[no-untyped-def]
+def test_dumped_values_are_not_expanded_again(form) -> None:  # type: ignore[no-untyped-def]
     loaded = load_config(f"{TEXT}prompt:\n  task: |\n    a $${{MODEL}} $$${{MODEL}}\n    ${{MODEL}}\n")
     assert loaded.config.prompt.task == "a ${MODEL} $${MODEL}\norg/name\n"
     assert load_config(form(loaded)).config == loaded.config

@@ -1,4 +1,4 @@
-"""Sizes between runs."""
+"""Tests of the cache of batch sizes between runs."""
 
 import json
 import logging
@@ -40,7 +40,7 @@ def test_another_key_finds_nothing(tmp_path: Path) -> None:
     cache.save(KEY, KNOWN)
     assert cache.load(other) is None
     cache.file(KEY).rename(cache.file(other))
-    assert cache.load(other) is None, "the file says itself what it was found for"
+    assert cache.load(other) is None, "the file contains its own key"
 
 
 def test_the_order_of_a_key_does_not_matter(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_order_of_a_key_does_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"key": 1, "found": {}}'])
-def test_a_damaged_file_is_as_good_as_none_and_the_log_says_so(
+def test_a_damaged_file_is_ignored_with_a_log_message(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -61,7 +61,7 @@ def test_a_damaged_file_is_as_good_as_none_and_the_log_says_so(
     assert cache.load(KEY) == KNOWN
 
 
-def test_a_folder_that_cannot_be_written_only_costs_the_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_writable_folder_the_size_is_searched_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     (tmp_path / "file").write_text("in the way", encoding="utf8")
     cache = Cache(tmp_path / "file" / "folder")
@@ -70,12 +70,12 @@ def test_a_folder_that_cannot_be_written_only_costs_the_time(tmp_path: Path, cap
     assert cache.load(KEY) is None
 
 
-def test_nothing_half_written_is_left(tmp_path: Path) -> None:
+def test_no_partial_file_is_left(tmp_path: Path) -> None:
     Cache(tmp_path).save(KEY, KNOWN)
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
-def test_the_folder_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "own"))
     assert Cache.of_user().folder == tmp_path / "own" / "batch_sizes"
     monkeypatch.delenv("PARTITA_CACHE")
@@ -94,13 +94,13 @@ def test_a_user_without_a_home_has_a_cache_too(monkeypatch: pytest.MonkeyPatch) 
     assert Cache.of_user().folder.name == "batch_sizes"
 
 
-def test_fields_of_a_newer_version_are_left_out() -> None:
+def test_fields_of_a_newer_version_are_ignored() -> None:
     record = KNOWN.record()
     record["newer"] = record["probes"][0]["newer"] = 1
     assert BatchSize.from_record(record) == KNOWN
 
 
-def test_lengths_share_a_key_when_they_are_less_than_an_eighth_apart() -> None:
+def test_lengths_less_than_an_eighth_apart_share_a_key() -> None:
     assert bucket(461) == bucket(450) == 480
     assert bucket(461) != bucket(400)
     assert [bucket(tokens) for tokens in (0, 1, 7, 15, 16, 17)] == [0, 1, 7, 15, 16, 18]

@@ -1,4 +1,4 @@
-"""How the allocator and the limit on data behave, in processes of their own; what /proc and control groups omit."""
+"""Tests of the allocator, the data limit, /proc and control groups, in separate processes."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import torch
 from partita_trainers.batch_size import linux
 from partita_trainers.batch_size.memory import device_memory
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="this is about Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="this tests Linux")
 
 GB = 10**9
 
@@ -36,7 +36,7 @@ def run(code: str) -> str:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_at_the_limit_small_blocks_are_there_that_large_ones_cannot_use(exact: bool) -> None:
+def test_small_blocks_can_be_allocated_at_the_limit_but_large_ones_cannot(exact: bool) -> None:
     code = f"""
 {BLOCKS}
 from contextlib import nullcontext
@@ -45,7 +45,7 @@ for _ in range(2):
     with linux.data_limit(0), linux.exact_allocations() if {exact} else nullcontext():
         assert most(260 * 1024) >= linux.SPARE_BLOCKS, most(260 * 1024)
         assert most(2 * linux.SPARE_BLOCK_BYTES) == 0
-        assert linux.status("VmRSS") - held < 4 * 2**20, "the blocks themselves take memory"
+        assert linux.status("VmRSS") - held < 4 * 2**20, "the blocks use memory"
 assert most(2 * linux.SPARE_BLOCK_BYTES) == 100
 print("right")
 """
@@ -54,7 +54,7 @@ print("right")
 
 KEPT = """
 def kept():
-    "Whether memory of freed blocks stays with the process, although something in use lies behind them."
+    "Return whether memory of freed blocks stays with the process, with a used block after them."
     linux.give_back()
     before = linux.status("VmData")
     blocks = [library.malloc(8 * 2**20) for _ in range(4)]
@@ -69,7 +69,7 @@ def touched(size):
     ctypes.memset(block, 1, size)
     library.free(block)
 def stays(size):
-    "What of four such blocks stays with the process once they are free, the last one first."
+    "Return the bytes of four blocks that stay with the process after they are freed, last one first."
     before = linux.status("VmRSS")
     blocks = [library.malloc(size) for _ in range(4)]
     for block in blocks:
@@ -78,7 +78,7 @@ def stays(size):
         library.free(block)
     return linux.status("VmRSS") - before
 def faults(size):
-    "Pages that the system has to give for a block of this size."
+    "Return the page faults for a block of this size."
     touched(size)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
@@ -87,23 +87,23 @@ def faults(size):
 """
 
 
-def test_exact_work_inside_exact_work_leaves_it_exact() -> None:
+def test_nested_exact_allocations_stay_exact() -> None:
     code = f"""
 {BLOCKS}{KEPT}
 with linux.data_limit(10**9), linux.exact_allocations():
     assert not kept()
     with linux.data_limit(10**8), linux.exact_allocations():
         assert not kept()
-    assert not kept(), "the inner one ended the outer one"
+    assert not kept(), "the inner context ended the outer one"
     with linux.data_limit(10**8):
-        assert not kept(), "a limit without it ended it"
+        assert not kept(), "a limit without exact allocations ended it"
 assert kept()
 print("right")
 """
     assert run(code) == "right"
 
 
-def test_kept_work_gets_the_same_pages_again_and_gives_them_back_at_its_end() -> None:
+def test_kept_allocations_reuse_pages_and_return_them_at_the_end() -> None:
     code = f"""
 {BLOCKS}{KEPT}
 size = 24 * 2**20
@@ -112,15 +112,15 @@ with linux.kept_allocations():
     assert faults(size) < 10, faults(size)
     assert linux.status("VmRSS") - before > size // 2, "nothing is kept"
     assert stays(size) > 2 * size, "the end of the heap is cut"
-assert linux.status("VmRSS") - before < size // 2, "it is not given back"
+assert linux.status("VmRSS") - before < size // 2, "it is not returned"
 with linux.exact_allocations():
-    assert faults(size) > 1000, "exact work gets new pages each time"
+    assert faults(size) > 1000, "exact allocations get new pages each time"
 print("right")
 """
     assert run(code) == "right"
 
 
-def test_no_memory_is_reused_during_exact_work_inside_or_outside() -> None:
+def test_exact_allocations_reuse_no_memory_in_either_nesting() -> None:
     code = f"""
 {BLOCKS}{KEPT}
 size = 24 * 2**20
@@ -141,7 +141,7 @@ with linux.kept_allocations():
     assert is_kept(), "the end of exact work ended kept work"
     with linux.kept_allocations():
         assert is_kept()
-    assert is_kept(), "the inner one ended the outer one"
+    assert is_kept(), "the inner context ended the outer one"
     with linux.data_limit(10**9):
         assert is_kept()
     assert is_kept(), "a limit ended it"
@@ -161,7 +161,7 @@ def test_without_glibc_its_functions_are_not_called(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.long
-def test_work_that_is_guarded_keeps_its_memory_unless_it_has_to_be_exact() -> None:
+def test_guarded_work_keeps_its_memory_unless_it_must_be_exact() -> None:
     code = f"""
 {BLOCKS}{KEPT}
 import torch
@@ -203,7 +203,7 @@ print("right")
 
 
 @pytest.mark.long
-def test_a_peak_is_reported_also_of_work_that_raised() -> None:
+def test_a_peak_is_also_reported_for_work_that_raises() -> None:
     code = """
 import torch
 from partita_trainers.batch_size.memory import device_memory
@@ -220,7 +220,7 @@ print("right")
     assert run(code) == "right"
 
 
-def test_where_peaks_cannot_be_reset_one_below_an_earlier_one_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peak_below_an_earlier_one_is_unknown_if_peaks_cannot_be_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = device_memory(torch.device("cpu"))
     known = {"VmRSS": 2 * GB, "VmHWM": 3 * GB}
     monkeypatch.setattr(linux, "reset_peak", lambda: False)
@@ -269,14 +269,14 @@ def all_limits(dtype, limits):
 
 
 @pytest.mark.long
-def test_a_model_that_reaches_a_limit_anywhere_is_out_of_memory_and_the_process_lives() -> None:
+def test_a_model_that_reaches_any_limit_is_out_of_memory_and_the_process_survives() -> None:
     result = json.loads(run(WORK + "all_limits(torch.float32, (0, 5, 13, 2000))"))
     assert all(not row[0] and row[-1] for row in result), result
 
 
 @pytest.mark.long
-def test_in_bf16_it_is_so_but_for_a_crash_once_in_some_hundred_limits() -> None:
-    # oneDNN has refused a primitive, and then the same one again with memory enough: seen in one of twelve suites.
+def test_a_bf16_model_that_reaches_a_limit_is_out_of_memory_with_rare_crashes() -> None:
+    # oneDNN refused a primitive, and then the same one again with enough memory: seen in one of twelve suites.
     for tries_left in (2, 1, 0):
         try:
             result = json.loads(run(WORK + "all_limits(torch.bfloat16, (0, 2000))"))
@@ -287,14 +287,14 @@ def test_in_bf16_it_is_so_but_for_a_crash_once_in_some_hundred_limits() -> None:
     assert all(not row[0] and row[-1] for row in result), result
 
 
-def test_a_group_without_statistics_still_limits(tmp_path: Path) -> None:
+def test_a_control_group_without_statistics_still_limits_memory(tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text("0::/\n", encoding="ascii")
     (tmp_path / "memory.max").write_text(f"{4 * GB}\n", encoding="ascii")
     (tmp_path / "memory.current").write_text(f"{GB}\n", encoding="ascii")
     assert linux.cgroup_free_bytes(proc=tmp_path, root=tmp_path) == 3 * GB
 
 
-def test_a_group_larger_than_the_machine_does_not_enlarge_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_group_larger_than_the_machine_does_not_increase_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linux, "cgroup_total", lambda: 500 * GB)
     monkeypatch.setattr(linux, "meminfo", lambda field: 100 * GB)
     assert device_memory(torch.device("cpu")).identity.endswith(f", {100 * GB} bytes")

@@ -1,4 +1,4 @@
-"""What counts as full memory, what is left of a call that did not fit, and how much a device has to give."""
+"""Tests of out-of-memory errors, of memory freed after failed calls, and of the budget of a device."""
 
 import json
 import pickle
@@ -94,24 +94,24 @@ SOMETHING_ELSE: list[BaseException] = [
 
 
 @pytest.mark.parametrize("error", FULL, ids=str)
-def test_full_memory_is_recognised(error: BaseException) -> None:
+def test_out_of_memory_errors_are_recognised(error: BaseException) -> None:
     assert is_out_of_memory(error)
     assert not is_too_large(error)
     assert not is_broken_device(error)
 
 
 @pytest.mark.parametrize("fail", [numpy_failure, torch_failure])
-def test_full_memory_is_recognised_as_libraries_raise_it(fail: Callable[[], BaseException]) -> None:
+def test_out_of_memory_errors_of_libraries_are_recognised(fail: Callable[[], BaseException]) -> None:
     assert is_out_of_memory(fail())
 
 
 @pytest.mark.parametrize("error", SOMETHING_ELSE, ids=str)
-def test_nothing_else_is_taken_for_full_memory(error: BaseException) -> None:
+def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
     assert not is_out_of_memory(error)
     assert not is_too_large(error)
 
 
-def test_twenty_other_errors_are_looked_at() -> None:
+def test_at_least_twenty_other_errors_are_tested() -> None:
     assert len(SOMETHING_ELSE) >= 20
 
 
@@ -129,7 +129,7 @@ def test_twenty_other_errors_are_looked_at() -> None:
         "Invalid buffer size: 20.00 GiB",
     ],
 )
-def test_what_kernels_cannot_count_is_too_large_and_not_out_of_memory(message: str) -> None:
+def test_index_overflows_of_kernels_are_too_large_and_not_out_of_memory(message: str) -> None:
     assert is_too_large(RuntimeError(message))
     assert not is_out_of_memory(RuntimeError(message))
 
@@ -146,14 +146,14 @@ def test_what_kernels_cannot_count_is_too_large_and_not_out_of_memory(message: s
         "level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
     ],
 )
-def test_a_device_that_answers_nothing_any_more_is_never_tried_again(message: str) -> None:
+def test_a_device_that_no_longer_responds_is_never_tried_again(message: str) -> None:
     assert is_broken_device(RuntimeError(message))
     assert is_broken_device(torch.AcceleratorError(message))
     with pytest.raises(RuntimeError, match=re.escape(message)):
         attempt(lambda: fail(RuntimeError(message)))
 
 
-def test_an_error_of_the_device_without_known_words_counts_as_broken() -> None:
+def test_an_unknown_error_of_the_device_counts_as_broken() -> None:
     assert is_broken_device(torch.AcceleratorError("CUDA error: something new"))
     assert not is_broken_device(RuntimeError("something new"))
     assert not is_broken_device(torch.AcceleratorError("CUDA error: invalid configuration argument"))
@@ -163,7 +163,7 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-def test_a_call_that_fits_gives_its_result() -> None:
+def test_a_call_that_fits_returns_its_result() -> None:
     assert attempt(lambda: 7) == (7, None)
 
 
@@ -182,7 +182,7 @@ def test_memory_of_a_failed_call_is_free_when_it_is_reported() -> None:
     assert result is None
     assert isinstance(failure, torch.OutOfMemoryError)
     assert failure.__traceback__ is None
-    assert held[0]() is None, "the failed pass's tensor is still there"
+    assert held[0]() is None, "the tensor of the failed pass still exists"
 
 
 def test_memory_in_reference_cycles_is_freed_too() -> None:
@@ -209,7 +209,7 @@ def test_other_errors_keep_their_traceback() -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """A made-up /proc and /sys/fs/cgroup."""
+    """Return a folder with a fake /proc and /sys/fs/cgroup."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "cgroup").mkdir()
     return tmp_path
@@ -226,7 +226,7 @@ def limits(machine: Path) -> tuple[int | None, int | None]:
     return linux.cgroup_free_bytes(**places), linux.cgroup_total(**places)
 
 
-def test_the_tightest_group_of_version_2_counts_and_dropped_files_do_not(machine: Path) -> None:
+def test_the_tightest_group_of_version_2_counts_without_cached_files(machine: Path) -> None:
     (machine / "proc" / "cgroup").write_text("0::/slice/job\n", encoding="ascii")
     write_group(
         machine / "cgroup" / "slice" / "job",
@@ -246,13 +246,13 @@ def test_in_a_container_the_root_of_version_2_is_the_group(machine: Path) -> Non
     assert limits(machine) == (3 * GB, 4 * GB)
 
 
-def test_a_path_of_the_host_that_the_container_does_not_have_leads_to_the_root(machine: Path) -> None:
+def test_a_path_of_the_host_missing_in_the_container_means_the_root(machine: Path) -> None:
     (machine / "proc" / "cgroup").write_text("0::/docker/0123\n", encoding="ascii")
     write_group(machine / "cgroup", memory__max=4 * GB, memory__current=GB, memory__stat="inactive_file 0")
     assert limits(machine) == (3 * GB, 4 * GB)
 
 
-def test_version_1_counts_with_its_own_names(machine: Path) -> None:
+def test_version_1_of_control_groups_is_read(machine: Path) -> None:
     (machine / "proc" / "cgroup").write_text("5:cpu:/\n4:memory:/job\n0::/\n", encoding="ascii")
     write_group(
         machine / "cgroup" / "memory" / "job",
@@ -293,14 +293,14 @@ def host(monkeypatch: pytest.MonkeyPatch, allowed: str | int | float | None, *, 
     return made
 
 
-def test_a_machine_gives_four_fifths_of_its_tightest_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_is_four_fifths_of_the_tightest_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     made = host(monkeypatch, None, free=10 * GB, held=GB)
     assert made.budget() == 8 * GB
     assert made.describe() == "0.8 x 10.00 GB available"
 
 
 @pytest.mark.parametrize(("allowed", "budget"), [("6GB", 5 * GB), (6 * GB, 5 * GB), (0.06, 5 * GB), ("500MB", 0)])
-def test_the_users_amount_is_for_all_that_the_process_holds(
+def test_a_configured_budget_includes_all_memory_of_the_process(
     monkeypatch: pytest.MonkeyPatch, allowed: str | int | float, budget: int
 ) -> None:
     made = host(monkeypatch, allowed, free=10 * GB, held=GB)
@@ -309,24 +309,24 @@ def test_the_users_amount_is_for_all_that_the_process_holds(
     assert made.describe().endswith("less 1.00 GB that the process holds")
 
 
-def test_more_than_the_machine_has_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_does_not_exceed_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     made = host(monkeypatch, "90GB", free=10 * GB, held=GB)
     assert made.budget() == 8 * GB
     assert made.describe() == "0.8 x 10.00 GB available"
 
 
 @ON_LINUX
-def test_this_machine_says_something_sensible() -> None:
+def test_the_budget_of_this_machine_is_plausible() -> None:
     made = device_memory(torch.device("cpu"))
     assert 50 * 10**6 < made.budget() < 0.8 * (linux.meminfo("MemTotal") or 0)
     assert str(linux.cgroup_total() or linux.meminfo("MemTotal")) in made.identity
 
 
-# An accelerator, by its arithmetic
+# An accelerator, with fake numbers
 
 
 class Library:
-    """What torch.cuda tells of a device of 80 GB, 30 of which other programs have."""
+    """A fake torch.cuda with a device of 80 GB, of which other programs use 30."""
 
     def __init__(self) -> None:
         self.allocated, self.reserved, self.fractions = 10 * GB, 12 * GB, list[float]()
@@ -378,9 +378,7 @@ def test_the_budget_of_a_gpu_is_free_and_cached_memory(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("allowed", [24 * GB, 0.3])
-def test_on_a_gpu_the_users_amount_holds_for_the_model_too(
-    monkeypatch: pytest.MonkeyPatch, allowed: int | float
-) -> None:
+def test_on_a_gpu_a_configured_budget_includes_the_model(monkeypatch: pytest.MonkeyPatch, allowed: int | float) -> None:
     made, library = accelerator(monkeypatch, allowed)
     assert made.budget() == 14 * GB
     assert made.describe() == "memory_budget 24.00 GB less 10.00 GB that the process holds"
@@ -388,18 +386,18 @@ def test_on_a_gpu_the_users_amount_holds_for_the_model_too(
         assert library.fractions == [pytest.approx(0.3)]
         with made.guard():
             pass
-        assert library.fractions[-1] == pytest.approx(0.3), "the inner one ended the outer one"
+        assert library.fractions[-1] == pytest.approx(0.3), "the inner guard ended the outer one"
     assert library.fractions[-1] == 1.0
 
 
-def test_on_a_gpu_used_is_what_was_allocated_and_taken_what_was_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_used_is_allocated_memory_and_taken_is_reserved_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = accelerator(monkeypatch)
     with made.measure() as peak:
         assert peak.used_bytes is None
     assert (peak.used_bytes, peak.taken_bytes) == (5 * GB, 8 * GB)
 
 
-# Measured, in processes of their own
+# Measurements in separate processes
 
 PEAKS = """
 import json, torch
@@ -443,26 +441,26 @@ def run(code: str) -> str:
 
 @ON_LINUX
 @pytest.mark.long
-def test_the_measured_peak_is_a_straight_line_over_the_rows() -> None:
+def test_the_measured_peak_is_linear_in_the_rows() -> None:
     peaks = {int(rows): taken for rows, taken in json.loads(run(PEAKS)).items()}
     slopes = [(peaks[more] - peaks[less]) / (more - less) for less, more in ((16, 32), (32, 64), (64, 128))]
     assert max(slopes) <= 1.05 * min(slopes), peaks
     hidden, logits = 256 * 352 * 4, 256 * 500 * 4
-    assert min(slopes) > max(hidden, logits), "less than one layer's hidden states cannot be"
+    assert min(slopes) > max(hidden, logits), "the slope is at least the hidden states of one layer"
     assert max(slopes) < 8 * (hidden + logits)
 
 
 @ON_LINUX
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.long
-def test_work_beyond_the_budget_is_an_error_and_the_process_lives(exact: bool) -> None:
+def test_work_beyond_the_budget_is_an_error_and_the_process_survives(exact: bool) -> None:
     code = OVERSHOOT.format(budget=2e9, inside=4e8, beyond=3e9, exact=exact)
     assert run(code) == "alive"
 
 
 @ON_LINUX
 @pytest.mark.long
-def test_a_tighter_limit_that_was_there_stays() -> None:
+def test_a_tighter_existing_limit_is_kept() -> None:
     code = """
 import resource, torch
 from partita_trainers.batch_size.memory import device_memory

@@ -1,4 +1,4 @@
-"""From a probe and a device to a size, on a device whose memory and time are formulas."""
+"""Tests of the tuner on a device whose memory and time are given by formulas."""
 
 import itertools
 import logging
@@ -26,7 +26,7 @@ GB = 10**9
 
 @dataclass
 class Device:
-    """Memory and time of a device: what a batch takes, and a clock that only its work moves."""
+    """A fake device: memory of a batch, and a clock advanced only by its work."""
 
     free: int = 10 * GB
     budget_bytes: int = 9 * GB
@@ -62,7 +62,7 @@ class Device:
 
 @dataclass
 class Work:
-    """Prompts of one length; a decode step costs a constant and a little a row."""
+    """Prompts of one length; a decode step takes a constant time plus a time per row."""
 
     device: Device
     num_rows: int = 10_000
@@ -115,7 +115,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def test_the_largest_and_the_best_size_are_both_found(device: Device) -> None:
     work = Work(device, seconds_a_token=0.000001, step_a_row=0.02)
     size = tune(ProbeRunner(work, device), device="cuda:0")
-    assert size.max_fitting == 180, "9 GB at 50 MB a row"
+    assert size.max_fitting == 180, "9 GB at 50 MB per row"
     speed = {rows: work.num_rows / time_of(work, rows) for rows in range(1, 181)}
     assert speed[size.rows] >= 0.96 * max(speed.values())
     assert size.rows == size.best < size.max_fitting
@@ -134,7 +134,7 @@ def time_of(work: Work, rows: int) -> float:
 
 
 @pytest.mark.parametrize("disturbed", [4, 8, 16, 32])
-def test_a_step_that_something_else_held_up_does_not_end_the_search(device: Device, disturbed: int) -> None:
+def test_a_single_slow_timing_does_not_end_the_search(device: Device, disturbed: int) -> None:
     class HeldUp(Work):
         """One timing takes five times as long."""
 
@@ -147,15 +147,15 @@ def test_a_step_that_something_else_held_up_does_not_end_the_search(device: Devi
     assert size.rows == tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0").rows > 32
 
 
-def test_the_last_batch_costs_as_much_as_its_number_of_rows(device: Device) -> None:
+def test_the_last_batch_is_counted_with_its_number_of_rows(device: Device) -> None:
     work = Work(device, num_rows=180, seconds_a_token=0.000001, step_a_row=0.001)
     size = tune(ProbeRunner(work, device), device="cuda:0")
     speed = dict(size.throughputs)
     assert speed[128] == pytest.approx(work.num_rows / time_of(work, 128), rel=0.02)
-    assert speed[128] > 0.95 * speed[96], "128 and 52 rows are no more work than 96 and 84"
+    assert speed[128] > 0.95 * speed[96], "batches of 128 and 52 rows are as much work as 96 and 84"
 
 
-def test_the_predicted_speed_is_that_of_the_formula(device: Device) -> None:
+def test_the_predicted_speed_equals_that_of_the_formula(device: Device) -> None:
     work = Work(device, seconds_a_token=0.000001)
     size = tune(ProbeRunner(work, device), device="cuda:0")
     for rows, speed in size.throughputs:
@@ -164,17 +164,17 @@ def test_the_predicted_speed_is_that_of_the_formula(device: Device) -> None:
         assert probe.rows_per_second == pytest.approx(work.num_rows / time_of(work, probe.rows), rel=0.02)
 
 
-def test_where_a_probe_is_expensive_and_memory_plenty_the_largest_size_is_predicted(device: Device) -> None:
+def test_the_largest_size_is_predicted_if_probes_are_expensive_and_memory_is_plentiful(device: Device) -> None:
     device.bytes_a_row = 1_000_000
     work = Work(device, num_rows=600, seconds_a_token=0.01)
     size = tune(ProbeRunner(work, device), device="cpu")
     assert max(work.ran) <= 4, "a probe of hundreds of rows would take longer than the work"
     assert size.max_fitting == 600
-    assert size.rows <= 24, "reading prompts takes as long whatever the batch"
+    assert size.rows <= 24, "the prefill takes as long with any batch size"
     assert size.seconds <= 0.1 * time_of(work, size.rows) * 1.2
 
 
-def test_where_memory_is_short_a_size_is_proven_whatever_it_costs(device: Device) -> None:
+def test_a_size_is_probed_at_any_cost_if_memory_is_scarce(device: Device) -> None:
     device.bytes_a_row = 900_000_000
     work = Work(device, num_rows=64, seconds_a_token=0.002, step_constant=3.0)
     size = tune(ProbeRunner(work, device), device="cpu")
@@ -182,26 +182,26 @@ def test_where_memory_is_short_a_size_is_proven_whatever_it_costs(device: Device
     assert max(work.ran) >= size.rows > 4
 
 
-# A step is timed in five.
+# A decode step is timed over five steps.
 
 
-def test_steps_of_more_rows_are_not_timed_where_that_takes_longer_than_what_it_saves(device: Device) -> None:
+def test_steps_of_more_rows_are_not_timed_if_that_takes_longer_than_it_saves(device: Device) -> None:
     work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.2)
     size = tune(ProbeRunner(work, device), device="cpu")
-    assert work.stepped == [1], "two more seconds for work of two and a half"
+    assert work.stepped == [1], "two more seconds for work of two and a half seconds"
     assert (size.rows, size.max_fitting) == (1, 4)
 
 
-def test_steps_are_timed_whatever_the_work_as_long_as_that_takes_half_a_second(device: Device) -> None:
+def test_steps_are_timed_for_any_work_if_that_takes_at_most_half_a_second(device: Device) -> None:
     work = Work(device, num_rows=4, prompt_tokens=5, new_tokens=3, step_constant=0.02)
     size = tune(ProbeRunner(work, device), device="cpu")
     assert (work.stepped, size.rows) == ([1, 4], 4)
     assert size.seconds < tune_module.MIN_SAVED_SECONDS
-    assert size.seconds > 0.5 * time_of(work, 1), "that is a good part of it"
+    assert size.seconds > 0.5 * time_of(work, 1), "the search takes more than half of the work"
 
 
 @pytest.mark.parametrize(("rows", "tokens", "step"), [(20, 5, 0.3), (40, 2, 1.0), (100, 5, 0.3), (1000, 5, 0.3)])
-def test_steps_are_timed_where_more_rows_promise_to_save_far_more(
+def test_steps_are_timed_if_more_rows_may_save_much_more_time(
     device: Device, rows: int, tokens: int, step: float
 ) -> None:
     work = Work(device, num_rows=rows, prompt_tokens=50, new_tokens=tokens, step_constant=step)
@@ -211,7 +211,7 @@ def test_steps_are_timed_where_more_rows_promise_to_save_far_more(
 
 
 @pytest.mark.parametrize("refused", ends([{1}, {1, 4}, {4}, {8, 16}, set(range(1, 200))]))
-def test_a_size_whose_steps_are_refused_counts_as_slow_as_can_be(device: Device, refused: set[int]) -> None:
+def test_a_size_whose_steps_are_refused_is_not_chosen(device: Device, refused: set[int]) -> None:
     work = Work(device, seconds_a_token=0.000001)
     plain = work.decode_step
 
@@ -226,18 +226,18 @@ def test_a_size_whose_steps_are_refused_counts_as_slow_as_can_be(device: Device,
     assert size.rows not in refused or size.rows == 1
 
 
-def test_the_limit_of_the_user_holds(device: Device) -> None:
+def test_the_size_respects_the_configured_limit(device: Device) -> None:
     size = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0", max_rows=24)
     assert size.rows <= 24
     assert size.max_fitting == 24
 
 
-def test_no_more_rows_are_tried_than_kernels_start_with(device: Device) -> None:
+def test_the_size_is_limited_to_the_grid_size_of_kernels(device: Device) -> None:
     assert capped(Work(device, num_rows=1_000_000), None) == capped(Work(device, num_rows=1_000_000), 10**6) == 65_535
     assert capped(Work(device, num_rows=7), 24) == capped(Work(device, num_rows=24), 7) == 7
 
 
-def test_only_sizes_that_are_offered_are_chosen(device: Device) -> None:
+def test_only_given_sizes_are_chosen(device: Device) -> None:
     work = Work(device, num_rows=48, seconds_a_token=0.000001)
     size = tune(
         ProbeRunner(work, device), device="cuda:0", sizes=lambda largest: [n for n in (1, 3, 12, 48) if n <= largest]
@@ -245,7 +245,7 @@ def test_only_sizes_that_are_offered_are_chosen(device: Device) -> None:
     assert size.rows in (12, 48)
 
 
-def test_a_device_that_refuses_is_heard(device: Device) -> None:
+def test_out_of_memory_of_the_device_limits_the_size(device: Device) -> None:
     device.free = device.budget_bytes = 2 * GB
     kink = Work(device, seconds_a_token=0.000001)
     plain = kink.run
@@ -263,7 +263,7 @@ def test_a_device_that_refuses_is_heard(device: Device) -> None:
     assert all(probe.taken_bytes is None and probe.rows >= 90 for probe in refused)
 
 
-def test_one_row_that_takes_too_much_is_one_error_with_the_arithmetic(device: Device) -> None:
+def test_one_row_that_is_too_large_is_an_error_with_its_memory_use(device: Device) -> None:
     device.bytes_a_row = int(9.5 * GB)
     with pytest.raises(OutOfMemory) as error:
         tune(ProbeRunner(Work(device), device), device="cuda:0")
@@ -274,7 +274,7 @@ def test_one_row_that_takes_too_much_is_one_error_with_the_arithmetic(device: De
     )
 
 
-def test_where_the_users_amount_is_too_small_the_error_says_that_first(
+def test_a_configured_budget_that_is_too_small_is_reported_first(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device.budget_bytes = 0
@@ -283,7 +283,7 @@ def test_where_the_users_amount_is_too_small_the_error_says_that_first(
         tune(ProbeRunner(Work(device), device), device="cpu")
 
 
-def test_one_row_that_the_device_refuses_is_reported_as_well(device: Device) -> None:
+def test_one_row_that_the_device_refuses_is_reported(device: Device) -> None:
     device.bytes_a_row = 11 * GB
     work = Work(device, new_tokens=0, purpose="training")
     with pytest.raises(OutOfMemory) as error:
@@ -295,9 +295,7 @@ def test_one_row_that_the_device_refuses_is_reported_as_well(device: Device) -> 
     )
 
 
-def test_a_device_that_cannot_measure_is_given_what_a_formula_says(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_without_measurements_uses_a_formula(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def silent() -> Iterator[Peak]:
         yield Peak()
@@ -308,7 +306,7 @@ def test_a_device_that_cannot_measure_is_given_what_a_formula_says(
     assert [probe.taken_bytes for probe in size.probes[:2]] == [50_000_000, 200_000_000]
 
 
-def test_a_row_that_fits_only_while_it_is_measured_is_timed_then(
+def test_a_row_that_fits_only_during_the_measurement_is_timed_there(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work(device, num_rows=1)
@@ -368,7 +366,7 @@ def known(device: Device, **changes: object) -> BatchSize:
     return replace(size, **changes)  # type: ignore[arg-type]
 
 
-def test_a_known_size_costs_one_probe(device: Device) -> None:
+def test_a_cached_size_needs_one_probe(device: Device) -> None:
     earlier = known(device)
     work = Work(device, seconds_a_token=0.000001)
     size = verify(ProbeRunner(work, device), earlier)
@@ -378,31 +376,31 @@ def test_a_known_size_costs_one_probe(device: Device) -> None:
     assert [probe.rows for probe in size.probes] == [earlier.rows]
 
 
-def test_a_known_size_far_from_filling_the_memory_costs_no_more_than_finding_it(device: Device) -> None:
+def test_a_cached_size_far_below_the_budget_needs_no_expensive_probe(device: Device) -> None:
     device.bytes_a_row = 100_000
     work = Work(device, num_rows=64, seconds_a_token=0.01)
     earlier = tune(ProbeRunner(work, device), device="cpu")
     tried = max(work.ran)
-    assert tried < earlier.rows, "a try of as many rows would take as long as the work"
+    assert tried < earlier.rows, "a probe of as many rows would take as long as the work"
     again = Work(device, num_rows=64, seconds_a_token=0.01)
     size = verify(ProbeRunner(again, device), earlier)
     assert size is not None
     assert (size.rows, size.max_fitting, again.ran) == (earlier.rows, earlier.max_fitting, [tried])
     device.budget_bytes = earlier.rows * 150_000
     verify(ProbeRunner(again, device), earlier)
-    assert again.ran == [tried, earlier.rows], "with less memory it has to be proven"
+    assert again.ran == [tried, earlier.rows], "with less memory it has to be probed"
     device.budget_bytes = 9 * GB
     verify(ProbeRunner(again, device), replace(earlier, out_of_memory=True))
     assert again.ran[2:] == [earlier.rows]
 
 
-def test_a_known_size_that_no_longer_fits_is_forgotten(device: Device) -> None:
+def test_a_cached_size_that_no_longer_fits_is_discarded(device: Device) -> None:
     earlier = known(device)
     device.bytes_a_row = 9 * GB // (earlier.rows - 1)
     assert verify(ProbeRunner(Work(device), device), earlier) is None
 
 
-def test_a_size_held_down_by_memory_is_found_again_where_there_is_more(device: Device) -> None:
+def test_a_cached_size_limited_by_memory_is_searched_again_with_more_memory(device: Device) -> None:
     device.budget_bytes = 2 * GB
     earlier = known(device)
     assert earlier.max_fitting is not None
@@ -411,7 +409,7 @@ def test_a_size_held_down_by_memory_is_found_again_where_there_is_more(device: D
     assert verify(ProbeRunner(Work(device), device), earlier) is None
 
 
-def test_with_less_memory_fewer_rows_fit_and_the_record_says_so(device: Device) -> None:
+def test_with_less_memory_fewer_rows_fit_and_the_record_is_updated(device: Device) -> None:
     device.bytes_a_row = 1_000_000
     earlier = known(device)
     assert earlier.max_fitting is not None
@@ -421,7 +419,7 @@ def test_with_less_memory_fewer_rows_fit_and_the_record_says_so(device: Device) 
     assert size.max_fitting == 5000
 
 
-def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Device) -> None:
+def test_a_cached_size_is_limited_by_smaller_data_and_the_configuration(device: Device) -> None:
     earlier = known(device)
     small = verify(ProbeRunner(Work(device, num_rows=7, seconds_a_token=0.000001), device), earlier)
     limited = verify(ProbeRunner(Work(device, seconds_a_token=0.000001), device), earlier, max_rows=5)
@@ -430,7 +428,7 @@ def test_a_known_size_is_cut_to_smaller_data_and_to_the_users_limit(device: Devi
     assert (small.rows, limited.rows) == (7, 5)
 
 
-def test_a_known_size_that_the_data_no_longer_allows_gives_way_to_one_that_is_offered(device: Device) -> None:
+def test_a_cached_size_that_the_data_no_longer_allows_is_replaced_by_a_given_one(device: Device) -> None:
     earlier = known(device, rows=6)
     work = Work(device, num_rows=5, seconds_a_token=0.000001)
     size = verify(
@@ -440,7 +438,7 @@ def test_a_known_size_that_the_data_no_longer_allows_gives_way_to_one_that_is_of
     assert size.rows == 4
 
 
-def test_the_log_says_what_was_found(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_reports_the_result(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     result = tune(ProbeRunner(Work(device, seconds_a_token=0.000001), device), device="cuda:0")
     line = f"batch size for generation: {result.rows} rows of at most 400 tokens and 100 new tokens on cuda:0, "
@@ -448,7 +446,7 @@ def test_the_log_says_what_was_found(device: Device, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(("rows", "tokens"), list(itertools.product((2, 3, 5, 64), (3, 4000))))
-def test_data_smaller_than_what_fits_is_the_limit(device: Device, rows: int, tokens: int) -> None:
+def test_data_with_fewer_rows_than_fit_limits_the_size(device: Device, rows: int, tokens: int) -> None:
     size = tune(
         ProbeRunner(Work(device, num_rows=rows, prompt_tokens=tokens, seconds_a_token=0.000001), device),
         device="cuda:0",
@@ -458,7 +456,7 @@ def test_data_smaller_than_what_fits_is_the_limit(device: Device, rows: int, tok
 
 
 def on_ranks(works: list[Work]) -> tuple[BatchSize, list[BatchSize | None]]:
-    """What rank 0 finds, and what the others get; each rank is a thread with its own device."""
+    """Return the result of rank 0 and those of the others; each rank is a thread with a separate device."""
     benches = [
         ProbeRunner(work, work.device, process_group=process_group)
         for work, process_group in zip(works, ThreadGroup.of(len(works), timeout_seconds=20), strict=True)
@@ -492,7 +490,7 @@ def test_the_rank_with_the_least_memory_decides_for_all(device: Device) -> None:
 
 
 @pytest.mark.long
-def test_memory_that_ends_on_one_rank_ends_for_all(device: Device) -> None:
+def test_out_of_memory_on_one_rank_is_out_of_memory_on_all(device: Device) -> None:
     works = [Work(replace(device, free=free), seconds_a_token=0.000001) for free in (10 * GB, 2 * GB)]
 
     result, others = on_ranks(works)

@@ -1,4 +1,4 @@
-"""A worker's updates are those of torch's own optimizers, and batches are claimed once each."""
+"""Tests of a Hogwild worker: updates equal those of torch's optimizers, and each batch is claimed once."""
 
 import threading
 
@@ -11,7 +11,7 @@ from partita_trainers.hogwild.worker import FIRST_SUM, SharedCounters, SharedSta
 
 
 def make_rows(count: int, *, seed: int = 3) -> Bags:
-    """Bags of 1 to 9 ids below 40, some of them twice in a bag."""
+    """Return bags of 1 to 9 ids below 40, some of them twice in a bag."""
     chance = torch.Generator().manual_seed(seed)
     lengths_N = torch.randint(1, 10, (count,), generator=chance)
     ids_K = torch.randint(0, 40, (int(lengths_N.sum()),), generator=chance)
@@ -34,7 +34,7 @@ def make_shared(rows: Bags, *, adagrad: bool, batch_size: int = 4) -> SharedStat
 
 
 @pytest.mark.parametrize("adagrad", [True, False])
-def test_updates_are_those_of_the_library(adagrad: bool) -> None:
+def test_updates_equal_those_of_torch(adagrad: bool) -> None:
     rows = make_rows(40)
     shared = make_shared(rows, adagrad=adagrad)
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def test_updates_are_those_of_the_library(adagrad: bool) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_an_epoch_learns_from_each_row_once_and_counts_it() -> None:
+def test_an_epoch_trains_and_counts_each_row_once() -> None:
     rows = make_rows(41)
     shared = make_shared(rows, adagrad=True, batch_size=4)
     assert shared.steps_per_epoch == 11
@@ -68,7 +68,7 @@ def test_an_epoch_learns_from_each_row_once_and_counts_it() -> None:
     assert all(parameter.grad is None for parameter in shared.module.parameters())
 
 
-def test_a_loss_that_is_no_number_ends_the_epoch() -> None:
+def test_a_nan_loss_ends_the_epoch() -> None:
     shared = make_shared(make_rows(12), adagrad=False)
     with torch.no_grad():
         shared.module.output.bias.fill_(torch.nan)  # type: ignore[operator, union-attr]
@@ -93,13 +93,13 @@ def test_no_two_workers_claim_the_same_batch() -> None:
     assert list(counts.sums) == [150.0, 600.0]
 
 
-def test_nothing_is_claimed_once_it_is_reported_to_stop() -> None:
+def test_no_batch_is_claimed_after_a_stop() -> None:
     counts = SharedCounters()
     counts.stop.value = 1
     assert counts.claim(5) is None
 
 
-def test_joined_rows_are_those_of_the_parts() -> None:
+def test_joined_rows_equal_those_of_the_parts() -> None:
     rows = make_rows(20)
     parts = [chosen(rows, torch.arange(0, 7)), chosen(rows, torch.arange(7, 8)), chosen(rows, torch.arange(8, 20))]
     whole = joined(parts)
