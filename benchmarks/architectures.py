@@ -1,9 +1,10 @@
-"""How each causal architecture of the installed transformers is answered, and whether batches answer as rows alone do.
+"""How each causal architecture of the installed transformers is batched, compared with single rows.
 
-A tiny random model of each is saved and loaded. Greedy answers to short and long prompts, to one token, to none, and to
-prompts with a common beginning are generated in slots and in batches, and compared with those of transformers'
-`generate` to each row alone; once more with windows shorter than the rows. Every second model has a
-generation_config.json with penalties and forbidden tokens, which both apply. Writes docs/guides/architectures.md.
+A tiny random model of each is saved and loaded. Greedy answers to short and long prompts, to prompts of one token and
+of none, and to prompts with a shared prefix are generated in slots and in batches, and compared with those of
+transformers' `generate` for each row alone. The comparison is repeated with windows shorter than the rows. Every second
+model has a generation_config.json with penalties and forbidden tokens, which both apply. Writes
+docs/guides/architectures.md.
 """
 
 import shutil
@@ -22,7 +23,7 @@ from partita_schema.errors import ModelError
 PAGE = ROOT / "docs" / "guides" / "architectures.md"
 SHORT_WINDOW = 16
 TIE = 1e-3
-"""Distance of the two best scores, over their spread, below which either may be chosen."""
+"""Difference of the two best scores, relative to their spread, below which either token may be chosen."""
 QUICK = ("llama", "gpt2", "mamba", "rwkv", "recurrent_gemma", "mixtral", "mistral", "bart", "xlnet")
 WAYS = {
     "slots": "slots",
@@ -46,27 +47,27 @@ class Measured:
     compared: int = 0
     """Answers that were compared."""
     differing: list[str] = field(default_factory=list)
-    """Answers that were not those of the row alone."""
+    """Answers that differ from those of the row alone."""
     failure: str | None = None
-    """The error of transformers itself, one row at a time."""
+    """The error of transformers for single rows."""
 
     @property
     def way(self) -> str:
-        """How rows without special needs are answered."""
+        """Return how rows without special options are batched."""
         if self.failure is not None:
             return "not supported"
         return "slots" if self.slots is None else self.batches
 
     @property
     def reason(self) -> str:
-        """Why not in slots, and why not in padded batches."""
+        """Return why rows are not answered in slots, or not in padded batches."""
         if self.failure is not None:
             return self.failure
         return "; ".join(filter(None, (self.slots, self.batches_reason)))
 
 
 class Prompts:
-    """Prompts in the form of the engine."""
+    """Prompts in the format of the engine."""
 
     def __init__(self, ids: Sequence[list[int]]) -> None:
         self.ids = list(ids)
@@ -85,7 +86,7 @@ class Prompts:
 
 
 def prompts() -> list[list[int]]:
-    """Return prompts: short, long, one token, none, of equal length, and with a common beginning."""
+    """Return prompts: short, long, one token, none, of equal length, and with a shared prefix."""
     draw = np.random.default_rng(0)
     lengths = (1, 50, 2, 17, 9, 30, 5, 9, 20)
     random = [draw.integers(3, 250, length).tolist() for length in lengths]
@@ -94,7 +95,7 @@ def prompts() -> list[list[int]]:
 
 
 def measure(kind: str, folder: Path) -> Measured:
-    """Save, load and try a tiny model."""
+    """Save, load and test a tiny model."""
     measured = Measured(kind)
     if kind in LEFT_OUT:
         measured.failure = LEFT_OUT[kind]
@@ -112,7 +113,7 @@ def measure(kind: str, folder: Path) -> Measured:
 
 
 def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> Any:
-    """Save a tiny model and return it as partita loads it."""
+    """Save a tiny model; return it loaded by partita."""
     from partita.lm.load_model import load_model
     from partita.tokenizers.load import load_tokenizer
     from partita_schema.config import Config
@@ -132,7 +133,7 @@ def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> A
 
 
 def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
-    """Compare answers of the engines with those of `generate` to each row alone."""
+    """Compare answers of the engines with those of `generate` for each row alone."""
     from partita.generation.generator import LocalGenerator
     from partita.generation.oom_backoff import BatchBudget
     from partita.generation.requests import GenerationJob, GenerationSettings
@@ -174,10 +175,10 @@ class Alone:
 
     ids: tuple[int, ...]
     margins: tuple[float, ...]
-    """Score of each token above the second best, over the spread of the scores."""
+    """Margin of each token's score over the second best, relative to the spread of the scores."""
 
     def same(self, generated: Any) -> bool:
-        """Return whether an answer is this one, up to a near tie of two tokens."""
+        """Return whether an answer equals this one, up to a near tie of two tokens."""
         if generated is None:
             return False
         pairs = zip(self.ids, generated.ids, strict=False)
@@ -186,7 +187,7 @@ class Alone:
 
 
 def answer_alone(lm: Any, prompt: list[int]) -> Alone:
-    """Answer with the library's own `generate`, without a padded row in the batch."""
+    """Answer with transformers' `generate`, without padding."""
     import torch
 
     lm.forget_rows()

@@ -1,4 +1,4 @@
-"""Compare two result files of one benchmark: each number before, after, and their ratio.
+"""Compare two result files of one benchmark: each number before and after, and their ratio.
 
 python benchmarks/compare.py BEFORE.json AFTER.json
 """
@@ -12,7 +12,7 @@ from harness import Row, print_table, read_records
 
 
 def compare(before: list[Row], after: list[Row]) -> list[Row]:
-    """Return a row for each number that both results have; see `keyed`."""
+    """Return a row for each number in both results; see `keyed`."""
     old = keyed(before)
     return [
         {"row": key[0], "what": name, "before": old[key][name], "after": value, "ratio": ratio(value, old[key][name])}
@@ -23,9 +23,9 @@ def compare(before: list[Row], after: list[Row]) -> list[Row]:
 
 
 def keyed(rows: list[Row]) -> dict[tuple[str, int], Row]:
-    """Return rows by their texts, and by their order among those with the same texts.
+    """Return rows by their texts, and by their position among rows with the same texts.
 
-    The hash of all answers is no part of the key: it may differ between commits, and a limit compares it.
+    The hash of all answers is not part of the key: it may differ between commits, and a limit compares it.
     """
     seen: Counter[str] = Counter()
     found = {}

@@ -1,4 +1,4 @@
-"""Batches of the data layer: little padding, no row lost or doubled, and the same batches on any number of ranks."""
+"""Batches of the data layer: little padding, no row lost or repeated, and the same batches on any number of ranks."""
 
 import gzip
 import json
@@ -44,7 +44,7 @@ TIMED = ("random", "HF group_by_length", "AllenNLP bucket", "ParlAI dynamic", "p
 MOST_PADDING = {"chat": 0.025, "SNLI-like": 0.025, "squashed dialogues": 0.045}
 BATCHES_OF_A_STEP = 4
 JOBS = ((4, 0), (1, 2), (2, 1))
-"""Ranks and workers, one after the other."""
+"""Successive numbers of ranks and workers."""
 RANKS, ROWS_OF_A_BATCH, PATIENCE = 4, 8, 20
 BROKEN = (b'{"number": ', b'{"number": 1, "premise": "\xff\xfe", "claim": "a", "label": "b"}', b'{"number": 1}', b"[1]")
 
@@ -83,10 +83,10 @@ LENGTHS: dict[str, Callable[[int, np.random.Generator], np.ndarray]] = {
 
 
 def padding(folder: Path, quick: bool) -> Result:
-    """Padding of a batch plan beside its peers', and what that is worth to a tiny Llama.
+    """Padding of a batch plan compared with other libraries, and its effect on the speed of a tiny Llama.
 
-    Three workloads of 20,000 row lengths; batches of 32 rows, or of the tokens that 32 mean rows hold. The Llama (128
-    wide, two layers, one thread) runs forward and backward over random batches of each plan, in turn, median of three.
+    Three workloads of 20,000 row lengths; batches of 32 rows, or of the tokens of 32 mean rows. The Llama (128 wide,
+    two layers, one thread) runs forward and backward over random batches of each plan in turn; medians of three.
     """
     count, rounds, timed_tokens = (4096, 1, 10_000) if quick else (20_000, 3, 100_000)
     rows: list[dict[str, Any]] = []
@@ -119,7 +119,7 @@ def padding(folder: Path, quick: bool) -> Result:
 
 
 def contenders(lengths: np.ndarray, budget: int) -> dict[str, Callable[[], Plan]]:
-    """Return the plans of an epoch by contender."""
+    """Return functions that plan an epoch, by contender."""
     longest = int(lengths.max())
 
     def alone(make: Any, **size: int) -> Plan:
@@ -145,7 +145,7 @@ def contenders(lengths: np.ndarray, budget: int) -> dict[str, Callable[[], Plan]
 
 
 def planned(lengths: np.ndarray, batching: dict[str, Any], *, lines: int) -> Plan:
-    """Return the product's plan of the first epoch."""
+    """Return partita's plan of the first epoch."""
     from pydantic import TypeAdapter
 
     from partita.data.batching.indexed import IndexedPlanner
@@ -177,7 +177,7 @@ def describe(plan: Plan, lengths: np.ndarray, budget: int) -> dict[str, Any]:
 
 
 def cells_of(lengths: np.ndarray, lines: np.ndarray) -> int:
-    """Return the tokens of a batch, padding included."""
+    """Return the tokens of a batch, including padding."""
     if not len(lengths):
         return 0
     filled = np.bincount(lines, weights=lengths)
@@ -185,7 +185,7 @@ def cells_of(lengths: np.ndarray, lines: np.ndarray) -> int:
 
 
 def speeds(plans: dict[str, Plan], lengths: np.ndarray, *, tokens: int, rounds: int) -> dict[str, int]:
-    """Return the tokens a CPU second of each plan, without padding."""
+    """Return the tokens per CPU second of each plan, without padding."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -211,7 +211,7 @@ def speeds(plans: dict[str, Plan], lengths: np.ndarray, *, tokens: int, rounds: 
 
 
 def step(model: Any, lengths: np.ndarray, lines: np.ndarray) -> None:
-    """Run forward and backward over random tokens; rows that share a line do not see each other."""
+    """Run forward and backward over random tokens; rows in one line do not attend to each other."""
     import torch
 
     filled = np.bincount(lines, weights=lengths).astype(int)
@@ -219,7 +219,7 @@ def step(model: Any, lengths: np.ndarray, lines: np.ndarray) -> None:
     ids = torch.randint(1, 512, (len(filled), width))
     inside = torch.arange(width) < torch.tensor(filled)[:, None]
     labels = torch.where(inside, ids, -100)
-    if len(filled) == len(lengths):  # padded on the right, which causal attention never looks at
+    if len(filled) == len(lengths):  # padded on the right, which causal attention never attends to
         model(input_ids=ids, labels=labels, use_cache=False).loss.backward()
     else:
         positions = torch.zeros_like(ids)
@@ -235,11 +235,11 @@ def step(model: Any, lengths: np.ndarray, lines: np.ndarray) -> None:
 
 
 def ranks(folder: Path, quick: bool) -> Result:
-    """Ranks 4, 1, 2 and workers 0, 2, 1 in the middle of an epoch, beside one run that never changes.
+    """Ranks 4, 1, 2 and workers 0, 2, 1 in the middle of an epoch, compared with one run that never changes.
 
-    SNLI-like rows, four batches a step. A rank is a loader with that rank, as each process of a job would make it; here
-    all of them are in one process. A job stops after a third and two thirds of an epoch and continues with other
-    numbers from its position, to the end of the second epoch. Hashes of all that a step holds are compared.
+    SNLI-like rows, four batches per step. A rank is a loader with that rank, as each process of a job creates it; here
+    all of them are in one process. A job stops after a third and two thirds of an epoch and resumes with other numbers,
+    up to the end of the second epoch. Hashes of all contents of a step are compared.
     """
     remember_arguments()
     count = 1500 if quick else 12_000
@@ -327,7 +327,7 @@ def job(
 
 
 def in_step(loaders: list[Any]) -> Iterator[list[Any]]:
-    """Yield the next step of all loaders, each in a thread as in a process of its own."""
+    """Yield the next step of all loaders; a thread for each stands in for its process."""
     running = [loader.steps() for loader in loaders]
     with ThreadPoolExecutor(len(loaders)) as threads:
         while True:
@@ -335,14 +335,14 @@ def in_step(loaders: list[Any]) -> Iterator[list[Any]]:
 
 
 def one_cursor(steps: Any) -> Any:
-    """Return the position of a job: every rank has it for indexed rows, and its own shards of a stream."""
+    """Return the position of a job: equal on all ranks for indexed rows, merged from all ranks for a stream."""
     cursors = [step.state_dict for step in steps]
     position = cursors[0]["position"]
     return merged(cursors) if isinstance(position, dict) and "groups" in position else cursors[0]
 
 
 def of_rank(batches: Any, *, process_group: ThreadGroup, workers: int, ledger: Ledger) -> Any:
-    """Return the loader that a rank makes, from the one that a single process has made."""
+    """Return the loader of a rank, created from that of a single process."""
     arguments, named = batches.made_with
     named = named | {"process_group": process_group}
     if isinstance(batches, StreamLoader):
@@ -352,7 +352,7 @@ def of_rank(batches: Any, *, process_group: ThreadGroup, workers: int, ledger: L
 
 
 def remember_arguments() -> None:
-    """Make loaders keep the arguments that they are made with."""
+    """Make loaders record their constructor arguments."""
     for kind in (Loader, StreamLoader):
         original = kind.__init__
 
@@ -367,12 +367,12 @@ def remember_arguments() -> None:
 
 
 def hard_cases(folder: Path, quick: bool) -> Result:
-    """Cases that make loaders hang, repeat or drop rows, beside accelerate's dispatch of batches on two processes.
+    """Cases in which loaders hang, repeat or drop rows, compared with accelerate's batch dispatch on two processes.
 
-    Four ranks, 1,003 SNLI-like rows, streamed, four batches of 8 a step: a number of rows that no number of ranks
-    divides; two compressed files for four ranks; one row a hundred times as long as the others; ten broken rows (no
-    JSON, not UTF-8, no column, a wrong type). partita's ranks are in one process, as in the part `ranks`. The rows of
-    the peer are those that both of its processes received; after 20 seconds without progress it counts as hung.
+    Four ranks, 1,003 SNLI-like rows, streamed, four batches of 8 per step: a number of rows that is not divisible by
+    any number of ranks; two compressed files for four ranks; one row a hundred times as long as the others; ten broken
+    rows (no JSON, not UTF-8, no column, a wrong type). partita's ranks are in one process, as in the part `ranks`. The
+    rows of the peer are those that both of its processes received; after 20 seconds without progress it counts as hung.
     """
     remember_arguments()
     count = 203 if quick else 1003
@@ -402,7 +402,7 @@ def uneven(folder: Path, rows: list[Row]) -> tuple[str, int]:
 
 
 def few_shards(folder: Path, rows: list[Row]) -> tuple[str, int]:
-    """Write compressed files, which cannot be cut."""
+    """Write compressed files, which cannot be split."""
     for number in range(2):
         lines = "".join(json.dumps(row) + "\n" for row in rows[number::2])
         (folder / f"part-{number}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
@@ -477,7 +477,7 @@ def streamed_by_ranks(folder: Path, model: Path, pattern: str, broken: int, coun
 
 
 def of_accelerate(folder: Path, model: Path, patterns: dict[str, str], count: int) -> dict[str, Row]:
-    """Return the rows that two processes received together, and how it ended, by case."""
+    """Return, by case, the rows that two processes received together, and the outcome."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -516,7 +516,7 @@ def outcome(events: list[Row], count: int) -> Row:
 
 
 def dispatched(model: str, patterns: dict[str, str], output: str) -> None:
-    """Run one process of the peer, which writes the rows that it receives of each case."""
+    """Run one process of the peer, which writes the rows that it receives in each case."""
     import torch
     from accelerate import Accelerator, DataLoaderConfiguration
     from datasets import load_dataset

@@ -1,4 +1,4 @@
-"""Speed of the data layer: workers, rows encoded while they are read, and resuming in the middle of an epoch."""
+"""Speed of the data layer: workers, rows encoded during reading, and resuming in the middle of an epoch."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from partita.data.formatting.formatter import Formatter
 
 ROWS_OF_A_BATCH = 32
 RESUMED_ROWS, BUFFER = 16, 1000
-"""Rows of a batch, and of the shuffle buffer of `datasets`, where an epoch is resumed."""
+"""Rows of a batch and of the shuffle buffer of `datasets` in the part `resume`."""
 SHARES = (0.01, 0.5, 0.99)
 ROWS = 960
 MANY = 10 * ROWS
@@ -47,7 +47,7 @@ Found = dict[tuple[str, str, int], list[Times]]
 
 
 class SlowFormatter(Formatter):
-    """Formats rows as the product does and sleeps SECONDS_A_ROW for each: `data.formatter` of slow rows."""
+    """Formats rows like partita and sleeps SECONDS_A_ROW for each: `data.formatter` of slow rows."""
 
     def format_all(self, rows: Sequence[Any], keys: Sequence[str], *, supervised: bool = True) -> Any:
         time.sleep(float(os.environ["SECONDS_A_ROW"]) * len(rows))
@@ -58,14 +58,15 @@ class SlowFormatter(Formatter):
 
 
 def workers(folder: Path, quick: bool) -> Result:
-    """AllenNLP's table of its move to torch's loader, again: 30 batches of 32 SNLI-like rows, plain and slow.
+    """AllenNLP's measurement of its move to torch's loader, repeated: 30 batches of 32 SNLI-like rows, plain and slow.
 
-    Seconds to read, encode and collate 960 rows of a JSONL file in the order of the file, from the request for the
-    first batch to the end of the workers: mean and deviation of 5. Slow rows take a further 0.01 s each; without
-    workers they run once. partita reads a stream. AllenNLP's numbers are of another machine and its own tokenizer.
+    Seconds to read, encode and collate 960 rows of a JSONL file in file order, from the request for the first batch to
+    the end of the workers: mean and deviation of 5 runs. Slow rows take a further 0.01 s each; without workers they run
+    once. partita reads a stream. AllenNLP's numbers are from another machine and its own tokenizer.
 
-    960 plain rows are done before processes have started. Ten times as many, which take about as long as AllenNLP's
-    did, show whether workers pay for plain rows; the first batch shows how long starting takes.
+    960 plain rows finish before worker processes have started. Ten times as many, which take about as long as
+    AllenNLP's did, show whether workers pay off for plain rows; the time to the first batch shows the cost of starting
+    them.
     """
     rounds, slow = (1, 0.001) if quick else (5, 0.01)
     found: Found = {}
@@ -78,7 +79,7 @@ def workers(folder: Path, quick: bool) -> Result:
         "partita": lambda *asked: read_by_partita(paths, model, *asked),
     }
     for measure in contenders.values():
-        measure(ROWS, 0, 0.0)  # imports, and files that the system keeps in memory
+        measure(ROWS, 0, 0.0)  # warm up imports and the file cache of the system
     for kind, (count, delay) in kinds.items():
         for _ in range(rounds):
             for number in (0, 2, 5):
@@ -151,7 +152,7 @@ def mean_wall(times: list[Times]) -> float:
 
 
 def workers_limits(found: Found, slow: float) -> list[Limit]:
-    """Return the limits; slow rows have one where they are as slow as AllenNLP's, not in the quick run."""
+    """Return the limits; the one for slow rows applies only if they are as slow as AllenNLP's, not in the quick run."""
     seconds = {key: mean_wall(times) for key, times in found.items()}
     one = seconds["partita", "plain, many", 0]
     made = [
@@ -175,11 +176,11 @@ def workers_limits(found: Found, slow: float) -> list[Limit]:
 
 
 def encode(folder: Path, quick: bool) -> Result:
-    """An epoch with rows encoded on the fly beside tokens made before: seconds, and bytes on disk.
+    """An epoch with rows encoded on the fly, compared with precomputed tokens: seconds, and bytes on disk.
 
-    8,000 SNLI-like rows in batches of 32 in the order of the file; a tiny Llama (128 wide, two layers, one thread) is
-    trained in the same process. Made before: by `datasets.map` into its cache, and by partita with `encode: cache`;
-    making them is not part of the epoch. On the fly: a stream, without workers and with two. In turn, medians of three.
+    8,000 SNLI-like rows in batches of 32 in file order; a tiny Llama (128 wide, two layers, one thread) is trained in
+    the same process. Precomputed: by `datasets.map` into its cache, and by partita with `encode: cache`; this is not
+    part of the epoch. On the fly: a stream, without workers and with two. In turn, medians of three.
     """
     count, rounds = (2400, 1) if quick else (8000, 3)
     cache = folder / "cache"
@@ -202,7 +203,7 @@ def encode(folder: Path, quick: bool) -> Result:
     before = {"datasets.map": (seconds, size(cache))}
     for contender in list(contenders)[1:]:
         start = size(cache)
-        contenders[contender](ROWS_OF_A_BATCH)  # imports, and what is made before
+        contenders[contender](ROWS_OF_A_BATCH)  # warm up imports, and precompute the tokens
         before[contender] = (0.0, size(cache) - start)
     times: dict[str, list[tuple[float, float]]] = {contender: [] for contender in contenders}
     for _ in range(rounds):
@@ -228,7 +229,7 @@ def encode(folder: Path, quick: bool) -> Result:
 
 
 def learner() -> Callable[[Any, Any], None]:
-    """Return a step of training."""
+    """Return a function that takes a training step."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -247,7 +248,7 @@ def learner() -> Callable[[Any, Any], None]:
 
 
 def map_rows(path: Path, model: Path, cache: Path) -> tuple[Any, float]:
-    """Return rows whose tokens `datasets` has cached, and the seconds that took."""
+    """Return rows with tokens cached by `datasets`, and the seconds for creating them."""
     from datasets import disable_progress_bars, load_dataset
     from transformers import AutoTokenizer
 
@@ -293,12 +294,12 @@ def size(folder: Path) -> int:
 
 
 def resume(folder: Path, quick: bool) -> Result:
-    """Seconds to the first batch after a resume at 1, 50 and 99 % of an epoch, beside skipping and a shuffle buffer.
+    """Seconds to the first batch after a resume at 1, 50 and 99 % of an epoch, compared with other libraries.
 
-    20,000 SNLI-like rows in batches of 16. Files, tokenizer and plan are already open; measured is what depends on the
+    20,000 SNLI-like rows in batches of 16. Files, tokenizer and plan are already open; the measured time depends on the
     position: loading it, and the first batch. The Trainer skips batches with accelerate's `skip_first_batches`;
     `datasets` loads the state of a stream with a shuffle buffer of 1,000 rows, and its rows are counted to the end.
-    partita resumes rows that are encoded (indexed), and a stream of four files with a window of 2,048 rows.
+    partita resumes encoded rows (indexed), and a stream of four files with a window of 2,048 rows.
     """
     count = 6000 if quick else 20_000
     rows = list(snli_rows(count))

@@ -1,4 +1,4 @@
-"""Memory of the data layer: it does not grow with streams and dialogues, and a SIGKILL leaves nothing behind."""
+"""Memory of the data layer: it does not grow with streams and dialogues, and nothing is left after a SIGKILL."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ GOLDEN: dict[str, tuple[Row, list[str]]] = {
     "no labels, all": ({"include_labels": False}, ["x1", "x1 x2", "x1 x2 x3", "x1 x2 x3 x4"]),
     "labels, 3 pieces": ({"context_length": 3}, ["x1", "x1 y1 x2", "x2 y2 x3", "x3 y3 x4"]),
 }
-"""What is shown before y1 to y4, by context."""
+"""The history shown before y1 to y4, by context."""
 MODES = ("squash", "packed_dialogue")
 PAIR = (("user", "x"), ("assistant", "y"))
 
@@ -47,12 +47,13 @@ PAIR = (("user", "x"), ("assistant", "y"))
 
 
 def epochs(folder: Path, quick: bool) -> Result:
-    """Memory of a stream over three epochs, and what a SIGKILL leaves.
+    """Memory of a stream over three epochs, and what is left after a SIGKILL.
 
-    A window of 8,192 rows and two workers, beside `datasets` with a shuffle buffer of as many rows. A row of about 4 KB
-    has a question and an answer of about 200 tokens and a document of 3 KB that the model does not see. Memory is that
-    of the process and of all it started, shared pages counted once, sampled five times a second; all batches are made,
-    without training. Then a run is killed with SIGKILL in its middle, and a second one continues from its position.
+    A window of 8,192 rows and two workers, compared with `datasets` with a shuffle buffer of as many rows. A row of
+    about 4 KB has a question and an answer of about 200 tokens and a document of 3 KB that is not part of the prompt.
+    Memory is that of the process and all its children, shared pages counted once, sampled five times per second; all
+    batches are created, without training. Then a run is killed with SIGKILL in its middle, and a second one resumes
+    from its position.
     """
     make_model(folder / "model")
     wanted, window = (10**7, 1024) if quick else (16 * 10**7, WINDOW)
@@ -106,7 +107,7 @@ def large(folder: Path, quick: bool) -> Result:
 
 
 def write_documents(folder: Path, wanted: int, *, shards: int) -> int:
-    """Write files of a little more than this many bytes in all, and return the number of rows."""
+    """Write files of slightly more than `wanted` bytes in total; return the number of rows."""
     chance = random.Random(3)
     pieces = [words(chance, 20) for _ in range(2000)]
     document = words(chance, 1000)[:3000]
@@ -128,13 +129,13 @@ def write_documents(folder: Path, wanted: int, *, shards: int) -> int:
 
 
 def watch(folder: Path, *arguments: Any, kill_after: int | None = None) -> Row:
-    """Run `stream_rows` in a new process; return its result and the most memory that it took in each epoch.
+    """Run `stream_rows` in a new process; return its result and its peak memory in each epoch.
 
-    It is killed after `kill_after` rows.
+    The process is killed after `kill_after` rows.
     """
     environment = one_thread()
     if kill_after is not None:
-        environment[WAIT_FROM] = str(kill_after)  # it cannot end before
+        environment[WAIT_FROM] = str(kill_after)  # it must not end before
     process = subprocess.Popen(
         command(stream_rows, folder, *arguments), env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -165,7 +166,7 @@ def in_megabytes(found: Row) -> Row:
 
 
 def kill_and_resume(folder: Path, count: int, window: int) -> tuple[int, Row]:
-    """Return what a run leaves that is killed in the middle of its first epoch, and the row of the run that resumes."""
+    """Kill a run in its first epoch and resume it; return the number of leftovers and the row of the resumed run."""
     for path in folder.glob("partita*"):
         path.unlink() if path.is_file() else shutil.rmtree(path)
     before = shared_files()
@@ -182,7 +183,7 @@ def shared_files() -> set[Path]:
 
 
 def workers_of(folder: Path) -> int:
-    """Return how many processes that were started to read these rows still run."""
+    """Return the number of processes still running that were started to read these rows."""
     import psutil
 
     found = 0
@@ -195,18 +196,18 @@ def workers_of(folder: Path) -> int:
 
 
 def compare_keys(folder: Path, count: int) -> tuple[int, int]:
-    """Return rows that no attempt used and rows used twice; each attempt counts up to the position that it saved."""
+    """Return the numbers of rows unused and used twice; each attempt counts up to its saved position."""
     keys = (folder / "partita.keys").read_text().splitlines()
     return count - len(set(keys)), len(keys) - len(set(keys))
 
 
 def stream_rows(name: str, count: int, window: int, epochs: int, contender: str) -> Row:
-    """Make the batches of these epochs, or the rest of them where an earlier process has saved a position."""
+    """Create the batches of these epochs, or the rest of them if an earlier process has saved a position."""
     return {"partita": by_partita, "datasets": by_datasets}[contender](Path(name), count, window, epochs)
 
 
 def reporter(folder: Path, contender: str) -> Callable[[int, int], None]:
-    """Return a function that writes the position for the process that watches; from `WAIT_FROM` rows on it waits."""
+    """Return a function that writes the position for the watching process; from `WAIT_FROM` rows on it waits."""
     state, last, wait_from = folder / f"{contender}.state", [0.0], int(os.environ.get(WAIT_FROM, 0))
 
     def report(epoch: int, rows: int) -> None:
@@ -227,7 +228,7 @@ def reporter(folder: Path, contender: str) -> Callable[[int, int], None]:
 
 
 def by_partita(folder: Path, count: int, window: int, epochs: int) -> Row:
-    """Read all rows of a stream; with one epoch, from the position that an earlier process saved last."""
+    """Read all rows of a stream; with one epoch, from the last position saved by an earlier process."""
     data = {
         "source": {"type": "jsonl", "path": str(folder / "shards" / "part-*.jsonl"), "streaming": True},
         "batching": {"type": "bucket", "window": window},
@@ -290,12 +291,12 @@ def by_datasets(folder: Path, count: int, window: int, epochs: int) -> Row:
 
 
 def dialogues(folder: Path, quick: bool) -> Result:
-    """Squashing 10,000 dialogues of 4 to 16 messages while they are read: rows a second, memory, the same targets.
+    """Squashing 10,000 dialogues of 4 to 16 messages during reading: rows per second, memory, and equal targets.
 
-    A stream without workers and a window of 512 dialogues, each run in a process of its own: `squash` makes a row for
-    each answer, `packed_dialogue` a row for each dialogue. The loss tokens of every dialogue are compared, answer by
-    answer. Memory is what the process takes above that before its first batch, for a quarter of the dialogues and for
-    all. The two golden tables of four exchanges are those of ParlAI's flattened episodes.
+    A stream without workers and a window of 512 dialogues, each run in a separate process: `squash` makes one row per
+    answer, `packed_dialogue` one row per dialogue. The loss tokens of every dialogue are compared, answer by answer.
+    Memory is that above the memory before the first batch, for a quarter of the dialogues and for all. The two golden
+    tables of four exchanges are those of ParlAI's flattened episodes.
     """
     count = 800 if quick else 10_000
     sizes = (count // 4, count)
@@ -324,7 +325,7 @@ def made_up_dialogues(count: int) -> Iterator[Row]:
 
 
 def wrong_rows(context: Row, wanted: list[str]) -> int:
-    """Return how many rows of an episode of four exchanges are wrong."""
+    """Return the number of wrong rows of an episode with four exchanges."""
     from partita.data.dialogue import Expander, HistoryLimits
 
     said = [{"role": role, "content": f"{mark}{i}"} for i in range(1, 5) for role, mark in PAIR]
@@ -380,7 +381,7 @@ def dialogue_config(folder: Path, size: int, mode: str) -> Row:
 
 
 def compare_modes(name: str, size: int) -> tuple[int, int]:
-    """Return how many dialogues have other loss tokens in the two modes, and how many were compared."""
+    """Return the numbers of dialogues whose loss tokens differ in the two modes, and of compared dialogues."""
     folder = Path(name)
     learned: dict[str, dict[str, dict[int, str]]] = {mode: {} for mode in MODES}
     for mode in MODES:
@@ -399,7 +400,7 @@ def compare_modes(name: str, size: int) -> tuple[int, int]:
 
 
 def note(batch: Any, learned: dict[str, dict[int, str]]) -> None:
-    """Keep a hash of each stretch of loss tokens, by dialogue and place."""
+    """Record a hash of each sequence of loss tokens, by dialogue and position."""
     for key, labels in zip(batch.keys, batch.labels_BT.tolist(), strict=True):
         dialogue, _, number = key.partition("#")
         parts = learned.setdefault(dialogue, {})

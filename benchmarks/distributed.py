@@ -33,17 +33,17 @@ ELASTIC = ((4, 0, 17), (1, 2, 30), (2, 1, STEPS))
 COUNTED = "PARTITA_COUNTED"
 """Environment variable: file in which encoded rows are counted."""
 FILES = ("answers.jsonl", "scores.json")
-"""What the ranks write, compared byte for byte."""
+"""Files written by the ranks, compared byte for byte."""
 SHARDING = {"whole": "none", "shared": "full"}
 SHARDING_CASES = (("whole", 1), ("whole", 2), ("shared", 2), ("shared", 4))
 MEASURED_FROM = 3
-"""Step from which memory counts: optimizers have their state."""
+"""Step from which memory is measured: optimizers have their state then."""
 RAY_WORKERS = 2
 RAY_SLOTS = 32
 
 
 class CountingFormatter(Formatter):
-    """Formats rows as the product does, and writes a byte for each into a file: `data.formatter`."""
+    """Formats rows like partita, and writes a byte for each into a file: `data.formatter`."""
 
     def format_all(self, rows: Sequence[Any], keys: Sequence[str], *, supervised: bool = True) -> Any:
         descriptor = os.open(os.environ[COUNTED], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -58,11 +58,11 @@ class CountingFormatter(Formatter):
 def ranks(folder: Path, quick: bool) -> Result:
     """The same job on 1, 2 and 4 processes, and on 4, 1, 2 in the middle of epochs with 0, 2, 1 workers.
 
-    A model of 0.3 M parameters is trained on 3,000 SNLI-like rows in steps of four batches, with LoRA's dropout and
-    NEFTune's noise; then it answers 300 others and is scored on them. Every rank is a process, and they communicate
-    over gloo. Hashes of all that a step holds, losses and answers are compared with one process that is never stopped.
-    Encoded rows are counted over all processes: once where they share a cache, once for each of two machines, played by
-    two caches.
+    A model of 0.3 M parameters is trained on 3,000 SNLI-like rows in steps of four batches, with LoRA dropout and
+    NEFTune noise; then it predicts and scores 300 other rows. Every rank is a process, and they communicate over gloo.
+    Hashes of all contents of a step, losses and answers are compared with one process that is never stopped. Encoded
+    rows are counted over all processes: once if they share a cache, once per machine for two machines, simulated by two
+    caches.
     """
     count = 600 if quick else 3000
     import_all()
@@ -102,7 +102,7 @@ def kinds_of(folder: Path, count: int) -> dict[str, Row]:
         del trainer["gradient_accumulation_steps"], trainer["skip_all_evaluation"]
         trainer |= {"effective_batch_size": 16, "eval_batch_size": 16, "evaluations_per_epoch": 1}
         trainer |= {"learning_rate_scheduler": {"decay": "none"}}
-        if values["batching"]["type"] != "bucket":  # how many rows a batch has varies
+        if values["batching"]["type"] != "bucket":  # the number of rows per batch varies
             del trainer["effective_batch_size"]
         config |= {"adapter": {"type": "lora", "dropout": 0.1}, "generation": {"max_new_tokens": 8}}
         config |= {"model_parameters": {"neftune_noise_alpha": 5}}
@@ -142,14 +142,14 @@ def compared(folder: Path, kind: str, config: Row) -> list[Row]:
 
 
 def four_batches(config: Row, ranks: int) -> Row:
-    """Return the config of a job that begins with this many ranks and has four batches a step in all."""
+    """Return the config of a job that starts with `ranks` ranks and has four batches per step in total."""
     if "effective_batch_size" in config["trainer"]:
         return config
     return config | {"trainer": config["trainer"] | {"gradient_accumulation_steps": 4 // ranks}}
 
 
 def run_job(run: Path, config: Row, ranks: int, *, steps: int) -> None:
-    """Train up to a step on this many processes; after the last step, answer and score."""
+    """Train up to a step on `ranks` processes; after the last step, predict and evaluate."""
 
     def work(rank: int) -> None:
         from partita.model import Model
@@ -167,7 +167,7 @@ def run_job(run: Path, config: Row, ranks: int, *, steps: int) -> None:
 
 
 def rows_encoded(folder: Path, config: Row, count: int) -> Row:
-    """Return how often a row is encoded on 1 and 4 processes, and on two machines of two with a cache each."""
+    """Return how often a row is encoded on 1 and 4 processes, and on two machines of two with separate caches."""
     folder.mkdir()
     data = {name: value for name, value in config["data"].items() if name != "test"}
     data["formatter"] = "distributed:CountingFormatter"
@@ -194,17 +194,17 @@ def rows_encoded(folder: Path, config: Row, count: int) -> Row:
     }
 
 
-# Shared weights
+# Sharded weights
 
 
 def sharding(folder: Path, quick: bool) -> Result:
-    """Training all weights of a model on processes that each hold it whole, and on processes that share it (FSDP2).
+    """Full fine-tuning on processes that each have the whole model, compared with sharded weights (FSDP2).
 
-    A Llama of 22 M parameters in float32 with AdamW: four numbers for each weight, itself, its gradient and two
-    averages. Memory is that of a process above what it held before it trained: its peak over the steps, and its peak in
-    all, with loading, a checkpoint and the result, for the first process and the others; freed memory returns to the
-    system at once. Every process has one thread. They communicate over gloo on one machine, where the cores that
-    compute also copy: between devices with a network the time of a step is another one.
+    A Llama of 22 M parameters in float32 with AdamW: four numbers per weight, for the weight, its gradient and two
+    averages. Memory is that of a process above its memory before training: the peak over the steps, and the overall
+    peak with loading, a checkpoint and the result, for the first process and the others; freed memory returns to the
+    system at once. Every process has one thread. They communicate over gloo on one machine, where the computing cores
+    also copy: the time of a step does not transfer to devices with a network.
     """
     steps = 6 if quick else 12
     import_all()
@@ -223,7 +223,7 @@ def sharding(folder: Path, quick: bool) -> Result:
 
 
 def sharding_row(folder: Path, rows: Path, kind: str, ranks: int, *, steps: int) -> Row:
-    """Train on this many processes; return what the first process and the others took."""
+    """Train on `ranks` processes; return the memory and time of the first process and of the others."""
     run = folder / f"{kind}-{ranks}"
     config = settings(Path(), {"source": str(rows), "split": WHOLE}, max_steps=steps)
     config |= {"base_model": LLAMA_22M, "backend": {"type": "torchrun", "sharding": SHARDING[kind]}}
@@ -265,7 +265,7 @@ LLAMA_22M = {
 
 
 def measured(config: Row, run: Path) -> Row:
-    """Train, and return megabytes above those at the beginning and CPU seconds in steps."""
+    """Train; return megabytes above those at the start, and CPU seconds of steps."""
     from partita.model import Model
     from partita_trainers import finetune
     from partita_trainers.batch_size.linux import exact_allocations
@@ -275,7 +275,7 @@ def measured(config: Row, run: Path) -> Row:
     def watched(*given: Any, **named: Any) -> Any:
         if named["number"] == MEASURED_FROM:
             peaks[0] = memory("VmHWM")
-            Path("/proc/self/clear_refs").write_text("5", encoding="utf8")  # the peak begins again
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf8")  # reset the peak
         started = time.process_time()
         found = take_step(*given, **named)
         seconds[0] += time.process_time() - started
@@ -296,7 +296,7 @@ def measured(config: Row, run: Path) -> Row:
 
 
 def memory(name: str) -> float:
-    """Return a number of megabytes that Linux reports of this process."""
+    """Return a memory value of this process reported by Linux, in megabytes."""
     lines = Path("/proc/self/status").read_text("utf8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
@@ -305,12 +305,12 @@ def memory(name: str) -> float:
 
 
 def ray(folder: Path, quick: bool) -> Result:
-    """10,000 rows on two workers of Ray, one of them killed; and rows a second beside processes of torchrun.
+    """10,000 rows on two workers of Ray, one of them killed; and rows per second compared with torchrun processes.
 
-    A new model of 5 M parameters answers prompts of 3 to 60 tokens with up to 24 new ones, in 32 slots a process of one
-    thread. Time is that of the whole call with the model in memory, from reading rows to the file of answers; medians
-    of three, torchrun and Ray in turn. The journal shows which rows are missing and which are there twice. The worker
-    is killed after a random share of the rows, while the others work.
+    A new model of 5 M parameters answers prompts of 3 to 60 tokens with up to 24 new ones, in 32 slots per process of
+    one thread. Time is that of the whole call with the model in memory, from reading rows to the output file; medians
+    of three, torchrun and Ray in turn. The journal shows which rows are missing or repeated. The worker is killed after
+    a random fraction of the rows, while the others work.
     """
     count, rounds = (1000, 1) if quick else (10_000, 3)
     seed = random.randrange(2**32)
@@ -338,7 +338,7 @@ def ray(folder: Path, quick: bool) -> Result:
 
 
 def ray_row(how: str, runs: list[Row], *, count: int) -> Row:
-    """Return a row of the table, from one run or several."""
+    """Return a row of the table from one or several runs."""
     seconds = statistics.median(run["seconds"] for run in runs)
     return {
         "how": how,
@@ -358,7 +358,7 @@ def write_questions(path: Path, count: int) -> None:
 
 
 def timed(folder: Path, name: str, *, ranks: int, workers: int = 0, kill_after: int | None = None) -> Row:
-    """Predict in new processes; return the seconds and what the journal says."""
+    """Predict in new processes; return the seconds and the contents of the journal."""
     backend = {"backend": {"type": "ray", "workers": workers}} if workers else {}
     data = {"source": str(folder / "rows.jsonl")}
     config = zero_shot(
@@ -371,7 +371,7 @@ def timed(folder: Path, name: str, *, ranks: int, workers: int = 0, kill_after: 
 
         os.chdir(folder)
         model = Model(config, quiet=True)
-        model.predict("few.jsonl", fresh=True)  # the model is in memory
+        model.predict("few.jsonl", fresh=True)  # load the model
         model._backend.context.process_group.all_gather_object(None, "ready")
         killed: list[int] = []
         if kill_after is not None:
@@ -392,7 +392,7 @@ def timed(folder: Path, name: str, *, ranks: int, workers: int = 0, kill_after: 
 
 
 def kill_a_worker(folder: Path, name: str, after: int, killed: list[int]) -> None:
-    """Kill one of the workers below this process once this many rows are in the journal."""
+    """Kill one of the worker processes when `after` rows are in the journal."""
     import psutil
 
     while count_lines(folder, journal_of(name)) <= after:
@@ -404,7 +404,7 @@ def kill_a_worker(folder: Path, name: str, after: int, killed: list[int]) -> Non
 
 
 def journal_of(name: str) -> str:
-    """Return the pattern of the journal of an output."""
+    """Return the glob pattern of the journal of an output."""
     return f"runs/run/journal/{name}.out-*.jsonl"
 
 

@@ -1,4 +1,4 @@
-"""Whole jobs on real and made-up tasks: what models reach, what it costs, and what their own mistakes cost them."""
+"""Whole jobs on real and synthetic tasks: the quality of models, its cost, and the effect of their own mistakes."""
 
 import json
 import os
@@ -29,9 +29,9 @@ KILLS = 3
 EXAMPLE = ROOT / "examples" / "booking_desk"
 DIALOGUES = 600
 HEARD = 0.9 + 0.1 / 12
-"""Chance that a value is right: heard, or else guessed among twelve."""
+"""Probability that a value is correct: received, or guessed among twelve."""
 CEILINGS = {0: HEARD**5, 2: (1 - 0.1 * 0.1 * (1 - HEARD)) ** 5}
-"""By rounds of repairs: a wrong value is repeated, and may be lost again."""
+"""By number of repairs: a wrong value is repeated, and may be lost again."""
 GOLD, PREDICTED = "written dialogues, gold history", "written dialogues, predicted history"
 REPAIRED, CONTROL = "written dialogues, two repairs", "as many seconds more of written dialogues, two repairs"
 FIRST, SECOND = "after one round, two repairs", "after two rounds, two repairs"
@@ -44,12 +44,12 @@ EPOCHS = 4
 
 
 def real_input(folder: Path, quick: bool) -> Result:
-    """Real material end to end: a pretrained model is asked, learns problems and answers unseen ones, with kills.
+    """A pretrained model on real data: zero-shot prediction, training and prediction of unseen rows, with kills.
 
-    Needs the shared folder beside the checkout. Everything goes through the `partita` command with one thread:
+    Needs the shared folder next to the repository. Everything runs through the `partita` command with one thread:
     zero-shot on stories260k; LoRA on the first 2,000 rows of gsm8k for one epoch (512 tokens, r 16); held-out loss of
-    200 further rows before and after; predictions of 500 further rows. Training and prediction run twice: once straight
-    through, and once killed with SIGKILL at three random moments each and started again. The differences are counted.
+    200 further rows before and after; predictions of 500 further rows. Training and prediction run twice: once without
+    interruption, and once killed with SIGKILL at three random moments each and restarted. The differences are counted.
     """
     sizes = {"train": 200, "held_out": 40, "unseen": 60} if quick else {"train": 2000, "held_out": 200, "unseen": 500}
     seed = random.randrange(2**32)
@@ -142,7 +142,7 @@ def train(folder: Path, run: str, *, kills: list[int], chance: random.Random) ->
 
 
 def predict(folder: Path, name: str, *, kills: list[int], chance: random.Random) -> Row:
-    # Both ask the same run; the weights of the two runs are compared elsewhere.
+    # Both predict with the same run; the weights of the two runs are compared elsewhere.
     words = ["predict", "straight", "--dataset", "unseen.jsonl", "--output", f"{name}.jsonl", "--batch-size", "16"]
     watched = f"straight/journal/{name}-*"
     seconds = start_again(folder, [*words, "--json"], watched=watched, kills=kills, chance=chance)
@@ -158,7 +158,7 @@ def predict(folder: Path, name: str, *, kills: list[int], chance: random.Random)
 
 
 def start_again(folder: Path, words: list[str], *, watched: str, kills: list[int], chance: random.Random) -> float:
-    """Run a command, killed a random moment after the watched file has this many lines; return the seconds of all."""
+    """Run a command, killed shortly after the watched file has these numbers of lines; return the total seconds."""
     started = time.perf_counter()
     for lines in kills:
         process = subprocess.Popen(
@@ -184,7 +184,7 @@ def partita(folder: Path, *words: str) -> str:
 
 
 def different_weights(one_run: Path, other_run: Path) -> int:
-    """Return how many tensors of the adapter are not the same bit for bit."""
+    """Return the number of tensors of the adapter that are not equal bit for bit."""
     one, other = (load_file(run / "model" / "adapter_model.safetensors") for run in (one_run, other_run))
     return len(one.keys() ^ other.keys()) + sum(
         not bool((one[key] == other[key]).all()) for key in one.keys() & other.keys()
@@ -195,13 +195,13 @@ def different_weights(one_run: Path, other_run: Path) -> int:
 
 
 def booking_desk(folder: Path, quick: bool) -> Result:
-    """The booking desk: what its own mistakes cost a model, and what rounds of training on them gain.
+    """The booking desk: the effect of a model's own mistakes, and the gain of self-training on them.
 
     The config is that of examples/booking_desk, with its seed and the next one. Each row is the result of 600 dialogues
-    with guests that are not in the training data. The ceiling is what a desk can expect whose only mistakes are values
-    that it could not hear: without repairs (0.9 + 0.1 / 12) to the power of five, with two also what two repetitions
-    lose; without repairs the ceiling of these very guests is in another column. The control is trained on written
-    dialogues instead of rounds, for the CPU time of all rounds.
+    with guests that are not in the training data. The ceiling is the expected result of a desk whose only mistakes are
+    values that it could not receive: without repairs (0.9 + 0.1 / 12) to the power of five; with two repairs also the
+    values lost in two repetitions. Another column has the ceiling without repairs for these guests. The control is
+    trained on written dialogues instead of self-training, for the CPU time of all rounds.
     """
     seeds = (42,) if quick else (42, 43)
     for path in EXAMPLE.iterdir():
@@ -292,7 +292,7 @@ def asked(seed: int, what: str, weights: Path, *, history: str = "predicted", re
 
 
 def ceiling_of(seed: int) -> float:
-    """Return what a desk can expect of the guests of a seed, without repairs: one in twelve of what is lost."""
+    """Return the expected success with the guests of a seed, without repairs: a lost value is guessed among twelve."""
     import desk
 
     from partita.data.episode import derived_seed
@@ -308,7 +308,7 @@ def ceiling_of(seed: int) -> float:
 
 
 def timed(work: Any) -> tuple[float, Any]:
-    """Return the CPU seconds of some work, and its result."""
+    """Return the CPU seconds and the result of some work."""
     started = time.process_time()
     result = work()
     return time.process_time() - started, result
@@ -318,13 +318,13 @@ def timed(work: Any) -> tuple[float, Any]:
 
 
 def dialogue_state(folder: Path, quick: bool) -> Result:
-    """Dialogue states of the Schema-Guided Dialogues, with the right earlier states in view and with the model's own.
+    """Dialogue states of the Schema-Guided Dialogues, with the correct earlier states and with those of the model.
 
-    Needs the shared folder beside the checkout. A pretrained model of 260,000 parameters is trained on four fifths of
-    384 dialogues to write the whole state after each turn of the user: `squash`, with the state before and what was
-    said since in view. The other dialogues are simulated by `replay`, once with gold and once with predicted history. A
-    state counts if all of it is right (joint goal accuracy). Two answers that need no model are beside it: the right
-    state before, repeated, and the empty state.
+    Needs the shared folder next to the repository. A pretrained model of 260,000 parameters is trained on four fifths
+    of 384 dialogues to write the whole state after each turn of the user: `squash`, with the previous state and the
+    messages since then in the prompt. The other dialogues are simulated by `replay`, once with gold and once with
+    predicted history. A state counts if it is completely correct (joint goal accuracy). Two baselines need no model:
+    repeating the correct previous state, and the empty state.
     """
     held_out = write_states(folder, every=8 if quick else 1)
     trained, shares = learn_and_replay(folder, epochs=1 if quick else EPOCHS)
@@ -352,7 +352,7 @@ def dialogue_state(folder: Path, quick: bool) -> Result:
 
 
 def write_states(folder: Path, *, every: int) -> list[list[str]]:
-    """Write rows to train, validate and test on; return the states of the test, by dialogue."""
+    """Write rows for training, validation and test; return the states of the test rows by dialogue."""
     files: dict[str, list[Row]] = defaultdict(list)
     for number, dialogue in enumerate(read_rows(STATES_OF)):
         part = "test" if number % 5 == 0 else "validation" if number % 20 == 1 else "train"
@@ -364,7 +364,7 @@ def write_states(folder: Path, *, every: int) -> list[list[str]]:
 
 
 def messages(dialogue: Row) -> Iterator[Row]:
-    """Yield what the system and the user say, and the state as the answer."""
+    """Yield the messages of system and user, and the state as the answer."""
     heard = ""
     for turn in dialogue["turns"]:
         if turn["speaker"] == "system":
@@ -376,7 +376,7 @@ def messages(dialogue: Row) -> Iterator[Row]:
 
 
 def state_text(state: dict[str, str]) -> str:
-    """Return a state as one text, slots sorted by name, without the service that all of them belong to."""
+    """Return a state as one text, with slots sorted by name and without their service."""
     slots = sorted((name.partition("-")[2].replace("_", " "), value) for name, value in state.items())
     return "; ".join(f"{name}={value}" for name, value in slots) or EMPTY
 
@@ -410,7 +410,7 @@ def state_config() -> Row:
 
 
 def learn_and_replay(folder: Path, *, epochs: int) -> tuple[Row, dict[str, dict[int, float]]]:
-    """Train and simulate; return the seconds of both, and the share of exact states by history and turn."""
+    """Train and simulate; return the seconds of both, and the fraction of exact states by history and turn."""
     from partita import Model
 
     (folder / "state.yaml").write_text(json.dumps(state_config()), encoding="utf8")
@@ -428,7 +428,7 @@ def learn_and_replay(folder: Path, *, epochs: int) -> tuple[Row, dict[str, dict[
 
 
 def without_a_model(held_out: list[list[str]]) -> dict[int, tuple[int, float, float]]:
-    """Return by turn: states, and the shares that equal the turn before, and that are empty."""
+    """Return by turn: the number of states, and the fractions that equal the previous state or are empty."""
     turns: dict[int, list[tuple[bool, bool]]] = defaultdict(list)
     for states in held_out:
         for turn, (before, state) in enumerate(zip([EMPTY, *states], states, strict=False), start=1):

@@ -1,7 +1,7 @@
-"""Rows, models, configs and clocks that several benchmarks share.
+"""Rows, models, configs and clocks shared by several benchmarks.
 
-Everything is generated from a seed, with words of a made-up language. The imports are light: what a process of a peer
-imports is part of its memory.
+Everything is generated from a seed, with words of an artificial language. The imports are light: the imports of a
+peer's process are part of its memory.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ def shard_names(folder: Path, count: int) -> list[Path]:
 
 
 def write_shards(folder: Path, rows: list[dict[str, Any]], count: int) -> str:
-    """Write the rows in this many files of similar size, and return the glob that finds them."""
+    """Write the rows into `count` files of similar size; return their glob pattern."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, path in enumerate(shard_names(folder, count)):
         write_rows(path, iter(rows[number::count]))
@@ -105,7 +105,7 @@ SNLI_FEATURES = {
 
 
 def settings(model: Path, data: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return a config for `snli_rows`; `changes` go into the trainer. A token budget replaces the batch size."""
+    """Return a config for `snli_rows`; `changes` are trainer keys. A token budget replaces the batch size."""
     trainer: dict[str, Any] = {
         "type": "finetune",
         "learning_rate": 1e-3,
@@ -120,21 +120,21 @@ def settings(model: Path, data: Mapping[str, Any], **changes: Any) -> dict[str, 
 
 
 WHOLE = {"type": "random", "probabilities": [1, 0, 0]}
-"""A split that gives all rows to training."""
+"""A split that uses all rows for training."""
 
 
 WORD_MODEL = {"type": "scratch", "size": "tiny", "tokenizer": "word", "vocab_size": 256, "context_length": 128}
-"""A new model of 5 million parameters that knows words."""
+"""A new model of 5 million parameters with a word tokenizer."""
 
 
 def zero_shot(model: Any, columns: str, *, tokens: int, **changes: Any) -> Row:
-    """Return a config that answers without training.
+    """Return a config for prediction without training.
 
     Args:
         model: `base_model`.
         columns: Names of the input and the output column, with a space between them.
-        tokens: Most new tokens.
-        changes: Further sections; `trainer` is added to the one that trains nothing.
+        tokens: Maximum number of new tokens.
+        changes: Further sections; `trainer` is merged into the one without training.
     """
     question, answer = columns.split()
     return {
@@ -153,18 +153,18 @@ def log_of(run: Path) -> list[Row]:
 
 
 def steps_of(run: Path) -> list[Row]:
-    """Return the steps of a run without their seconds, to be compared with those of another run."""
+    """Return the steps of a run without their seconds, for comparison with another run."""
     return [step | {"seconds": None} for step in log_of(run)]
 
 
 def count_differences(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return how many places of two sequences differ, places of only one of them included."""
+    """Return the number of positions at which two sequences differ, including positions in only one of them."""
     return abs(len(one) - len(other)) + sum(a != b for a, b in zip(one, other, strict=False))
 
 
 def with_batches(config: Mapping[str, Any], consume: Callable[[Any], None], *, run: Path) -> None:
-    """Call `consume` with the batches of a run, in place of training: files, tokenizer, plan and workers are those
-    that `partita train` makes."""
+    """Call `consume` with the batches of a run instead of training; files, tokenizer, plan and workers are those of
+    `partita train`."""
     from partita.model import Model
     from partita_trainers.base import TrainerContext, TrainResult
     from partita_trainers.finetune import Finetune
@@ -183,7 +183,7 @@ def with_batches(config: Mapping[str, Any], consume: Callable[[Any], None], *, r
 
 
 def an_epoch(batches: Any, rows: int) -> Iterator[Any]:
-    """Yield the steps of an epoch of this many rows, which ends with a step."""
+    """Yield the steps of an epoch of `rows` rows, which ends with a complete step."""
     steps = batches.steps()
     try:
         while rows > 0:
@@ -205,10 +205,10 @@ def batches_hash(batches: Any) -> str:
 
 
 class Spent:
-    """Seconds of a piece of work, set when its context ends."""
+    """Seconds of some work, set at the end of its context."""
 
     cpu = 0.0
-    """Of this process and of those it started that have ended."""
+    """CPU seconds of this process and of its ended children."""
     wall = 0.0
 
 

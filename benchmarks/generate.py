@@ -1,18 +1,18 @@
-"""Answers of 512 rows beside what a user would do without partita: CPU seconds, peak memory, and the same answers.
+"""Answers to 512 rows compared with plain transformers: CPU seconds, peak memory, and equal answers.
 
-Needs the shared folder beside the checkout. Two new models (tiny: 5 M parameters, small: 99 M), prompts of skewed
-lengths alone (rows) and behind a common instruction (shared), 32 new tokens each, greedy, fp32, one thread, a process
-for each run. Peers: transformers' `generate` one row at a time with all scores kept, as Ludwig's predict does it, and
-in batches of rows sorted by length. partita is `Model.predict` with its journal, at the batch size that it finds;
-finding it is timed apart. mixed: answers of 2 to 256 tokens, which end as if by an end token; the peer stops each row
-of a batch where it ends, and the batch with its longest row; partita has as much memory as the peer took
-(memory_budget), and all memory in another row.
+Needs the shared folder next to the repository. Two new models (tiny: 5 M parameters, small: 99 M), prompts of skewed
+lengths (rows), also after a shared instruction (shared), 32 new tokens each, greedy, fp32, one thread, one process per
+run. Peers: transformers' `generate` one row at a time with all scores kept, as in Ludwig's predict, and in batches of
+rows sorted by length. partita is `Model.predict` with its journal, at the batch size that it finds; the search is timed
+separately. mixed: answers of 2 to 256 tokens, which end as if by an end token; the peer stops each row of a batch at
+its end, and the batch with its longest row; partita has as much memory as the peer used (memory_budget), and all memory
+in another row.
 
-The last columns compare a run with what the machine can do. Prompts: 2 FLOP for each weight and token, without the
-embedding, with the output layer for the last token of each prompt only, and with a common prefix counted once, at the
+The last columns compare a run with the limits of the machine. Prompts: 2 FLOP per weight and token, without the
+embedding, with the output layer for only the last token of each prompt, and with a shared prefix counted once, at the
 measured rate of float32 matrix products of the faster of torch's two libraries (transformers uses MKL, partita the
-faster one). Answers: as much for each token, or reading the weights and the keys and values of all rows in every step
-at the measured rate of copying, whichever takes longer.
+faster one). Answers: the same per token, or reading the weights and the keys and values of all rows in every step at
+the measured copy bandwidth, whichever takes longer.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ ROUNDS = {"tiny": 3, "small": 1}
 BATCHES = {"tiny": (16, 32, 64), "small": (32,)}
 MIXED_BUDGET = "700MB"
 ROWS_ALONE = {"tiny": 512, "small": 32}
-"""Rows that are answered one at a time; the time of all is in proportion."""
+"""Number of rows answered one at a time; the time for all rows is extrapolated."""
 
 
 def generate(folder: Path, quick: bool) -> Result:
@@ -48,7 +48,7 @@ def generate(folder: Path, quick: bool) -> Result:
         return {work: compare(folder, name, work, rounds=1 if quick else ROUNDS[name]) for work in WORKS[name]}
 
     names = ["tiny"] if quick else ["tiny", "small"]
-    with ThreadPoolExecutor(len(names)) as pool:  # each works in processes of its own, on a core of its own
+    with ThreadPoolExecutor(len(names)) as pool:  # each uses separate processes on a separate core
         for name, found in zip(names, pool.map(study, names), strict=True):
             for work, table in found.items():
                 rows += table
@@ -57,7 +57,7 @@ def generate(folder: Path, quick: bool) -> Result:
 
 
 def compare(folder: Path, name: str, work: str, *, rounds: int) -> list[Row]:
-    """Return a row of the table for each contender, from runs of all of them in turn."""
+    """Return a row of the table for each contender; the runs of all contenders alternate."""
     runs: dict[str, list[Row]] = {}
 
     def run(contender: str, task: Callable[..., Row], *more: Any) -> None:
@@ -99,7 +99,7 @@ def summary(name: str, work: str, contender: str, runs: list[Row]) -> Row:
 
 
 def limits_of(name: str, work: str, rows: list[Row]) -> list[Limit]:
-    """Return the limits of a work."""
+    """Return the limits of a workload."""
     ours = next(row for row in rows if row["who"] == "partita")
     batches = [row for row in rows if row["who"].startswith("sorted")]
     best = min(row["CPU s"] for row in batches)
@@ -119,7 +119,7 @@ def limits_of(name: str, work: str, rows: list[Row]) -> list[Limit]:
     return limits
 
 
-# In processes of their own
+# Functions run in separate processes
 
 
 def answer_sorted(folder: str, name: str, work: str, batch: int) -> Row:
@@ -176,7 +176,7 @@ def answer_alone(folder: str, name: str, work: str, count: int) -> Row:
 
 
 def answer_with_partita(folder: str, name: str, work: str, budget: str | None = None) -> Row:
-    """Find the batch size, within the budget where there is one, and predict all rows."""
+    """Find the batch size, within the budget if there is one, and predict all rows."""
     import torch
 
     from partita import Model
@@ -215,7 +215,7 @@ def answer_with_partita(folder: str, name: str, work: str, budget: str | None = 
 
 
 def answer_mixed(model: Any, ids: list[list[int]], limits: list[int], *, rows: int) -> dict[int, list[int]]:
-    """Return answers, each with the length of its limit."""
+    """Return answers, each as long as its limit."""
     from partita.generation.generator import generate_requests
     from partita.generation.oom_backoff import BatchBudget
     from partita.generation.requests import GenerationSettings
@@ -238,7 +238,7 @@ def load_peer(folder: str, name: str) -> tuple[Any, Any]:
 
 
 def questions(folder: str, work: str) -> tuple[list[str], list[int]]:
-    """Return prompts, and how many tokens each answer has."""
+    """Return prompts, and the number of tokens of each answer."""
     prompts = [row["prompt"] for row in read_rows(Path(folder, f"{'rows' if work == 'mixed' else work}.jsonl"))]
     if work != "mixed":
         return prompts, [NEW_TOKENS] * len(prompts)
@@ -257,7 +257,7 @@ def measured(
     limits: list[int] | None = None,
     tokenizer: Any = None,
 ) -> Row:
-    """Return the numbers of a run. Answers are compared as texts, as in files of predictions."""
+    """Return the measurements of a run. Answers are compared as texts, as in prediction files."""
     from transformers import AutoTokenizer
 
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(f"{folder}/{name}")
@@ -280,7 +280,7 @@ def measured(
 
 
 def roof_seconds(folder: str, name: str, prompts: list[int], answers: list[int], shared: int) -> float:
-    """Return the least seconds for prompts with a shared prefix and for answers, at the rates of this machine."""
+    """Return the minimum seconds for prompts with a shared prefix and for answers, at the rates of this machine."""
     import torch
 
     shape = json.loads(Path(folder, name, "config.json").read_text(encoding="utf8"))
@@ -304,7 +304,7 @@ def roof_seconds(folder: str, name: str, prompts: list[int], answers: list[int],
 
 
 def usual_seconds(work: Callable[[], Any]) -> float:
-    """Return the median of a few runs, without the first ones."""
+    """Return the median seconds of a few runs, without the first ones."""
     seconds = []
     for _ in range(8):
         started = time.process_time()

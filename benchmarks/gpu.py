@@ -1,4 +1,4 @@
-"""On a GPU: the tuner beside brute force, and answers beside the library's own ways. Says so where there is no GPU."""
+"""On a GPU: the tuner compared with brute force, and answers compared with transformers. Reports a missing GPU."""
 
 import json
 import os
@@ -20,15 +20,15 @@ PROMPT_TOKENS = 512
 BATCHES = (64, 256, 1024)
 WAYS = ("generate", "generate_batch", "slots")
 PARAMETERS, KEY_BYTES = 1.24e9, 2 * 16 * 8 * 64 * 2
-"""Of the model; bytes of keys and values of a token."""
+"""Sizes of the model, and bytes of keys and values per token."""
 
 
 def tuner(folder: Path, quick: bool) -> Result:
-    """The tuner on a GPU beside brute force: a new model of 1.2 billion parameters in bf16, three lengths of prompts.
+    """The tuner on a GPU compared with brute force: a new model of 1.2 B parameters in bf16, three prompt lengths.
 
-    Needs a GPU. For prompts of 128, 512 and 2,048 tokens and 128 new ones: the largest batch that truly generates all
-    of its tokens, by trying, beside what the tuner says fits; how long the probes took; and whether a job continues
-    after a batch that did not fit. All of it with expandable segments and without.
+    Needs a GPU. For prompts of 128, 512 and 2,048 tokens and 128 new ones: the largest batch that generates all of its
+    tokens, found by trying, compared with the tuner's result; the time of the probes; and whether a job continues after
+    a batch that did not fit. All of it with and without expandable segments.
     """
     make_model(folder)
     rows: list[Row] = []
@@ -47,12 +47,12 @@ def tuner(folder: Path, quick: bool) -> Result:
 
 
 def generate(folder: Path, quick: bool) -> Result:
-    """Answers on a GPU beside the library's own ways: a new model of 1.2 billion parameters in bf16, 512 + 128 tokens.
+    """Answers on a GPU compared with transformers: a new model of 1.2 billion parameters in bf16, 512 + 128 tokens.
 
     Needs a GPU. Batches of 64, 256 and 1,024 rows, by `generate` of transformers over a batch, by its continuous
-    batching, and in slots; then the size that the tuner chooses. Tokens a second, and their share of what the machine
-    can do: prompts at its measured rate of matrix products, decode steps at its measured bandwidth, weights and keys
-    read once a step.
+    batching, and in slots; then the size that the tuner chooses. Tokens per second, and their fraction of the limits of
+    the machine: prompts at its measured rate of matrix products, decode steps at its measured bandwidth, weights and
+    keys read once per step.
     """
     make_model(folder)
     rows: list[Row] = []
@@ -69,7 +69,7 @@ def generate(folder: Path, quick: bool) -> Result:
 
 
 def make_model(folder: Path) -> None:
-    """Save a Llama of 1.24 billion random weights and a tokenizer of bytes. Exits where there is no GPU."""
+    """Save a Llama with 1.24 billion random weights and a byte tokenizer. Exits without a GPU."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -96,7 +96,7 @@ def make_model(folder: Path) -> None:
 
 
 def load(folder: str) -> Any:
-    """Return the model of partita, for answers of a fixed length."""
+    """Return partita's pipeline for answers of a fixed length."""
     from partita.model import Model
 
     config = zero_shot(f"{folder}/model", "prompt response", tokens=NEW_TOKENS, model_parameters={"dtype": "bfloat16"})
@@ -105,7 +105,7 @@ def load(folder: str) -> Any:
 
 
 def answer_in_slots(pipeline: Any, prompts: list[list[int]], rows: int) -> tuple[list[Any], Any]:
-    """Return answers of this many slots, and the budget, which records memory errors."""
+    """Return answers generated in `rows` slots, and the budget, which records memory errors."""
     from partita.generation.generator import generate_requests
     from partita.generation.oom_backoff import BatchBudget
     from partita.generation.requests import GenerationSettings
@@ -118,7 +118,7 @@ def answer_in_slots(pipeline: Any, prompts: list[list[int]], rows: int) -> tuple
 
 
 def measure_tuner(folder: str, length: int) -> Row:
-    """Return the tuner's answer and the truth, in one process: a GPU recovers from memory errors."""
+    """Return the tuner's result and the true maximum, in one process: a GPU recovers from memory errors."""
     import torch
 
     from partita_schema.errors import OutOfMemory
@@ -165,7 +165,7 @@ def measure_tuner(folder: str, length: int) -> Row:
 
 
 def measure_answers(folder: str, way: str, batch: int) -> Row:
-    """Answer as many rows as are answered at a time, at least 256, after a warm-up."""
+    """Answer `batch` rows, at least 256, after a warm-up; return the row of the table."""
     import torch
 
     if way in ("slots", "tuned"):
@@ -193,7 +193,7 @@ def measure_answers(folder: str, way: str, batch: int) -> Row:
 
 
 def in_slots(folder: str, batch: int) -> tuple[Callable[[list[list[int]]], int], int]:
-    """Return what answers in slots, and their number; 0 is the number that the tuner chooses."""
+    """Return a function that answers in slots, and their number; 0 means the number chosen by the tuner."""
     model = load(folder)
     pipeline = model._backend.parts()
     rows = batch or model._backend.tuner.generation(np.full(ROWS, PROMPT_TOKENS)).rows
@@ -205,7 +205,7 @@ def in_slots(folder: str, batch: int) -> tuple[Callable[[list[list[int]]], int],
 
 
 def by_the_library(folder: str, way: str, batch: int) -> Any:
-    """Return what answers with transformers."""
+    """Return a function that answers with transformers."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -232,7 +232,7 @@ def by_the_library(folder: str, way: str, batch: int) -> Any:
 
 
 def least_seconds(rows: int, batch: int) -> float:
-    """Return the least seconds: prompts at the machine's rate of products, steps at its bandwidth."""
+    """Return the minimum seconds: prompts at the machine's rate of matrix products, steps at its bandwidth."""
     import torch
 
     left = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -245,7 +245,7 @@ def least_seconds(rows: int, batch: int) -> float:
 
 
 def timed(work: Any) -> float:
-    """Return the seconds of the work, the mean of ten after three."""
+    """Return the mean seconds of ten runs, after three warm-up runs."""
     import torch
 
     for _ in range(3):

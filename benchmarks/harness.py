@@ -1,7 +1,7 @@
 """Run the parts of a benchmark, print their tables and write their results.
 
-A script calls `main` with its parts: functions of an empty folder and of `quick` that return rows and limits. The
-docstring of a part describes it on the page; a script with one part may describe it in its own docstring.
+A script calls `main` with its parts: functions that take an empty folder and `quick` and return rows and limits. The
+docstring of a part describes it on the page; for a script with a single part, the docstring of the module does.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Limit:
-    """A promise in numbers."""
+    """A required bound on a measured value."""
 
     name: str
     value: float
@@ -45,9 +45,9 @@ Part = Callable[[Path, bool], Result]
 
 
 def main(*parts: Part) -> None:
-    """Run the parts named on the command line, by default all, each in its own process.
+    """Run the parts named on the command line (by default all), each in a separate process.
 
-    `call` starts the script again to run one of its functions.
+    `call` restarts the script to run one of its functions.
     """
     script = sys.modules["__main__"]
     if sys.argv[1:2] == ["--call"]:
@@ -64,7 +64,7 @@ def main(*parts: Part) -> None:
     path = arguments.json or (None if arguments.quick else RESULTS / f"{stem}.json")
     if path is None:
         return
-    if arguments.json is None:  # results of other parts stay
+    if arguments.json is None:  # keep the results of other parts
         order = [record_name(stem, name) for name in named] if len(parts) > 1 else [stem]
         known = {record["name"]: record for record in [*(read_records(path) if path.exists() else []), *records]}
         records = [known[name] for name in order if name in known]
@@ -74,7 +74,7 @@ def main(*parts: Part) -> None:
 
 
 def parse_arguments(description: str, parts: Sequence[str]) -> argparse.Namespace:
-    """Return the values of --quick, --json and, where there are several parts, --part."""
+    """Return the values of --quick, --json and, with several parts, --part."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the same work, small enough for two minutes")
     default = "the default is benchmarks/results/NAME.json, and no file with --quick"
@@ -87,14 +87,14 @@ def parse_arguments(description: str, parts: Sequence[str]) -> argparse.Namespac
 
 
 def run_part(part: Part, *, alone: bool, quick: bool) -> Row:
-    """Run a part in an empty folder, print its table and return its record."""
+    """Run a part in an empty folder; print its table and return its record."""
     script = sys.modules["__main__"]
     stem = Path(script.__file__ or "").stem
     needs_shared = "Needs the shared folder" in f"{script.__doc__ if alone else ''} {part.__doc__}"
     if needs_shared and not SHARED.is_dir():
         sys.exit(f"needs the shared folder at {SHARED}")
     with tempfile.TemporaryDirectory() as name:
-        os.environ["PARTITA_CACHE"] = f"{name}/cache"  # nothing is left over from earlier runs
+        os.environ["PARTITA_CACHE"] = f"{name}/cache"  # no caches of earlier runs
         folder = Path(name, "work")
         folder.mkdir()
         rows, limits = part(folder, quick)
@@ -111,7 +111,7 @@ def run_part(part: Part, *, alone: bool, quick: bool) -> Row:
 
 
 def run_in_process(name: str, *, quick: bool) -> Row:
-    """Run a part in its own process, so that no part leaves memory, imports or patches to the next one."""
+    """Run a part in a separate process, so that memory, imports and patches do not affect the next one."""
     print(f"\n{name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "result.json")
@@ -126,7 +126,7 @@ def record_name(stem: str, part: str) -> str:
 
 
 def read_records(path: Path) -> list[Row]:
-    """Return the results in a file: one object of the only part, or a list of them under `parts`."""
+    """Return the results in a file: one object for a single part, or a list under `parts`."""
     found: Row = json.loads(path.read_text(encoding="utf8"))
     return list(found.get("parts", [found]))
 
@@ -153,7 +153,7 @@ def shown(value: Any) -> str:
 
 
 def describe_parts(path: Path) -> dict[str, str]:
-    """Return the descriptions of a script's results by name, without importing it."""
+    """Return the descriptions of a script's parts by name, without importing it."""
     tree = ast.parse(path.read_text(encoding="utf8"))
     documented = {node.name: ast.get_docstring(node) for node in tree.body if isinstance(node, ast.FunctionDef)}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "main"]
@@ -177,7 +177,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def run_script(words: Sequence[Any]) -> str:
-    """Run a Python script with one thread and return what it prints; its errors end the benchmark."""
+    """Run a Python script with one thread; return its output. An error ends the benchmark."""
     words = [sys.executable, *map(str, words)]
     done = subprocess.run(words, env=one_thread(), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -193,7 +193,7 @@ def script_path() -> str:
     return str(Path(sys.modules["__main__"].__file__ or "").resolve())
 
 
-# Where it was measured
+# Machine and commit
 
 
 def machine() -> Row:
@@ -209,7 +209,7 @@ def machine() -> Row:
 
 
 def commit() -> str:
-    """Return the measured commit, with `-dirty` where files other than results have changed."""
+    """Return the measured commit, with `-dirty` if files other than results have changed."""
     unchanged = ["--", ".", ":!benchmarks/results", ":!docs/benchmarks.md"]
     changed = git("status", "--porcelain", *unchanged)
     return (git("rev-parse", "--short", "HEAD") or "none") + ("-dirty" if changed else "")

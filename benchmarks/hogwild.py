@@ -1,12 +1,12 @@
-"""Training a bag of words without locks: one process, hogwild's workers, and processes that wait for each other.
+"""Training a bag of words without locks: one process, Hogwild workers, and synchronous processes.
 
-Needs the shared folder beside the checkout. The task: which of its services a dialogue of the Schema-Guided Dialogues
-is about, from one turn and the one before it; a fifth of the dialogues is the test. Embeddings of words and pairs of
-words, Adagrad, batches of 16 rows, the same number of updates and the same first weights for all. The processes that
-wait are two of torch.distributed over gloo with 8 rows of each batch: they exchange the gradients of all embeddings
-(dense), or of those in their batch (sparse), and make the same updates. Each process has one thread. Rates are those of
-the updates, without the start of the processes; workers beyond the number of cores only take turns. The accuracies of
-hogwild differ from run to run.
+Needs the shared folder next to the repository. The task is to classify which service a dialogue of the Schema-Guided
+Dialogues is about, from one turn and the previous one; a fifth of the dialogues is the test set. Embeddings of words
+and pairs of words, Adagrad, batches of 16 rows, the same number of updates and the same initial weights for all. The
+synchronous processes are two of torch.distributed over gloo with 8 rows of each batch: they exchange the gradients of
+all embeddings (dense), or of those in their batch (sparse), and make the same updates. Each process has one thread.
+Rates are those of the updates, without the start of the processes; workers beyond the number of cores only take turns.
+The accuracies of Hogwild differ from run to run.
 """
 
 import os
@@ -43,7 +43,7 @@ def hogwild(folder: Path, quick: bool) -> Result:
     cases = [("one process", 1), *(("hogwild", workers) for workers in (1, 2, 4)), ("sparse", 2), ("dense", 2)]
     found: dict[tuple[str, int], list[Row]] = {case: [] for case in cases}
     for number in range(rounds):
-        for kind, processes in cases if number == 0 else cases[:-1]:  # the last is by far the slowest
+        for kind, processes in cases if number == 0 else cases[:-1]:  # the last is the slowest by far
             shared = make_shared(training, labels)
             found[kind, processes].append(measure(shared, test, kind, processes, epochs=epochs))
     rows = [summary(kind, processes, made, len(training) * epochs) for (kind, processes), made in found.items()]
@@ -51,7 +51,7 @@ def hogwild(folder: Path, quick: bool) -> Result:
 
 
 def limits_of(found: dict[tuple[str, int], list[Row]]) -> list[Limit]:
-    """Return the limits: faster than one process and than waiting, and no worse."""
+    """Return the limits: faster than one process and than synchronous processes, with the same quality."""
 
     def middle(kind: str, processes: int, name: str) -> float:
         return statistics.median(row[name] for row in found[kind, processes])
@@ -84,7 +84,7 @@ def summary(kind: str, processes: int, made: list[Row], rows: int) -> Row:
 
 
 def read_turns(source: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield number, a turn after the one before it, and service of the dialogues with one service."""
+    """Yield number, previous and current turn, and service of the dialogues with one service."""
     for number, dialogue in enumerate(read_rows(source)):
         texts = ["", *(turn["text"] for turn in dialogue["turns"])]
         if len(dialogue["services"]) == 1:
@@ -93,7 +93,7 @@ def read_turns(source: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def read_bags(source: Path) -> tuple[Bags, Bags, int]:
-    """Return bags to train and to test on, and the number of services."""
+    """Return training and test bags, and the number of services."""
     turns = list(read_turns(source))
     services = sorted({service for _, _, service in turns})
     words: dict[str, int] = {}
@@ -109,7 +109,7 @@ def read_bags(source: Path) -> tuple[Bags, Bags, int]:
 
 
 def make_shared(rows: Bags, labels: int) -> SharedState:
-    """Return new weights, always the same, in shared memory."""
+    """Return new weights in shared memory, always with the same values."""
     torch.manual_seed(SEED)
     module = EmbeddingBagClassifier(embeddings=VOCABULARY + BUCKETS, dim=DIM, labels=labels)
     sums = first_sums(module)
@@ -118,7 +118,7 @@ def make_shared(rows: Bags, labels: int) -> SharedState:
 
 
 def measure(shared: SharedState, test: Bags, kind: str, processes: int, *, epochs: int) -> Row:
-    """Return the seconds of all epochs, and the quality of the weights after them."""
+    """Return the seconds of all epochs, and the accuracy afterwards."""
     if kind == "one process":
         with torch.sparse.check_sparse_tensor_invariants(False):
             times = times_alone(shared, epochs)
@@ -149,7 +149,7 @@ def times_alone(shared: SharedState, epochs: int) -> tuple[float, float]:
 
 
 def times_of_workers(shared: SharedState, workers: int, epochs: int) -> tuple[float, float]:
-    """Return wall and CPU seconds of hogwild's workers, from when they are ready."""
+    """Return wall and CPU seconds of Hogwild workers, measured after their start."""
 
     def look() -> None:
         """Show nothing."""
@@ -180,13 +180,13 @@ def times_of_waiting(shared: SharedState, processes: int, epochs: int, *, dense:
 def wait_for_others(
     shared: SharedState, rank: int, ranks: int, epochs: int, dense: bool, meeting: Path, link: Connection
 ) -> None:
-    """Run a process with its own weights on its part of each batch."""
+    """Run a process with separate weights on its part of each batch."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.sparse.check_sparse_tensor_invariants.disable()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     module, sums = shared.module, shared.sums
-    if rank:  # the first one keeps the shared weights, which are tested afterwards
+    if rank:  # the first one uses the shared weights, which are tested afterwards
         module = EmbeddingBagClassifier(embeddings=VOCABULARY + BUCKETS, dim=DIM, labels=module.output.out_features)
         module.load_state_dict(shared.module.state_dict())
         sums = tuple(total.clone() for total in shared.sums)
@@ -202,7 +202,7 @@ def wait_for_others(
 
 
 def update(module: torch.nn.Module, sums: tuple[torch.Tensor, ...], mine: Bags, rows: int, *, dense: bool) -> None:
-    """Update the weights by the gradients of all processes."""
+    """Update the weights with the gradients of all processes."""
     logits_NC = module(mine.ids_K, mine.starts_N1[:-1])
     total = torch.nn.functional.cross_entropy(logits_NC, mine.labels_N, reduction="sum")
     torch.autograd.backward(total / rows)

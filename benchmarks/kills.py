@@ -1,6 +1,6 @@
-"""SIGKILL at random moments: a job that was killed and started again ends like one that nobody killed.
+"""SIGKILL at random moments: a job that was killed and restarted ends like an uninterrupted one.
 
-Each attempt is a process of its own, forked after the imports. Moments are drawn from a new seed in every run; the seed
+Each attempt is a separate process, forked after the imports. Moments are drawn from a new seed in every run; the seed
 is in the table.
 """
 
@@ -51,11 +51,11 @@ def new_chance() -> tuple[int, random.Random]:
 
 
 def training(folder: Path, quick: bool) -> Result:
-    """Twenty SIGKILLs at random moments of training, half of them while a checkpoint is written.
+    """Twenty SIGKILLs at random moments of training, half of them during the writing of a checkpoint.
 
     A new model is trained on 2,400 SNLI-like rows for two epochs, with a checkpoint every five steps: indexed rows in
-    batches by a token budget, and a stream of four shards, each with two workers, two batches a step and ten kills.
-    Losses, and hashes of every batch of every step of any attempt, are compared with a run that nobody killed. Rows are
+    batches by a token budget, and a stream of four shards, each with two workers, two batches per step and ten kills.
+    Losses, and hashes of every batch of every step of any attempt, are compared with an uninterrupted run. Rows are
     counted over the epochs.
     """
     count, kills = (600, 2) if quick else (2400, 10)
@@ -86,14 +86,14 @@ def training(folder: Path, quick: bool) -> Result:
 
 def training_config(model: Path, data: Row, count: int) -> Row:
     streaming = not isinstance(data["source"], str)
-    # A stream has no known number of epochs; a step has two batches of 16 rows.
+    # The length of an epoch of a stream is unknown; a step has two batches of 16 rows.
     changes: Row = {"max_steps": EPOCHS * count // 32} if streaming else {"epochs": EPOCHS}
     changes |= {"steps_per_checkpoint": 5, "checkpoints_per_epoch": 0, "gradient_accumulation_steps": 2}
     return settings(model, data | {"loader": {"workers": 2}}, batch_size=16, **changes)
 
 
 def kill_training(folder: Path, kind: str, config: Row, count: int, kills: int, chance: random.Random) -> Row:
-    """Train once straight through and once with kills; return the row of the table."""
+    """Train once without interruption and once with kills; return the row of the table."""
     folder.mkdir()
     started = time.perf_counter()
     straight, killed = folder / "straight", folder / "killed"
@@ -125,7 +125,7 @@ def kill_training(folder: Path, kind: str, config: Row, count: int, kills: int, 
 
 
 def train(config: Row, run: Path) -> None:
-    """Train, from the newest checkpoint on, and record a hash of each step before it is taken."""
+    """Train from the newest checkpoint, and record a hash of each step before it runs."""
     from partita.model import Model
     from partita_trainers.finetune import FinetuneRun
 
@@ -143,7 +143,7 @@ def train(config: Row, run: Path) -> None:
 
 
 def kill_at(config: Row, run: Path, step: int, *, in_checkpoint: bool, chance: random.Random) -> Counter[str]:
-    """Kill an attempt a moment after a step, or while it writes the next checkpoint."""
+    """Kill an attempt shortly after a step, or while it writes the next checkpoint."""
     moment = chance.uniform(0, 0.1)
     reached: list[float] = []
 
@@ -163,7 +163,7 @@ def unfinished(run: Path) -> bool:
 
 
 def records(run: Path) -> list[Row]:
-    """Return the steps of all attempts, without the lines that a kill cut off."""
+    """Return the steps of all attempts, without partial lines."""
     found = []
     for line in run.with_suffix(".steps").read_bytes().splitlines():
         try:
@@ -174,7 +174,7 @@ def records(run: Path) -> list[Row]:
 
 
 def counted(keys: list[list[str]], count: int) -> tuple[int, int]:
-    """Return how many rows are missing from an epoch and how many are repeated in it, over all whole epochs."""
+    """Return the numbers of missing and of repeated rows over all complete epochs."""
     lost, doubled, epoch = 0, 0, Counter[str]()
     for step in keys:
         epoch.update(step)
@@ -198,11 +198,11 @@ def different_cursors(folder: Path) -> int:
 
 
 def prediction(folder: Path, quick: bool) -> Result:
-    """Twenty SIGKILLs at random moments of a prediction of 5,000 rows, beside a prediction that nobody kills.
+    """Twenty SIGKILLs at random moments of a prediction of 5,000 rows, compared with an uninterrupted prediction.
 
     A new model, prompts of 3 to 60 tokens, up to 24 new tokens, one thread. Work is counted in the model: tokens of
-    prompts and answers, lost ones and padding included. A kill costs what is in the slots at that moment, on average a
-    prompt and half an answer for each: with R rows, K kills and S slots about K * S / R of the rows start again.
+    prompts and answers, including lost ones and padding. A kill loses the work in the slots at that moment, on average
+    a prompt and half an answer per slot: with R rows, K kills and S slots about K * S / R of the rows start again.
     """
     count, kills = (1000, 4) if quick else (5000, 20)
     rows = []
@@ -221,13 +221,13 @@ def prediction(folder: Path, quick: bool) -> Result:
 
 
 def killed_often(slots: int, *, kills: int) -> Row:
-    """Kill a prediction at random moments until it has ended, and return its row of the table."""
+    """Kill a prediction at random moments until it ends; return its row of the table."""
     seed, chance = new_chance()
     names = [f"{kind}{slots}" for kind in ("straight", "killed")]
     straight = attempt(names[0], slots)
     killed = tokens = 0
     while killed < kills:
-        # The remaining work shrinks: moments are drawn evenly from what is left of it.
+        # The remaining work shrinks: moments are drawn uniformly from the rest.
         after = chance.uniform(0.3, 1.0) * straight["seconds"] / (kills + 1) * 1.5
         found = attempt(names[1], slots, kill_after=after)
         tokens += found["tokens"]
@@ -250,7 +250,7 @@ def killed_often(slots: int, *, kills: int) -> Row:
 
 
 def write_questions(path: Path, count: int) -> int:
-    """Write questions and return how many tokens they have together."""
+    """Write questions; return their total number of tokens."""
     chance = random.Random(1)
     rows: list[Row] = []
     for number in range(count):
@@ -278,7 +278,7 @@ def attempt(output: str, slots: int, *, kill_after: float = float("inf")) -> Row
 
 
 def predict(output: str, slots: int, counter: mmap.mmap) -> None:
-    """Predict, and count the tokens that the model computes where a kill cannot erase them."""
+    """Predict, and count the tokens computed by the model in memory that survives a kill."""
     import torch
 
     from partita.lm.slots import Slots
@@ -301,11 +301,12 @@ def predict(output: str, slots: int, counter: mmap.mmap) -> None:
 
 
 def self_training(folder: Path, quick: bool) -> Result:
-    """Twenty SIGKILLs at random moments of three rounds of 400 dialogues and training, beside an uninterrupted job.
+    """Twenty SIGKILLs at random moments of three rounds of 400 dialogues and training.
 
-    A new model, sampled answers, two turns a dialogue, 8 steps on data and 10 in each round, one thread. An attempt is
-    killed a moment after it reaches a random point: two before the rounds, and in each round three among its dialogues
-    and three among its steps. Transcripts, the rows and losses of every step, and all weights are compared.
+    A new model, sampled answers, two turns per dialogue, 8 steps on data and 10 in each round, one thread. An attempt
+    is killed shortly after a random point: two points before the rounds, and in each round three during its dialogues
+    and three during its steps. Transcripts, the rows and losses of every step, and all weights are compared with those
+    of an uninterrupted job.
     """
     dialogues, each = (80, 1) if quick else (400, 3)
     seed, chance = new_chance()
@@ -335,7 +336,7 @@ def self_training(folder: Path, quick: bool) -> Result:
 
 
 class KillPoint(NamedTuple):
-    """Where a job is killed: `delay` seconds after a file of the run has this many lines."""
+    """A point at which a job is killed: `delay` seconds after a file of the run has `lines` lines."""
 
     name: str
     file: str
@@ -409,7 +410,7 @@ def train_rounds(run: str, dialogues: int) -> None:
 
 
 def killed_in(point: KillPoint, dialogues: int) -> bool:
-    """Start a job and kill it where it reaches a point; return whether it was killed."""
+    """Start a job and kill it at a point; return whether it was killed."""
     pid = fork(partial(train_rounds, "killed", dialogues))
     killed = kill_when(pid, lambda: count_lines(Path("killed"), point.file) >= point.lines, delay=lambda: point.delay)
     print(point, "killed" if killed else "ended", flush=True)
@@ -417,7 +418,7 @@ def killed_in(point: KillPoint, dialogues: int) -> bool:
 
 
 def compare_rounds(straight: Path, killed: Path) -> dict[str, int]:
-    """Return how many files and weights differ."""
+    """Return the numbers of different files and weights."""
     from safetensors.torch import load_file
 
     names = [f"rounds/{number}/transcripts/predicted.jsonl" for number in range(1, ROUNDS + 1)]
@@ -495,7 +496,7 @@ def ranks_config(folder: Path) -> Row:
 
 
 def jobs(folder: Path, config: Row) -> dict[str, tuple[Callable[[Path], None], str, int]]:
-    """Return what is done in a run's folder, the files whose lines show the progress, and how many lines they get."""
+    """Return the work in a run's folder, the files whose lines show the progress, and their number of lines."""
     from partita.model import Model
 
     def train(run: Path) -> None:
@@ -526,7 +527,7 @@ def on_rank(job: Callable[[Path], None], run: Path, rank: int) -> None:
 def kill_rank(
     work: Callable[[int], None], run: Path, files: str, most: int, chance: random.Random, share: float
 ) -> Ended | None:
-    """Run a job with a kill shortly after this share of the work; return None where it ended before."""
+    """Run a job with a kill shortly after this fraction of the work; return None if it ended before."""
     number = chance.choice((2, 4))
     lines = max(1, round(most * min(0.97, share + chance.uniform(0, 0.1))))
     delay = chance.uniform(0, 0.1) if most else chance.uniform(0.2, 1.2)
@@ -536,7 +537,7 @@ def kill_rank(
 
 
 def differences(work: str, straight: Path, killed: Path) -> int:
-    """Return how much differs between the two runs."""
+    """Return the number of differences between the two runs."""
     if work != "training":
         name = {"predictions": "answers.jsonl", "scores": "scores.json"}[work]
         return int((straight / name).read_bytes() != (killed / name).read_bytes())

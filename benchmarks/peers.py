@@ -1,9 +1,9 @@
 """Data layers to compare with: thin uses of other libraries, and the batching algorithms of two more.
 
 `torch_loader`, `stateful_loader`, `datasets_stream`, `skip_batches` and `group_by_length` call torch, torchdata,
-datasets, accelerate and transformers as their users do. AllenNLP and ParlAI cannot be installed beside them any more:
-what their batching does to lengths is repeated here from their published sources (AllenNLP 2.10, samplers; ParlAI 1.7,
-dynamic batching; ParlAI 2018, the batch cache of its torch data teacher), in a few lines each and without the rest.
+datasets, accelerate and transformers as their users do. AllenNLP and ParlAI can no longer be installed together with
+them: their batching of lengths is reimplemented here from their published sources (AllenNLP 2.10, samplers; ParlAI 1.7,
+dynamic batching; ParlAI 2018, the batch cache of its torch data teacher), in a few lines each.
 """
 
 import json
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-# More workers than cores are intended; torchdata's last release calls what torch has deprecated since.
+# More workers than cores are intended; torchdata's last release calls functions that torch has deprecated since.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
 
@@ -48,7 +48,7 @@ class TextRows(IterableDataset[list[int]]):
 
 
 def encode(row: dict[str, Any], tokenizer: Any) -> list[int]:
-    """Return premise and claim, a line each, and the label with an end token: the tokens of partita for the row."""
+    """Return premise and claim on separate lines, and the label with an end token: partita's tokens for the row."""
     ids = tokenizer([f"{row['premise']}\n{row['claim']}\n", row["label"]], add_special_tokens=False)["input_ids"]
     return [*ids[0], *ids[1], tokenizer.eos_token_id]
 
@@ -64,7 +64,7 @@ def pad(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
 
 
 def torch_loader(dataset: Any, *, batch_size: int, workers: int) -> Any:
-    """Return torch's DataLoader over rows in their order."""
+    """Return torch's DataLoader over rows in order."""
     return DataLoader(dataset, batch_size=batch_size, num_workers=workers, collate_fn=pad)
 
 
@@ -91,12 +91,12 @@ def skip_batches(loader: Any, number: int) -> Any:
 
 
 def in_random_order(lengths: Lengths, *, batch_size: int, seed: int) -> list[Batch]:
-    """Return a permutation, cut."""
+    """Return a permutation, split into batches."""
     return cut(np.random.default_rng(seed).permutation(len(lengths)).tolist(), batch_size)
 
 
 def group_by_length(lengths: Lengths, *, batch_size: int, seed: int) -> list[Batch]:
-    """Return batches of the Trainer's sampling strategy of that name."""
+    """Return the batches of the Trainer's sampling strategy `group_by_length`."""
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
     generator = torch.Generator().manual_seed(seed)
@@ -104,7 +104,7 @@ def group_by_length(lengths: Lengths, *, batch_size: int, seed: int) -> list[Bat
 
 
 def allennlp_bucket(lengths: Lengths, *, batch_size: int, seed: int, noise: float = 0.1) -> list[Batch]:
-    """Sort all rows by their length, each with noise of up to 10 %; cut; shuffle the batches."""
+    """Sort all rows by their length, each with noise of up to 10 %; split; shuffle the batches."""
     chance = random.Random(seed)
     batches = cut(noisy_order(lengths, noise, chance), batch_size)
     chance.shuffle(batches)
@@ -112,8 +112,8 @@ def allennlp_bucket(lengths: Lengths, *, batch_size: int, seed: int, noise: floa
 
 
 def allennlp_max_tokens(lengths: Lengths, *, max_tokens: int, seed: int, noise: float = 0.1) -> list[Batch]:
-    """Sort as `allennlp_bucket`, and end a batch where one more row would make it too large; a first row too long for
-    any batch leaves an empty one before it."""
+    """Sort as `allennlp_bucket`, and end a batch when one more row would make it too large; an empty batch precedes a
+    first row that is too long for any batch."""
     chance = random.Random(seed)
     batches: list[Batch] = []
     batch: Batch = []
@@ -140,7 +140,7 @@ def parlai_batch_cache(
     """Return the number of batches of an epoch, by ParlAI's cache in its `pop` mode.
 
     Rows go to the first bucket at most `spread` - 1 tokens away. While rows arrive, batches leave random buckets;
-    after the last row, any earlier batch is chosen again and again, so that rows repeat and go missing.
+    after the last row, earlier batches are chosen repeatedly, so that rows are repeated and lost.
     """
     chance = random.Random(seed)
     buckets: dict[int, Batch] = {}
@@ -181,8 +181,8 @@ def near_bucket(buckets: dict[int, Batch], length: int, spread: int) -> Batch:
 
 
 def parlai_dynamic(lengths: Lengths, *, max_tokens: int, seed: int, buffer: int = 1021) -> list[Batch]:
-    """Batch as ParlAI's full dynamic batching: a sorted buffer of 1,021 rows; from a random place in it downwards, as
-    many rows as the budget holds with widths and sizes in multiples of 8, less what exceeds a multiple of 4."""
+    """Batch as ParlAI's full dynamic batching: a sorted buffer of 1,021 rows; downwards from a random position, as many
+    rows as fit the budget with widths and sizes in multiples of 8, less those above a multiple of 4."""
     chance = random.Random(seed)
     waiting = iter(range(len(lengths)))
     held: list[int] = []

@@ -1,4 +1,4 @@
-"""Predictions of many rows: memory that does not grow with them, and rows a second on several processes."""
+"""Predictions of many rows: memory that does not grow with the rows, and rows per second on several processes."""
 
 import json
 import os
@@ -13,17 +13,17 @@ from harness import SHARED, Limit, Result, Row, call, main, run_script
 from processes import import_all, must_run_ranks
 
 LARGER = (20_000, 200_000)
-"""Numbers of rows that go through the larger model."""
+"""Numbers of rows for the larger model."""
 
 
 def memory(folder: Path, quick: bool) -> Result:
-    """Memory of `predict` beside the number of rows, a process each.
+    """Memory of `predict` by number of rows, with one process per measurement.
 
-    A row has a question, a number and 500 further characters that the model does not see. 5,000 and 50,000 rows go
+    A row has a question, a number and 500 further characters that are not part of the prompt. 5,000 and 50,000 rows go
     through a model of 0.1 M parameters and have answers of at most four tokens, so that rows and not arithmetic are
-    measured; 20,000 and 200,000 through one of 5 M with 16 new tokens each, to measure the share of a job that is
+    measured; 20,000 and 200,000 through one of 5 M with 16 new tokens each, to measure the fraction of a job that is
     neither prompts nor answers: reading rows, encoding, journal, output file. One thread; peak resident memory of the
-    whole process, pages of mapped files included.
+    whole process, including pages of mapped files.
     """
     sizes = (1000, 10_000) if quick else (5000, 50_000, *LARGER)
     write_questions(folder / "small.jsonl", 500)
@@ -56,7 +56,7 @@ def write_questions(path: Path, count: int) -> None:
 
 
 def predict_rows(folder: str, count: int) -> Row:
-    """Predict the rows of a file, and return the row of the table."""
+    """Predict the rows of a file; return the row of the table."""
     from partita.model import Model
 
     os.chdir(folder)
@@ -94,12 +94,12 @@ def predict_rows(folder: str, count: int) -> Row:
 
 
 def processes(folder: Path, quick: bool) -> Result:
-    """Rows a second of `predict` on 2 processes of one thread each, beside one process of one thread.
+    """Rows per second of `predict` on 2 processes of one thread each, compared with one process of one thread.
 
-    Needs the shared folder beside the checkout. A model of 5 M parameters answers 2,048 rows with up to 32 new tokens,
-    in 64 slots a process. Time is that of the whole call, from reading rows to the file of answers, with the model in
-    memory and the batch size given; medians of five, in turn. Two processes that only multiply matrices show what the
-    machine reaches.
+    Needs the shared folder next to the repository. A model of 5 M parameters answers 2,048 rows with up to 32 new
+    tokens, in 64 slots per process. Time is that of the whole call, from reading rows to the output file, with the
+    model in memory and a given batch size; medians of five, in turn. Two processes that only multiply matrices show the
+    limit of the machine.
     """
     rounds, copies = (1, 1) if quick else (5, 4)
     import_all()
@@ -136,7 +136,7 @@ def processes(folder: Path, quick: bool) -> Result:
 
 
 def timed(folder: Path, ranks: int, number: int) -> float:
-    """Return the seconds of a prediction on rank 0, whose call ends when all have."""
+    """Return the seconds of a prediction on rank 0, whose call ends after those of all ranks."""
     config = zero_shot(str(folder / "tiny"), "prompt response", tokens=32)
 
     def work(rank: int) -> None:
@@ -156,7 +156,7 @@ def timed(folder: Path, ranks: int, number: int) -> float:
 
 
 def products(folder: Path, ranks: int) -> float:
-    """Return the GFLOP/s that this many processes reach together, each multiplying matrices for a second."""
+    """Return the total GFLOP/s of `ranks` processes that multiply matrices for a second."""
 
     def work(rank: int) -> None:
         import torch

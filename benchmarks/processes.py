@@ -1,4 +1,4 @@
-"""Forks of this process: jobs of several ranks, and jobs that are killed.
+"""Forks of this process: jobs with several ranks, and killed jobs.
 
 Each fork starts after the imports, so that a benchmark with many processes imports the libraries once.
 """
@@ -25,7 +25,7 @@ HEAVY = (
     "partita.model",
     "partita_trainers.finetune",
 )
-"""What each rank would spend its first seconds on."""
+"""Modules that each rank would otherwise import in its first seconds."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Kill:
 
     rank: int
     due: Callable[[], bool]
-    """Whether the job has reached the place of the kill."""
+    """Returns whether the job has reached the point of the kill."""
     delay: float
     """Seconds between `due` and the kill."""
     end_others: bool = False
-    """Whether the others get SIGTERM a moment later, as from a launcher."""
+    """Whether the other ranks get SIGTERM shortly after, as from a launcher."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def fork(work: Callable[[], object]) -> int:
         work()
         code = 0
     except BaseException as error:
-        if type(error).__name__ != "OtherRankError":  # the rank that failed says why
+        if type(error).__name__ != "OtherRankError":  # the failed rank prints the reason
             traceback.print_exc()
     finally:
         os._exit(code)
@@ -82,10 +82,10 @@ def run_fork(work: Callable[[], object]) -> None:
 
 
 def kill_when(pid: int, due: Callable[[], bool], *, delay: Callable[[], float] = lambda: 0.0) -> bool:
-    """Kill a fork `delay` seconds after `due` holds, and wait for its end.
+    """Kill a fork `delay` seconds after `due` is true, and wait for its end.
 
     Returns:
-        Whether it was killed; False where it ended before.
+        Whether it was killed; False if it ended before.
     """
     if wait_until(due, pid):
         time.sleep(delay())
@@ -97,7 +97,7 @@ def kill_when(pid: int, due: Callable[[], bool], *, delay: Callable[[], float] =
 
 
 def wait_until(due: Callable[[], bool], pid: int) -> bool:
-    """Return True once `due` holds, and False if the process ends before."""
+    """Return True once `due` is true, and False if the process ends before."""
     while not due():
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return False
@@ -106,7 +106,7 @@ def wait_until(due: Callable[[], bool], pid: int) -> bool:
 
 
 def run_ranks(ranks: int, work: Callable[[int], object], *, kill: Kill | None = None) -> Ended:
-    """Call `work` with its rank in this many forks that find each other over gloo, and wait for all of them."""
+    """Call `work` with its rank in `ranks` forks that communicate over gloo, and wait for all of them."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -119,7 +119,7 @@ def run_ranks(ranks: int, work: Callable[[int], object], *, kill: Kill | None = 
         if kill.end_others:
             time.sleep(0.1)
             for pid in pids:
-                os.kill(pid, signal.SIGTERM)  # no effect on those that have ended and wait for their parent
+                os.kill(pid, signal.SIGTERM)  # no effect on zombies
     status = [os.waitpid(pid, 0)[1] for pid in pids]
     return Ended(status, time.monotonic() - killed)
 
@@ -139,5 +139,5 @@ def as_rank(rank: int, ranks: int, port: int, work: Callable[[int], object]) -> 
 
 
 def count_lines(folder: Path, pattern: str) -> int:
-    """Return the number of lines in the files that a pattern finds in a folder."""
+    """Return the number of lines in the files of a folder that match a pattern."""
     return sum(path.read_bytes().count(b"\n") for path in folder.glob(pattern) if path.is_file())

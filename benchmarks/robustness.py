@@ -1,4 +1,4 @@
-"""Damaged and hostile input: a right result or an error message, never a traceback or a wrong result without a word."""
+"""Damaged and hostile input: a correct result or an error message, never a traceback or a silently wrong result."""
 
 import gc
 import io
@@ -29,37 +29,37 @@ DAMAGE_SEED = 17
 
 HOSTILE_SEED = 4
 PART = 100
-"""Mutations of one program, so that progress is seen."""
+"""Mutations per process, so that progress is visible."""
 SECONDS_A_ROW = 0.0003
-"""CPU seconds for which a good row is encoded, answered, recorded and written."""
+"""CPU seconds allowed for encoding, answering, recording and writing a valid row."""
 BROKEN_QUOTES = {"shifted": 'x","y"\n"', "never closed": '"x\n', "closed too late": '"x\ny"z\n', "escaped": '"""\n'}
-"""Lines that are repeated."""
+"""Lines that are repeated in the CSV files."""
 MEGABYTES = (0.25, 0.5, 1.0)
 COLOURS = ("red", "blue", "green")
 STEPS = 9
 NEWEST = "run-begun/checkpoints/step-000006"
 """The checkpoint after which the run is killed."""
 NAMED = ("damaged", "falls back", "is kept as", "torn")
-"""Words of a log that names a fallback."""
+"""Words in log messages about a fallback."""
 
 
 # Damaged files
 
 
 def damage(folder: Path, quick: bool) -> Result:
-    """500 random damages of saved files, each met by a command: is its result right, or does it say what is wrong?
+    """500 random damages of saved files, each read by a command: the result is correct, or the error is reported.
 
-    A bit is flipped, a file is cut off or its tail is zeroed, at a random place of a checkpoint, a journal, a manifest
-    or a saved model of a tiny run. Then the command that reads it is started in a process that is forked after the
+    A bit is flipped, or a file is truncated or its tail is zeroed, at a random position of a checkpoint, a journal, a
+    manifest or a saved model of a tiny run. Then the command that reads it is started in a process forked after the
     imports. Its result is compared byte for byte with that of the same command on undamaged files.
     """
     damages = 40 if quick else 500
     import_all()
-    gc.freeze()  # a garbage collection in a fork would copy all of this
+    gc.freeze()  # a garbage collection in a fork would copy all objects
     case, material = folder / "case", folder / "material"
     case.mkdir()
     make_material(case)
-    case.rename(material)  # every case has the path of the material, so that no path differs
+    case.rename(material)  # every case uses the path of the material, so that no path differs
     rows = damaged_often(material, case, damages)
     counted = Counter[str]()
     for row in rows:
@@ -75,14 +75,14 @@ def damage(folder: Path, quick: bool) -> Result:
 
 @dataclass(frozen=True)
 class Target:
-    """Files that are damaged, and what reads them."""
+    """Files that are damaged, and the command that reads them."""
 
     kind: str
     files: str
     """A glob in the folder of the material."""
     command: tuple[str, ...]
     result: str
-    """The file or run that the command leaves, to be compared."""
+    """The file or run written by the command, for comparison."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Ended:
 
 
 def make_material(folder: Path) -> None:
-    """Make a killed run, a finished one, a saved model, half a prediction and half a simulation."""
+    """Create a killed run, a finished one, a saved model, half a prediction and half a simulation."""
     chance = random.Random(DAMAGE_SEED)
     rows = []
     for _ in range(48):
@@ -124,7 +124,7 @@ def keep_half(journal: Path) -> None:
 
 
 def configuration() -> dict[str, Any]:
-    """Return the config of a tiny model that learns to name a colour."""
+    """Return the config of a tiny model that learns to extract a colour."""
     return {
         "base_model": {
             "type": "scratch",
@@ -167,7 +167,7 @@ def talking() -> dict[str, Any]:
 
 
 def kill_training(folder: Path) -> None:
-    """Train once more, and kill the process when there are several checkpoints."""
+    """Train again, and kill the process when there are several checkpoints."""
     pid = start(folder, ("train", "run.yaml", "--run", "run-begun"), folder / "said")
     if not kill_when(pid, (folder / NEWEST).exists):
         sys.exit(f"the training ended before it could be killed: {(folder / 'said').read_text()}")
@@ -200,7 +200,7 @@ def targets() -> list[Target]:
 
 
 def result_of(path: Path) -> Any:
-    """Return the bytes of a file; of a run the weights, the log without times, and the metrics."""
+    """Return the bytes of a file, or the weights, the log without times and the metrics of a run."""
     if path.is_file():
         return path.read_bytes()
     manifest = json.loads((path / "manifest.json").read_bytes())
@@ -209,7 +209,7 @@ def result_of(path: Path) -> Any:
 
 
 def damaged_often(material: Path, case: Path, count: int) -> list[dict[str, Any]]:
-    """Damage files and return a row for each kind: how its damages ended."""
+    """Damage files; return a row for each kind with the outcomes."""
     found = {target.kind: Counter[str]() for target in targets()}
     chosen = targets()
     right = {}
@@ -222,7 +222,7 @@ def damaged_often(material: Path, case: Path, count: int) -> list[dict[str, Any]
     kinds = sorted(found)
     for number in range(count):
         chance = random.Random(f"{DAMAGE_SEED} {number}")
-        # Each kind as often as the others, whatever the number of its files.
+        # Each kind equally often, regardless of its number of files.
         target = chance.choice([target for target in chosen if target.kind == kinds[number % len(kinds)]])
         restore(material, case)
         what = damage_file(chance.choice(sorted(path for path in case.glob(target.files) if path.is_file())), chance)
@@ -243,7 +243,7 @@ def restore(material: Path, case: Path) -> None:
 
 
 def damage_file(path: Path, chance: random.Random) -> str:
-    """Damage a file and return how."""
+    """Damage a file; return how."""
     data = bytearray(path.read_bytes())
     place = chance.randrange(len(data))
     how = chance.choice(("bit flipped", "cut off", "tail zeroed"))
@@ -280,19 +280,19 @@ def must(folder: Path, *words: str) -> None:
 
 
 def command(folder: Path, words: Sequence[str]) -> Ended:
-    """Run the command line in a fork, to its end."""
+    """Run a command in a fork to its end."""
     said = folder / "said"
     _, status = os.waitpid(start(folder, words, said), 0)
     return Ended(os.waitstatus_to_exitcode(status), said.read_text(encoding="utf8", errors="replace"))
 
 
 def start(folder: Path, words: Sequence[str], said: Path) -> int:
-    """Start a command in a fork, with its output in a file, and return its process id."""
+    """Start a command in a fork with its output in a file; return its process id."""
     return fork(partial(run_command, folder, words, said))
 
 
 def run_command(folder: Path, words: Sequence[str], said: Path) -> None:
-    """Run the command line in this process and end it with the status of the command."""
+    """Run a command in this process, and exit with its status."""
     code = 1
     try:
         os.chdir(folder)
@@ -324,11 +324,10 @@ def hostile_input(folder: Path, quick: bool) -> Result:
     """2,000 mutated configurations and 2,000 mutated data files: rows or an error message, in little time and memory.
 
     Each configuration goes through `partita validate`. A valid one also goes through `partita explain` and `partita
-    preview`. Each data file is read twice: by index, where a model with fixed answers predicts its rows, and as a
-    stream. Every input is handled in a process of its own. Time is CPU time without the imports; a data file may take
-    0.3 ms more for each row that is answered. Memory is what an input adds to that of the imports. CSV files with
-    broken quotes are read at three sizes, which shows whether time is linear in size. The mutations are those of
-    tests/hostile, with another seed.
+    preview`. Each data file is read twice: by index, with predictions of a model with fixed answers, and as a stream.
+    Every input is handled in a separate process. Time is CPU time without the imports; a data file may take 0.3 ms more
+    per predicted row. Memory is the increase over that of the imports. CSV files with broken quotes are read at three
+    sizes, which shows whether time is linear in size. The mutations are those of tests/hostile, with another seed.
     """
     count = 100 if quick else 2000
     found = {kind: outcomes(kind, count) for kind in ("configs", "data")}
@@ -357,7 +356,7 @@ def hostile_input(folder: Path, quick: bool) -> Result:
 
 
 def outcomes(kind: str, count: int) -> list[dict[str, Any]]:
-    """Return the outcomes of mutations, and print those that break a promise."""
+    """Return the outcomes of mutations, and print those that violate a limit."""
     found = []
     for first in range(0, count, PART):
         with tempfile.TemporaryDirectory() as folder:
@@ -383,7 +382,7 @@ def outcomes_of_part(kind: str, first: int, last: int, folder: str) -> list[dict
 
 
 def seconds_of_reading(case: dict[str, Any]) -> float:
-    """Return the CPU seconds of an input, less what its answers may take."""
+    """Return the CPU seconds of an input, less the time allowed for its answers."""
     return float(case["seconds"] - SECONDS_A_ROW * case.get("rows", 0))
 
 
@@ -408,7 +407,7 @@ def quote_row(name: str, times: list[float]) -> dict[str, Any]:
 
 
 def seconds_of(line: str, megabytes: float) -> float:
-    """Return the CPU seconds of reading a CSV file of a repeated line, the least of three times."""
+    """Return the CPU seconds of reading a CSV file of a repeated line, the minimum of three runs."""
     head = 'question,answer\n"'
     data = (head + line * (int(megabytes * 1_000_000) // len(line))).encode()
     found = []

@@ -1,16 +1,16 @@
-"""Dialogues a CPU second with a program: many at a time in slots, beside a loop over `generate` written by hand.
+"""Dialogues per CPU second with a program: batched in slots, compared with a hand-written loop over `generate`.
 
-Needs the shared folder beside the checkout. 80 dialogues of 2 to 10 turns with a program that says 8 to 30 words of
-real text and a number that follows from the answer it heard, so that a different answer changes the dialogue. Answers
-are greedy, 24 tokens at most. The model has 5.0 M random parameters; its output layer only says words, so that answers
-are the same tokens when they are encoded again, and ends after some of them. Contenders take turns in one process with
-one thread, a process for each of three rounds, and the table has medians. Slow contenders have fewer dialogues, and
-seconds in proportion to turns; the loop that answers finished dialogues along runs in one round, since it has no limit.
-`partita` is `Model.simulate` as a user calls it, transcripts included; "none enters" is a batch that waits until its
-last dialogue has ended. The loop is that of subclasses of the Trainer: texts of the whole batch, encoded again each
-turn and padded left, one call of `generate` for a turn, finished dialogues answered along until the last one has ended
-(as in ParlAI's BatchWorld), or left out. It runs without a Trainer, which would only add to its time. At the end two
-processes share 32 dialogues over gloo, and calls of torch.distributed are counted on both.
+Needs the shared folder next to the repository. 80 dialogues of 2 to 10 turns with a program that says 8 to 30 words of
+real text and a number derived from the last answer, so that a different answer changes the dialogue. Answers are
+greedy, 24 tokens at most. The model has 5.0 M random parameters; its output layer only produces words, so that answers
+have the same tokens when they are encoded again, and it ends after some of them. Contenders take turns in one process
+with one thread, with one process for each of three rounds, and the table has medians. Slow contenders have fewer
+dialogues, and their seconds are scaled by turns; the loop that also answers finished dialogues runs in one round, since
+it has no limit. `partita` is `Model.simulate` as a user calls it, including transcripts; "none enters" is a batch that
+waits until its last dialogue has ended. The loop is that of subclasses of the Trainer: texts of the whole batch are
+encoded again in each turn and padded left, with one call of `generate` per turn; finished dialogues are answered too
+until the last one has ended (as in ParlAI's BatchWorld), or removed. It runs without a Trainer, which would only add to
+its time. At the end two processes share 32 dialogues over gloo, and calls of torch.distributed are counted on both.
 """
 
 import json
@@ -31,7 +31,7 @@ from harness import SHARED, Limit, Result, Row, call, main, run_script
 from processes import import_all, must_run_ranks
 
 NEW_TOKENS = 24
-"""Of an answer, at most."""
+"""Maximum tokens of an answer."""
 DIALOGUES, QUICK_DIALOGUES = 80, 16
 ROUNDS = 3
 CONTENDERS: dict[str, tuple[str, int, Mapping[str, Any]]] = {
@@ -47,7 +47,7 @@ CONTENDERS: dict[str, tuple[str, int, Mapping[str, Any]]] = {
     "generate, 16, finished ones left out": ("loop", 80, {"batch": 16, "removes": True}),
     "generate, 64, finished ones left out": ("loop", 80, {"batch": 64, "removes": True}),
 }
-"""How each contender runs, and with how many dialogues."""
+"""The options and the number of dialogues of each contender."""
 ONCE = ("generate, 16",)
 TRUTH = "generate, 16, finished ones left out"
 """The contender whose answers are compared with all others."""
@@ -73,7 +73,7 @@ def rollout(folder: Path, quick: bool) -> Result:
 
 
 def summary(name: str, runs: Sequence[Mapping[str, Any]], count: int, *, turns: int) -> dict[str, Any]:
-    """Return medians of the runs of a contender, for all dialogues in proportion to turns."""
+    """Return medians of the runs of a contender, extrapolated to all dialogues by turns."""
     whole = turns / runs[0]["turns"]
     seconds = statistics.median(run["cpu"] for run in runs) * whole
     return {
@@ -88,7 +88,7 @@ def summary(name: str, runs: Sequence[Mapping[str, Any]], count: int, *, turns: 
 
 
 def limits_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Limit]:
-    """Return the limits. Ratios are medians over rounds, of runs of one process."""
+    """Return the limits. Ratios are medians over rounds, of runs in one process."""
 
     def ratio(slower: str, faster: str) -> float:
         pairs = zip(runs[slower], runs[faster], strict=True)
@@ -122,31 +122,31 @@ def limits_of_ranks(ranks: Mapping[str, Any]) -> list[Limit]:
 
 
 class Guide:
-    """A program that talks. The task and what it hears decide how often and what."""
+    """A program whose messages and number of turns depend on the task and the answers."""
 
     def __init__(self, folder: str) -> None:
         self.texts = texts_of(folder)
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        """Return the system message and the first words; `seed` is not used, since the loop has none."""
+        """Return the system message and the first message; `seed` is not used, since the loop has none."""
         self.chance = random.Random(task["number"])
         self.turns = min(10, 2 + int(self.chance.expovariate(0.5)))
         system = {"role": "system", "content": " ".join(self.texts[0][:40])}
         return [system, {"role": "user", "content": self.words("")}], {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Return the next words."""
+        """Return the next message."""
         self.turns -= 1
         return self.words(action), float(len(action)), not self.turns, False, {}
 
     def words(self, heard: str) -> str:
-        """Return some of a text, and a number that a different answer would change."""
+        """Return a part of a text, and a number that depends on the answer."""
         text = self.chance.choice(self.texts)
         start, count = self.chance.randrange(len(text)), self.chance.randint(8, 30)
         return " ".join([str(zlib.crc32(heard.encode()) % 1000), *text[start : start + count]])
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing."""
 
 
 @cache
@@ -157,7 +157,7 @@ def texts_of(folder: str) -> list[list[str]]:
 
 
 class Workload:
-    """The model in a folder, as each contender holds it."""
+    """The model in a folder, loaded for each contender."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -168,7 +168,7 @@ class Workload:
         self.models: dict[int, Any] = {}
 
     def ours(self, count: int) -> Any:
-        """Return the model of partita for this many dialogues, loaded once."""
+        """Return partita's model for `count` dialogues, loaded once."""
         from partita import Model
 
         if count in self.models:
@@ -182,7 +182,7 @@ class Workload:
         return self.models[count]
 
     def module(self, kind: str, count: int) -> Any:
-        """Return the module with which a contender answers; all have the same weights."""
+        """Return the module of a contender; all have the same weights."""
         from transformers import AutoModelForCausalLM
 
         if kind == "partita":
@@ -193,7 +193,7 @@ class Workload:
 
 
 def make_talker(source: Path, target: Path) -> None:
-    """Make a model that only says words, each a token that survives decoding and encoding, and ends after some."""
+    """Create a model that only generates words, each a token that survives decoding and encoding, and end tokens."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -208,11 +208,11 @@ def make_talker(source: Path, target: Path) -> None:
     tokenizer.save_pretrained(target)
 
 
-# A round, in a process of its own
+# A round, in a separate process
 
 
 def one_round(name: str, count: int, again: bool) -> dict[str, Row]:
-    """Run each contender and return its numbers; in rounds after the first, without those that run once."""
+    """Run each contender and return its measurements; in rounds after the first, without those that run once."""
     import torch
 
     torch.set_num_threads(1)
@@ -220,7 +220,7 @@ def one_round(name: str, count: int, again: bool) -> dict[str, Row]:
     parts: dict[str, Callable[..., dict[str, list[str]]]] = {"partita": Ours(work).run, "loop": Loop(work).run}
     said: dict[str, dict[str, list[str]]] = {}
     found: dict[str, dict[str, Any]] = {}
-    # The first calls choose kernels and read files.
+    # The first calls select kernels and read files.
     parts["partita"](16, batch=16)
     parts["loop"](16, batch=16, removes=True)
     for name, (kind, dialogues, how) in CONTENDERS.items():
@@ -279,7 +279,7 @@ class Ours:
         self.work = work
 
     def run(self, count: int, *, batch: int, keeps: bool = True, removes: bool = True) -> dict[str, list[str]]:
-        """Return what the model said in each of this many dialogues, a batch at a time."""
+        """Return the model's messages in each of `count` dialogues, with `batch` at a time."""
         from partita.simulation.dialogue_scheduler import DialogueScheduler
         from partita.simulation.rollout import Rollout
 
@@ -301,7 +301,7 @@ class Ours:
 
 
 def said_in(folder: Path) -> dict[str, list[str]]:
-    """Return the model's words of each dialogue in transcripts."""
+    """Return the model's messages of each dialogue in transcripts."""
     return {line["task"]: said(line["messages"]) for line in read_rows(folder / "predicted.jsonl")}
 
 
@@ -320,7 +320,7 @@ class Loop:
         self.folder = str(work.folder)
 
     def run(self, count: int, *, batch: int, removes: bool) -> dict[str, list[str]]:
-        """Return what the model said in each of this many dialogues, one batch after the other."""
+        """Return the model's messages in each of `count` dialogues, batch by batch."""
         found: dict[str, list[str]] = {}
         for start in range(0, count, batch):
             tasks = range(start, min(start + batch, count))
@@ -329,7 +329,7 @@ class Loop:
         return found
 
     def talk(self, tasks: Sequence[int], *, removes: bool) -> list[list[dict[str, str]]]:
-        """Return the messages of dialogues that begin together."""
+        """Return the messages of dialogues that start together."""
         programs = [Guide(self.folder) for _ in tasks]
         dialogues: list[list[dict[str, str]]] = []
         for program, task in zip(programs, tasks, strict=True):
@@ -348,7 +348,7 @@ class Loop:
         return dialogues
 
     def answers(self, texts: list[str]) -> list[str]:
-        """Answer all with one call of the library."""
+        """Answer all texts with one call of `generate`."""
         import torch
 
         inputs = self.tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
@@ -362,7 +362,7 @@ class Loop:
 
 @contextmanager
 def counting_tokens(module: Any) -> Iterator[list[int]]:
-    """Record the tokens that go through the model, padding included."""
+    """Record the tokens that the model computes, including padding."""
     tokens: list[int] = []
     hook = module.get_input_embeddings().register_forward_hook(lambda *given: tokens.append(given[1][0].numel()))
     try:

@@ -1,7 +1,7 @@
 """A tiny random model of every causal architecture of the installed transformers.
 
-The sizes of a configuration are set by their names, in its parts as well; `SHAPES` adds what an architecture needs.
-`LEFT_OUT` has the reasons why architectures cannot be made.
+The sizes of a configuration are set by the names of its keys, also in nested configurations; `SHAPES` adds the
+requirements of single architectures. `LEFT_OUT` has the reasons why architectures cannot be built.
 """
 
 import warnings
@@ -15,7 +15,7 @@ BOS = 2
 SHARPER = 4
 """Factor of random weights, so that greedy answers vary."""
 NOISE = 0.1
-"""Spread of noise on biases and scales, which would be 0 and 1 in a new model, unlike in a trained one."""
+"""Spread of the noise on biases and scales, which are 0 and 1 in a new model, unlike in a trained one."""
 SHIPPED = {"repetition_penalty": 1.3, "suppress_tokens": list(range(40, 60)), "min_new_tokens": 4}
 """Keys of the generation_config.json of every second architecture."""
 SIZES: dict[str, int] = {
@@ -54,7 +54,7 @@ SIZES: dict[str, int] = {
     "num_position_embeddings": 16,
 }
 OFF = ("sliding_window", "attention_chunk_size", "num_experts", "moe_intermediate_size", "q_lora_rank", "index_topk")
-"""Sizes that switch something on: they stay None."""
+"""Sizes that enable a feature: they remain None."""
 WINDOWS = (
     "sliding_window",
     "attention_window_size",
@@ -63,7 +63,7 @@ WINDOWS = (
     "index_topk",
     "indexer_budget",
 )
-"""Sizes beyond which not all tokens are seen."""
+"""Sizes that limit the attended tokens."""
 
 DECODER = {"is_decoder": True}
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}
@@ -157,19 +157,19 @@ LEFT_OUT = {
 
 
 def kinds() -> list[str]:
-    """Return the names of all causal architectures in their configurations."""
+    """Return the model types of all causal architectures."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def ships_settings(kind: str) -> bool:
-    """Return whether a tiny model of this architecture has settings for answers beside it."""
+    """Return whether a tiny model of this architecture has a generation_config.json."""
     return kind in kinds()[::2]
 
 
 def tiny_config(kind: str, *, window: int | None = None, special: Mapping[str, Any]) -> Any:
-    """Return the configuration of a tiny model, with windows of this many tokens where it has windows."""
+    """Return the configuration of a tiny model, with windows of `window` tokens if it has windows."""
     from transformers import AutoConfig
 
     made = type(AutoConfig.for_model(kind))
@@ -203,9 +203,9 @@ def merged(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_tiny_model(kind: str, folder: Path, *, tokenizer: Any, window: int | None = None) -> None:
-    """Save a tiny model with random weights, and the tokenizer, in the format of the library.
+    """Save a tiny model with random weights, and the tokenizer, in the format of transformers.
 
-    Raises ValueError where it is not tiny.
+    Raises ValueError if it is not tiny.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -1,10 +1,10 @@
-"""LoRA over the fixed work: real tokens a CPU second, beside the Hugging Face Trainer as a careful user sets it up.
+"""LoRA training with a fixed amount of work: real tokens per CPU second, compared with a tuned Hugging Face Trainer.
 
-Needs the shared folder beside the checkout. Each contender runs in a process of its own with one thread, in turn, and
+Needs the shared folder next to the repository. Each contender runs in a separate process with one thread, in turn, and
 the medians are compared, of three runs for contenders with a limit and of one for the others. One epoch over 512 rows
 of skewed lengths, loss on the response only, at most 512 tokens, r 8 on all linear layers, constant 2e-4, fp32, no
-evaluation, no saving in between. A batch holds 8 rows, or 1,024 tokens, padding included, or packed rows in two lines
-of 512: about 64 steps and the same tokens for all. The quick run is one of group_by_length and one of token_budget.
+evaluation, no saving in between. A batch has 8 rows, or 1,024 tokens including padding, or packed rows in two lines of
+512: about 64 steps and the same tokens for all. The quick run is one of group_by_length and one of token_budget.
 """
 
 import json
@@ -28,7 +28,7 @@ CONTENDERS = {
 }
 PEER, BUCKET, BUDGET = "Trainer, group_by_length", "partita, bucket", "partita, token_budget"
 ONCE = ("Trainer, random batches", "partita, fixed")
-"""Slow, and without a limit."""
+"""Slow contenders without a limit."""
 ROUNDS = 3
 BATCHING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fixed": ({"type": "fixed"}, {"batch_size": 8}),
@@ -36,7 +36,7 @@ BATCHING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "token_budget": ({"type": "token_budget", "max_tokens": 1024}, {}),
     "pack": ({"type": "pack", "max_tokens": 512}, {"batch_size": 2}),
 }
-"""`data.batching`, and the keys of the trainer that belong to it."""
+"""`data.batching`, and the corresponding keys of the trainer."""
 
 
 def train(folder: Path, quick: bool) -> Result:
@@ -59,14 +59,14 @@ def train(folder: Path, quick: bool) -> Result:
 
 
 def promises(found: dict[str, list[dict[str, Any]]]) -> list[Limit]:
-    """Return the limits. Ratios are medians over the rounds, of runs one after the other."""
+    """Return the limits. Ratios are medians over the rounds, of consecutive runs."""
     rates = {name: [result["tokens_per_cpu_s"] for result in results] for name, results in found.items()}
     ratios = {
         name: statistics.median(b / a for a, b in zip(rates[PEER], rates[name], strict=True))
         for name in found
         if name != PEER
     }
-    # The fastest in the table, also where the medians of ratios have another order.
+    # The fastest in the table, even if the medians of ratios have another order.
     best = max(ratios, key=lambda name: statistics.median(result["tokens_per_cpu_s"] for result in found[name]))
     loss = {name: statistics.median(result["loss"] for result in results) for name, results in found.items()}
     padding = statistics.median(result["padding"] for result in found[best])
@@ -101,7 +101,7 @@ def row(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def train_partita(folder: str, mode: str) -> Row:
-    """Train in this process, and return the same numbers as the script of the peer."""
+    """Train in this process; return the same measurements as the script of the peer."""
     import torch
 
     from partita.model import Model

@@ -1,4 +1,4 @@
-"""The batch-size tuner: its search on made-up memory curves, and its answers on a CPU beside brute force."""
+"""The batch-size tuner: its search on synthetic memory curves, and its results on a CPU compared with brute force."""
 
 import ctypes
 import json
@@ -27,7 +27,7 @@ MB, GB = 10**6, 10**9
 BLOCK = 2 * 2**20
 CURVES = 3000
 ROOMS = {"tiny": (300_000_000, 500_000_000, 800_000_000), "small": (400_000_000,)}
-"""Bytes above those of the process with the model loaded."""
+"""Bytes above the memory of the process with the model loaded."""
 SIZES = {"tiny": (16, 32, 64, 96, 128, 192), "small": (48, 96)}
 ROUNDS = {"tiny": 3, "small": 1}
 NEW_TOKENS = 32
@@ -37,15 +37,15 @@ NEW_TOKENS = 32
 
 
 def search(folder: Path, quick: bool) -> Result:
-    """The search for the largest batch that fits, on 3,000 made-up memory curves, beside the searches of other tools.
+    """The search for the largest batch that fits, on 3,000 synthetic memory curves, compared with other tools.
 
-    A curve is what a batch takes from a device, by its rows: the largest of one to four phases, each a constant (up to
-    5 % of the free memory) and a slope; rounded up to 2 MB; plus what the allocator cannot fill, up to 4 % on half of
-    the curves and up to 12 % on the others, a little different at every size. A fifth of the data sets are smaller than
-    what fits. True maxima are between 16 and 16,384 rows. partita may take 98 % of the free memory less 256 MB, as on
-    GPUs; the others take all. The others follow their sources: Ludwig doubles until the device refuses; Lightning
-    doubles, or doubles and then bisects, up to 25 times; accelerate begins with the 128 of its documentation and takes
-    a tenth off while the device refuses.
+    A curve is the memory of a batch by its rows: the largest of one to four phases, each a constant (up to 5 % of the
+    free memory) and a slope; rounded up to 2 MB; plus the fragmentation of the allocator, up to 4 % on half of the
+    curves and up to 12 % on the others, slightly different at every size. A fifth of the datasets have fewer rows than
+    fit. True maxima are between 16 and 16,384 rows. partita may use 98 % of the free memory less 256 MB, as on GPUs;
+    the others use all. The others follow their sources: Ludwig doubles until the device runs out of memory; Lightning
+    doubles, or doubles and then bisects, up to 25 times; accelerate starts with the 128 of its documentation and
+    reduces by a tenth until the batch fits.
     """
     curves = [Curve(number) for number in range(300 if quick else CURVES)]
     rows = [search_row(name, curves, about=f"all {len(curves):,}") for name in METHODS]
@@ -64,7 +64,7 @@ def search(folder: Path, quick: bool) -> Result:
 
 
 class Curve:
-    """A device with a model on it, and what a batch takes."""
+    """A device with a model, and the memory of a batch."""
 
     def __init__(self, number: int) -> None:
         chance = np.random.default_rng([20, number])
@@ -101,7 +101,7 @@ class Curve:
 
 @dataclass
 class Device:
-    """Runs batches, and counts."""
+    """Runs batches and counts them."""
 
     curve: Curve
     probes: int = 0
@@ -128,7 +128,7 @@ def search_partita(device: Device) -> int:
 
 
 def doubling(device: Device) -> int:
-    """Double as Ludwig does, without its stop at a fifth of the data."""
+    """Double like Ludwig, without its stop at a fifth of the data."""
     rows = 1
     while rows <= device.curve.rows and device.run(rows):
         rows *= 2
@@ -203,13 +203,14 @@ def search_row(name: str, curves: list[Curve], *, about: str) -> dict[str, Any]:
 
 
 def cpu(folder: Path, quick: bool) -> Result:
-    """The tuner on a CPU beside brute force: what truly fits, what is truly fastest, and what finding it costs.
+    """The tuner on a CPU compared with brute force: the largest size that fits, the fastest size, and the search time.
 
-    Needs the shared folder beside the checkout. Zero-shot prediction of 512 rows of skewed lengths, 32 new tokens,
-    fp32, a single thread, in slots. Memory: for several values of memory_budget, the most of the longest prompts that
-    are answered at once, all tokens, under a limit of the system on the process's data (RLIMIT_DATA), each size in a
-    process of its own, beside what the tuner says fits. Speed: the CPU seconds of the whole job at many sizes, in turn,
-    beside the size that the tuner chooses when memory is plenty; and the CPU seconds of finding it over that job's.
+    Needs the shared folder next to the repository. Zero-shot prediction of 512 rows of skewed lengths, 32 new tokens,
+    fp32, a single thread, in slots. Memory: for several values of memory_budget, the largest number of the longest
+    prompts that can be answered at once, with all tokens, under a system limit on the data of the process
+    (RLIMIT_DATA), each size in a separate process, compared with the tuner's result. Speed: the CPU seconds of the
+    whole job at many sizes, in turn, compared with the size that the tuner chooses with plenty of memory; and the CPU
+    seconds of the search relative to those of the job.
     """
     run_script([SHARED / "peers" / "workload.py", folder])
 
@@ -218,7 +219,7 @@ def cpu(folder: Path, quick: bool) -> Result:
         return [*(memory_row(folder, name, room) for room in ROOMS[name][: 1 if quick else None]), speed]
 
     names = ["tiny"] if quick else ["tiny", "small"]
-    with ThreadPoolExecutor(len(names)) as pool:  # each works in processes of its own, on a core of its own
+    with ThreadPoolExecutor(len(names)) as pool:  # each uses separate processes on a separate core
         rows = [row for found in pool.map(study, names) for row in found]
     memory = [row for row in rows if row["what"] == "memory"]
     speed = [row for row in rows if row["what"] == "speed"]
@@ -233,7 +234,7 @@ def cpu(folder: Path, quick: bool) -> Result:
 
 
 def memory_row(folder: Path, name: str, room: int) -> Row:
-    """Return what the tuner says fits, and what does."""
+    """Return the tuner's result and the true maximum."""
     words = command(tune, folder, name, room)
     done = subprocess.run(words, env=one_thread(), capture_output=True, text=True, check=False)
     if done.returncode < 0:
@@ -260,7 +261,7 @@ def memory_row(folder: Path, name: str, room: int) -> Row:
 
 
 def speed_row(folder: Path, name: str, *, quick: bool) -> Row:
-    """Return the chosen size, and the fastest."""
+    """Return the chosen size and the fastest one."""
     found = [call(tune, folder, name) for _ in range(1 if quick or name == "small" else 3)]
     chosen = statistics.median_low(sorted(size["rows"] for size in found))
     sizes = sorted({*SIZES[name], chosen}) if not quick else sorted({8, 32, chosen})
@@ -312,7 +313,7 @@ def data_bytes() -> int:
 
 
 def tune(folder: str, name: str, room: int | None = None) -> Row:
-    """Return the tuner's answer, and the CPU seconds of its search."""
+    """Return the tuner's result, and the CPU seconds of its search."""
     from partita.pipeline import batch_sizes as sizes
 
     limits = {} if room is None else {"memory_budget": call(resident_bytes, folder, name) + room}
@@ -335,12 +336,12 @@ def tune(folder: str, name: str, room: int | None = None) -> Row:
 def resident_bytes(folder: str, name: str) -> int:
     """Return the memory of a process with the model loaded."""
     model = load(folder, name)
-    model.generate("x", max_new_tokens=2)  # weights are in memory once they have been used
+    model.generate("x", max_new_tokens=2)  # weights are resident in memory after their first use
     return int(Path("/proc/self/statm").read_text(encoding="utf8").split()[1]) * resource.getpagesize()
 
 
 def fit(folder: str, name: str, room: int) -> Row:
-    """Find the largest batch of the longest prompts that truly runs, by bisection over processes."""
+    """Find the largest batch of the longest prompts that runs, by bisection over processes."""
     from partita.lm.base import GenerationRequest
 
     model = load(folder, name)
@@ -352,7 +353,7 @@ def fit(folder: str, name: str, room: int) -> Row:
 
     def runs(rows: int) -> bool:
         nonlocal killed
-        others = [chance.sample(longest, len(longest)) for _ in range(rows)]  # equal ones would be computed once
+        others = [chance.sample(longest, len(longest)) for _ in range(rows)]  # equal prompts would be computed once
         requests = [GenerationRequest(ids, NEW_TOKENS) for ids in others]
         child = os.fork()
         if child == 0:
@@ -372,7 +373,7 @@ def fit(folder: str, name: str, room: int) -> Row:
 
 
 def generates(pipeline: Any, requests: list[Any], room: int) -> bool:
-    """Return whether rows are answered at once in this many more bytes; free memory returns to the system at once."""
+    """Return whether rows can be answered at once in `room` more bytes; freed memory returns to the system at once."""
     from partita.generation.generator import generate_requests
     from partita.generation.oom_backoff import BatchBudget
     from partita.generation.requests import GenerationSettings
@@ -392,7 +393,7 @@ def generates(pipeline: Any, requests: list[Any], room: int) -> bool:
 
 
 def job(folder: str, name: str, size: int) -> float:
-    """Return the CPU seconds of the whole job at a size."""
+    """Return the CPU seconds of the whole job with a batch size."""
     model = load(folder, name)
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)
