@@ -1,8 +1,8 @@
-"""What MkDocs does beside its plugins: the configuration reference as one page per section, and links out of `docs/`.
+"""Hooks of MkDocs: split the configuration reference into one page per section, and rewrite links out of `docs/`.
 
-`docs/config-reference.md` is generated from the schema and is read as it is on the repository's pages. The site would
-show its 1,200 lines as one page, so this splits it at the top-level keys and sends links to the page with their anchor.
-Links to files of the repository outside of `docs/` lead to the repository.
+`docs/config-reference.md` is generated from the schema and shown unchanged in the repository. On the site its 1,200
+lines would be one page, so it is split at the top-level keys, and links go to the page with their anchor. Links to
+files outside of `docs/` go to the repository.
 """
 
 import posixpath
@@ -24,12 +24,12 @@ github_slug = slugify(case="lower")
 
 @dataclass(frozen=True)
 class Reference:
-    """The pages that the reference is split into."""
+    """The pages of the split reference."""
 
     pages: dict[str, str]
-    """Markdown by path in the site; the first is the overview."""
+    """Markdown by path in the site; the first page is the overview."""
     anchors: dict[str, str]
-    """The path of the page that holds each anchor."""
+    """The path of the page with each anchor."""
 
 
 def split(text: str) -> Reference:
@@ -53,7 +53,7 @@ def split(text: str) -> Reference:
 
 
 def row_link(row: re.Match[str], sections: dict[str, str]) -> str:
-    """The first cell of an overview row, with a link to the page of its key."""
+    """Return the first cell of an overview row, with a link to the page of its key."""
     return f"| [`{row[1]}`]({row[1]}.md)" if row[1] in sections else row[0]
 
 
@@ -62,7 +62,7 @@ def load(docs: str) -> Reference:
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Put the split pages in the place of the reference."""
+    """Replace the reference with the split pages."""
     whole = files.get_file_from_path(REFERENCE)
     assert whole is not None, f"{REFERENCE} is missing"
     files.remove(whole)
@@ -72,7 +72,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Send links to the whole reference to its parts, and links out of `docs/` to the repository."""
+    """Rewrite links to the reference to its parts, and links out of `docs/` to the repository."""
     reference = load(config.docs_dir)
     own = page.file.src_uri
     here = posixpath.dirname(own)
@@ -82,7 +82,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
         target = posixpath.normpath(posixpath.join(here, path)) if path else own
         if target == REFERENCE or (not path and own in reference.pages):
             if anchor and anchor not in reference.anchors:
-                return link[0]  # MkDocs warns of it: the whole reference is not part of the site
+                return link[0]  # otherwise MkDocs warns: the whole reference is not part of the site
             part = reference.anchors[anchor] if anchor else f"{FOLDER}/index.md"
             address = posixpath.relpath(part, here or ".")
             return f"]({address}#{anchor})" if anchor else f"]({address})"
@@ -91,11 +91,11 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
             return f"]({config.repo_url}/{kind}/main/{posixpath.normpath('docs/' + target)})"
         return link[0]
 
-    # Code is left as it stands.
+    # Code is not changed.
     parts = FENCE.split(markdown)
     return "".join(part if part.startswith("```") else LINK.sub(redirect, part) for part in parts)
 
 
 def on_page_content(html: str, *, page: Any, **_: Any) -> str:
-    """Mark the reference for the stylesheet."""
+    """Mark the pages of the reference for the stylesheet."""
     return f'<div class="reference">{html}</div>' if page.file.src_uri.startswith(f"{FOLDER}/") else html
