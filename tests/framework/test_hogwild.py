@@ -193,13 +193,13 @@ def test_a_killed_worker_ends_the_run_which_can_resume(
     results: list[Any] = []
     log = hogwild.HogwildRun.log
 
-    def kill_behind_an_epoch(training: hogwild.HogwildRun, *args: Any, **kwargs: Any) -> None:
+    def kill_after_an_epoch(training: hogwild.HogwildRun, *args: Any, **kwargs: Any) -> None:
         log(training, *args, **kwargs)
         if not results:
             results.extend(children(os.getpid()))
             os.kill(results[1], signal.SIGKILL)
 
-    monkeypatch.setattr(hogwild.HogwildRun, "log", kill_behind_an_epoch)
+    monkeypatch.setattr(hogwild.HogwildRun, "log", kill_after_an_epoch)
     with pytest.raises(TrainingError) as caught:
         Model(settings, quiet=True).train(run=tmp_path / "run")
     assert str(caught.value) in {

@@ -219,8 +219,8 @@ def test_a_failed_run_is_recorded_and_can_be_trained_later(colours: Any, tmp_pat
         Model(colours.config(trainer=short), quiet=True).train([{"text": "x", "color": "red"}], run=tmp_path / "run")
     assert not (tmp_path / "run").exists(), "it failed before its first step"
     # Nothing was trained yet: the folder can be used with a corrected configuration too.
-    mended = colours.config(trainer={**short, "batch_size": 32})
-    assert Model(mended, quiet=True).train(run=tmp_path / "run").steps == 16
+    corrected = colours.config(trainer={**short, "batch_size": 32})
+    assert Model(corrected, quiet=True).train(run=tmp_path / "run").steps == 16
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_train_logs_in_plain_lines_and_prints_a_table(trained: Done, folder: Pat
 
 
 @pytest.mark.long
-def test_the_same_run_again_prints_the_same_result_as_json_and_trains_nothing(
+def test_repeating_a_finished_run_prints_the_same_result_without_training(
     trained: Done, folder: Path, here: Here
 ) -> None:
     log = (folder / "first" / "log.jsonl").read_bytes()
@@ -173,7 +173,7 @@ def test_the_same_run_again_prints_the_same_result_as_json_and_trains_nothing(
 
 
 @pytest.mark.long
-def test_a_run_predicts_and_predicts_on(trained: Done, folder: Path, partita: Forked) -> None:
+def test_a_run_predicts_and_resumes_a_prediction(trained: Done, folder: Path, partita: Forked) -> None:
     words = ("predict", "first", "--dataset", "rows.csv", "--output", "out.parquet")
     first = partita(*words)
     assert first.returncode == 0, first.stderr
@@ -200,7 +200,7 @@ def test_evaluate_prints_a_table_or_json(trained: Done, partita: Forked, here: H
     assert f"{scores['model']['loss']:.4f}" in shown.stdout
 
 
-def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Forked, here: Here) -> None:
+def test_a_zero_shot_configuration_predicts_and_overrides_apply(folder: Path, partita: Forked, here: Here) -> None:
     words = ("predict", "zero.yaml", "--dataset", "rows.csv", "--output", "zero.jsonl", "--json", "-q")
     done = partita(*words, "--set", "generation.max_new_tokens=3")
     assert (done.returncode, done.stderr) == (0, "")
@@ -288,7 +288,7 @@ def test_a_zero_shot_file_predicts_and_overrides_count(folder: Path, partita: Fo
         ),
     ],
 )
-def test_errors_are_reported_in_words_with_their_exit_code(
+def test_errors_are_reported_with_their_exit_code(
     words: str, code: int, message: str, folder: Path, here: Here
 ) -> None:
     for name in ("begun", "apart/begun", "apart/nothing"):
@@ -302,14 +302,14 @@ def test_errors_are_reported_in_words_with_their_exit_code(
     assert here(*words.split(), "--quiet") == (code, "", message.format(folder=folder) + "\n")
 
 
-def test_a_data_set_of_the_hub_that_cannot_be_reached_is_reported(partita: Forked) -> None:
+def test_an_unreachable_dataset_of_the_hub_is_reported(partita: Forked) -> None:
     done = partita("train", "run.yaml", "--dataset", "nobody/nothing", "--run", "hub", "-q")
     assert done.returncode == 2
     assert done.stderr.startswith("error: nobody/nothing cannot be read: ConnectionError: Couldn't reach")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_must_not_be_written_is_reported(folder: Path, here: Here) -> None:
+def test_a_folder_without_write_permission_is_reported(folder: Path, here: Here) -> None:
     (folder / "closed").mkdir(mode=0o555)
     code, _, stderr = here("train", "run.yaml", "--run", "closed/run")
     assert code == 1
@@ -336,7 +336,7 @@ LIMIT_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_0
 """Limit files of this process to 300 kB, as a full disk would."""
 
 
-def test_a_run_that_finds_no_room_says_so_and_continues_when_there_is(folder: Path, partita: Forked) -> None:
+def test_a_run_on_a_full_disk_is_reported_and_resumes_when_there_is_space(folder: Path, partita: Forked) -> None:
     words = ("train", "run.yaml", "--run", "full", "--quiet")
     done = partita(*words, before=LIMIT_FILES)
     message = "error: the run in full cannot be written: File too large; fix that and rerun the same command\n"
@@ -382,10 +382,10 @@ def test_a_terminal_gets_a_bar(forks: Forks, folder: Path) -> None:
     assert "8/8" in shown
     assert re.search(r"loss \d\.\d+  epoch 1  tokens/s", shown)
     assert "\x1b[?25l" in shown, "the bar is redrawn in its place"
-    assert "\x1b[?25h" in shown, "the cursor comes back"
+    assert "\x1b[?25h" in shown, "the cursor is shown again"
 
 
-def test_init_asks_a_person_at_a_terminal(forks: Forks, folder: Path, partita: Forked) -> None:
+def test_init_asks_questions_at_a_terminal(forks: Forks, folder: Path, partita: Forked) -> None:
     answers = ("rows.csv", "fly", "classify", "scratch")
     code, shown = on_a_terminal(forks, "init", "asked", folder=folder, answers=answers)
     assert code == 0, shown
@@ -393,7 +393,7 @@ def test_init_asks_a_person_at_a_terminal(forks: Forks, folder: Path, partita: F
     assert partita("validate", "asked/run.yaml").stdout.startswith("asked/run.yaml: ok (finetune of scratch")
 
 
-def test_help_of_each_command_names_every_flag() -> None:
+def test_help_of_each_command_lists_every_flag() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert commands.keys() == FLAGS.keys()
     overview = CliRunner().invoke(app, ["--help"]).stdout

@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_right_file_is_summed_up_in_one_line(
+def test_a_valid_configuration_is_summarized_in_one_line(
     file: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     override = ("--set", "trainer.type=finetune", "--set", "adapter={type: lora}")
@@ -37,7 +37,7 @@ def test_a_right_file_is_summed_up_in_one_line(
     assert capsys.readouterr().out == f"{file}: ok (finetune of scratch llama with lora; 1 input, 1 output)\n"
 
 
-def test_wrong_files_exit_with_2_and_all_problems(
+def test_wrong_configurations_exit_with_2_and_all_problems(
     file: Path, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = tmp_path / "wrong.yaml"
@@ -83,13 +83,13 @@ def loaded_by(*arguments: str) -> tuple[str, set[str]]:
     return "\n".join(printed), set(modules.split())
 
 
-def test_validate_loads_nothing_heavy_and_for_a_file_that_is_right_nothing_that_explains_mistakes(file: Path) -> None:
+def test_validate_loads_no_heavy_library_and_no_error_modules_for_a_valid_configuration(file: Path) -> None:
     printed, modules = loaded_by("validate", str(file))
     assert printed.endswith("ok (zero-shot of scratch llama; 1 input, 1 output)")
     assert modules & (HEAVY | FOR_MISTAKES | FOR_OTHER_FILES | {"rich"}) == set()
 
 
-def test_validate_loads_what_explains_mistakes_with_the_first_mistake(file: Path) -> None:
+def test_validate_loads_error_modules_at_the_first_error(file: Path) -> None:
     file.write_text(file.read_text() + "sead: 1\n")
     modules = loaded_by("validate", str(file))[1]
     assert modules >= FOR_MISTAKES
@@ -108,7 +108,7 @@ def test_schema_prints_the_json_schema_or_the_reference() -> None:
     assert CliRunner().invoke(app, ["schema", "--markdown"]).stdout == markdown()
 
 
-def test_explain_shows_what_is_written_or_chosen_and_counts_the_rest(file: Path) -> None:
+def test_explain_shows_written_and_derived_values_and_counts_the_rest(file: Path) -> None:
     overrides = ["seed=9", "trainer.type=finetune", "trainer.epochs=2"]
     flags = [f"--set={one}" for one in overrides]
     text = CliRunner().invoke(app, ["explain", str(file), *flags]).stdout
@@ -164,13 +164,13 @@ def test_init_writes_a_valid_file_for_every_task(
     assert f"error: {folder / 'run.yaml'} exists; remove it or name another folder" in capsys.readouterr().err
 
 
-def test_init_without_a_terminal_takes_defaults(tmp_path: Path, command: Command) -> None:
+def test_init_without_a_terminal_uses_defaults(tmp_path: Path, command: Command) -> None:
     assert command("init", tmp_path, "--zero-shot") == 0
     config = load_config(tmp_path / "run.yaml").config
     assert (config.trainer.type, config.base_model) == ("none", "meta-llama/Llama-3.2-1B-Instruct")
 
 
-def test_init_writes_a_path_to_the_rows_that_starts_at_the_file(
+def test_init_writes_a_path_relative_to_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -218,7 +218,7 @@ def test_init_refuses_a_csv_with_another_separator_and_writes_nothing(
     assert not (tmp_path / "new").exists()
 
 
-def test_init_warns_of_an_output_that_is_the_same_in_all_rows(
+def test_init_warns_about_an_output_with_the_same_value_in_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -252,6 +252,6 @@ def test_a_shell_completes_commands_and_options() -> None:
     assert completed("predict --dat") == ["--dataset"]
 
 
-def test_init_names_the_tasks_there_are(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_lists_the_tasks(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("init", tmp_path, "--task", "paint") == 2
     assert capsys.readouterr().err == "--task: got paint; write one of classify, tag, extract, answer, score, chat\n"

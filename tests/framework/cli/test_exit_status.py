@@ -97,20 +97,20 @@ def ended(forks: Forks, folder: Path) -> Ended:
     return call
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_is_tested() -> None:
     assert set(MISTAKES) == COMMANDS
     assert set(INTERRUPTED) == COMMANDS - {"schema", "doctor"}, "these commands open no user file"
 
 
 @pytest.mark.parametrize("command", MISTAKES)
-def test_a_mistake_of_the_user_ends_a_command_with_2(command: str, ended: Ended) -> None:
+def test_a_user_error_ends_a_command_with_2(command: str, ended: Ended) -> None:
     status, message = ended(command, MISTAKES[command])
     assert status == 2, message
     assert message
 
 
 @pytest.mark.parametrize("command", FAILURES)
-def test_a_job_that_failed_ends_a_command_with_1(command: str, ended: Ended) -> None:
+def test_a_failed_job_ends_a_command_with_1(command: str, ended: Ended) -> None:
     status, message = ended(command, FAILURES[command], before=NO_ROOM)
     assert status == 1, message
     assert "File too large" in message

@@ -68,7 +68,7 @@ def test_every_flag_of_train_reaches_the_model(call: Call) -> None:
 
 
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])
-def test_flags_that_commands_share_open_the_model(call: Call, verb: str) -> None:
+def test_shared_flags_reach_the_model(call: Call, verb: str) -> None:
     words = (verb, "run.yaml", "--dataset", "a.csv", *(("--output", "b.csv") if verb == "predict" else ()))
     opened = {"path": "run.yaml", "overrides": [], "quiet": False, "trust_remote_code": False, "one_process": False}
     assert call(*words).opened == opened

@@ -66,7 +66,7 @@ def zero(colours: Any, tmp_path: Path) -> None:
     (tmp_path / "zero.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
 
 
-def test_rows_come_from_standard_input_and_answers_go_to_standard_output(
+def test_rows_are_read_from_standard_input_and_answers_written_to_standard_output(
     colours: Any, piped: Piped, tmp_path: Path
 ) -> None:
     rows = colours.rows(6)
@@ -89,7 +89,7 @@ def test_the_same_input_again_is_resumed(colours: Any, piped: Piped) -> None:
     assert "resumed 3 of 3" in err
 
 
-def test_another_format_of_standard_input_is_named(colours: Any, piped: Piped) -> None:
+def test_another_format_of_standard_input_can_be_given(colours: Any, piped: Piped) -> None:
     text = pd.DataFrame(colours.rows(3)).to_csv(index=False)
     code, out, _ = piped("predict zero.yaml --dataset - --stdin-format csv --output - -q", text)
     assert (code, len(out.splitlines())) == (0, 3)
@@ -105,7 +105,7 @@ def test_another_format_of_standard_input_is_named(colours: Any, piped: Piped) -
         ("x" * 100, f"{'x' * 57}...", "FORMAT (csv, tsv, json or txt)"),
     ],
 )
-def test_another_format_than_json_lines_is_refused_with_the_option_to_write(
+def test_input_that_is_not_json_lines_is_refused_with_the_option_to_write(
     text: str, line: str, wanted: str, piped: Piped
 ) -> None:
     code, out, err = piped("predict zero.yaml --dataset - --output - -q", text)
@@ -148,7 +148,7 @@ def test_evaluate_reads_standard_input(colours: Any, piped: Piped) -> None:
         ("--set backend={type: torchrun, processes: 2}", None),
     ],
 )
-def test_what_cannot_stand_beside_a_stream_is_refused(words: str, message: str | None, piped: Piped) -> None:
+def test_options_that_conflict_with_standard_streams_are_refused(words: str, message: str | None, piped: Piped) -> None:
     words = words.replace(": ", ":").replace(", ", ",")
     words = words.replace("{type:torchrun,processes:2}", '{"type":"torchrun","processes":2}')
     code, out, err = piped(f"predict zero.yaml --dataset - --output - -q {words}", "")

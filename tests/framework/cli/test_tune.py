@@ -89,13 +89,13 @@ def test_sizes_are_printed_and_flags_reach_the_model(model: Tuned, call: Call) -
     assert model.asked == [("rows.csv", True)]
 
 
-def test_without_flags_the_data_of_the_file_and_earlier_results_count(model: Tuned, call: Call) -> None:
+def test_without_flags_the_configured_data_and_cached_results_are_used(model: Tuned, call: Call) -> None:
     assert call("run.yaml")[0] == 0
     assert model.opened == [("run.yaml", [], False)]
     assert model.asked == [(None, False)]
 
 
-def test_json_holds_the_records_and_nothing_else(model: Tuned, call: Call, tmp_path: Path) -> None:
+def test_json_contains_only_the_records(model: Tuned, call: Call, tmp_path: Path) -> None:
     code, shown, stderr = call("run.yaml", "--json", "--plot", "plot.svg")
     assert (code, stderr) == (0, "")
     assert (tmp_path / "plot.svg").exists()
@@ -107,7 +107,7 @@ def test_json_holds_the_records_and_nothing_else(model: Tuned, call: Call, tmp_p
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG\r\n"), ("a.svg", b"<?xml"), ("a.html", b"<!DOCTYPE")])
-def test_a_plot_is_written_by_its_ending_and_named(
+def test_the_extension_of_a_plot_selects_its_format_and_its_path_is_printed(
     name: str, start: bytes, model: Tuned, call: Call, tmp_path: Path
 ) -> None:
     code, shown, _ = call("run.yaml", "--plot", name)
@@ -116,18 +116,18 @@ def test_a_plot_is_written_by_its_ending_and_named(
     assert (tmp_path / name).read_bytes().startswith(start)
 
 
-def test_the_title_of_a_page_names_the_file(model: Tuned, call: Call, tmp_path: Path) -> None:
+def test_the_title_of_a_page_has_the_name_of_the_configuration(model: Tuned, call: Call, tmp_path: Path) -> None:
     call("runs/first", "--plot", "a.html")
     assert "<title>Batch sizes of runs/first</title>" in (tmp_path / "a.html").read_text(encoding="utf8")
 
 
-def test_another_ending_is_refused_before_anything_is_measured(model: Tuned, call: Call) -> None:
+def test_an_unknown_extension_is_refused_before_the_measurement(model: Tuned, call: Call) -> None:
     message = "error: a.pdf has the ending '.pdf'; plots are written as .png, .svg or .html\n"
     assert call("run.yaml", "--plot", "a.pdf") == (2, "", message)
     assert model.opened == []
 
 
-def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(
+def test_without_matplotlib_a_plot_is_refused_before_the_measurement(
     model: Tuned, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -136,9 +136,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_measured(
     assert model.opened == []
 
 
-def test_a_picture_of_sizes_of_the_file_is_refused_after_they_were_printed(
-    model: Tuned, call: Call, tmp_path: Path
-) -> None:
+def test_a_plot_of_configured_sizes_is_refused_after_they_are_printed(model: Tuned, call: Call, tmp_path: Path) -> None:
     del model.sizes["generation"]
     code, shown, stderr = call("run.yaml", "--plot", "a.png")
     assert (code, shown) == (2, "evaluation: 4 rows, as the file says\n")

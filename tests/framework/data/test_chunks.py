@@ -12,7 +12,7 @@ from partita.data.formatting.row_tokenizer import build_row_tokenizer
 SAID = {"episode": [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["y2"]}]}
 
 
-def test_a_dialogue_of_a_stream_becomes_its_rows_where_it_is_encoded(
+def test_a_dialogue_of_a_stream_is_expanded_to_rows_during_encoding(
     make_config: Callable[..., Any], tokenizer: Any
 ) -> None:
     config = make_config(
@@ -33,7 +33,7 @@ def test_a_dialogue_of_a_stream_becomes_its_rows_where_it_is_encoded(
     assert again.ids.tolist() == result.ids.tolist()
 
 
-def test_the_expander_of_a_chunk_is_made_once(
+def test_the_expander_of_a_chunk_is_created_once(
     make_config: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(
@@ -52,7 +52,7 @@ def test_the_expander_of_a_chunk_is_made_once(
     assert len(made) == 1
 
 
-def test_json_of_a_row_is_read_once_and_what_is_none_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_of_a_row_is_parsed_once_and_invalid_json_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
     loads = json.loads
     monkeypatch.setattr(json, "loads", lambda text: (read.append(text), loads(text))[1])
@@ -72,7 +72,7 @@ def test_json_of_a_row_is_read_once_and_what_is_none_says_so(monkeypatch: pytest
     }
 
 
-def test_rows_with_more_tokens_than_a_batch_are_bad_and_their_other_examples_stay(
+def test_rows_longer_than_a_batch_are_bad_and_other_rows_of_their_dialogue_are_kept(
     make_config: Callable[..., Any], tokenizer: Any
 ) -> None:
     config = make_config(

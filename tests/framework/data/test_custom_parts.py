@@ -143,7 +143,7 @@ def text(encoded: TokenizedDataset, row: int) -> str:
         pytest.param({"workers": 1, "start_method": "spawn"}, marks=pytest.mark.long),
     ],
 )
-def test_a_shaper_of_ones_own_writes_rows_in_every_process(
+def test_a_custom_formatter_writes_rows_in_every_process(
     tmp_path: Path, make_config: Make, parts: str, options: dict[str, Any]
 ) -> None:
     config = make_config(data={"formatter": f"{parts}:Loud"}, prompt={"task": "!"})
@@ -153,12 +153,12 @@ def test_a_shaper_of_ones_own_writes_rows_in_every_process(
     assert result.loss_spans(0).tolist() == [[3, 5]]
 
 
-def test_prompts_of_a_shaper_of_ones_own_have_no_answer(tmp_path: Path, make_config: Make, parts: str) -> None:
+def test_prompts_of_a_custom_formatter_have_no_answer(tmp_path: Path, make_config: Make, parts: str) -> None:
     made = encoder(make_config(data={"formatter": f"{parts}:Loud"}), tmp_path)
     assert made.encode_prompt({"question": "ab"}, key="k").text == "AB"
 
 
-def test_another_text_of_the_module_is_another_plan(tmp_path: Path, make_config: Make, parts: str) -> None:
+def test_a_changed_module_changes_the_plan(tmp_path: Path, make_config: Make, parts: str) -> None:
     config = make_config(data={"formatter": f"{parts}:Loud"})
     before = encoder(config, tmp_path).parts()
     (tmp_path / f"{parts}.py").write_text(PARTS + "\n")
@@ -179,7 +179,7 @@ def test_another_text_of_the_module_is_another_plan(tmp_path: Path, make_config:
         ("Texts", "gave a str for a row; give a FormattedText for each"),
     ],
 )
-def test_a_shaper_that_gives_something_else_is_reported(
+def test_a_custom_formatter_with_wrong_results_is_reported(
     tmp_path: Path, make_config: Make, parts: str, name: str, expected: str
 ) -> None:
     made = encoder(make_config(data={"formatter": f"{parts}:{name}"}), tmp_path)
@@ -188,7 +188,7 @@ def test_a_shaper_that_gives_something_else_is_reported(
     assert str(error.value) == f"data.formatter: {parts}:{name} {expected}"
 
 
-def test_a_collate_of_ones_own_makes_the_batches(tmp_path: Path, make_config: Make, parts: str) -> None:
+def test_a_custom_collate_function_creates_the_batches(tmp_path: Path, make_config: Make, parts: str) -> None:
     encoded = build(make_config(), tmp_path)
     rows = alone(torch.arange(2).numpy())
     plain = build_collate(None, folder=tmp_path, pad_token_id=0)(encoded, rows)
@@ -205,7 +205,7 @@ def test_a_collate_of_ones_own_makes_the_batches(tmp_path: Path, make_config: Ma
         ("OtherShapes", "gave ids of shape (2, 5) and labels of shape (2, 4)"),
     ],
 )
-def test_a_collate_that_gives_something_else_is_reported(
+def test_a_custom_collate_function_with_wrong_results_is_reported(
     tmp_path: Path, make_config: Make, parts: str, name: str, expected: str
 ) -> None:
     encoded = build(make_config(), tmp_path)
@@ -231,7 +231,7 @@ def test_a_collate_that_gives_something_else_is_reported(
         ("Longer", "gave lengths [10] for ids of shape (1, 9); give the real tokens of each line"),
     ],
 )
-def test_a_collate_that_does_not_pack_as_planned_is_reported(
+def test_a_custom_collate_function_that_does_not_pack_as_planned_is_reported(
     tmp_path: Path, make_config: Make, parts: str, name: str, expected: str
 ) -> None:
     encoded = build(make_config(), tmp_path)
@@ -243,7 +243,7 @@ def test_a_collate_that_does_not_pack_as_planned_is_reported(
         build_collate(f"{parts}:Same", folder=tmp_path, pad_token_id=0)(encoded, planned)
 
 
-def test_a_part_that_is_not_there_is_reported_at_its_key(tmp_path: Path, make_config: Make, parts: str) -> None:
+def test_a_missing_class_is_reported_with_its_key(tmp_path: Path, make_config: Make, parts: str) -> None:
     with pytest.raises(ConfigError) as error:
         encoder(make_config(data={"formatter": f"{parts}:Lout"}), tmp_path)
     assert str(error.value) == f"data.formatter: module {parts} has no class Lout; did you mean Loud?"
@@ -254,7 +254,7 @@ def test_a_part_that_is_not_there_is_reported_at_its_key(tmp_path: Path, make_co
     )
 
 
-def test_rows_of_a_source_of_ones_own_are_rows_like_others(tmp_path: Path, make_config: Make) -> None:
+def test_rows_of_a_custom_source_are_used_like_others(tmp_path: Path, make_config: Make) -> None:
     name = f"source_{os.urandom(4).hex()}"
     (tmp_path / f"{name}.py").write_text(
         "class Sums:\n"

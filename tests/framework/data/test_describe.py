@@ -54,22 +54,22 @@ def test_every_batching_is_reported_with_its_sizes(written: dict[str, Any], expe
     assert describe(written, max_tokens=300).batching == expected
 
 
-def test_padding_is_that_of_the_batches_that_are_made() -> None:
+def test_the_reported_padding_equals_that_of_the_batches() -> None:
     plan = describe({"type": "bucket"})
     cells = sum(4 * int(longest) for longest in LENGTHS[3::4])  # rows sorted by length, four in a batch
     assert plan.padding == pytest.approx(1 - 5050 / cells)
 
 
-def test_why_a_batching_was_chosen_is_reported_after_it() -> None:
+def test_the_reason_for_the_batching_is_reported_after_it() -> None:
     assert describe({"type": "bucket"}, reason="batching bucket: since").lines()[2] == "batching bucket: since"
 
 
-def test_rows_of_a_mix_are_those_of_an_epoch() -> None:
+def test_the_rows_of_a_mix_are_counted_for_an_epoch() -> None:
     plan = describe({"type": "bucket"}, rows=200)
     assert (plan.rows, plan.tokens) == (200, 10_100)
 
 
-def test_a_stream_is_reported_by_its_beginning() -> None:
+def test_a_stream_is_described_by_its_first_rows() -> None:
     batching = TypeAdapter(Batching).validate_python({"type": "bucket"})
     plan = plan_of_stream(
         LENGTHS,
@@ -104,7 +104,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "run.yaml"
 
 
-def test_explain_shows_what_is_done_with_the_data(file: Path) -> None:
+def test_explain_shows_the_processing_of_the_data(file: Path) -> None:
     shown = CliRunner().invoke(app, ["explain", str(file), "--data"])
     assert shown.exit_code == 0, shown.output
     plan, data_part = shown.stdout.split("\n# data:\n")
@@ -124,13 +124,13 @@ def test_explain_without_data_reads_none(file: Path) -> None:
     assert "# data:" not in shown.stdout
 
 
-def test_explain_gives_the_plan_as_json_too(file: Path) -> None:
+def test_explain_prints_the_plan_as_json(file: Path) -> None:
     shown = CliRunner().invoke(app, ["explain", str(file), "--json", "--dataset", str(file.parent / "rows.jsonl")])
     data = json.loads(shown.stdout)["data"]
     assert (data["rows"], data["steps"], data["assumed"]) == (100, 14, "")
 
 
-def test_a_size_that_is_measured_later_is_said_to_be_assumed(file: Path) -> None:
+def test_a_size_that_is_measured_later_is_reported_as_assumed(file: Path) -> None:
     result = plan_of_file(load_config(file, overrides=["trainer.batch_size=auto"]).config, folder=file.parent)
     assert result.assumed == "batch_size is auto and found when the run begins (partita tune); taken as 16 rows here"
     assert result.plan.steps_per_epoch == 7
@@ -139,14 +139,14 @@ def test_a_size_that_is_measured_later_is_said_to_be_assumed(file: Path) -> None
     assert result.assumed.endswith("; taken as 198 tokens here")
 
 
-def test_a_written_token_budget_needs_no_assumption(file: Path) -> None:
+def test_a_configured_token_budget_needs_no_assumption(file: Path) -> None:
     budget = ["trainer.batch_size=auto", "data.batching={type: token_budget, max_tokens: 50}"]
     result = plan_of_file(load_config(file, overrides=budget).config, folder=file.parent)
     assert result.assumed == ""
     assert result.plan.batching == "token_budget: up to 50 tokens a batch, windows of 2,048 rows"
 
 
-def test_the_plan_of_a_stream_is_that_of_its_beginning(file: Path) -> None:
+def test_the_plan_of_a_stream_is_that_of_its_first_rows(file: Path) -> None:
     config = load_config(
         file,
         overrides=[
@@ -169,7 +169,7 @@ def test_the_plan_of_a_mix_counts_the_rows_of_an_epoch(file: Path) -> None:
     assert result.plan.steps_per_epoch == 13
 
 
-def test_a_file_that_trains_nothing_has_no_plan(file: Path) -> None:
+def test_a_configuration_without_training_has_no_plan(file: Path) -> None:
     with pytest.raises(DataError) as error:
         plan_of_file(load_config(file, overrides=["trainer={type: none}"]).config, folder=file.parent)
     assert str(error.value) == "nothing is trained with trainer: {type: none}, so there is no plan for its data"

@@ -29,7 +29,7 @@ def as_text(rows: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str, list
     ]
 
 
-def test_each_mode_makes_its_rows() -> None:
+def test_each_mode_expands_a_dialogue_to_its_rows() -> None:
     assert as_text(expander("packed_dialogue").expand(EPISODE, "e:1")) == [("e:1", "x1 y1 x2 a x3", ["y3"])]
     assert as_text(expander("last_turn").expand(EPISODE, "e:1")) == [("e:1", "x1 y1 x2 a x3", ["y3"])]
     assert as_text(expander("squash").expand(EPISODE, "e:1")) == [
@@ -39,7 +39,7 @@ def test_each_mode_makes_its_rows() -> None:
     ]
 
 
-def test_every_right_answer_may_have_its_own_row() -> None:
+def test_every_correct_answer_may_have_a_separate_row() -> None:
     assert as_text(expander("squash", labels="all").expand(EPISODE, "e:1"))[1:4] == [
         ("e:1#2", "x1 y1 x2", ["a"]),
         ("e:1#3", "x1 y1 x2", ["b"]),
@@ -47,7 +47,7 @@ def test_every_right_answer_may_have_its_own_row() -> None:
     ]
 
 
-def test_a_random_answer_is_the_same_in_every_run_and_in_what_was_said() -> None:
+def test_a_random_answer_is_the_same_in_every_run_and_in_the_history() -> None:
     makers = [expander("squash", labels="random", seed=seed) for seed in range(30)]
     chosen = []
     for maker in makers:
@@ -59,14 +59,14 @@ def test_a_random_answer_is_the_same_in_every_run_and_in_what_was_said() -> None
     assert set(chosen) == {"a", "b", "c"}
 
 
-def test_rows_for_scores_hold_all_right_answers_and_learn_no_earlier_one() -> None:
+def test_rows_for_scoring_have_all_correct_answers_and_no_earlier_answer_in_the_loss() -> None:
     rows = for_scores(expander("packed_dialogue")).expand(EPISODE, "e:1")
 
     assert as_text(rows)[1] == ("e:1#2", "x1 y1 x2", ["a", "b", "c"])
     assert not any(row["messages"]["train_all"] for _, row in rows)
 
 
-def test_rows_that_are_made_already_or_cannot_be_read_come_out_as_they_went_in() -> None:
+def test_expanded_rows_and_unreadable_rows_are_not_changed() -> None:
     maker = expander("squash")
     [_, (key, made), _] = maker.expand(EPISODE, "e:1")
 
@@ -76,7 +76,7 @@ def test_rows_that_are_made_already_or_cannot_be_read_come_out_as_they_went_in()
     assert maker.expand(silent, "e:3") == [("e:3", silent)]
 
 
-def test_an_expander_can_be_sent_to_other_processes() -> None:
+def test_an_expander_can_be_pickled() -> None:
     maker = expander("squash", context=HistoryLimits(context_length=2))
 
     assert pickle.loads(pickle.dumps(maker)).expand(EPISODE, "k") == maker.expand(EPISODE, "k")
@@ -103,7 +103,7 @@ dialogues = st.lists(
 @given(
     dialogues, st.sampled_from(["packed_dialogue", "squash", "last_turn"]), st.sampled_from(["first", "all", "random"])
 )
-def test_rows_by_index_are_those_of_each_dialogue_in_turn(rows: list[dict[str, Any]], mode: Any, labels: Any) -> None:
+def test_rows_by_index_are_in_the_order_of_the_dialogues(rows: list[dict[str, Any]], mode: Any, labels: Any) -> None:
     maker = expander(mode, labels=labels)
     expected = [made for number, row in enumerate(rows, start=1) for made in maker.expand(row, f"chats:{number}")]
 
@@ -120,7 +120,7 @@ def test_rows_by_index_are_those_of_each_dialogue_in_turn(rows: list[dict[str, A
 
 
 @given(dialogues)
-def test_squashed_rows_learn_what_the_packed_dialogue_learns(rows: list[dict[str, Any]]) -> None:
+def test_squashed_rows_have_the_loss_tokens_of_the_packed_dialogue(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         packed = expander("packed_dialogue").expand(row, "k")[0][1]
         squashed = [made for _, made in expander("squash").expand(row, "k")]
@@ -133,13 +133,13 @@ def test_squashed_rows_learn_what_the_packed_dialogue_learns(rows: list[dict[str
         assert learned == [(len(r["messages"]["messages"]), r["messages"]["labels"][0]) for r in squashed]
 
 
-def test_the_fingerprint_knows_how_rows_are_made() -> None:
+def test_the_fingerprint_depends_on_the_expansion_of_rows() -> None:
     makers = [expander("squash"), expander("last_turn"), expander("squash", context=HistoryLimits(context_length=2))]
 
     assert len({open_view([EPISODE], maker).fingerprint for maker in makers}) == 3
 
 
-def test_memory_of_a_view_does_not_grow_with_what_was_said() -> None:
+def test_memory_of_a_view_does_not_grow_with_the_history() -> None:
     count = 50
     long = {"episode": [{"text": "x" * 1000, "labels": ["y" * 1000]} for _ in range(20)]}
     view = open_view([long] * count, expander("squash"))

@@ -31,7 +31,7 @@ def squashed(messages: list[dict[str, Any]], context: HistoryLimits, count: Any 
 # The tables of ParlAI's document on squashed episodes: an episode of four exchanges.
 
 
-def test_without_labels_and_with_all_context_questions_pile_up() -> None:
+def test_without_labels_and_context_limit_the_history_has_all_questions() -> None:
     assert squashed(episode(4), HistoryLimits(include_labels=False)) == [
         ("x1", "y1"),
         ("x1 x2", "y2"),
@@ -40,7 +40,7 @@ def test_without_labels_and_with_all_context_questions_pile_up() -> None:
     ]
 
 
-def test_with_labels_a_context_length_counts_questions_and_answers() -> None:
+def test_with_labels_the_context_length_counts_questions_and_answers() -> None:
     assert squashed(episode(4), HistoryLimits(include_labels=True, context_length=3)) == [
         ("x1", "y1"),
         ("x1 y1 x2", "y2"),
@@ -71,12 +71,12 @@ def test_the_last_row_of_four_exchanges(context: HistoryLimits, last: str) -> No
     assert squashed(episode(4), context, count=len)[-1] == (last, "y4")
 
 
-def test_an_opening_system_message_is_always_shown_and_not_counted() -> None:
+def test_the_first_system_message_is_always_shown_and_not_counted() -> None:
     for context in (HistoryLimits(context_length=1), HistoryLimits(context_turns=1), HistoryLimits(context_tokens=2)):
         assert squashed(episode(3, system=True), context, count=len)[-1] == ("s x3", "y3")
 
 
-def test_questions_in_several_messages_are_one_turn_and_several_pieces() -> None:
+def test_questions_in_several_messages_are_one_turn() -> None:
     said: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "train": True},
@@ -100,7 +100,7 @@ limits = st.none() | st.integers(1, 8)
 
 
 @given(messages, st.booleans(), limits, limits, limits)
-def test_a_history_is_a_suffix_that_keeps_its_limits(
+def test_a_history_is_a_suffix_within_the_limits(
     said: list[dict[str, Any]], include: bool, length: int | None, turns: int | None, tokens: int | None
 ) -> None:
     context = HistoryLimits(include, length, turns, tokens)

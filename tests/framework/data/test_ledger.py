@@ -70,7 +70,7 @@ def test_a_second_save_keeps_what_was_saved(tmp_path: Path) -> None:
     assert [record["number"] for record in quarantine(tmp_path)] == [1, 2]
 
 
-def test_a_new_ledger_begins_again(tmp_path: Path) -> None:
+def test_a_new_ledger_starts_empty(tmp_path: Path) -> None:
     for number in (1, 2):
         ledger = Ledger(tmp_path, max_bad_rows=9)
         leave_out(ledger, number, "x")
@@ -79,7 +79,7 @@ def test_a_new_ledger_begins_again(tmp_path: Path) -> None:
     assert [record["number"] for record in quarantine(tmp_path)] == [2]
 
 
-def test_large_and_odd_rows_are_kept_as_cut_text(tmp_path: Path) -> None:
+def test_large_and_unusual_rows_are_saved_as_truncated_text(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, max_bad_rows=9)
     location = {"split": "training", "file": "f", "number": 1}
     ledger.leave_out("k", ["x"], row={"a": "y" * 9000}, **location)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def test_large_and_odd_rows_are_kept_as_cut_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "bad"), [(2, 2), (0.5, 5), (0, 0), (1.0, 10)])
-def test_as_many_bad_rows_as_the_run_accepts_are_fine(limit: float, bad: int) -> None:
+def test_the_accepted_number_of_bad_rows_does_not_stop_the_run(limit: float, bad: int) -> None:
     ledger = Ledger(None, max_bad_rows=limit)
     for number in range(bad):
         leave_out(ledger, number, "x")
@@ -119,7 +119,7 @@ def test_too_many_bad_rows_stop_with_the_most_frequent_reasons(tmp_path: Path) -
     assert len(quarantine(tmp_path)) == 20
 
 
-def test_a_number_of_bad_rows_is_a_limit_too() -> None:
+def test_the_limit_may_be_a_number_of_bad_rows() -> None:
     ledger = Ledger(None, max_bad_rows=1)
     leave_out(ledger, 1, "x")
     leave_out(ledger, 2, "x")
@@ -130,7 +130,7 @@ def test_a_number_of_bad_rows_is_a_limit_too() -> None:
         ledger.check(50)
 
 
-def test_endless_kinds_of_reasons_are_counted_together() -> None:
+def test_too_many_different_reasons_are_counted_together() -> None:
     ledger = Ledger(None, max_bad_rows=999)
     for number in range(300):
         leave_out(ledger, number, f"reason {number}")
@@ -173,7 +173,7 @@ def test_a_resumed_ledger_counts_every_row_once(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.json", "quarantine.jsonl"]
 
 
-def test_a_kill_before_the_position_is_loaded_loses_no_reason(tmp_path: Path) -> None:
+def test_a_kill_before_the_position_is_loaded_loses_no_reasons(tmp_path: Path) -> None:
     first = Ledger(tmp_path, max_bad_rows=9, resumable=True)
     leave_out(first, 1, "too long")
     position = first.state()
@@ -189,7 +189,7 @@ def test_a_kill_before_the_position_is_loaded_loses_no_reason(tmp_path: Path) ->
     assert [row["key"] for row in quarantine(tmp_path)] == ["a.csv:1"]
 
 
-def test_rows_whose_reasons_are_lost_are_counted_all_the_same(tmp_path: Path) -> None:
+def test_rows_without_saved_reasons_are_still_counted(tmp_path: Path) -> None:
     first = Ledger(tmp_path, max_bad_rows=0, resumable=True)
     leave_out(first, 1, "too long")
     position = first.state()
@@ -202,7 +202,7 @@ def test_rows_whose_reasons_are_lost_are_counted_all_the_same(tmp_path: Path) ->
         again.check()
 
 
-def test_a_torn_line_of_the_quarantine_is_passed_over(tmp_path: Path) -> None:
+def test_a_partial_line_of_the_quarantine_is_skipped(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, max_bad_rows=9)
     leave_out(ledger, 1, "too long")
     ledger.save()
@@ -212,7 +212,7 @@ def test_a_torn_line_of_the_quarantine_is_passed_over(tmp_path: Path) -> None:
     assert [row["key"] for row in read_quarantine(tmp_path / "quarantine.jsonl")] == ["a.csv:1"]
 
 
-def test_a_share_says_nothing_before_a_thousand_rows_of_a_stream() -> None:
+def test_a_fraction_of_bad_rows_applies_after_a_thousand_rows_of_a_stream() -> None:
     ledger = Ledger(None, max_bad_rows=0.01)
     leave_out(ledger, 1, "x")
     ledger.use(UsedRows(10), split="training")
@@ -227,14 +227,14 @@ def test_a_share_says_nothing_before_a_thousand_rows_of_a_stream() -> None:
         ledger.check_so_far()
 
 
-def test_a_number_of_bad_rows_stops_a_stream_at_once() -> None:
+def test_too_many_bad_rows_stop_a_stream_at_once() -> None:
     ledger = Ledger(None, max_bad_rows=0)
     leave_out(ledger, 1, "x")
     with pytest.raises(DataError, match="1 of 1 row"):
         ledger.check_so_far()
 
 
-def test_a_damaged_ledger_says_so(tmp_path: Path) -> None:
+def test_a_damaged_ledger_is_reported(tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{}")
     with pytest.raises(DataError) as error:
         read_counts(tmp_path)

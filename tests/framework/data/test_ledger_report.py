@@ -34,7 +34,7 @@ def write_rows(folder: Path) -> None:
     (folder / "more.jsonl").write_text(json.dumps({"question": "q", "answer": ""}) + "\n" + json.dumps(good[0]))
 
 
-def test_the_ledger_of_a_file_counts_all_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_of_a_configuration_counts_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rows(tmp_path)
     (tmp_path / "run.yaml").write_text(FILE)
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def test_the_ledger_of_a_file_counts_all_of_its_rows(tmp_path: Path, monkeypatch
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_newest_run_is_shown_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_run_is_shown_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("old", "new")):
         ledger = Ledger(Path("runs") / name, max_bad_rows=9)
@@ -72,7 +72,7 @@ def test_the_newest_run_is_shown_where_none_is_named(tmp_path: Path, monkeypatch
     assert "too long" in named
 
 
-def test_a_ledger_without_bad_rows_says_so(tmp_path: Path) -> None:
+def test_a_ledger_without_bad_rows_is_reported(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, max_bad_rows=9)
     ledger.use(UsedRows(5000), split="training")
     ledger.save()
@@ -98,7 +98,7 @@ def test_a_run_without_a_ledger_is_reported(tmp_path: Path) -> None:
     )
 
 
-def test_a_stream_has_no_ledger_before_it_is_read(tmp_path: Path, make_config: Make) -> None:
+def test_a_stream_has_no_ledger_before_training(tmp_path: Path, make_config: Make) -> None:
     config = make_config(
         base_model=SCRATCH,
         data={"source": {"type": "jsonl", "path": "rows.jsonl", "streaming": True}},

@@ -93,7 +93,7 @@ def take(loader: Loader, count: int) -> list[Any]:
     return [plain(step) for step in itertools.islice(loader.steps(), count)]
 
 
-def test_a_batch_holds_its_rows_padded_on_the_right() -> None:
+def test_rows_of_a_batch_are_padded_on_the_right() -> None:
     encoded = encode(
         [{"question": "ab", "answer": "c"}, {"question": "d", "answer": ""}, {"question": "e", "answer": "fgh"}]
     )
@@ -111,7 +111,7 @@ def test_a_batch_holds_its_rows_padded_on_the_right() -> None:
     assert batch.position_ids_BT is None
 
 
-def test_packed_rows_stand_after_each_other_with_their_own_positions() -> None:
+def test_packed_rows_are_concatenated_with_separate_positions() -> None:
     encoded = encode(
         [{"question": "ab", "answer": "c"}, {"question": "d", "answer": "x"}, {"question": "e", "answer": "fgh"}]
     )
@@ -131,7 +131,7 @@ def test_packed_rows_stand_after_each_other_with_their_own_positions() -> None:
 
 
 @given(rows=st.lists(st.integers(0, 52), max_size=12), data=st.data())
-def test_a_batch_is_what_plain_lists_make_of_its_rows(rows: list[int], data: st.DataObject) -> None:
+def test_a_batch_equals_a_reference_built_from_lists(rows: list[int], data: st.DataObject) -> None:
     grow = [0, *data.draw(st.lists(st.integers(0, 1), min_size=max(0, len(rows) - 1), max_size=max(0, len(rows) - 1)))]
     lines = np.cumsum(grow[: len(rows)]).astype(np.int64)
 
@@ -162,7 +162,7 @@ def test_a_batch_without_rows_is_empty() -> None:
     assert (batch.rows, batch.tokens, batch.loss_tokens) == (0, 0, 0)
 
 
-def test_every_epoch_holds_every_row_once_and_ends_are_reported() -> None:
+def test_every_epoch_has_every_row_once_and_epoch_ends_are_reported() -> None:
     loader = make()
     assert (loader.steps_per_epoch, loader.num_rows) == (5, 53)
 
@@ -180,7 +180,7 @@ def test_every_epoch_holds_every_row_once_and_ends_are_reported() -> None:
     assert {len(step.micro_batches) for step in steps} == {3}
 
 
-def test_a_run_continues_from_every_step_as_if_never_stopped() -> None:
+def test_a_run_resumed_from_any_step_equals_an_uninterrupted_one() -> None:
     for batching in BATCHINGS:
         straight = take(make(batching=batching), 18)
 
@@ -218,7 +218,7 @@ def test_the_tenth_resume_is_like_the_first(stops: list[int], **settings: Any) -
     steps=st.integers(1, 4),
     batching=st.sampled_from(BATCHINGS),
 )
-def test_any_number_of_ranks_takes_the_same_steps(ranks: list[int], steps: int, batching: Batching) -> None:
+def test_steps_do_not_depend_on_the_number_of_ranks(ranks: list[int], steps: int, batching: Batching) -> None:
     """Stopped and restarted with other numbers of processes: micro-batch s belongs to rank s % ranks."""
     settings: dict[str, Any] = {"batching": batching, "batch_size": 2, "batches_per_step": 12}
     straight = take(make(**settings), steps * len(ranks))
@@ -237,7 +237,7 @@ def test_any_number_of_ranks_takes_the_same_steps(ranks: list[int], steps: int, 
     assert results == straight
 
 
-def test_a_number_of_processes_that_cannot_share_a_step_is_refused_with_those_that_can() -> None:
+def test_a_world_size_that_does_not_divide_a_step_is_refused_with_possible_ones() -> None:
     with pytest.raises(DataError) as error:
         make(batches_per_step=12, process_group=ThreadGroup.of(5)[0])
 
@@ -247,7 +247,7 @@ def test_a_number_of_processes_that_cannot_share_a_step_is_refused_with_those_th
     )
 
 
-def test_steps_of_several_epochs_are_those_that_are_taken() -> None:
+def test_the_predicted_number_of_steps_equals_the_steps_taken() -> None:
     for batching in BATCHINGS:
         taken = [step.state_dict["epoch"] for step in itertools.islice(make(batching=batching).steps(), 40)]
         loader = make(batching=batching)
@@ -261,7 +261,7 @@ def test_steps_of_several_epochs_are_those_that_are_taken() -> None:
         assert loader.total_steps(1e-9) == 1
 
 
-def test_a_row_too_long_for_the_budget_is_named() -> None:
+def test_a_row_too_long_for_the_budget_is_reported() -> None:
     longest = int(ENCODED.lengths.argmax())
     with pytest.raises(
         DataError, match=rf"^row {ENCODED.keys[longest]} has 4\d tokens, more than the 40 of data\.batch"
@@ -269,7 +269,7 @@ def test_a_row_too_long_for_the_budget_is_named() -> None:
         make(batching=TokenBudgetBatching(type="token_budget", max_tokens=40))
 
 
-def test_no_random_state_outside_is_touched() -> None:
+def test_global_random_states_are_not_changed() -> None:
     torch.manual_seed(3)
     np.random.seed(3)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
@@ -280,7 +280,7 @@ def test_no_random_state_outside_is_touched() -> None:
     assert np.random.get_state()[1].tolist() == before[1]
 
 
-def test_a_position_cannot_be_loaded_once_steps_were_requested() -> None:
+def test_a_position_cannot_be_loaded_after_steps_were_requested() -> None:
     loader = make()
     step = next(loader.steps())
 
@@ -288,7 +288,7 @@ def test_a_position_cannot_be_loaded_once_steps_were_requested() -> None:
         loader.load_state_dict(step.state_dict)
 
 
-def test_other_data_or_settings_are_refused_by_name() -> None:
+def test_other_data_or_settings_are_refused_with_their_keys() -> None:
     cursor = next(make().steps()).state_dict
 
     def message(loader: Loader) -> list[str]:
@@ -309,7 +309,7 @@ def test_other_data_or_settings_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(("resume", "epoch"), [("restart_epoch", 1), ("fresh", 0)])
-def test_changed_data_continue_at_the_beginning_of_an_epoch_if_requested(resume: str, epoch: int) -> None:
+def test_changed_data_resume_at_the_start_of_an_epoch_if_requested(resume: str, epoch: int) -> None:
     loader = make()
     steps = [plain(step) for step in itertools.islice(loader.steps(), 7)]
     grown = encode(table(60))
@@ -336,7 +336,7 @@ def test_a_position_after_the_epoch_is_refused() -> None:
             make().load_state_dict(Cursor(cursor.parts, 0, 6, position).to_json())
 
 
-def test_statistics_count_what_was_handed_out() -> None:
+def test_statistics_count_the_returned_batches() -> None:
     loader = make()
     steps = list(itertools.islice(loader.steps(), 5))
 
@@ -354,7 +354,7 @@ def test_statistics_count_what_was_handed_out() -> None:
     assert result["wait_share"] == pytest.approx(result["waited_seconds"] / result["seconds"])
 
 
-def test_evaluation_takes_every_row_once_the_longest_first() -> None:
+def test_evaluation_uses_every_row_once_longest_first() -> None:
     batches = list(EvaluationBatches(ENCODED, batch_size=8, pad_token_id=PAD))
 
     lengths = [length for batch in batches for length in batch.lengths_B.tolist()]
@@ -364,14 +364,14 @@ def test_evaluation_takes_every_row_once_the_longest_first() -> None:
 
 
 @given(length=st.integers(1, 200), wanted=st.integers(1, 300))
-def test_even_distances_repeat_nothing(length: int, wanted: int) -> None:
+def test_evenly_spaced_samples_have_no_duplicates(length: int, wanted: int) -> None:
     indices = evenly(length, wanted)
 
     assert len(set(indices.tolist())) == min(length, wanted)
     assert indices.max() < length
 
 
-def test_bad_rows_go_to_the_ledger_with_reasons_and_the_rest_is_encoded(tmp_path: Path) -> None:
+def test_bad_rows_are_recorded_with_reasons_and_the_rest_is_encoded(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, max_bad_rows=3)
     rows = [*table(10), {"question": " ", "answer": "x"}, {"question": "x" * 70, "answer": "x"}, *table(2)]
     rows.append({"question": "q" * 60, "answer": "too long"})
@@ -394,7 +394,7 @@ def test_bad_rows_go_to_the_ledger_with_reasons_and_the_rest_is_encoded(tmp_path
     ]
 
 
-def test_unreadable_rows_are_counted_with_the_others(tmp_path: Path) -> None:
+def test_unreadable_rows_are_counted_as_bad_rows(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "q", "answer": "a"}\nbroken\n')
     ledger = Ledger(None, max_bad_rows=0)
 
@@ -408,7 +408,7 @@ def encode_file(path: Path, ledger: Ledger) -> TokenizedDataset:
     return TokenizedDataset.build(rows, encoder, ledger=ledger)
 
 
-def test_rows_that_are_all_bad_stop_the_run() -> None:
+def test_a_run_stops_if_all_rows_are_bad() -> None:
     with pytest.raises(DataError, match=r"^no training row can be used, of 1:\n  1 x "):
         encode([{"question": "", "answer": "a"}], ledger=Ledger(None, max_bad_rows=1.0))
 
@@ -423,12 +423,12 @@ def test_rows_in_memory_equal_rows_one_at_a_time() -> None:
     assert ENCODED.lengths.tolist() == np.diff(ENCODED.starts_N1).tolist()
 
 
-def test_fingerprints_follow_the_content() -> None:
+def test_fingerprints_depend_on_the_content() -> None:
     assert encode(table(53)).fingerprint == ENCODED.fingerprint
     assert encode([*table(53)[:-1], {"question": "q", "answer": "other"}]).fingerprint != ENCODED.fingerprint
 
 
-def test_progress_hears_of_every_row() -> None:
+def test_progress_counts_every_row() -> None:
     heard: list[int] = []
     encoder = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
     rows = open_rows(table(25), folder=Path())
@@ -438,7 +438,7 @@ def test_progress_hears_of_every_row() -> None:
     assert heard == [10, 10, 5]
 
 
-def test_texts_for_a_tokenizer_are_prompts_and_answers_of_good_rows() -> None:
+def test_texts_for_a_tokenizer_are_prompts_and_answers_of_valid_rows() -> None:
     rows = open_rows([{"question": "a", "answer": "b"}, {"question": "", "answer": "c"}], folder=Path())
 
     assert list(texts(rows, CONFIG, supervised=True)) == ["a", "b"]
@@ -446,7 +446,7 @@ def test_texts_for_a_tokenizer_are_prompts_and_answers_of_good_rows() -> None:
 
 
 @pytest.mark.parametrize("shown", [{"context_length": 1}, {"context_turns": 1}, {"include_labels": False}])
-def test_texts_for_a_tokenizer_hold_every_answer_of_a_dialogue_whatever_its_rows_show(shown: dict[str, Any]) -> None:
+def test_texts_for_a_tokenizer_include_every_answer_of_a_dialogue_with_any_history(shown: dict[str, Any]) -> None:
     config = CONFIG.model_validate(
         CONFIG.model_dump(exclude_unset=True)
         | {
@@ -466,7 +466,7 @@ def test_texts_for_a_tokenizer_hold_every_answer_of_a_dialogue_whatever_its_rows
     ("rare", "share"),
     [(0, None), (1, "0.50% of the loss tokens (1 of 200)"), (11, "5.50% of the loss tokens (11 of 200)")],
 )
-def test_unknown_tokens_in_the_loss_are_warned_of_and_from_5_percent_on_refused(
+def test_unknown_tokens_in_the_loss_give_a_warning_and_from_5_percent_an_error(
     rare: int, share: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = ScratchModel.model_validate({"type": "scratch", "tokenizer": "char"})
@@ -493,7 +493,7 @@ def test_unknown_tokens_in_the_loss_are_warned_of_and_from_5_percent_on_refused(
     )
 
 
-def test_an_end_token_that_is_also_named_the_unknown_one_counts_as_known() -> None:
+def test_an_end_token_that_is_also_the_unknown_token_counts_as_known() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.unk_token = tokenizer.eos_token
     ledger = Ledger(None, max_bad_rows=0)
@@ -506,5 +506,5 @@ def test_an_end_token_that_is_also_named_the_unknown_one_counts_as_known() -> No
     assert counts.unknown_tokens == 0
 
 
-def test_a_batch_is_what_trainers_expect() -> None:
+def test_a_batch_implements_the_interface_for_trainers() -> None:
     assert isinstance(next(make().steps()).micro_batches[0], Batch)

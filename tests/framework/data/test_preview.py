@@ -36,7 +36,7 @@ def printed(found: Any, *, terminal: bool) -> str:
     return file.getvalue()
 
 
-def test_rows_are_shown_from_the_very_tokens_that_are_learned(make_config: Make) -> None:
+def test_rows_are_shown_from_the_training_tokens(make_config: Make) -> None:
     result = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
 
     first, bad, cut = result.rows
@@ -49,7 +49,7 @@ def test_rows_are_shown_from_the_very_tokens_that_are_learned(make_config: Make)
     assert result.lengths.tolist() == [7, 20]
 
 
-def test_learned_tokens_are_marked_without_a_terminal_and_green_on_one(make_config: Make) -> None:
+def test_loss_tokens_are_green_on_a_terminal_and_otherwise_marked(make_config: Make) -> None:
     result = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
 
     text = printed(result, terminal=False)
@@ -67,7 +67,7 @@ def test_learned_tokens_are_marked_without_a_terminal_and_green_on_one(make_conf
     assert "⟦" not in coloured
 
 
-def test_a_row_without_a_loss_token_is_refused_as_in_training_even_where_no_row_has_one(make_config: Make) -> None:
+def test_rows_without_loss_tokens_are_refused_as_in_training_even_if_no_row_has_any(make_config: Make) -> None:
     said = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so", "weight": 0}]
     dialogue: dict[str, Any] = {
         "input_features": [{"name": "messages", "type": "dialogue"}],
@@ -83,7 +83,7 @@ def test_a_row_without_a_loss_token_is_refused_as_in_training_even_where_no_row_
     assert reason in printed(result, terminal=False)
 
 
-def test_rows_without_answers_show_prompts_alone(make_config: Make) -> None:
+def test_rows_without_answers_show_only_prompts(make_config: Make) -> None:
     config = make_config(base_model=SCRATCH, trainer={"type": "none"})
 
     result = preview(config, folder=Path(), dataset=[{"question": "why?"}, {"question": "q" * 20}], count=2)
@@ -119,7 +119,7 @@ def write_files(folder: Path) -> None:
     (folder / "more.csv").write_text("question,answer\nhow?,thus\n")
 
 
-def test_the_command_shows_rows_of_the_file_or_of_a_dataset(
+def test_the_command_shows_rows_of_the_configuration_or_of_a_dataset(
     no_log: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_files(tmp_path)

@@ -56,7 +56,7 @@ def shape(config: Config) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "arrow"])
-def test_a_column_of_few_labels_is_a_category_with_all_of_them(ending: str, tmp_path: Path) -> None:
+def test_a_column_with_few_values_is_a_category_with_all_labels(ending: str, tmp_path: Path) -> None:
     rows = [{"id": n, "review": f"{SHORT[n % 4]} {n}", "stars": 1 + n % 5, "mood": "ab"[n % 2]} for n in range(40)]
     task, config = config_of(rows_file(tmp_path, rows, ending))
     assert (task, shape(config)) == ("classify", (["review"], [("mood", "category")]))
@@ -64,7 +64,7 @@ def test_a_column_of_few_labels_is_a_category_with_all_of_them(ending: str, tmp_
     assert config.prompt.task == "Classify the review as a or b."
 
 
-def test_numbers_are_scored_where_the_name_or_the_task_says_so(tmp_path: Path) -> None:
+def test_numbers_are_a_score_if_the_name_or_the_task_suggests_it(tmp_path: Path) -> None:
     rows = [{"essay": f"text {n}", "rating": 1 + n % 5} for n in range(30)]
     path = rows_file(tmp_path, rows)
     assert config_of(path)[0] == "score"
@@ -74,7 +74,7 @@ def test_numbers_are_scored_where_the_name_or_the_task_says_so(tmp_path: Path) -
     assert config_of(graded, task="score")[1].output_features[0].type == "number"
 
 
-def test_questions_have_answers_and_inputs_that_may_be_missing_are_filled(tmp_path: Path) -> None:
+def test_questions_have_answers_and_inputs_with_missing_values_are_filled(tmp_path: Path) -> None:
     rows = [{"instruction": f"do {n}", "input": "" if n % 2 else f"to {n}", "output": f"done {n}"} for n in range(20)]
     task, config = config_of(rows_file(tmp_path, rows))
     assert (task, shape(config)) == ("answer", (["instruction", "input"], [("output", "text")]))
@@ -91,7 +91,7 @@ def test_objects_are_extracted_with_a_schema_of_their_keys(tmp_path: Path) -> No
     assert "age" in str(config.output_features[0])
 
 
-def test_lists_of_few_labels_are_sets_and_other_lists_are_json(tmp_path: Path) -> None:
+def test_lists_with_few_labels_are_sets_and_other_lists_are_json(tmp_path: Path) -> None:
     tags = [["red"], ["red", "blue"], [], ["green"]]
     rows = [{"text": f"a text {n}", "tags": tags[n % 4], "words": [f"w{n}"]} for n in range(40)]
     task, config = config_of(rows_file(tmp_path, rows))
@@ -120,7 +120,7 @@ def test_messages_are_a_dialogue(tmp_path: Path) -> None:
     assert [(one.name, one.type) for one in config.input_features] == [("messages", "dialogue")]
 
 
-def test_labels_of_the_first_rows_alone_are_only_a_comment(tmp_path: Path) -> None:
+def test_labels_of_only_the_first_rows_are_written_as_a_comment(tmp_path: Path) -> None:
     rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(FIRST_ROWS)] + [{"text": "x", "label": "c"}]
     proposal = propose(rows_file(tmp_path, rows), task=None)
     assert proposal is not None
@@ -137,7 +137,7 @@ def test_without_a_fitting_column_or_file_there_is_no_proposal(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("count", "rows"), [(3, "all rows"), (FIRST_ROWS + 1, "the first 2,000 rows")])
-def test_an_output_with_one_value_is_warned_of(count: int, rows: str, tmp_path: Path) -> None:
+def test_an_output_with_one_value_gives_a_warning(count: int, rows: str, tmp_path: Path) -> None:
     same = [{"text": f"text {number}", "label": "x" * 200} for number in range(count)]
     proposal = propose(rows_file(tmp_path, same), task=None)
     assert proposal is not None
@@ -181,9 +181,7 @@ JSON = st.recursive(
     values=st.lists(JSON, min_size=1, max_size=30),
     task=st.sampled_from([None, *TASKS]),
 )
-def test_whatever_the_rows_hold_the_features_are_yaml_or_none(
-    names: list[str], values: list[Any], task: str | None
-) -> None:
+def test_any_rows_give_features_as_valid_yaml_or_none(names: list[str], values: list[Any], task: str | None) -> None:
     columns: list[Column] = [column_of(name, values[index::2]) for index, name in enumerate(names)]
     proposal = proposal_of(columns, task=task, complete=True)
     if proposal is not None:

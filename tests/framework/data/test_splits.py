@@ -39,7 +39,7 @@ def failure(config: Any, dataset: Any) -> str:
     seed=st.integers(0, 9),
     shares=st.sampled_from([(0.05, 0.05), (0.5, 0.3), (0.0, 0.9), (0, 0)]),
 )
-def test_a_random_split_assigns_every_row_and_gives_training_some(
+def test_a_random_split_assigns_every_row_once_and_training_rows_exist(
     length: int, seed: int, shares: tuple[float, float]
 ) -> None:
     split_N = random_splits(length, shares, seed=seed)
@@ -54,7 +54,7 @@ def test_a_random_split_assigns_every_row_and_gives_training_some(
 
 
 @given(values=st.lists(st.sampled_from("abcde"), min_size=1, max_size=300), seed=st.integers(0, 3))
-def test_a_stratified_split_gives_every_label_its_shares(values: list[str], seed: int) -> None:
+def test_a_stratified_split_has_the_fractions_for_every_label(values: list[str], seed: int) -> None:
     split_N = stratified_splits(values, (0.2, 0.1), seed=seed)
 
     assert np.any(split_N == 0)
@@ -66,7 +66,7 @@ def test_a_stratified_split_gives_every_label_its_shares(values: list[str], seed
 
 
 @given(values=st.lists(st.text(max_size=5), min_size=1, max_size=50), more=st.lists(st.text(max_size=5), max_size=50))
-def test_a_split_by_hash_leaves_a_row_where_it_is_when_others_come(values: list[str], more: list[str]) -> None:
+def test_a_hash_split_does_not_move_rows_when_others_are_added(values: list[str], more: list[str]) -> None:
     assert np.any(hash_splits(values, (0.2, 0.2), seed=1) == 0)
     values = ["training row 0", *values]
 
@@ -76,21 +76,21 @@ def test_a_split_by_hash_leaves_a_row_where_it_is_when_others_come(values: list[
     assert np.array_equal(many[: len(values)], few)
 
 
-def test_a_split_by_hash_has_about_its_shares() -> None:
+def test_a_hash_split_has_about_the_given_fractions() -> None:
     split_N = hash_splits([str(i) for i in range(5000)], (0.2, 0.1), seed=1)
 
     assert abs(np.mean(split_N == 1) - 0.2) < 0.02
     assert abs(np.mean(split_N == 2) - 0.1) < 0.02
 
 
-def test_the_seed_decides_a_split_by_hash() -> None:
+def test_a_hash_split_depends_on_the_seed() -> None:
     values = [str(i) for i in range(200)]
     first, again, other = (hash_splits(values, (0.2, 0.2), seed=seed).tolist() for seed in (1, 1, 2))
 
     assert first == again != other
 
 
-def test_a_source_is_split_ninety_five_five_and_rows_keep_their_order(make_config: Make) -> None:
+def test_the_default_split_is_90_5_5_and_rows_keep_their_order(make_config: Make) -> None:
     splits = open_splits(make_config(), folder=Path(), dataset=table(100))
 
     assert {name: len(rows) for name, rows in splits.items()} == {"training": 90, "validation": 5, "test": 5}
@@ -99,7 +99,7 @@ def test_a_source_is_split_ninety_five_five_and_rows_keep_their_order(make_confi
     assert sorted(number for part in dealt for number in part) == list(range(100))
 
 
-def test_the_seed_decides_the_split(make_config: Make) -> None:
+def test_the_split_depends_on_the_seed(make_config: Make) -> None:
     first, again, other = (
         numbers(open_splits(make_config(seed=seed), folder=Path(), dataset=table(100))["test"]) for seed in (1, 1, 2)
     )
@@ -107,11 +107,13 @@ def test_the_seed_decides_the_split(make_config: Make) -> None:
     assert first == again != other
 
 
-def test_few_rows_are_all_for_training(make_config: Make) -> None:
+def test_few_rows_are_all_used_for_training(make_config: Make) -> None:
     assert list(open_splits(make_config(), folder=Path(), dataset=table(5))) == ["training"]
 
 
-def test_the_given_rows_replace_the_source(make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_passed_as_an_argument_replace_the_source(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.csv").write_text("question,answer\nwhy 7?,x\n")
     config = make_config(data={"source": "a.csv"})
 
@@ -123,7 +125,7 @@ def test_the_given_rows_replace_the_source(make_config: Make, tmp_path: Path, mo
     assert numbers(open_splits(config, folder=tmp_path, dataset="a.csv")["training"]) == [8]
 
 
-def test_a_split_with_its_own_source_gets_no_share(make_config: Make, tmp_path: Path) -> None:
+def test_a_split_with_a_separate_source_gets_no_rows_of_the_source(make_config: Make, tmp_path: Path) -> None:
     (tmp_path / "v.csv").write_text("question,answer\nwhy 7?,x\n")
 
     splits = open_splits(make_config(data={"validation": "v.csv"}), folder=tmp_path, dataset=table(100))
@@ -131,7 +133,7 @@ def test_a_split_with_its_own_source_gets_no_share(make_config: Make, tmp_path: 
     assert {name: len(rows) for name, rows in splits.items()} == {"training": 95, "validation": 1, "test": 5}
 
 
-def test_a_file_that_only_evaluates_needs_no_training_rows(make_config: Make, tmp_path: Path) -> None:
+def test_evaluation_needs_no_training_rows(make_config: Make, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("question,answer\nwhy 7?,x\n")
     data = {"test": "t.csv"}
 
@@ -142,7 +144,7 @@ def test_a_file_that_only_evaluates_needs_no_training_rows(make_config: Make, tm
         open_splits(make_config(data=data), folder=tmp_path)
 
 
-def test_a_column_can_say_where_rows_belong(make_config: Make, tmp_path: Path) -> None:
+def test_a_column_can_define_the_split(make_config: Make, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("question,answer\nwhy 7?,x\n")
     split = {"type": "fixed", "column": "place"}
 
@@ -155,7 +157,7 @@ def test_a_column_can_say_where_rows_belong(make_config: Make, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("value", [2, 2.0, "2", "TEST", " test "])
-def test_a_fixed_split_takes_numbers_and_names(value: Any, make_config: Make) -> None:
+def test_a_fixed_split_accepts_numbers_and_names(value: Any, make_config: Make) -> None:
     rows = [row | {"split": 0} for row in table(2)] + [table(1)[0] | {"split": value}]
 
     splits = open_splits(make_config(data={"split": {"type": "fixed"}}), folder=Path(), dataset=rows)
@@ -163,7 +165,7 @@ def test_a_fixed_split_takes_numbers_and_names(value: Any, make_config: Make) ->
     assert {name: len(part) for name, part in splits.items()} == {"training": 2, "test": 1}
 
 
-def test_a_sample_is_taken_before_the_split(make_config: Make) -> None:
+def test_rows_are_sampled_before_the_split(make_config: Make) -> None:
     for sample in ({"sample_size": 40}, {"sample_ratio": 0.4}):
         splits = open_splits(make_config(preprocessing=sample), folder=Path(), dataset=table(100))
         assert {name: len(rows) for name, rows in splits.items()} == {"training": 36, "validation": 2, "test": 2}
@@ -172,7 +174,7 @@ def test_a_sample_is_taken_before_the_split(make_config: Make) -> None:
         assert max(number for part in chosen for number in part) > 40, "they are not the first ones"
 
 
-def test_unreadable_rows_are_answered_for_by_the_training_rows(make_config: Make, tmp_path: Path) -> None:
+def test_unreadable_rows_are_counted_for_the_training_rows(make_config: Make, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "why 1?", "answer": "x"}\n' * 30 + "broken\n")
 
     splits = open_splits(make_config(), folder=Path("elsewhere"), dataset=tmp_path / "a.jsonl")
@@ -184,7 +186,7 @@ def test_unreadable_rows_are_answered_for_by_the_training_rows(make_config: Make
     }
 
 
-def test_stratified_and_hashed_splits_are_read_from_the_file(make_config: Make) -> None:
+def test_stratified_and_hash_splits_are_configured(make_config: Make) -> None:
     for kind in ("stratify", "hash"):
         split = {
             "type": kind,
@@ -214,7 +216,7 @@ def test_wrong_columns_are_reported(make_config: Make) -> None:
     )
 
 
-def test_rows_need_answers_only_where_they_are_learned(make_config: Make) -> None:
+def test_only_supervised_rows_need_answers(make_config: Make) -> None:
     rows = open_rows([{"question": "x"}], folder=Path())
 
     check_columns(rows, make_config(), supervised=False)
@@ -222,7 +224,7 @@ def test_rows_need_answers_only_where_they_are_learned(make_config: Make) -> Non
         check_columns(rows, make_config(), supervised=True)
 
 
-def test_other_splits_that_cannot_be_are_reported(make_config: Make) -> None:
+def test_other_impossible_splits_are_reported(make_config: Make) -> None:
     assert failure(make_config(), None) == (
         "there are no rows: write data.source in the file, or pass a dataset (--dataset PATH)"
     )
@@ -235,7 +237,7 @@ def test_other_splits_that_cannot_be_are_reported(make_config: Make) -> None:
     )
 
 
-def test_labels_are_those_of_the_file_or_of_the_rows(make_config: Make) -> None:
+def test_labels_come_from_the_configuration_or_the_rows(make_config: Make) -> None:
     rows = open_rows([*table(3), {"question": "", "kind": "never seen"}], folder=Path())
     named = make_config(output_features=[{"name": "kind", "type": "category", "decoder": {"labels": ["b", "c", "a"]}}])
     seen = make_config(output_features=[{"name": "label", "column": "kind", "type": "category"}])

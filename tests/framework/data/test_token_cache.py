@@ -80,7 +80,7 @@ def quarantined(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_from_the_cache_are_those_that_would_be_made(
+def test_cached_rows_equal_newly_encoded_rows(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer], workers: int
 ) -> None:
     encoder, options = make_encoder(), LoaderOptions(workers=workers)
@@ -98,7 +98,7 @@ def test_rows_from_the_cache_are_those_that_would_be_made(
     assert counted.split("training").cut > 0
 
 
-def test_anything_that_decides_the_tokens_makes_others(
+def test_every_setting_that_affects_tokens_changes_the_cache_key(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer], make_config: Callable[..., Config]
 ) -> None:
     tokens, encoder = tmp_path / "tokens", make_encoder()
@@ -132,7 +132,7 @@ def test_anything_that_decides_the_tokens_makes_others(
     assert cached(tokens, rows, make_encoder())[1]
 
 
-def test_rows_made_of_dialogues_keep_their_keys(tmp_path: Path, make_config: Callable[..., Config]) -> None:
+def test_rows_expanded_from_dialogues_keep_their_keys(tmp_path: Path, make_config: Callable[..., Config]) -> None:
     config = make_config(input_features=[{"name": "chat", "type": "dialogue"}], data={"dialogue": {"mode": "squash"}})
     said = [("user", "a?"), ("assistant", "b"), ("user", "c?"), ("assistant", "d")]
     chat = [{"role": role, "content": content} for role, content in said]
@@ -144,7 +144,7 @@ def test_rows_made_of_dialogues_keep_their_keys(tmp_path: Path, make_config: Cal
         assert list(result.keys) == ["dataset:1#1", "dataset:1#2", "dataset:2#1", "dataset:2#2"]
 
 
-def test_changes_that_make_the_same_tokens_use_the_same_cache(
+def test_changes_without_effect_on_tokens_use_the_same_cache(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     cached(tmp_path / "tokens", rows, make_encoder())
@@ -210,7 +210,7 @@ def edit_the_quarantine(folder: Path) -> None:
         (edit_the_quarantine, "quarantine.jsonl has "),
     ],
 )
-def test_damaged_tokens_are_made_again(
+def test_damaged_tokens_are_encoded_again(
     tmp_path: Path,
     rows: Rows,
     make_encoder: Callable[..., RowTokenizer],
@@ -232,7 +232,7 @@ def test_damaged_tokens_are_made_again(
     assert {path.name for path in tokens.iterdir()} == {folder.name, f"{folder.name}.lock"}
 
 
-def test_too_many_bad_rows_are_reported_of_cached_rows_too(
+def test_too_many_bad_rows_are_also_reported_for_cached_rows(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     for _ in range(2):
@@ -240,14 +240,14 @@ def test_too_many_bad_rows_are_reported_of_cached_rows_too(
             cached(tmp_path / "tokens", rows, make_encoder(), ledger=Ledger(None, max_bad_rows=2))
 
 
-def test_rows_of_which_none_can_be_used_are_an_error(tmp_path: Path, make_encoder: Callable[..., RowTokenizer]) -> None:
+def test_no_usable_rows_are_an_error(tmp_path: Path, make_encoder: Callable[..., RowTokenizer]) -> None:
     rows = open_rows([{"question": "a", "answer": ""}], folder=tmp_path)
     for _ in range(2):
         with pytest.raises(DataError, match=r"^no training row can be used, of 1:\n  1 x "):
             cached(tmp_path / "tokens", rows, make_encoder())
 
 
-def test_one_makes_the_tokens_and_others_wait(
+def test_one_process_encodes_and_the_others_wait(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer], caplog: pytest.LogCaptureFixture
 ) -> None:
     began, may_go_on = threading.Event(), threading.Event()
@@ -279,7 +279,7 @@ def test_one_makes_the_tokens_and_others_wait(
     assert_same(*made)
 
 
-def test_a_process_that_hangs_over_the_tokens_is_reported(
+def test_a_process_that_hangs_while_encoding_is_reported(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     began, may_go_on = threading.Event(), threading.Event()
@@ -302,7 +302,7 @@ def test_a_process_that_hangs_over_the_tokens_is_reported(
 
 
 @pytest.mark.parametrize("slow", ["partita.data.token_files.os.fsync", "partita.data.token_files.file_sum"])
-def test_a_disk_that_takes_long_over_the_tokens_is_no_process_that_hangs(
+def test_a_slow_disk_is_not_a_hanging_process(
     tmp_path: Path,
     rows: Rows,
     make_encoder: Callable[..., RowTokenizer],
@@ -332,7 +332,7 @@ def test_a_disk_that_takes_long_over_the_tokens_is_no_process_that_hangs(
     assert sorted(hits) == [False, True]
 
 
-def test_an_error_on_the_way_leaves_nothing_behind(
+def test_an_error_while_encoding_leaves_no_files(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     def interrupt(number: int) -> None:
@@ -368,7 +368,7 @@ def run_program(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_a_kill_on_the_way_leaves_no_half_tokens_that_are_used(
+def test_partial_tokens_after_a_kill_are_not_used(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     kill = "lambda number: os.kill(os.getpid(), signal.SIGKILL)"
@@ -384,7 +384,7 @@ def test_a_kill_on_the_way_leaves_no_half_tokens_that_are_used(
     assert not [path for path in tokens.iterdir() if path.name.startswith(".")]
 
 
-def test_a_full_disk_is_reported_and_leaves_nothing_behind(tmp_path: Path, rows: Rows) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path, rows: Rows) -> None:
     # A limit on file size simulates the free space on a disk.
     full = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -402,9 +402,7 @@ except Exception as error:
 
 
 @pytest.mark.long
-def test_making_tokens_holds_a_chunk_in_memory_and_not_all(
-    tmp_path: Path, make_encoder: Callable[..., RowTokenizer]
-) -> None:
+def test_encoding_keeps_only_a_chunk_in_memory(tmp_path: Path, make_encoder: Callable[..., RowTokenizer]) -> None:
     text = "0123456789" * 100
     rows = open_rows({"question": [text] * 3000, "answer": ["y"] * 3000}, folder=tmp_path)
     encoder = build_row_tokenizer(make_encoder().formatter.config, tokenizer=byte_tokenizer(), context_length=None)
@@ -417,12 +415,14 @@ def test_making_tokens_holds_a_chunk_in_memory_and_not_all(
     assert peak < 6_000_000
 
 
-def test_the_cache_lies_beside_the_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_next_to_the_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path))
     assert TokenCache.of_user().folder == tmp_path / "tokens"
 
 
-def test_what_the_cache_did_is_recorded(tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]) -> None:
+def test_the_use_of_the_cache_is_recorded(
+    tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
+) -> None:
     cache = TokenCache(tmp_path / "tokens")
     cache.encode(rows, make_encoder(), ledger=ledger())
     record = cache.record()["training"]
@@ -432,7 +432,7 @@ def test_what_the_cache_did_is_recorded(tmp_path: Path, rows: Rows, make_encoder
 
 
 @pytest.mark.long
-def test_a_run_learns_the_same_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_the_cache_gives_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from partita import Model
 
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))

@@ -87,18 +87,18 @@ def time_out(number: int) -> int:
 @pytest.mark.parametrize(
     ("workers", "start_method"), [(0, None), (1, None), (3, None), (2, "spawn"), (2, "forkserver"), (2, "fork")]
 )
-def test_results_come_in_order_for_any_number_of_workers(workers: int, start_method: str | None) -> None:
+def test_results_are_in_order_for_any_number_of_workers(workers: int, start_method: str | None) -> None:
     options = LoaderOptions(workers=workers, start_method=start_method)  # type: ignore[arg-type]
     with EncodingWorkers(double, options) as pool:
         assert list(pool.map(range(20), ahead=2)) == [2 * number for number in range(20)]
 
 
-def test_a_slow_chunk_does_not_lose_its_position() -> None:
+def test_a_slow_chunk_keeps_its_position() -> None:
     with EncodingWorkers(slow_first, LoaderOptions(workers=2)) as pool:
         assert list(pool.map(range(6), ahead=2)) == list(range(6))
 
 
-def test_all_workers_work_and_are_gone_afterwards() -> None:
+def test_all_workers_work_and_have_ended_afterwards() -> None:
     with EncodingWorkers(slow_first, LoaderOptions(workers=3)) as pool:
         list(pool.map([0, 0, 0], ahead=2))
         assert len(multiprocessing.active_children()) == 3
@@ -106,7 +106,7 @@ def test_all_workers_work_and_are_gone_afterwards() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_what_a_program_holds_is_left_to_memory_that_is_shared_while_workers_live() -> None:
+def test_objects_of_the_program_are_frozen_while_workers_run() -> None:
     before = gc.get_freeze_count()
 
     with EncodingWorkers(num_frozen, LoaderOptions(workers=1, start_method="fork")) as pool:
@@ -116,7 +116,7 @@ def test_what_a_program_holds_is_left_to_memory_that_is_shared_while_workers_liv
     assert gc.get_freeze_count() == 0
 
 
-def test_without_workers_nothing_is_done_before_it_is_requested() -> None:
+def test_without_workers_chunks_are_computed_on_request() -> None:
     done: list[int] = []
 
     with EncodingWorkers(done.append, LoaderOptions()) as pool:
@@ -127,7 +127,7 @@ def test_without_workers_nothing_is_done_before_it_is_requested() -> None:
     assert done == [1]
 
 
-def test_only_as_much_is_read_ahead_as_requested() -> None:
+def test_only_the_requested_number_of_chunks_is_read_ahead() -> None:
     read: list[int] = []
 
     def reading() -> Iterator[int]:
@@ -161,14 +161,14 @@ def test_a_hung_worker_is_an_error_after_the_timeout() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_a_chunk_that_waits_after_many_others_is_no_hung_worker() -> None:
+def test_a_chunk_waiting_for_many_others_is_not_a_hung_worker() -> None:
     with EncodingWorkers(take_a_while, LoaderOptions(workers=1, timeout=1)) as pool:
         results = [pool.submit(number) for number in range(8)]
 
         assert results[-1]() == 7
 
 
-def test_a_worker_that_was_slow_while_nothing_waited_is_not_hung() -> None:
+def test_a_worker_that_is_slow_while_nothing_waits_is_not_hung() -> None:
     with EncodingWorkers(take_a_while, LoaderOptions(workers=1, timeout=0.5)) as pool:
         assert pool.submit(0)() == 0
         time.sleep(0.6)
@@ -177,7 +177,7 @@ def test_a_worker_that_was_slow_while_nothing_waited_is_not_hung() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_problems_of_a_file_come_out_of_a_worker_as_they_went_in(workers: int) -> None:
+def test_configuration_errors_of_a_worker_are_raised_unchanged(workers: int) -> None:
     with pytest.raises(ConfigError) as caught, EncodingWorkers(find_problems, LoaderOptions(workers=workers)) as pool:
         pool.submit(1)()
 
@@ -185,7 +185,7 @@ def test_problems_of_a_file_come_out_of_a_worker_as_they_went_in(workers: int) -
     assert [problem.path for problem in caught.value.problems] == ["data.formatter", "seed"]
 
 
-def test_an_error_of_a_worker_says_where_it_was_raised() -> None:
+def test_an_error_of_a_worker_includes_its_traceback() -> None:
     with pytest.raises(DataError) as caught, EncodingWorkers(refuse, LoaderOptions(workers=1)) as pool:
         pool.submit(3)()
 
@@ -218,7 +218,7 @@ def test_rows_that_cannot_be_sent_to_a_worker_are_reported() -> None:
     )
 
 
-def test_what_a_program_froze_stays_frozen() -> None:
+def test_objects_frozen_before_stay_frozen() -> None:
     gc.freeze()
     try:
         before = gc.get_freeze_count()
@@ -239,7 +239,7 @@ def test_an_error_of_the_work_is_raised(workers: int) -> None:
         list(pool.map(range(9), ahead=2))
 
 
-def test_a_timeout_of_the_work_itself_is_not_taken_for_a_hung_worker() -> None:
+def test_a_timeout_error_of_the_work_is_not_a_hung_worker() -> None:
     with (
         pytest.raises(TimeoutError, match="the disk"),
         EncodingWorkers(time_out, LoaderOptions(workers=1, timeout=20)) as pool,
@@ -274,11 +274,11 @@ def test_workers_end_with_a_killed_program(tmp_path: Path, start_method: str) ->
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 @pytest.mark.long
-def test_workers_that_are_alive_when_a_program_ends_are_ended_quietly(tmp_path: Path, start_method: str) -> None:
+def test_workers_still_running_at_the_end_of_a_program_end_quietly(tmp_path: Path, start_method: str) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         "import os\n"
-        "import torch\n"  # generators that it leaves unfinished are closed only after modules are gone
+        "import torch\n"  # unfinished generators are closed only after modules are unloaded
         "from partita.data.workers import EncodingWorkers\n"
         "from partita_schema.sections.data import LoaderOptions\n"
         "def work(number):\n"
@@ -299,7 +299,7 @@ def test_workers_that_are_alive_when_a_program_ends_are_ended_quietly(tmp_path: 
     assert gone(int(ended.stdout))
 
 
-def test_a_fork_that_ends_leaves_the_workers_alone() -> None:
+def test_the_end_of_a_fork_does_not_end_the_workers() -> None:
     with EncodingWorkers(place_of_work, LoaderOptions(workers=1)) as pool:
         worker = pool.submit(0)()
         child = os.fork()
@@ -323,7 +323,7 @@ def gone(process: int) -> bool:
     return False
 
 
-def test_workers_leave_ctrl_c_to_the_program() -> None:
+def test_workers_ignore_ctrl_c() -> None:
     with EncodingWorkers(place_of_work, LoaderOptions(workers=1)) as pool:
         worker = pool.submit(0)()
         os.kill(worker, signal.SIGINT)

@@ -55,7 +55,7 @@ for rows in (5000, 50000):
 
 
 @pytest.mark.long
-def test_fifty_thousand_rows_take_the_memory_of_five_thousand(tmp_path: Path) -> None:
+def test_fifty_thousand_rows_need_the_memory_of_five_thousand(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
         capture_output=True,

@@ -28,7 +28,7 @@ def tally(*, tokens: int, seconds: float, read: int, padded: int) -> Tally:
     return result
 
 
-def test_ranks_that_work_at_the_same_time_make_tokens_together() -> None:
+def test_the_rate_of_tokens_is_that_of_all_concurrent_ranks() -> None:
     ranks = [tally(tokens=100, seconds=2.0, read=30, padded=40), tally(tokens=20, seconds=4.0, read=50, padded=60)]
     assert [one.tokens_per_second for one in ranks] == [50, 5]
     together = Tally.together(ranks)

@@ -38,7 +38,7 @@ def opened(path: Path, rows: int = 5, parts: Mapping[str, str] = PARTS, **option
     return Journal.open(path, fingerprint=parts, keys=options.pop("keys", keys(rows)), **options)
 
 
-def test_records_are_there_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_records_are_read_when_the_journal_is_opened_again(tmp_path: Path) -> None:
     written = [
         record(3, "drei", tokens=2, finish_reason="stop", values={"a": [1, None]}),
         record(0, "null \u2028 \u00e4"),
@@ -60,7 +60,7 @@ def test_the_later_record_of_a_row_counts(tmp_path: Path) -> None:
         assert (journal.count("ok"), journal.count("error"), journal.all_attempts()[1]) == (1, 0, 2)
 
 
-def test_rows_with_errors_are_done_unless_they_are_to_be_tried_again(tmp_path: Path) -> None:
+def test_rows_with_errors_are_done_unless_a_retry_is_requested(tmp_path: Path) -> None:
     with opened(tmp_path / "j", rows=3) as journal:
         journal.append([record(0), record(1, None, status="error"), record(2, None, status="skipped")])
         assert journal.done().tolist() == [True, True, True]
@@ -69,7 +69,9 @@ def test_rows_with_errors_are_done_unless_they_are_to_be_tried_again(tmp_path: P
 
 @given(st.data())
 @examples(50)
-def test_a_journal_cut_anywhere_keeps_whole_records_and_continues(tmp_path_factory: Any, data: st.DataObject) -> None:
+def test_a_journal_truncated_anywhere_keeps_complete_records_and_resumes(
+    tmp_path_factory: Any, data: st.DataObject
+) -> None:
     path = tmp_path_factory.mktemp("cut") / "j"
     with opened(path) as journal:
         for row in range(5):
@@ -84,7 +86,7 @@ def test_a_journal_cut_anywhere_keeps_whole_records_and_continues(tmp_path_facto
     assert path.read_bytes() == whole
 
 
-def test_a_damaged_line_in_the_middle_costs_its_row_only(tmp_path: Path, caplog: Any) -> None:
+def test_a_damaged_line_in_the_middle_loses_only_its_row(tmp_path: Path, caplog: Any) -> None:
     with opened(tmp_path / "j") as journal:
         journal.append([record(0), record(1), record(2)])
     lines = (tmp_path / "j").read_bytes().split(b"\n")
@@ -143,7 +145,7 @@ def test_a_record_of_another_prompt_counts_as_absent(tmp_path: Path) -> None:
         assert journal.done().tolist() == [True, False, False, False, False]
 
 
-def test_a_changed_fingerprint_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_changed_fingerprint_is_refused_with_the_changed_part(tmp_path: Path) -> None:
     opened(tmp_path / "j").close()
     with pytest.raises(ResumeError) as caught:
         opened(tmp_path / "j", rows=6, parts={"model": "m2", "prompt": "p", "data": "d1"})
@@ -154,7 +156,7 @@ def test_a_changed_fingerprint_is_refused_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_fresh_forgets_what_was_there(tmp_path: Path) -> None:
+def test_fresh_discards_existing_records(tmp_path: Path) -> None:
     with opened(tmp_path / "j") as journal:
         journal.append([record(0)])
     with opened(tmp_path / "j", parts={"model": "m2"}, fresh=True) as journal:
@@ -164,7 +166,7 @@ def test_fresh_forgets_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}\n', "some text", '{"journal": "x"}\n'])
-def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_journal_is_refused_and_not_changed(tmp_path: Path, content: str) -> None:
     (tmp_path / "j").write_text(content, encoding="utf-8")
     with pytest.raises(ResumeError, match="is not a journal of predictions; write to another path"):
         opened(tmp_path / "j")
@@ -191,7 +193,7 @@ def test_a_reader_needs_no_lock(tmp_path: Path) -> None:
             assert (len(reader), reader.record(2)) == (5, record(2, "zwei"))
 
 
-def test_a_reader_of_nothing_is_reported(tmp_path: Path) -> None:
+def test_reading_a_missing_journal_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match="cannot be read: No such file or directory"):
         Journal.read_only(tmp_path / "j")
     (tmp_path / "j").touch()
@@ -205,7 +207,7 @@ def test_lone_surrogates_are_kept(tmp_path: Path) -> None:
         assert journal.record(0) == record(0, "a\ud800b")
 
 
-def test_keys_that_a_newer_version_adds_are_left_aside(tmp_path: Path) -> None:
+def test_keys_of_a_newer_version_are_ignored(tmp_path: Path) -> None:
     opened(tmp_path / "j").close()
     line = {"key": keys(1)[0].tobytes().hex(), "row": 0, "status": "ok", "text": "yes", "mood": "new"}
     with (tmp_path / "j").open("ab") as file:
@@ -233,7 +235,7 @@ journal.close()
 """
 
 
-def test_a_full_disk_is_reported_and_what_was_written_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_written_records_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "j"
     error_text = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(path)], capture_output=True, text=True, check=True
@@ -249,7 +251,7 @@ def test_a_full_disk_is_reported_and_what_was_written_is_kept(tmp_path: Path) ->
     assert path.read_bytes().endswith(b"}\n")
 
 
-def test_an_interrupted_write_leaves_no_torn_line(tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_interrupted_write_leaves_no_partial_line(tmp_path: Path, monkeypatch: Any) -> None:
     write = os.write
 
     def interrupted(descriptor: int, data: Any) -> int:
@@ -278,21 +280,21 @@ def test_a_disk_that_cannot_sync_is_reported(tmp_path: Path, monkeypatch: Any) -
         monkeypatch.undo()
 
 
-def test_a_closed_journal_is_on_the_disk(tmp_path: Path, forced: Any) -> None:
+def test_a_closed_journal_is_flushed_to_disk(tmp_path: Path, forced: Any) -> None:
     with opened(tmp_path / "j") as journal:
         journal.append([record(0)])
         journal.append([record(1)])
     assert forced(tmp_path / "j") == (tmp_path / "j").stat().st_size > 0
 
 
-def test_records_are_forced_onto_the_disk_every_now_and_then(tmp_path: Path, forced: Any) -> None:
+def test_records_are_flushed_to_disk_periodically(tmp_path: Path, forced: Any) -> None:
     with opened(tmp_path / "j", sync_seconds=0.0) as journal:
         started = forced(tmp_path / "j")
         journal.append([record(0)])
         assert forced(tmp_path / "j") == (tmp_path / "j").stat().st_size > started
 
 
-def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_a_journal(tmp_path: Path) -> None:
     with opened(tmp_path / "j") as journal:
         journal.append([record(0)])
     assert (tmp_path / "j").stat().st_mode & 0o777 == 0o600
@@ -303,7 +305,7 @@ def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_journal_is_not_opened_through_a_link(tmp_path: Path, exists: bool) -> None:
+def test_a_journal_is_not_opened_through_a_symbolic_link(tmp_path: Path, exists: bool) -> None:
     if exists:
         (tmp_path / "theirs").write_text("untouched", encoding="utf-8")
     (tmp_path / "j").symlink_to(tmp_path / "theirs")
@@ -318,7 +320,7 @@ def test_a_journal_is_not_opened_through_a_link(tmp_path: Path, exists: bool) ->
         Journal.read_only(tmp_path / "j")
 
 
-def test_a_pipe_is_no_journal(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_as_journal(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "j")
     with pytest.raises(WriteError, match="j cannot be written: Not a regular file; write to another path"):
         opened(tmp_path / "j")

@@ -26,7 +26,7 @@ def answer(row: int, *, text: str = "yes", key: bytes | None = None) -> Predicti
     return PredictionRecord(key=(key or keys()[row].tobytes()).hex(), row=row, status="ok", text=text, attempt=1)
 
 
-def left_behind(path: Path, rank: int, records: list[PredictionRecord], *, parts: dict[str, str] = PARTS) -> Path:
+def write_journal(path: Path, rank: int, records: list[PredictionRecord], *, parts: dict[str, str] = PARTS) -> Path:
     """Write the answers of a rank that was killed."""
     place = rank_path(path, rank)
     with Journal.open(place, fingerprint=parts, keys=keys()) as journal:
@@ -38,7 +38,7 @@ def test_answers_of_killed_ranks_are_merged_by_any_number_of_processes(tmp_path:
     path = tmp_path / "answers.jsonl"
     with Journal.open(path, fingerprint=PARTS, keys=keys()) as journal:
         journal.append([answer(0)])
-    left = [left_behind(path, 1, [answer(2), answer(3)]), left_behind(path, 7, [answer(5)])]
+    left = [write_journal(path, 1, [answer(2), answer(3)]), write_journal(path, 7, [answer(5)])]
 
     with open_journals(path, fingerprint=PARTS, keys=keys()) as journals:
         assert journals.before.tolist() == [True, False, True, True, False, True]
@@ -50,34 +50,34 @@ def test_answers_of_killed_ranks_are_merged_by_any_number_of_processes(tmp_path:
         assert record.text == "yes"
 
 
-def test_a_line_that_was_torn_and_a_row_that_has_changed_are_not_taken_over(tmp_path: Path) -> None:
+def test_partial_lines_and_changed_rows_are_not_merged(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    place = left_behind(path, 1, [answer(1), answer(2, key=bytes(16)), answer(4)])
+    place = write_journal(path, 1, [answer(1), answer(2, key=bytes(16)), answer(4)])
     place.write_bytes(place.read_bytes()[:-10])
 
     with open_journals(path, fingerprint=PARTS, keys=keys()) as journals:
         assert np.flatnonzero(journals.before).tolist() == [1]
 
 
-def test_remains_of_another_job_are_removed(tmp_path: Path) -> None:
+def test_files_of_another_job_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    place = left_behind(path, 1, [answer(1)], parts={"model": "m2", "answers": "a1"})
+    place = write_journal(path, 1, [answer(1)], parts={"model": "m2", "answers": "a1"})
 
     with open_journals(path, fingerprint=PARTS, keys=keys()) as journals:
         assert not journals.before.any()
     assert not place.exists()
 
 
-def test_fresh_forgets_what_ranks_have_left(tmp_path: Path) -> None:
+def test_fresh_discards_files_of_ranks(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    place = left_behind(path, 1, [answer(1)])
+    place = write_journal(path, 1, [answer(1)])
 
     with open_journals(path, fingerprint=PARTS, keys=keys(), fresh=True) as journals:
         assert not journals.before.any()
     assert not place.exists()
 
 
-def test_a_rank_that_still_writes_is_waited_for(tmp_path: Path) -> None:
+def test_merging_waits_for_a_rank_that_still_writes(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with (
         Journal.open(rank_path(path, 1), fingerprint=PARTS, keys=keys()),
@@ -87,9 +87,9 @@ def test_a_rank_that_still_writes_is_waited_for(tmp_path: Path) -> None:
         raise AssertionError("it must not open")
 
 
-def test_ranks_keep_their_own_and_have_one_journal_in_the_end(tmp_path: Path) -> None:
+def test_ranks_write_separate_journals_that_are_merged_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    left_behind(path, 1, [answer(0)])
+    write_journal(path, 1, [answer(0)])
 
     def work(process_group: ProcessGroup) -> tuple[list[bool], str]:
         with open_journals(path, fingerprint=PARTS, keys=keys(), process_group=process_group) as journals:

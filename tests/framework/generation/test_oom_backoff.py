@@ -43,7 +43,7 @@ class Device:
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 8), (50, 4), (100, 2), (199, 1), (1000, 1)])
-def test_a_limit_of_long_rows_lets_more_short_ones_through_but_never_more_than_at_first(tokens: int, rows: int) -> None:
+def test_a_limit_found_with_long_rows_allows_more_short_rows_up_to_the_initial_size(tokens: int, rows: int) -> None:
     limit = BatchBudget(8)
     assert limit.limit_at(tokens) == 8
     limit.current_limit, limit.limit_tokens = 2, 100
@@ -51,7 +51,7 @@ def test_a_limit_of_long_rows_lets_more_short_ones_through_but_never_more_than_a
 
 
 @given(SIZES, LIMITS, st.integers(min_value=1, max_value=60), st.frozensets(st.integers(0, 39)))
-def test_every_requested_row_is_done_once_in_order_or_does_not_fit_alone(
+def test_every_requested_row_runs_once_in_order_unless_it_does_not_fit_alone(
     sizes: list[int], start: int, room: int, unasked: frozenset[int]
 ) -> None:
     device, limit = Device(sizes, room=room, unasked=unasked), BatchBudget(start)
@@ -70,7 +70,7 @@ def test_every_requested_row_is_done_once_in_order_or_does_not_fit_alone(
 
 
 @given(st.integers(min_value=1, max_value=100), st.integers(min_value=1, max_value=120), LIMITS)
-def test_a_batch_of_like_rows_is_cut_the_same_way_whether_the_limit_was_found_or_known(
+def test_a_batch_of_similar_rows_is_split_in_the_same_way_with_a_new_or_a_known_limit(
     rows: int, room: int, start: int
 ) -> None:
     # With a smaller limit, parts would run before the one that fails; these are larger than the limit that is found.
@@ -83,14 +83,14 @@ def test_a_batch_of_like_rows_is_cut_the_same_way_whether_the_limit_was_found_or
 
 
 @given(SIZES, LIMITS)
-def test_rows_that_do_not_fit_alone_leave_the_limit_as_it_was(sizes: list[int], start: int) -> None:
+def test_rows_that_do_not_fit_alone_do_not_change_the_limit(sizes: list[int], start: int) -> None:
     # Without the rows that never fit, all others fit together.
     limit = BatchBudget(start)
     Device([1000 if size > 25 else 0 for size in sizes], room=999).run(limit)
     assert limit.current_limit == start
 
 
-def test_a_failure_that_a_row_too_large_does_not_explain_still_counts() -> None:
+def test_a_failure_not_explained_by_one_large_row_lowers_the_limit() -> None:
     # Eight of the small rows are too many as well; four fit.
     device, limit = Device([2] * 8 + [99] + [2] * 7, room=8), BatchBudget(16)
     parts = device.run(limit)
@@ -105,7 +105,7 @@ def test_a_failure_that_a_row_too_large_does_not_explain_still_counts() -> None:
     assert (limit.current_limit, limit.limit_tokens, limit.out_of_memory) == (4, 2, 3)
 
 
-def test_a_row_that_fits_only_alone_does_not_slow_shorter_ones() -> None:
+def test_a_row_that_fits_only_alone_does_not_limit_shorter_rows() -> None:
     device, limit = Device([100] + [10] * 31, room=100), BatchBudget(16)
     assert [len(part.indices) for part in device.run(limit)] == [1, 1, 2, 4, 8, 8, 8]
     assert (limit.current_limit, limit.limit_tokens) == (1, 100)
@@ -120,7 +120,7 @@ def test_a_row_that_fits_only_alone_does_not_slow_shorter_ones() -> None:
 
 
 @given(st.integers(min_value=1, max_value=99), st.integers(min_value=0, max_value=999))
-def test_a_limit_that_nothing_broke_holds_for_any_length(rows: int, tokens: int) -> None:
+def test_an_initial_limit_without_failures_applies_to_any_length(rows: int, tokens: int) -> None:
     assert BatchBudget(rows).limit_at(tokens) == rows
 
 
@@ -146,7 +146,7 @@ def test_the_first_half_is_the_larger_one() -> None:
         ),
     ],
 )
-def test_a_cut_is_reported_once_with_its_numbers(caplog: Any, failure: Exception, expected: str) -> None:
+def test_a_split_is_reported_once_with_its_numbers(caplog: Any, failure: Exception, expected: str) -> None:
     def work(places: range) -> tuple[bool | None, Exception | None]:
         return (None, failure) if len(places) > 2 else (True, None)
 

@@ -117,7 +117,7 @@ def rows_at_once(batches: list[BatchResult]) -> list[int]:
 
 @examples(60)
 @given(st.lists(st.integers(min_value=1, max_value=30), max_size=60), st.integers(1, 16), st.integers(30, 200))
-def test_greedy_answers_are_those_of_a_machine_without_limits(
+def test_greedy_answers_do_not_depend_on_out_of_memory_errors(
     lengths: list[int], batch_size: int, ceiling: int
 ) -> None:
     lm = Limited(ceiling=ceiling)
@@ -129,7 +129,7 @@ def test_greedy_answers_are_those_of_a_machine_without_limits(
     assert order == sorted(lengths, reverse=True), "the next rows follow in the order of the plan"
 
 
-def test_batches_after_one_that_did_not_fit_are_smaller_as_long_as_their_rows_are_as_long() -> None:
+def test_batches_of_similar_length_after_one_that_did_not_fit_are_smaller() -> None:
     lm = Limited(ceiling=100)
     batches = run(lm, [20] * 16 + [18] * 8 + [1] * 8)
     assert lm.tried == [(8, 160), *[(4, 80)] * 4, *[(4, 72)] * 2, (8, 8)]
@@ -148,7 +148,7 @@ def test_a_batch_is_halved_again_until_it_fits(caplog: Any) -> None:
     ]
 
 
-def test_a_row_that_does_not_fit_alone_is_an_error_and_slows_no_other(caplog: Any) -> None:
+def test_a_row_that_does_not_fit_alone_is_an_error_and_does_not_limit_others(caplog: Any) -> None:
     lm = Limited(ceiling=100)
     with caplog.at_level(logging.INFO):
         batches = run(lm, [5] * 3 + [1500] + [5] * 12)
@@ -170,7 +170,7 @@ def test_a_job_in_which_nothing_fits_reports_every_row() -> None:
     assert all(str(error).startswith("does not fit in memory even alone: 5 prompt tokens") for error in result.values())
 
 
-def test_jobs_that_share_a_limit_begin_where_it_stands() -> None:
+def test_jobs_with_a_shared_limit_start_with_its_current_value() -> None:
     lm, limit = Limited(ceiling=100), BatchBudget(8)
     run(lm, [20] * 8, budget=limit)
     assert (limit.current_limit, limit.out_of_memory) == (4, 1)
@@ -178,7 +178,7 @@ def test_jobs_that_share_a_limit_begin_where_it_stands() -> None:
     assert [(batch.batch_size, batch.out_of_memory) for batch in batches] == [(4, 0), (4, 0)]
 
 
-def test_a_batch_too_large_for_a_kernel_is_cut_as_well() -> None:
+def test_a_batch_too_large_for_a_kernel_is_split_too() -> None:
     class Kernel(ScriptedModel):
         def generate(self, requests: Sequence[GenerationRequest], options: Any, *, seed: int) -> list[Generated]:
             if len(requests) > 3:
@@ -222,7 +222,7 @@ def test_a_row_that_is_tried_alone_may_run_out_of_memory() -> None:
     assert outcomes(batches)[2] == "ccc"
 
 
-def test_a_broken_device_ends_a_job_that_was_cut() -> None:
+def test_a_broken_device_ends_a_job_with_split_batches() -> None:
     def answer(prompt: str) -> str:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
@@ -237,7 +237,7 @@ def test_a_broken_device_ends_a_job_that_was_cut() -> None:
 
 @examples(40)
 @given(st.sets(st.integers(0, 29)), st.integers(20, 200), st.integers(1, 9))
-def test_a_sampled_job_samples_alike_whatever_was_done_before_and_wherever_memory_runs_out(
+def test_samples_do_not_depend_on_finished_rows_or_out_of_memory_errors(
     done: set[int], ceiling: int, batch_size: int
 ) -> None:
     lengths = [20] * 30
@@ -250,7 +250,7 @@ def test_a_sampled_job_samples_alike_whatever_was_done_before_and_wherever_memor
 # The job and its journal
 
 
-def test_the_journal_holds_every_row_once_and_the_job_says_what_happened(
+def test_the_journal_has_every_row_once_and_the_job_reports_out_of_memory(
     make_rows: Any, predict: Any, tmp_path: Path
 ) -> None:
     limit = BatchBudget(8)
@@ -263,18 +263,18 @@ def test_the_journal_holds_every_row_once_and_the_job_says_what_happened(
     assert str(stats).endswith(", out of memory 2 times, at most 2 rows at a time at the end")
 
 
-def test_a_job_that_always_fitted_says_nothing_of_memory(make_rows: Any, predict: Any) -> None:
+def test_a_job_without_memory_errors_reports_none(make_rows: Any, predict: Any) -> None:
     stats = predict(ScriptedModel(str.upper), make_rows(QUESTIONS), batch_size=8).stats
     assert (stats.out_of_memory, stats.batch_size) == (0, 8)
     assert "memory" not in str(stats)
 
 
-def test_running_out_of_memory_once_is_reported_as_once(make_rows: Any, predict: Any) -> None:
+def test_one_memory_error_is_reported_as_one(make_rows: Any, predict: Any) -> None:
     stats = predict(Limited(ceiling=100), make_rows(QUESTIONS), batch_size=8).stats
     assert str(stats).endswith(", out of memory once, at most 4 rows at a time at the end")
 
 
-def test_a_row_too_large_is_an_error_in_the_journal_that_can_be_tried_again(make_rows: Any, predict: Any) -> None:
+def test_a_row_that_is_too_large_is_an_error_in_the_journal_that_can_be_retried(make_rows: Any, predict: Any) -> None:
     rows = make_rows([*QUESTIONS, {"question": "x" * 90}])
     small = predict(Limited(ceiling=80), rows, batch_size=8)
     assert [row["status"] for row in small] == ["ok"] * 20 + ["error"]
@@ -286,7 +286,7 @@ def test_a_row_too_large_is_an_error_in_the_journal_that_can_be_tried_again(make
 
 @examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.integers(min_value=0, max_value=16))
-def test_a_job_that_died_between_halves_continues_without_losing_or_repeating_rows(
+def test_a_job_killed_between_halves_resumes_without_losing_or_repeating_rows(
     make_rows: Any, predict: Any, tmp_path: Path, calls: int
 ) -> None:
     class Dying(Limited):
@@ -325,7 +325,7 @@ LENGTHS = [3, 17, 9, 17, 1, 12, 30, 5, 17, 8, 2]
 
 @pytest.mark.parametrize("engine", ["slots", "static"])
 @pytest.mark.parametrize("ceiling", [40, 100, 170])
-def test_a_real_model_answers_alike_under_a_ceiling_hit_in_prompts_or_while_decoding(
+def test_a_real_model_gives_the_same_answers_with_memory_errors_in_prefill_or_decoding(
     real: Any, memory_ceiling: Any, ceiling: int, engine: Engine
 ) -> None:
     assert real.why_no_slots(GREEDY, tokens=64) is None
@@ -339,7 +339,9 @@ def test_a_real_model_answers_alike_under_a_ceiling_hit_in_prompts_or_while_deco
 
 
 @pytest.mark.parametrize("engine", ["slots", "static"])
-def test_a_real_model_samples_alike_whatever_memory_does(real: Any, memory_ceiling: Any, engine: Engine) -> None:
+def test_a_real_model_gives_the_same_samples_with_any_memory_errors(
+    real: Any, memory_ceiling: Any, engine: Engine
+) -> None:
     assert real.why_no_slots(SAMPLED, tokens=64) is None
     options: dict[str, Any] = {"options": SAMPLED, "engine": engine}
     straight = outcomes(run(real, LENGTHS, **options))
@@ -388,4 +390,4 @@ def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
             hook.remove()
     assert rows_at_once(batches) == [2, 2, 2, 2]
     assert len(held) == 2 + 4 * 2
-    assert not any(alive), "nothing of an earlier pass is alive when the next one begins"
+    assert not any(alive), "no tensor of an earlier pass is alive when the next one starts"

@@ -25,7 +25,7 @@ def parity(prompt: str) -> str:
     return "it is " + ("odd" if prompt.count("x") % 2 else "even")
 
 
-def test_rows_come_back_in_input_order_with_their_columns(make_config: Any, make_rows: Any, predict: Any) -> None:
+def test_rows_are_returned_in_input_order_with_their_columns(make_config: Any, make_rows: Any, predict: Any) -> None:
     predictions = predict(ScriptedModel(parity), make_rows(QUESTIONS), config=make_config(KIND))
     assert [row["n"] for row in predictions] == list(range(10))
     assert predictions[3] == {
@@ -60,7 +60,7 @@ def test_outcomes_are_counted(make_rows: Any, predict: Any) -> None:
         (0.0, 0, "3 prompt tokens in 2.0 s (1.5 tokens/s)"),
     ],
 )
-def test_one_row_and_slow_rates_are_shown_as_they_are(rate: float, tokens: int, text: str) -> None:
+def test_singular_and_slow_rates_are_formatted(rate: float, tokens: int, text: str) -> None:
     stats = PredictionStats(
         rows=1,
         ok=0,
@@ -75,7 +75,7 @@ def test_one_row_and_slow_rates_are_shown_as_they_are(rate: float, tokens: int, 
     assert str(stats) == f"1 row, 0 answered, 1 error, {text}"
 
 
-def test_progress_shows_no_rate_of_tokens_where_none_are_generated() -> None:
+def test_progress_shows_no_token_rate_without_generation() -> None:
     assert Tally(prompt_tokens=8, seconds=2.0).display_values == {"prompt_tokens_per_second": 4.0}
     assert Tally(prompt_tokens=8, generated_tokens=1, seconds=2.0).display_values == {
         "tokens_per_second": 0.5,
@@ -83,7 +83,7 @@ def test_progress_shows_no_rate_of_tokens_where_none_are_generated() -> None:
     }
 
 
-def test_answers_that_cannot_be_read_are_counted_and_said(make_config: Any, make_rows: Any, predict: Any) -> None:
+def test_unreadable_answers_are_counted_and_reported(make_config: Any, make_rows: Any, predict: Any) -> None:
     lm = ScriptedModel(lambda prompt: "even" if len(prompt) % 2 else "neither")
     stats = predict(lm, make_rows(QUESTIONS), config=make_config(KIND)).stats
     silent = sum(len(row["question"]) % 2 == 0 for row in QUESTIONS)
@@ -102,7 +102,7 @@ def test_a_finished_job_is_not_generated_again(make_rows: Any, predict: Any, cap
     assert "resumed 10 of 10" in caplog.messages
 
 
-def test_errors_and_unusable_rows_stand_among_the_others(make_rows: Any, predict: Any, caplog: Any) -> None:
+def test_errors_and_unusable_rows_keep_their_position(make_rows: Any, predict: Any, caplog: Any) -> None:
     def answer(prompt: str) -> str:
         if prompt == "bad":
             raise ValueError("no such luck")
@@ -141,7 +141,7 @@ def test_only_errors_are_retried_if_requested(make_rows: Any, predict: Any, tmp_
     assert [json.loads(line)["attempt"] for line in lines[1:]] == [1, 1, 1, 2]
 
 
-def test_an_answer_without_a_value_says_why(make_config: Any, make_rows: Any, predict: Any) -> None:
+def test_an_answer_without_a_value_has_a_reason(make_config: Any, make_rows: Any, predict: Any) -> None:
     lm = ScriptedModel(lambda prompt: "no idea")
     row = predict(lm, make_rows(QUESTIONS), config=make_config(KIND))[0]
     assert (row["kind"], row["kind_raw"], row["status"], row["error"]) == (
@@ -226,7 +226,7 @@ def test_predictions_are_a_sequence(make_rows: Any, predict: Any) -> None:
         predictions[10]
 
 
-def test_columns_whose_names_are_taken_are_kept_beside(make_rows: Any, predict: Any) -> None:
+def test_input_columns_with_conflicting_names_are_renamed(make_rows: Any, predict: Any) -> None:
     row = {"question": "x", "key": 1, "answer": 2, "answer_input": 3, "status": 4}
     result = predict(ScriptedModel(str.upper), make_rows([row]))[0]
     assert result["key"] == "data:1"
@@ -234,7 +234,7 @@ def test_columns_whose_names_are_taken_are_kept_beside(make_rows: Any, predict: 
     assert (result["answer"], result["status_input"], result["status"]) == ("X", 4, "ok")
 
 
-def test_no_rows_are_no_predictions(make_rows: Any, predict: Any, tmp_path: Path) -> None:
+def test_no_rows_give_no_predictions(make_rows: Any, predict: Any, tmp_path: Path) -> None:
     predictions = predict(ScriptedModel(str.upper), make_rows([]), output=tmp_path / "out.jsonl")
     assert (list(predictions), predictions.stats.rows) == ([], 0)
     assert (tmp_path / "out.jsonl").read_bytes() == b""
@@ -254,7 +254,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_started_rows_are_finished_and_the_job_continues_later(
+def test_started_rows_are_finished_and_the_job_resumes_later(
     make_rows: Any, predict: Any, number: signal.Signals, caplog: Any
 ) -> None:
     before = signal.getsignal(number)
@@ -276,7 +276,7 @@ def test_a_second_signal_stops_at_once(make_rows: Any, predict: Any, number: sig
     assert predict(lm, rows).stats.resumed == 4
 
 
-def test_started_rows_have_little_time_to_end() -> None:
+def test_started_rows_have_limited_time_to_end() -> None:
     with finish_started_rows("static", finish_seconds=-1) as stopping:
         assert not stopping()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -291,7 +291,7 @@ def test_a_job_whose_last_rows_were_started_is_done(make_rows: Any, predict: Any
     assert len(path.read_text(encoding="utf8").splitlines()) == 10
 
 
-def test_rows_that_were_to_be_tried_again_count_as_left(make_rows: Any, predict: Any) -> None:
+def test_rows_to_be_retried_count_as_remaining(make_rows: Any, predict: Any) -> None:
     def failing(prompt: str) -> str:
         raise ValueError("no such luck")
 
@@ -302,7 +302,7 @@ def test_rows_that_were_to_be_tried_again_count_as_left(make_rows: Any, predict:
     assert predict(ScriptedModel(str.upper), rows).stats.errors == 2
 
 
-def test_progress_counts_rows_from_where_the_job_stood(make_rows: Any, predict: Any) -> None:
+def test_progress_starts_at_the_resumed_rows(make_rows: Any, predict: Any) -> None:
     class Noted:
         def advance(self, amount: int = 1, **shown: Any) -> None:
             advanced.append(amount)
@@ -347,7 +347,7 @@ RULES = {"decoder": {"match": {"x": {"value": "a long rule"}}}}
         ([KIND, {"name": "a", "type": "text"}], {}, 12 + 256 + len('"kind": "", ') + len('"a": "", ') + 2),
     ],
 )
-def test_room_for_an_answer_is_what_its_outputs_need(
+def test_the_token_limit_of_an_answer_depends_on_its_outputs(
     make_config: Any, outputs: Any, sections: Any, expected: int
 ) -> None:
     tokenizer = ScriptedModel(str.upper).tokenizer

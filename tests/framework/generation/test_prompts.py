@@ -18,7 +18,9 @@ def prompts_of(rows: Any, encoder: Any, config: Any, **options: Any) -> EncodedP
     return EncodedPrompts(rows, encoder, row_schema(config, supervised=False), **options)
 
 
-def test_lengths_keys_and_reasons_are_learned_and_tokens_are_made_when_needed(make_config: Any, make_rows: Any) -> None:
+def test_lengths_keys_and_reasons_are_stored_and_tokens_are_encoded_when_needed(
+    make_config: Any, make_rows: Any
+) -> None:
     encoder = encoder_of(make_config(), UPPER, max_length=20)
     prompts = prompts_of(make_rows(ROWS), encoder, make_config(), chunk=2)
     ids = [list(encoder.encode_prompt(row, key="").input_ids) for row in ({"question": "two"}, {"question": "one"})]
@@ -43,7 +45,7 @@ def test_keys_change_with_the_prompt_the_row_and_the_fingerprint(make_config: An
     assert not np.array_equal(first[0], keys([{"question": "b"}], fingerprint="f")[0])
 
 
-def test_a_prompt_that_cannot_be_made_harms_no_other(make_config: Any, make_rows: Any) -> None:
+def test_a_prompt_that_cannot_be_created_does_not_affect_others(make_config: Any, make_rows: Any) -> None:
     class Picky:
         def encode_prompts(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[PromptExample]:
             if any(row["question"] == "three" for row in rows):
@@ -57,6 +59,6 @@ def test_a_prompt_that_cannot_be_made_harms_no_other(make_config: Any, make_rows
     assert prompts.errors == {1: "RuntimeError: the template refuses it", 4: "the prompt is empty"}
 
 
-def test_no_rows_are_no_prompts(make_config: Any, make_rows: Any) -> None:
+def test_no_rows_give_no_prompts(make_config: Any, make_rows: Any) -> None:
     prompts = prompts_of(make_rows([]), encoder_of(make_config(), UPPER), make_config())
     assert (len(prompts), prompts.lengths.tolist()) == (0, [])

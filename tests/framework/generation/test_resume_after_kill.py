@@ -94,7 +94,7 @@ predict(folder / "straight")
 
 @pytest.mark.long
 @pytest.mark.parametrize("ceiling", [0, 100])
-def test_a_job_killed_three_times_ends_as_an_uninterrupted_one(forks: Forks, tmp_path: Path, ceiling: int) -> None:
+def test_a_job_killed_three_times_equals_an_uninterrupted_one(forks: Forks, tmp_path: Path, ceiling: int) -> None:
     """Sampled without a memory limit, greedy with one: 4 rows of up to 44 tokens exceed 100, 2 do not."""
     seed = session_seed()
     whole = 600 * 250

@@ -45,7 +45,7 @@ def answered(
     return opened, actual
 
 
-def test_slots_grow_in_number_as_rows_get_shorter_and_the_answers_stay_the_same(lm: Any, monkeypatch: Any) -> None:
+def test_more_slots_are_used_for_shorter_rows_with_the_same_answers(lm: Any, monkeypatch: Any) -> None:
     usual, before = answered(lm, monkeypatch)
     assert usual == [(2, 60)]
     opened, after = answered(lm, monkeypatch, BatchBudget(2, token_budget=2 * 60))
@@ -54,21 +54,21 @@ def test_slots_grow_in_number_as_rows_get_shorter_and_the_answers_stay_the_same(
     assert all(slots * tokens <= 2 * 60 for slots, tokens in opened)
 
 
-def test_after_out_of_memory_the_budget_is_what_was_left(lm: Any, monkeypatch: Any) -> None:
+def test_after_out_of_memory_the_budget_is_lowered(lm: Any, monkeypatch: Any) -> None:
     budget = BatchBudget(2, token_budget=2 * 60, current_limit=1, limit_tokens=60, out_of_memory=1, max_rows=2)
     opened, _ = answered(lm, monkeypatch, budget)
     assert opened == [(1, 60), (2, 27), (4, 13)]
 
 
 @pytest.mark.parametrize(("rows", "fits", "room"), [(8, 8, 8 * 140), (6, 8, None)])
-def test_only_a_size_that_memory_decided_leaves_room_for_more(rows: int, fits: int, room: int | None) -> None:
+def test_only_a_size_limited_by_memory_may_grow_for_shorter_rows(rows: int, fits: int, room: int | None) -> None:
     size = BatchSize(rows=rows, origin="tuned", device="cpu", max_fitting=fits, prompt_tokens=100, new_tokens=40)
     tuner = object.__new__(BatchSizeTuner)
     tuner.budgets, tuner.used = {}, {}
     assert tuner.budget("generation", size).token_budget == room
 
 
-def test_a_written_number_of_rows_is_kept_to() -> None:
+def test_a_configured_number_of_rows_is_not_exceeded() -> None:
     tuner = object.__new__(BatchSizeTuner)
     tuner.budgets, tuner.used = {}, {}
     assert tuner.budget("generation", BatchSize(rows=8, origin="file", device="cpu")).token_budget is None

@@ -102,7 +102,7 @@ def outcomes(batches: Sequence[BatchResult]) -> dict[int, tuple[int, ...] | str]
     """Return the tokens or error of every row; each row appears once."""
     actual: dict[int, tuple[int, ...] | str] = {}
     for result in (result for batch in batches for result in batch.results):
-        assert result.row not in actual, f"row {result.row} came twice"
+        assert result.row not in actual, f"row {result.row}was returned twice"
         actual[result.row] = result.generated.ids if result.generated is not None else str(result.error)
     return actual
 
@@ -143,7 +143,7 @@ LENGTHS = [3, 17, 9, 17, 1, 12, 30, 5, 17, 8, 2, 1, 25, 40, 6]
 @pytest.mark.parametrize(
     ("slots", "prefix"), [(1, PREFIX), (4, []), (4, PREFIX), (64, PREFIX), (4, PREFIX[: SHORTEST_PREFIX - 1])]
 )
-def test_every_row_is_answered_once_as_alone_the_longest_first(
+def test_every_row_is_answered_once_longest_first_as_if_alone(
     lm, admitted: list[list[SlotRequest]], slots: int, prefix: list[int]
 ) -> None:
     prompts = prompts_of(LENGTHS, prefix=prefix)
@@ -153,12 +153,12 @@ def test_every_row_is_answered_once_as_alone_the_longest_first(
     assert Counter(request.row for group in admitted for request in group) == dict.fromkeys(range(len(prompts)), 1)
 
 
-def test_no_rows_are_no_work(lm) -> None:
+def test_no_rows_need_no_work(lm) -> None:
     assert answers(lm, prompts_of([])) == {}
     assert answers(lm, prompts_of([4, 5]), done=[0, 1]) == {}
 
 
-def test_rows_that_fill_the_context_are_left_out_and_others_get_what_room_there_is(lm) -> None:
+def test_rows_that_fill_the_context_are_skipped_and_others_get_the_remaining_tokens(lm) -> None:
     prompts = prompts_of([CONTEXT - 1, CONTEXT, CONTEXT + 9, CONTEXT - 3, 4])
     result = answers(lm, prompts)
     assert set(result) == {0, 3, 4}
@@ -168,7 +168,7 @@ def test_rows_that_fill_the_context_are_left_out_and_others_get_what_room_there_
     assert len(result[3]) <= 3
 
 
-def test_equal_prompts_are_read_once_where_answers_are_greedy(lm, admitted: list[list[SlotRequest]]) -> None:
+def test_equal_prompts_are_computed_once_with_greedy_answers(lm, admitted: list[list[SlotRequest]]) -> None:
     once = prompts_of([5, 9, 2])
     prompts = Prompts([once.ids[place] for place in (0, 1, 0, 2, 1, 0, 0)])
     result = answers(lm, prompts, batch_size=3)
@@ -195,7 +195,7 @@ def test_a_shared_prefix_is_computed_once(lm) -> None:
     assert sum(batch.prompt_tokens for batch in batches) == len(PREFIX) + 16
 
 
-def test_a_prompt_that_is_all_that_others_begin_with_keeps_its_own_token(lm) -> None:
+def test_a_prompt_equal_to_the_shared_prefix_keeps_its_last_token(lm) -> None:
     prompts = Prompts([PREFIX, [*PREFIX, 60, 61], [*PREFIX, 70]], prefix=PREFIX)
     assert answers(lm, prompts) == one_by_one(lm, prompts)
 
@@ -217,7 +217,7 @@ def test_steps_and_slots_in_use_are_counted(lm) -> None:
     sampled=st.booleans(),
     prefix=st.booleans(),
 )
-def test_a_job_that_continues_gives_the_answers_of_one_that_never_stopped(
+def test_a_resumed_job_gives_the_answers_of_an_uninterrupted_one(
     lm, done: set[int], slots: int, room: int | None, sampled: bool, prefix: bool
 ) -> None:
     prompts = prompts_of([*LENGTHS[:12], *LENGTHS[:3]], prefix=PREFIX if prefix else ())
@@ -228,12 +228,12 @@ def test_a_job_that_continues_gives_the_answers_of_one_that_never_stopped(
     assert again == {row: ids for row, ids in straight.items() if row not in done}
 
 
-def test_another_seed_samples_otherwise(lm) -> None:
+def test_another_seed_gives_other_samples(lm) -> None:
     prompts = prompts_of(LENGTHS)
     assert answers(lm, prompts, options=SAMPLED, seed=1) != answers(lm, prompts, options=SAMPLED, seed=2)
 
 
-def test_more_slots_are_taken_for_shorter_rows_where_memory_holds_them(lm) -> None:
+def test_more_slots_are_opened_for_shorter_rows_if_memory_allows(lm) -> None:
     prompts, rows = prompts_of([50] * 2 + [2] * 20), []
     hook = lm.base.get_input_embeddings().register_forward_hook(lambda *given: rows.append(len(given[1][0])))
     batches = list(rows_of(lm, prompts, batch_size=2, token_budget=2 * (50 + NEW)))
@@ -303,7 +303,7 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(lm, kind: str, options
     prefix=st.booleans(),
     room=st.sampled_from([None, 500]),
 )
-def test_memory_that_runs_out_anywhere_loses_and_changes_nothing(
+def test_out_of_memory_anywhere_loses_and_changes_nothing(
     lm, fails: set[int], sampled: bool, prefix: bool, room: int | None
 ) -> None:
     prompts = prompts_of(LENGTHS, prefix=PREFIX if prefix else ())
@@ -316,7 +316,7 @@ def test_memory_that_runs_out_anywhere_loses_and_changes_nothing(
     assert limit.out_of_memory == len(met)
 
 
-def test_other_rows_answer_alike_under_a_real_ceiling(lm, memory_ceiling: Any) -> None:
+def test_other_rows_give_the_same_answers_with_a_real_memory_limit(lm, memory_ceiling: Any) -> None:
     prompts = prompts_of(LENGTHS)
     free = answers(lm, prompts)
     for ceiling in (400, 200, 100):
@@ -326,7 +326,7 @@ def test_other_rows_answer_alike_under_a_real_ceiling(lm, memory_ceiling: Any) -
         assert limit.out_of_memory == sum(held > ceiling for _, held in passes) > 0
 
 
-def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_comes_back(
+def test_a_row_that_does_not_fit_alone_is_an_error_and_the_limit_is_restored(
     lm, memory_ceiling: Any, caplog: Any
 ) -> None:
     prompts, limit = prompts_of([5] * 8 + [55] + [5] * 6), BatchBudget(6)
@@ -380,7 +380,7 @@ def test_slots_that_ran_out_of_memory_are_freed_before_new_ones_are_opened(lm) -
 
 
 @pytest.mark.parametrize("slots", [1, 4, 20])
-def test_a_row_that_cannot_be_read_is_the_only_error(lm, slots: int) -> None:
+def test_a_row_that_cannot_be_prefilled_is_the_only_error(lm, slots: int) -> None:
     prompts, limit = prompts_of([*LENGTHS], prefix=PREFIX), BatchBudget(slots)
     free = one_by_one(lm, prompts)
     for bad in (1, 4, 13):
@@ -392,7 +392,7 @@ def test_a_row_that_cannot_be_read_is_the_only_error(lm, slots: int) -> None:
     assert (limit.current_limit, limit.out_of_memory) == (slots, 0)
 
 
-def test_rows_whose_common_beginning_cannot_be_read_are_all_reported_so(lm, caplog: Any) -> None:
+def test_a_shared_prefix_that_cannot_be_prefilled_is_an_error_of_all_rows(lm, caplog: Any) -> None:
     prompts = prompts_of([3, 4, 5], prefix=[*PREFIX, 10**6])
     caplog.set_level(logging.INFO, logger="partita.generation.scheduler")
     assert answers(lm, prompts) == dict.fromkeys(range(3), "IndexError: index out of range in self")
@@ -420,7 +420,7 @@ def test_a_row_that_fails_in_a_step_is_the_only_error(lm, options: Any, caplog: 
     assert "a step of 5 rows failed and they are answered one by one: ValueError: no such luck" in caplog.messages
 
 
-def test_a_row_that_is_not_a_number_is_the_only_error(lm) -> None:
+def test_a_row_with_nan_logits_is_the_only_error(lm) -> None:
     prompts = prompts_of(LENGTHS)
     free = one_by_one(lm, prompts)
     poison = next(t for t in range(2, 50) if not any(t in ids for ids in free.values()))
@@ -434,7 +434,7 @@ def test_a_row_that_is_not_a_number_is_the_only_error(lm) -> None:
     assert result == free | {5: "the model's scores are not numbers (NaN)"}
 
 
-def test_a_row_may_run_out_of_memory_where_rows_are_answered_one_by_one(lm) -> None:
+def test_a_row_may_run_out_of_memory_when_rows_are_answered_one_by_one(lm) -> None:
     prompts, limit = prompts_of([20, 9, 8, 7]), BatchBudget(4)
     free = one_by_one(lm, prompts)
 
@@ -449,7 +449,7 @@ def test_a_row_may_run_out_of_memory_where_rows_are_answered_one_by_one(lm) -> N
     assert (limit.current_limit, limit.out_of_memory) == (4, 1)
 
 
-def test_memory_that_runs_out_while_prompts_are_read_one_by_one_loses_none(lm) -> None:
+def test_out_of_memory_while_prompts_are_prefilled_one_by_one_loses_none(lm) -> None:
     prompts, limit, failed = prompts_of([20, 9, 8, 7, 6]), BatchBudget(4), []
     free = one_by_one(lm, prompts)
 
@@ -493,9 +493,7 @@ def test_a_broken_device_ends_the_job(lm, kind: str) -> None:
 
 @examples(8)
 @given(st.integers(0, 40), st.booleans(), st.booleans())
-def test_an_interrupt_is_passed_on_and_what_came_before_is_complete(
-    lm, place: int, sampled: bool, prefix: bool
-) -> None:
+def test_an_interrupt_is_raised_and_earlier_answers_are_complete(lm, place: int, sampled: bool, prefix: bool) -> None:
     prompts, options = prompts_of(LENGTHS, prefix=PREFIX if prefix else ()), SAMPLED if sampled else GREEDY
     straight = answers(lm, prompts, options=options)
     passes, result = iter(range(10**6)), []
@@ -514,7 +512,7 @@ def test_an_interrupt_is_passed_on_and_what_came_before_is_complete(
 
 @examples(8)
 @given(st.integers(0, 40), st.booleans())
-def test_once_a_job_is_stopping_started_rows_end_and_no_others_start(lm, place: int, prefix: bool) -> None:
+def test_a_stopping_job_finishes_started_rows_and_starts_no_others(lm, place: int, prefix: bool) -> None:
     prompts = prompts_of(LENGTHS, prefix=PREFIX if prefix else ())
     straight = answers(lm, prompts)
     asked, started = Counter[str](), set[int]()
@@ -537,7 +535,7 @@ def test_once_a_job_is_stopping_started_rows_end_and_no_others_start(lm, place: 
     assert lm.module.training
 
 
-def test_started_rows_that_take_too_long_are_given_up(lm) -> None:
+def test_started_rows_that_take_too_long_are_abandoned(lm) -> None:
     asked = Counter[str]()
 
     def stopping() -> bool:
@@ -553,7 +551,7 @@ def test_started_rows_that_take_too_long_are_given_up(lm) -> None:
     assert lm.module.training
 
 
-def test_a_job_that_is_given_up_leaves_the_model_as_it_was(lm) -> None:
+def test_an_abandoned_job_does_not_change_the_model(lm) -> None:
     rows = rows_of(lm, prompts_of(LENGTHS), batch_size=2)
     assert next(rows).results
     assert not lm.module.training
@@ -561,7 +559,7 @@ def test_a_job_that_is_given_up_leaves_the_model_as_it_was(lm) -> None:
     assert lm.module.training
 
 
-def test_prompts_that_are_gone_end_the_job(lm) -> None:
+def test_missing_prompts_end_the_job(lm) -> None:
     prompts = prompts_of(LENGTHS)
 
     def gone(indices: Sequence[int]) -> list[list[int]]:
@@ -584,7 +582,7 @@ def ask(lm: Any, requests: Sequence[GenerationRequest], *, options: Any = GREEDY
     return generate_requests(lm, requests, GenerationSettings(options, capacity, 0))
 
 
-def test_requests_are_answered_in_their_order_each_up_to_its_limit(lm) -> None:
+def test_requests_are_answered_in_order_each_up_to_its_limit(lm) -> None:
     requests = requests_of([3, 40, 9, 9, 1], [50, 2, 7, 1, 30])
     assert ask(lm, requests) == [lm.generate([request], GREEDY, seed=0)[0] for request in requests]
     assert ask(lm, requests[::-1], rows=1) == ask(lm, requests)[::-1]
@@ -613,7 +611,7 @@ def test_a_request_that_does_not_fit_alone_is_reported(lm, memory_ceiling: Any) 
     assert str(caught.value) == f"a prompt {too_large(50, 6)}"
 
 
-def test_a_request_that_is_not_a_number_is_reported(lm) -> None:
+def test_a_request_with_nan_logits_is_reported(lm) -> None:
     hook = lm.base.get_input_embeddings().register_forward_hook(
         lambda module, inputs, output: output.masked_fill((inputs[0] == 7)[..., None], torch.nan)
     )
@@ -627,7 +625,7 @@ def test_a_request_that_is_not_a_number_is_reported(lm) -> None:
 # Models without slots
 
 
-def test_the_log_says_why_rows_are_not_answered_in_slots(lm, caplog: Any) -> None:
+def test_the_log_reports_why_rows_are_not_answered_in_slots(lm, caplog: Any) -> None:
     caplog.set_level(logging.INFO, logger="partita.generation.engine")
     lengths = prompts_of(LENGTHS).lengths
     beams = GenerationOptions({"do_sample": False, "num_beams": 2})
@@ -641,7 +639,9 @@ def test_the_log_says_why_rows_are_not_answered_in_slots(lm, caplog: Any) -> Non
     assert choose_engine(lm, lengths, options=GREEDY, max_new_tokens=NEW) == "slots"
 
 
-def test_the_longest_row_decides_about_a_sliding_window(lm, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_the_longest_row_decides_whether_a_sliding_window_matters(
+    lm, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     caplog.set_level(logging.INFO, logger="partita.generation.engine")
     monkeypatch.setattr(lm.base.config, "sliding_window", 20, raising=False)
     lengths = prompts_of([3, 12, CONTEXT]).lengths

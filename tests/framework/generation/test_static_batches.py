@@ -61,7 +61,7 @@ def answers(batches: list[Any]) -> dict[int, Any]:
 
 
 @given(st.lists(st.integers(min_value=0, max_value=50)), st.integers(min_value=1, max_value=9))
-def test_every_row_with_a_prompt_is_planned_once_the_longest_first(lengths: list[int], batch_size: int) -> None:
+def test_every_row_with_a_prompt_is_planned_once_longest_first(lengths: list[int], batch_size: int) -> None:
     batches = plan_batches(np.array(lengths, dtype=np.int32), batch_size=batch_size)
     order = [int(row) for batch in batches for row in batch]
     assert order == sorted((row for row, length in enumerate(lengths) if length), key=lambda row: (-lengths[row], row))
@@ -98,7 +98,7 @@ class Choosy(ScriptedModel):
         return super().generate(requests, options, seed=seed)
 
 
-def test_a_model_is_given_only_rows_that_it_takes_together() -> None:
+def test_a_model_gets_only_rows_that_it_can_batch() -> None:
     lm = Choosy()
     words = ["aa", "b", "cc", "dd", "e", "ff", "ggg"]
     assert answers(run(lm, texts(lm, *words))) == {row: word.upper() for row, word in enumerate(words)}
@@ -117,19 +117,19 @@ def test_every_row_is_answered() -> None:
     assert [(batch.prompt_tokens, batch.padded_tokens) for batch in batches] == [(9, 12), (1, 1)]
 
 
-def test_batches_that_are_done_are_not_generated_again() -> None:
+def test_finished_batches_are_not_generated_again() -> None:
     lm = ScriptedModel(str.upper)
     batches = run(lm, texts(lm, "aaaa", "bbb", "cc", "d"), done=[0, 1, 2])
     assert (answers(batches), lm.rows) == ({3: "D"}, 1)
 
 
-def test_a_batch_of_which_a_part_is_done_is_generated_whole_and_reported_in_part() -> None:
+def test_a_partly_finished_batch_is_generated_completely_and_only_missing_rows_are_reported() -> None:
     lm = ScriptedModel(str.upper)
     batches = run(lm, texts(lm, "aaaa", "bbb", "cc", "d"), done=[0, 3])
     assert (answers(batches), lm.rows, lm.calls) == ({1: "BBB", 2: "CC"}, 3, 1)
 
 
-def test_a_row_that_raises_harms_no_other() -> None:
+def test_a_row_that_raises_does_not_affect_others() -> None:
     def answer(prompt: str) -> str:
         if prompt == "bad":
             raise ValueError("no such luck")
@@ -154,7 +154,7 @@ def test_a_broken_device_ends_the_job_and_is_no_error_of_its_rows() -> None:
     assert lm.calls == 1
 
 
-def test_an_interrupt_passes_at_once_and_what_was_reported_before_is_whole() -> None:
+def test_an_interrupt_is_raised_at_once_and_earlier_reports_are_complete() -> None:
     def answer(prompt: str) -> str:
         if prompt == "d":
             raise KeyboardInterrupt
@@ -178,7 +178,7 @@ def test_an_interrupt_passes_at_once_and_what_was_reported_before_is_whole() -> 
     assert lm.calls == 2
 
 
-def test_an_answer_gets_the_room_that_the_context_leaves() -> None:
+def test_an_answer_is_limited_by_the_remaining_context() -> None:
     lm = ScriptedModel(lambda prompt: "0123456789", context_length=10)
     batches = run(lm, texts(lm, "a" * 9, "b" * 4, "c"), batch_size=1)
     assert answers(batches) == {0: "0", 1: "012345", 2: "01234567"}
@@ -186,7 +186,7 @@ def test_an_answer_gets_the_room_that_the_context_leaves() -> None:
     assert reasons == {"length"}
 
 
-def test_prompts_that_fill_the_context_are_known_before_any_forward_pass() -> None:
+def test_prompts_that_fill_the_context_are_reported_before_any_forward_pass() -> None:
     lm = ScriptedModel(str.upper, context_length=4)
     prompts = texts(lm, "aaaaa", "bbbb", "ccc")
     assert unanswerable(prompts, context_length=4) == {
@@ -196,7 +196,7 @@ def test_prompts_that_fill_the_context_are_known_before_any_forward_pass() -> No
     assert (set(answers(run(lm, prompts))), lm.rows) == ({2}, 1)
 
 
-def test_a_model_that_loses_rows_is_noticed() -> None:
+def test_a_model_that_loses_rows_is_detected() -> None:
     class Forgetful(ScriptedModel):
         def generate(self, requests: Sequence[GenerationRequest], options: Any, *, seed: int) -> list[Generated]:
             return super().generate(requests, options, seed=seed)[: 1 if len(requests) == 1 else -1]
@@ -212,7 +212,7 @@ def test_a_model_that_loses_rows_is_noticed() -> None:
     assert answers(run(silent, texts(silent, "a"))) == {0: "RuntimeError: the model gave 0 answers to 1 prompt"}
 
 
-def test_every_request_has_the_key_of_its_row_whatever_is_done_and_whoever_is_beside_it() -> None:
+def test_every_request_has_the_key_of_its_row_in_any_batch() -> None:
     class Noting(ScriptedModel):
         def generate(self, requests: Sequence[GenerationRequest], options: Any, *, seed: int) -> list[Generated]:
             asked.append((seed, [request.key for request in requests]))

@@ -40,7 +40,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("rows.jsonl").write_text('{"question": "a", "answer": "b"}\n', encoding="utf8")
 
 
-def test_the_pieces_of_an_answer_put_together_are_the_answer() -> None:
+def test_the_joined_pieces_equal_the_answer() -> None:
     made = model()
     whole = made.generate(PROMPTS[0], max_new_tokens=30)
     pieces = list(made.generate(PROMPTS[0], max_new_tokens=30, stream=True))
@@ -49,7 +49,7 @@ def test_the_pieces_of_an_answer_put_together_are_the_answer() -> None:
     assert all(pieces)
 
 
-def test_pieces_of_several_prompts_come_with_their_places_in_turn() -> None:
+def test_pieces_of_several_prompts_are_interleaved_with_their_positions() -> None:
     made = model()
     whole = made.generate(PROMPTS, max_new_tokens=20)
     texts: dict[int, str] = {}
@@ -71,7 +71,7 @@ def test_a_stop_text_is_never_reported_in_part() -> None:
     assert "".join(pieces) == plain[: plain.index(stop)] == stopped.generate(PROMPTS[0], max_new_tokens=30)[0]
 
 
-def test_where_rows_are_not_answered_in_slots_an_answer_is_one_piece() -> None:
+def test_without_slots_an_answer_is_one_piece() -> None:
     made = model(generation={"num_beams": 2})
     whole = made.generate(PROMPTS, max_new_tokens=10)
     assert list(made.generate(PROMPTS, max_new_tokens=10, stream=True)) == [
@@ -84,7 +84,7 @@ def test_an_invalid_prompt_is_reported_before_the_first_piece_is_requested() -> 
         model().generate([""], stream=True)
 
 
-def test_a_stream_that_nobody_reads_to_its_end_leaves_the_model_as_it_was() -> None:
+def test_a_stream_that_is_not_read_completely_does_not_change_the_model() -> None:
     made = model()
     whole = made.generate(PROMPTS[0], max_new_tokens=20)
     pieces = made.generate(PROMPTS[0], max_new_tokens=20, stream=True)

@@ -22,13 +22,13 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def test_jsonl_holds_the_values(tmp_path: Path) -> None:
+def test_jsonl_contains_the_values(tmp_path: Path) -> None:
     write_table(tmp_path / "new" / "t.jsonl", ROWS, columns=dict.fromkeys(ROWS[0], "json"))
     lines = (tmp_path / "new" / "t.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == ROWS
 
 
-def test_csv_holds_text_and_json(tmp_path: Path) -> None:
+def test_csv_contains_text_and_json(tmp_path: Path) -> None:
     write_table(tmp_path / "t.csv", ROWS, columns=dict.fromkeys(ROWS[0], "json"))
     with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -38,7 +38,7 @@ def test_csv_holds_text_and_json(tmp_path: Path) -> None:
     ]
 
 
-def test_parquet_holds_columns_of_the_narrowest_type(tmp_path: Path) -> None:
+def test_parquet_has_columns_of_the_narrowest_type(tmp_path: Path) -> None:
     types = column_types(ROWS, columns=list(ROWS[0]))
     assert types == {"a": "number", "b": "text", "c": "json", "d": "text", "e": "boolean", "f": "integer"}
     write_table(tmp_path / "t.parquet", ROWS, columns=types)
@@ -50,7 +50,7 @@ def test_parquet_holds_columns_of_the_narrowest_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
-def test_a_table_without_rows_is_a_file(tmp_path: Path, ending: str) -> None:
+def test_a_table_without_rows_is_written(tmp_path: Path, ending: str) -> None:
     write_table(tmp_path / f"t.{ending}", [], columns={"a": "text"})
     content = (tmp_path / f"t.{ending}").read_bytes()
     assert content == {"jsonl": b"", "csv": b"a\r\n"}.get(ending, content)
@@ -59,13 +59,13 @@ def test_a_table_without_rows_is_a_file(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "result"), [("t.xlsx", "the ending '.xlsx'"), ("t", "no ending")])
-def test_another_ending_is_refused(tmp_path: Path, name: str, result: str) -> None:
+def test_an_unknown_file_extension_is_refused(tmp_path: Path, name: str, result: str) -> None:
     with pytest.raises(DataError) as caught:
         write_table(tmp_path / name, [], columns={})
     assert str(caught.value) == f"{tmp_path / name} has {result}; predictions are written as .jsonl, .csv or .parquet"
 
 
-def test_a_table_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_failed_table_keeps_the_previous_one(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write_table(path, [{"a": 1}], columns={"a": "json"})
 
@@ -93,7 +93,7 @@ except WriteError as error:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
-def test_a_full_disk_is_reported_and_leaves_no_half_file(tmp_path: Path, ending: str) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"t.{ending}"
     script = FULL_DISK.replace('"x" * 50', "__import__('random').randbytes(40).hex()")
     output = subprocess.run(
@@ -106,7 +106,7 @@ def test_a_full_disk_is_reported_and_leaves_no_half_file(tmp_path: Path, ending:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_values_that_json_does_not_know_are_made_plain() -> None:
+def test_values_without_a_json_type_are_converted() -> None:
     value = {
         "when": datetime.date(2026, 11, 1),
         "never": pd.NaT,
@@ -127,7 +127,7 @@ def test_values_that_json_does_not_know_are_made_plain() -> None:
     }
 
 
-def test_whole_numbers_beyond_64_bits_are_text_in_columns() -> None:
+def test_integers_beyond_64_bits_are_text_in_columns() -> None:
     assert column_types([{"a": 2**63}], columns=["a"]) == {"a": "json"}
 
 
@@ -142,12 +142,12 @@ def test_whole_numbers_beyond_64_bits_are_text_in_columns() -> None:
         (errno.EIO, "Input/output error; write to another path"),
     ],
 )
-def test_each_reason_why_a_file_cannot_be_written_has_its_own_advice(number: int, advice: str) -> None:
+def test_each_reason_why_a_file_cannot_be_written_has_specific_advice(number: int, advice: str) -> None:
     message = why_not_written(OSError(number, os.strerror(number)), Path("o.csv"))
     assert message == f"o.csv cannot be written: {advice}"
 
 
-def test_an_output_that_cannot_be_written_is_found_before_the_job(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_reported_before_the_job(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     (tmp_path / "folder.csv").mkdir()
     for name, reason in (
@@ -163,7 +163,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_job(tmp_path: Path
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_link_stays_a_link_and_the_file_that_it_names_is_written(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_kept_and_its_target_is_written(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "rows.dat").write_text("before", encoding="utf-8")
     (tmp_path / "second").symlink_to("there/rows.dat")
@@ -178,7 +178,7 @@ def test_a_link_stays_a_link_and_the_file_that_it_names_is_written(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of other users")
-def test_a_link_of_another_user_in_a_folder_of_everybody_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_of_another_user_in_a_shared_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("untouched", encoding="utf-8")
     (tmp_path / "t.jsonl").symlink_to("secret")
     os.chown(tmp_path / "t.jsonl", 12345, 12345, follow_symlinks=False)
@@ -199,7 +199,7 @@ def test_a_link_of_another_user_in_a_folder_of_everybody_is_not_followed(tmp_pat
     assert (tmp_path / "secret").read_text(encoding="utf-8") == '{"a": 1}\n'
 
 
-def test_files_beside_an_output_are_not_opened_through_links(tmp_path: Path) -> None:
+def test_files_next_to_an_output_are_not_opened_through_links(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("untouched", encoding="utf-8")
     for name in ("t.jsonl.partial", ".t.jsonl.partial", ".t.jsonl.0123456789abcdef.partial"):
         (tmp_path / name).symlink_to("secret")
@@ -207,7 +207,7 @@ def test_files_beside_an_output_are_not_opened_through_links(tmp_path: Path) -> 
     assert (tmp_path / "secret").read_text(encoding="utf-8") == "untouched"
 
 
-def test_links_that_lead_to_each_other_or_to_a_device_are_refused(tmp_path: Path) -> None:
+def test_links_in_a_cycle_or_to_a_device_are_refused(tmp_path: Path) -> None:
     for name, target in (("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl"), ("null.jsonl", "/dev/null")):
         (tmp_path / name).symlink_to(target)
     for name, reason in (
@@ -225,7 +225,7 @@ def test_links_that_lead_to_each_other_or_to_a_device_are_refused(tmp_path: Path
         assert str(caught.value) == f"{tmp_path / name} cannot be written: {reason}"
 
 
-def test_files_of_killed_processes_are_removed_and_files_being_written_stay(tmp_path: Path) -> None:
+def test_files_of_killed_processes_are_removed_and_files_being_written_are_kept(tmp_path: Path) -> None:
     left = tmp_path / ".t.jsonl.0123456789abcdef.partial"
     left.write_text("half a line", encoding="utf-8")
     with new_file(tmp_path / "t.jsonl"):
@@ -238,7 +238,7 @@ FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " 
 HARMLESS = ["-3", "+4.5", "-1e-7", "a=b", "3-4", "", "plain; text"]
 
 
-def test_cells_that_a_spreadsheet_would_run_are_marked_on_request(tmp_path: Path) -> None:
+def test_cells_with_formulas_are_escaped_on_request(tmp_path: Path) -> None:
     rows = [{"=name": text, "number": -1.5} for text in (*FORMULAS, *HARMLESS)]
     write_table(tmp_path / "t.csv", rows, columns=dict.fromkeys(rows[0], "json"), safe_csv=True)
     with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
@@ -251,6 +251,6 @@ def test_cells_that_a_spreadsheet_would_run_are_marked_on_request(tmp_path: Path
         assert [cell for cell, _ in list(csv.reader(file))[1:]] == [*FORMULAS, *HARMLESS]
 
 
-def test_safe_csv_is_for_csv_files(tmp_path: Path) -> None:
+def test_safe_csv_is_refused_for_other_formats(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^safe_csv is for \.csv files, and .*o\.jsonl is another one; leave it out$"):
         check_output(tmp_path / "o.jsonl", safe_csv=True)

@@ -47,7 +47,7 @@ def test_every_line_of_the_input_has_a_line_in_the_output(
     assert all(line["error"] for line in lines if line["status"] != "ok")
 
 
-def test_a_job_that_is_started_again_counts_them_once(rows: Rows, predict: Callable[..., Any]) -> None:
+def test_a_restarted_job_counts_unreadable_rows_once(rows: Rows, predict: Callable[..., Any]) -> None:
     predict(ScriptedModel(str.upper), rows, bad=rows.bad)
     again = predict(ScriptedModel(str.upper), rows, bad=rows.bad, retry_errors=True)
     assert (again.stats.rows, again.stats.resumed, again.stats.errors) == (7, 4, 3)
@@ -78,7 +78,7 @@ def test_several_files_and_sources_keep_their_order(tmp_path: Path) -> None:
     assert [row.get("q") for row in everything.get([11, 10, 1, 0])] == [None, 2, None, 1]
 
 
-def test_bad_rows_of_other_rows_stand_at_the_end(make_rows: Callable[..., Rows]) -> None:
+def test_bad_rows_of_other_data_are_at_the_end(make_rows: Callable[..., Rows]) -> None:
     some = make_rows([{"q": 1}])
     everything = AllRows(some, [BadRow("x:90", "x", 90, "not JSON", "{", num_before=80)])
     assert [everything.key(index) for index in range(2)] == ["data:1", "x:90"]

@@ -30,7 +30,7 @@ def answers(predictions: Predictions) -> list[Any]:
 
 
 @pytest.mark.parametrize("engine", ["slots", "static"])
-def test_rows_together_give_what_each_gives_alone(
+def test_batched_rows_give_the_answers_of_single_rows(
     lm: Any, make_rows: Any, predict: Any, engine: Engine, caplog: Any
 ) -> None:
     # The longest prompts leave less room than max_new_tokens, so limits differ between rows.
@@ -49,7 +49,7 @@ def test_rows_together_give_what_each_gives_alone(
 
 
 @pytest.mark.parametrize("engine", ["slots", "static"])
-def test_a_sampled_job_with_holes_is_filled_with_what_a_straight_one_samples(
+def test_missing_rows_of_a_sampled_job_get_the_samples_of_an_uninterrupted_one(
     lm: Any, make_config: Any, make_rows: Any, engine: Engine
 ) -> None:
     config = make_config()

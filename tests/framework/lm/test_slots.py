@@ -34,7 +34,7 @@ CONTEXT = 64
 SIZES = ((1, 5), (63, 1), (2, 1), (17, 4), (1, 63), (9, 8), (40, 3), (5, 2), (30, 2))
 """Prompt tokens and maximum new tokens: prompts from 1 token to the context less one, and answers that fill it."""
 PREFIX = (11, 12, 13, 14, 15, 16, 17, 18, 19)
-BEHIND = ((1, 5), (54, 1), (2, 1), (17, 4), (9, 8), (38, 17), (5, 2), (20, 2))
+AFTER_PREFIX = ((1, 5), (54, 1), (2, 1), (17, 4), (9, 8), (38, 17), (5, 2), (20, 2))
 """The same for rows after PREFIX."""
 ADAPTER = {"type": "lora", "r": 4, "init": "gaussian"}
 EIGHT_BITS = {"bits": 8, "llm_int8_threshold": 0}
@@ -56,11 +56,11 @@ def assert_equal_to_rows_alone(
     lm: Any,
     *,
     pools: tuple[int, ...],
-    pools_behind: tuple[int, ...] = (),
+    pools_after_prefix: tuple[int, ...] = (),
     rows: tuple[tuple[int, int], ...] = SIZES,
 ) -> None:
     """Check answers with and without a shared prefix, in pools of each size, with rows in either order."""
-    for prefix, sizes, counts in (((), rows, pools), (PREFIX, BEHIND, pools_behind or pools)):
+    for prefix, sizes, counts in (((), rows, pools), (PREFIX, AFTER_PREFIX, pools_after_prefix or pools)):
         requests = small.slot_requests(*sizes, prefix=prefix)
         wanted = by_the_library(small, lm, requests)
         for slots in counts:
@@ -115,7 +115,7 @@ def test_greedy_answers_equal_those_of_transformers_row_by_row(small, architectu
     if architecture == "llama":
         assert_equal_to_rows_alone(small, lm, pools=(1, 2, 7, 64))
     else:
-        assert_equal_to_rows_alone(small, lm, pools=(1, 7), pools_behind=(2, 64))
+        assert_equal_to_rows_alone(small, lm, pools=(1, 7), pools_after_prefix=(2, 64))
 
 
 SHAPE = {
@@ -235,7 +235,7 @@ def test_adapters_quantized_weights_and_other_attention_give_the_same_answers(
 ) -> None:
     adapted = "adapter" in sections
     lm = small.load(small.config(base_model=sharp_folder, **sections), trainable=adapted)
-    requests = small.slot_requests(*BEHIND, prefix=PREFIX)
+    requests = small.slot_requests(*AFTER_PREFIX, prefix=PREFIX)
     if adapted:
         before = by_the_library(small, lm, requests)
         small.take_steps(lm, steps=3, learning_rate=3.0)
@@ -247,7 +247,7 @@ def test_adapters_quantized_weights_and_other_attention_give_the_same_answers(
 def test_bfloat16_is_answered_in_slots_with_finite_logits(small, sharp_folder: str) -> None:
     sections = {"model_parameters": {"dtype": "bfloat16"}, "trainer": {"type": "none"}}
     lm = small.load(small.config(base_model=sharp_folder, **sections), trainable=False)
-    requests = small.slot_requests(*BEHIND, prefix=PREFIX)
+    requests = small.slot_requests(*AFTER_PREFIX, prefix=PREFIX)
     options = GenerationOptions({"do_sample": False}, logprobs=True)
     found = small.answer_in_slots(lm, requests, slots=7, prefix=PREFIX, options=options)
     assert len(ids(found)) == len(requests)
@@ -370,20 +370,22 @@ def test_the_last_layer_computes_only_last_tokens_with_the_same_logits(small, ll
     passed: list[int] = []
     layer, number = typing.cast(Any, last_layer(llama.base))
     hook = layer.mlp.register_forward_hook(lambda module, inputs, output: passed.append(output.shape[:-1].numel()))
-    requests = small.slot_requests(*BEHIND, prefix=PREFIX)
+    requests = small.slot_requests(*AFTER_PREFIX, prefix=PREFIX)
     prompts = [list(request.input_ids[len(PREFIX) :]) for request in requests]
     logits = []
     for narrows in (True, False):
         slots = Slots(llama, GREEDY, slots=12, tokens=CONTEXT, prefix=PREFIX, seed=0, way=SlotWay(narrows, True))
         logits.append(slots.forward(prompts, first=1, start=len(PREFIX)))
-        keys = torch.stack([layer.keys[1 : 1 + len(BEHIND)] for layer in slots.pool.layers])
-        logits.append(torch.stack([keys[:, row, :, : len(PREFIX) + n].sum() for row, (n, _) in enumerate(BEHIND)]))
+        keys = torch.stack([layer.keys[1 : 1 + len(AFTER_PREFIX)] for layer in slots.pool.layers])
+        logits.append(
+            torch.stack([keys[:, row, :, : len(PREFIX) + n].sum() for row, (n, _) in enumerate(AFTER_PREFIX)])
+        )
         slots.close()
     hook.remove()
     assert number == 2
-    longest = max(length for length, _ in BEHIND)
+    longest = max(length for length, _ in AFTER_PREFIX)
     read = min(round_up(longest), CONTEXT - len(PREFIX)) if llama.wide else longest
-    assert passed == [1, len(BEHIND), len(PREFIX), len(BEHIND) * read]
+    assert passed == [1, len(AFTER_PREFIX), len(PREFIX), len(AFTER_PREFIX) * read]
     torch.testing.assert_close(logits[0], logits[2], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits[1], logits[3], rtol=1e-5, atol=1e-4)
 
@@ -463,13 +465,13 @@ def test_a_pool_that_is_no_longer_used_takes_no_memory(
 
 
 def test_the_pool_is_not_reallocated(small, llama) -> None:
-    opened = open_with(llama, small.slot_requests(*BEHIND, prefix=PREFIX), slots=len(BEHIND), prefix=PREFIX)
+    opened = open_with(llama, small.slot_requests(*AFTER_PREFIX, prefix=PREFIX), slots=len(AFTER_PREFIX), prefix=PREFIX)
     places = [held.data_ptr() for held in opened.pool.held]
     while opened.live:
         opened.step()
         assert [held.data_ptr() for held in opened.pool.held] == places
     opened.close()
-    assert all(held.shape[0] == len(BEHIND) and held.shape[2] == CONTEXT for held in opened.pool.held)
+    assert all(held.shape[0] == len(AFTER_PREFIX) and held.shape[2] == CONTEXT for held in opened.pool.held)
 
 
 def test_nan_values_after_the_shared_prefix_are_cleared() -> None:
@@ -513,7 +515,7 @@ def clean(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def test_nothing_is_left_on_the_model(small, clean) -> None:
-    small.answer_in_slots(clean, small.slot_requests(*BEHIND, prefix=PREFIX), slots=4, prefix=PREFIX)
+    small.answer_in_slots(clean, small.slot_requests(*AFTER_PREFIX, prefix=PREFIX), slots=4, prefix=PREFIX)
 
 
 def test_the_check_of_slots_leaves_nothing_on_the_model(clean) -> None:

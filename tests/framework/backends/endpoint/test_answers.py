@@ -19,7 +19,9 @@ def model(file: dict[str, Any]) -> Model:
     return Model(file, quiet=True)
 
 
-def test_rows_come_back_in_input_order_with_what_the_server_counted(server: LocalServer, make_file: MakeFile) -> None:
+def test_rows_are_returned_in_input_order_with_the_token_counts_of_the_server(
+    server: LocalServer, make_file: MakeFile
+) -> None:
     predictions = model(make_file()).predict(QUESTIONS, "out.jsonl")
     assert [row["answer"] for row in predictions] == [f"QUESTION {n}" for n in range(40)]
     assert predictions[3] == {
@@ -40,7 +42,7 @@ def test_rows_come_back_in_input_order_with_what_the_server_counted(server: Loca
     assert server.keys == [None] * 40
 
 
-def test_a_chat_is_sent_as_messages_with_system_and_worked_examples(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_chat_is_sent_as_messages_with_system_prompt_and_examples(server: LocalServer, make_file: MakeFile) -> None:
     prompt = {
         "system": "Be brief.",
         "template": "Say it: {question}",
@@ -80,7 +82,7 @@ def test_a_dialogue_is_sent_as_its_messages(server: LocalServer, make_file: Make
     assert result[0]["answer"] == "TWO"
 
 
-def test_a_dialogue_without_a_chat_is_one_text(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_dialogue_in_completion_mode_is_sent_as_one_text(server: LocalServer, make_file: MakeFile) -> None:
     file = make_file(
         {"mode": "completion"},
         input_features=[{"name": "messages", "type": "dialogue"}],
@@ -95,7 +97,7 @@ def test_a_dialogue_without_a_chat_is_one_text(server: LocalServer, make_file: M
     assert server.bodies[0]["prompt"] == "Q: one\nA: ONE\nQ: two\nA: "
 
 
-def test_equal_greedy_prompts_are_sent_once_and_sampled_ones_each(server: LocalServer, make_file: MakeFile) -> None:
+def test_equal_prompts_are_sent_once_if_greedy_and_each_if_sampled(server: LocalServer, make_file: MakeFile) -> None:
     rows = [{"question": f"question {n % 3}"} for n in range(9)]
     assert [row["answer"] for row in model(make_file()).predict(rows)] == [f"QUESTION {n % 3}" for n in range(9)]
     assert sorted(server.asked) == ["question 0", "question 1", "question 2"]
@@ -116,7 +118,7 @@ def test_labels_are_read_and_need_as_many_tokens_as_they_have_bytes(server: Loca
     assert server.bodies[0]["max_tokens"] == len("good") + 8
 
 
-def test_a_cut_answer_says_so_and_log_probabilities_have_a_column(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_cut_answer_is_reported_and_log_probabilities_have_a_column(server: LocalServer, make_file: MakeFile) -> None:
     logprobs_json = {"content": [{"logprob": -0.5}, {"logprob": -1.0}]}
     server.reply = lambda body: answer(body, "so long", finish_reason="length", logprobs=logprobs_json)
     row = model(make_file(generation={"logprobs": True, "max_new_tokens": 2})).predict(QUESTIONS[:1])[0]
@@ -133,7 +135,7 @@ def test_the_key_comes_from_the_environment(
     assert server.bodies[0]["model"] == "served"
 
 
-def test_metrics_are_those_of_answers_and_there_is_no_loss(server: LocalServer, make_file: MakeFile) -> None:
+def test_metrics_are_computed_from_answers_without_a_loss(server: LocalServer, make_file: MakeFile) -> None:
     rows = [{"question": "a", "answer": "A"}, {"question": "b", "answer": "other"}]
     scores = model(make_file()).evaluate(rows)
     assert set(scores) == {"answer"}
@@ -141,7 +143,7 @@ def test_metrics_are_those_of_answers_and_there_is_no_loss(server: LocalServer, 
     assert sorted(server.asked) == ["a", "b"]
 
 
-def test_metrics_of_dialogues_are_those_of_their_answers(server: LocalServer, make_file: MakeFile) -> None:
+def test_metrics_of_dialogues_are_computed_from_their_answers(server: LocalServer, make_file: MakeFile) -> None:
     said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "ONE"}]
     more = [*said, {"role": "user", "content": "two"}, {"role": "assistant", "content": "2"}]
     file = make_file(input_features=[{"name": "messages", "type": "dialogue"}])
@@ -152,7 +154,7 @@ def test_metrics_of_dialogues_are_those_of_their_answers(server: LocalServer, ma
     )
 
 
-def test_plain_prompts_are_sent_as_they_are_or_as_what_a_user_says(server: LocalServer, make_file: MakeFile) -> None:
+def test_plain_prompts_are_sent_as_text_or_as_a_user_message(server: LocalServer, make_file: MakeFile) -> None:
     assert model(make_file({"mode": "completion"})).generate(["hello", "you"], max_new_tokens=3) == ["HELLO", "YOU"]
     assert sorted(body["prompt"] for body in server.bodies) == ["hello", "you"]
     assert server.bodies[0]["max_tokens"] == 3
@@ -161,7 +163,7 @@ def test_plain_prompts_are_sent_as_they_are_or_as_what_a_user_says(server: Local
     assert model(make_file()).generate([]) == []
 
 
-def test_the_size_of_a_call_is_its_requests_at_the_same_time(server: LocalServer, make_file: MakeFile) -> None:
+def test_the_batch_size_argument_limits_concurrent_requests(server: LocalServer, make_file: MakeFile) -> None:
     assert model(make_file()).predict(QUESTIONS, batch_size=3).stats.batch_size == 3
     assert server.most_active <= 3
 

@@ -22,7 +22,7 @@ def file(server: LocalServer, make_file: MakeFile) -> str:
     return "file.yaml"
 
 
-def test_predict_and_evaluate_ask_the_server(file: str, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_and_evaluate_use_the_server(file: str, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("predict", file, "--dataset", "rows.jsonl", "--output", "out.jsonl", "--quiet") == 0
     assert capsys.readouterr().out.startswith("2 rows, 2 answered, 2 tokens in ")
     lines = Path("out.jsonl").read_text(encoding="utf-8").splitlines()
@@ -65,14 +65,14 @@ def test_a_row_that_fails_is_reported_at_the_end(
         ),
     ],
 )
-def test_commands_that_a_server_has_no_part_in_say_so(
+def test_commands_that_do_not_support_a_server_are_refused(
     file: str, command: Command, capsys: pytest.CaptureFixture[str], verb: str, text: str
 ) -> None:
     assert command(verb, file) == 2
     assert capsys.readouterr().err == f"error: {text}\n"
 
 
-def test_a_server_that_is_not_known_ends_with_one_line(
+def test_an_unknown_server_ends_a_command_with_one_line(
     file: str, server: LocalServer, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.reply = lambda body: error(401, "no key")
@@ -105,7 +105,7 @@ def test_formulas_in_answers_are_marked_on_request(file: str, server: LocalServe
     assert len(server.bodies) == 2
 
 
-def test_a_server_that_fails_is_no_mistake_of_the_user(
+def test_a_failing_server_is_not_a_user_error(
     file: str, server: LocalServer, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("rows.jsonl").write_text("".join(f'{{"question": "{number}"}}\n' for number in range(60)), encoding="utf-8")

@@ -69,19 +69,19 @@ def test_requests_to_a_busy_or_failing_server_are_retried(
     assert len(server.bodies) == 9
 
 
-def test_a_connection_that_breaks_off_is_made_again(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_lost_connection_is_opened_again(server: LocalServer, make_file: MakeFile) -> None:
     failing_first(server, HangUp())
     assert predict(make_file(), 3) == [("ok", f"QUESTION {n}", None) for n in range(3)]
 
 
-def test_tries_are_reported_once(server: LocalServer, make_file: MakeFile, caplog: Any) -> None:
+def test_retries_are_reported_once(server: LocalServer, make_file: MakeFile, caplog: Any) -> None:
     failing_first(server, error(500, "oh no"), error(500, "oh no"))
     with caplog.at_level(logging.WARNING):
         predict(make_file(), 5)
     assert caplog.messages == ["the server failed (500): oh no; retrying in 0.0 s (logged once)"]
 
 
-def test_the_wait_that_a_server_asks_for_holds_for_all_requests(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_requested_wait_applies_to_all_requests(server: LocalServer, make_file: MakeFile) -> None:
     def reply(body: dict[str, Any]) -> Response:
         if len(server.bodies) == 1:
             return error(429, "slowly", Retry_After="0.4")
@@ -93,9 +93,9 @@ def test_the_wait_that_a_server_asks_for_holds_for_all_requests(server: LocalSer
     server.bodies.clear()
     server.times.clear()
     predict(make_file({"concurrency": 8}), 8, fresh=True)
-    behind = [time - server.times[0] for time in server.times[8:]]
+    delays = [time - server.times[0] for time in server.times[8:]]
     assert len(server.times) == 9
-    assert min(behind) >= 0.4
+    assert min(delays) >= 0.4
 
 
 def test_a_wait_may_be_a_number_or_a_date() -> None:
@@ -112,14 +112,14 @@ def test_a_wait_may_be_a_number_or_a_date() -> None:
     assert far > 1e8
 
 
-def test_a_row_that_is_to_wait_for_an_hour_is_an_error(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_requested_wait_of_an_hour_is_an_error_of_the_row(server: LocalServer, make_file: MakeFile) -> None:
     server.reply = lambda body: error(429, "come back later", Retry_After="3600")
     message = "the server is busy (429): come back later; it asks to wait 3,600 s"
     assert predict(make_file(), 2) == [("error", None, message)] * 2
     assert len(server.bodies) == 2
 
 
-def test_a_row_that_the_server_refuses_is_its_own_error(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_row_that_the_server_refuses_is_an_error_of_that_row(server: LocalServer, make_file: MakeFile) -> None:
     def reply(body: dict[str, Any]) -> Response:
         prompt = prompt_of(body)
         return error(400, f"{prompt} is too long") if prompt == "question 1" else answer(body, "fine")
@@ -136,7 +136,7 @@ def test_a_row_that_the_server_refuses_is_its_own_error(server: LocalServer, mak
     assert [record["attempt"] for record in journal() if record["row"] == 1] == [1, 2]
 
 
-def test_many_rows_that_are_refused_for_their_own_sake_end_no_job(server: LocalServer, make_file: MakeFile) -> None:
+def test_many_rows_refused_for_their_content_do_not_end_the_job(server: LocalServer, make_file: MakeFile) -> None:
     def reply(body: dict[str, Any]) -> Response:
         prompt = prompt_of(body)
         last = prompt == "question 59"
@@ -147,7 +147,9 @@ def test_many_rows_that_are_refused_for_their_own_sake_end_no_job(server: LocalS
     assert [status for status, *_ in result] == ["error"] * 59 + ["ok"]
 
 
-def test_a_request_that_every_row_is_refused_for_ends_the_job(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_job_ends_if_the_server_refuses_every_row_for_the_same_reason(
+    server: LocalServer, make_file: MakeFile
+) -> None:
     server.reply = lambda body: error(400, "unknown field top_k")
     assert ends(make_file({"concurrency": 4}), 60) == (
         "10 rows have failed one after the other, the last one because: the server refused the row (400): unknown "
@@ -173,7 +175,7 @@ def test_a_server_that_always_fails_ends_the_job(server: LocalServer, make_file:
     assert {record["row"] for record in journal() if record["status"] == "ok"} == set(range(20))
 
 
-def test_a_request_that_hangs_is_given_up_in_time(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_request_that_hangs_times_out(server: LocalServer, make_file: MakeFile) -> None:
     def reply(body: dict[str, Any]) -> Response:
         if prompt_of(body) == "question 1":
             server.hang()
@@ -187,7 +189,7 @@ def test_a_request_that_hangs_is_given_up_in_time(server: LocalServer, make_file
     ]
 
 
-def test_a_server_that_drips_is_given_up_in_time(make_file: MakeFile, server: LocalServer) -> None:
+def test_a_response_that_arrives_very_slowly_times_out(make_file: MakeFile, server: LocalServer) -> None:
     import threading
 
     listening = socket.create_server(("127.0.0.1", 0))
@@ -231,7 +233,7 @@ def test_a_response_without_an_answer_is_reported(
     assert predict(make_file({"retries": 0}), 1) == [("error", None, expected)]
 
 
-def test_a_server_that_is_not_there_ends_the_job_and_no_row_is_lost(server: LocalServer, make_file: MakeFile) -> None:
+def test_an_unreachable_server_ends_the_job_and_no_row_is_lost(server: LocalServer, make_file: MakeFile) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/v1"
@@ -242,7 +244,7 @@ def test_a_server_that_is_not_there_ends_the_job_and_no_row_is_lost(server: Loca
     assert journal() == []
 
 
-def test_a_name_that_no_server_has_is_reported(server: LocalServer, make_file: MakeFile) -> None:
+def test_an_unknown_host_name_is_reported(server: LocalServer, make_file: MakeFile) -> None:
     text = ends(make_file({"url": "http://no-such-server.invalid/v1", "retries": 0}))
     assert re.fullmatch(
         r"http://no-such-server\.invalid/v1 cannot be reached: .*(Name or service not known|name resolution).*", text
@@ -307,7 +309,7 @@ def test_a_failure_of_every_row_ends_the_job(
     assert journal() == []
 
 
-def test_a_row_that_is_forbidden_among_answers_is_its_own_error(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_forbidden_row_among_answered_ones_is_an_error_of_that_row(server: LocalServer, make_file: MakeFile) -> None:
     def reply(body: dict[str, Any]) -> Response:
         return error(403, "moderated") if prompt_of(body) == "question 1" else answer(body, "fine")
 
@@ -331,7 +333,7 @@ def test_a_key_that_is_not_set_is_reported_before_any_request(
     assert server.bodies == []
 
 
-def test_an_answer_of_another_server_is_not_taken_for_this_one(server: LocalServer, make_file: MakeFile) -> None:
+def test_answers_of_another_server_are_not_reused(server: LocalServer, make_file: MakeFile) -> None:
     from partita_schema.errors import ResumeError
 
     predict(make_file(), 1)

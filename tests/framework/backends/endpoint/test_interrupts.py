@@ -50,7 +50,7 @@ def answering_some(server: LocalServer, count: int) -> threading.Event:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_job_at_once_and_keeps_what_was_answered(
+def test_an_interrupt_ends_the_job_at_once_and_keeps_answered_rows(
     server: LocalServer, make_file: MakeFile, number: signal.Signals
 ) -> None:
     hanging = answering_some(server, 20)
@@ -77,7 +77,7 @@ def test_an_interrupt_ends_the_job_at_once_and_keeps_what_was_answered(
 
 
 @pytest.mark.long
-def test_a_killed_job_continues_where_it_was(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_killed_job_resumes(server: LocalServer, make_file: MakeFile) -> None:
     hanging = answering_some(server, 25)
     file = make_file({"concurrency": 4})
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, text=True)
@@ -98,7 +98,7 @@ def test_a_killed_job_continues_where_it_was(server: LocalServer, make_file: Mak
     assert [row["question"] for row in result] == [row["question"] for row in ROWS]
 
 
-def test_a_job_in_a_notebook_with_its_own_loop_works(server: LocalServer, make_file: MakeFile) -> None:
+def test_a_job_runs_inside_the_event_loop_of_a_notebook(server: LocalServer, make_file: MakeFile) -> None:
     import asyncio
 
     async def cell() -> int:

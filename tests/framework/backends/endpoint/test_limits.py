@@ -22,7 +22,7 @@ ROWS = [{"question": f"question {n}"} for n in range(60)]
 
 
 @pytest.mark.parametrize(("concurrency", "seconds"), [(1, 0.01), (5, 0.05), (32, 0.4)])
-def test_requests_at_the_same_time_reach_the_bound_and_never_more(
+def test_concurrent_requests_reach_the_limit_and_never_exceed_it(
     server: LocalServer, make_file: MakeFile, concurrency: int, seconds: float
 ) -> None:
     def reply(body: dict[str, Any]) -> Response:
@@ -36,7 +36,7 @@ def test_requests_at_the_same_time_reach_the_bound_and_never_more(
     assert server.most_active >= concurrency - 1
 
 
-def test_answers_are_written_as_they_come(server: LocalServer, make_file: MakeFile, tmp_path: Any) -> None:
+def test_answers_are_written_when_they_arrive(server: LocalServer, make_file: MakeFile, tmp_path: Any) -> None:
     seen: list[int] = []
 
     def reply(body: dict[str, Any]) -> Response:
@@ -50,13 +50,13 @@ def test_answers_are_written_as_they_come(server: LocalServer, make_file: MakeFi
     assert all(written >= asked - 6 for asked, written in enumerate(seen))
 
 
-def test_requests_of_a_minute_are_evenly_apart(server: LocalServer, make_file: MakeFile) -> None:
+def test_requests_per_minute_are_evenly_spaced(server: LocalServer, make_file: MakeFile) -> None:
     file = make_file({"requests_per_minute": 1200})
     Model(file, quiet=True).predict(ROWS[:12])
     assert server.times[-1] - server.times[0] >= 11 * 0.05 * 0.95
 
 
-def test_tokens_of_a_minute_are_counted_by_the_server(server: LocalServer, make_file: MakeFile) -> None:
+def test_tokens_per_minute_use_the_counts_of_the_server(server: LocalServer, make_file: MakeFile) -> None:
     # 2 + 1 tokens are used each, and 100 times as many reserved: unused tokens are returned.
     server.reply = lambda body: answer(body, "fine")
     file = make_file({"tokens_per_minute": 3600, "concurrency": 1}, generation={"max_new_tokens": 30})
@@ -71,7 +71,7 @@ def test_tokens_of_a_minute_are_counted_by_the_server(server: LocalServer, make_
     st.integers(10, 10_000),
     st.lists(st.tuples(st.integers(1, 50), st.integers(1, 60)), min_size=1, max_size=30),
 )
-def test_requests_are_as_far_apart_as_the_limits_say_and_no_farther(
+def test_requests_are_spaced_exactly_as_the_limits_require(
     requests: int, tokens: int, asked: list[tuple[int, int]]
 ) -> None:
     now = 0.0
@@ -96,7 +96,7 @@ def test_requests_are_as_far_apart_as_the_limits_say_and_no_farther(
         assert second - first == pytest.approx(max(60 / requests, 60 * used / tokens), abs=1e-6)
 
 
-def test_no_request_begins_while_the_server_asks_to_wait() -> None:
+def test_no_request_starts_during_a_requested_wait() -> None:
     now = 5.0
 
     async def sleep(seconds: float) -> None:

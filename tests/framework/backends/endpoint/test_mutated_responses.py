@@ -142,12 +142,12 @@ def run_all(harness: Harness, *, seed: int, cases: int) -> dict[str, int]:
 
 
 @pytest.mark.long
-def test_mutated_responses_end_no_job_and_lose_no_row(harness: Harness) -> None:
+def test_mutated_responses_do_not_end_the_job_or_lose_rows(harness: Harness) -> None:
     outcomes = run_all(harness, seed=17, cases=42)
     assert min(outcomes.values()) > 2, outcomes
 
 
 @pytest.mark.long
-def test_many_mutated_responses_end_no_job_and_lose_no_row(harness: Harness) -> None:
+def test_many_mutated_responses_do_not_end_the_job_or_lose_rows(harness: Harness) -> None:
     outcomes = run_all(harness, seed=1, cases=308)
     assert min(outcomes.values()) > 20, outcomes

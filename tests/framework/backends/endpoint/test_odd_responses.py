@@ -73,13 +73,13 @@ def test_odd_json_is_an_error_of_its_row(
     assert len(error) <= 500
 
 
-def test_a_count_of_401_digits_is_no_count(raw_server: RawServer, make_file: MakeFile) -> None:
+def test_a_count_of_401_digits_is_ignored(raw_server: RawServer, make_file: MakeFile) -> None:
     body = json_of(usage={"prompt_tokens": 10**400, "completion_tokens": 10**400})
     limits = {"tokens_per_minute": 10**6}
     assert predict(raw_server, make_file, [whole(body)], **limits) == ("ok", "fine", None)
 
 
-def test_a_response_is_read_up_to_a_size(raw_server: RawServer, make_file: MakeFile) -> None:
+def test_the_size_of_a_response_is_limited(raw_server: RawServer, make_file: MakeFile) -> None:
     message = "the server's response is larger than 0.01 MB; write a larger backend.max_response_mb"
     large = json_of(pad="x" * 11_000)
     limit = {"max_response_mb": 0.01}
@@ -121,7 +121,7 @@ def test_compressed_responses_are_read(
         (b"gzip", gzip.compress(GOOD, mtime=0)[:-20], "the server's response is not JSON: {"),
     ],
 )
-def test_responses_that_cannot_be_decompressed_say_so(
+def test_responses_that_cannot_be_decompressed_are_reported(
     raw_server: RawServer, make_file: MakeFile, encoding: bytes, packed: bytes, expected: str
 ) -> None:
     response = whole(packed, headers=[b"Content-Encoding: " + encoding])
@@ -129,7 +129,7 @@ def test_responses_that_cannot_be_decompressed_say_so(
     assert (status, error[: len(expected)]) == ("error", expected)
 
 
-def test_a_small_response_that_unpacks_to_much_is_not_unpacked(raw_server: RawServer, make_file: MakeFile) -> None:
+def test_a_decompression_bomb_is_refused(raw_server: RawServer, make_file: MakeFile) -> None:
     bomb = gzip.compress(bytes(200_000_000), compresslevel=1)
     response = whole(bomb, headers=[b"Content-Encoding: gzip"])
     tracemalloc.start()
@@ -142,7 +142,7 @@ def test_a_small_response_that_unpacks_to_much_is_not_unpacked(raw_server: RawSe
     assert peak < 30_000_000
 
 
-def test_a_response_of_many_pieces_is_given_up(raw_server: RawServer, make_file: MakeFile) -> None:
+def test_a_response_in_too_many_chunks_is_refused(raw_server: RawServer, make_file: MakeFile) -> None:
     chunks = b"1\r\n \r\n" * (MAX_CHUNKS + 1000)
     response = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", chunks, b"0\r\n\r\n"]
     message = "the server's response comes in more than 50,000 chunks"

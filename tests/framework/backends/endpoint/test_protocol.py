@@ -41,22 +41,24 @@ def body(prompt: str = "hello", mode: Any = "completion", extra: Any = None, **g
 
 
 @given(MESSAGES)
-def test_messages_come_back_as_they_were_written(messages: list[dict[str, str]]) -> None:
+def test_messages_are_restored_unchanged(messages: list[dict[str, str]]) -> None:
     assert read_messages(written_messages(messages)) == messages
 
 
 @given(MESSAGES, MESSAGES)
-def test_a_longer_dialogue_begins_with_the_shorter_one(first: list[Any], more: list[Any]) -> None:
+def test_the_encoding_of_a_longer_dialogue_starts_with_that_of_the_shorter_one(
+    first: list[Any], more: list[Any]
+) -> None:
     assert written_messages([*first, *more]).startswith(written_messages(first))
 
 
 @given(st.one_of(TEXT, st.lists(st.sampled_from(["</s>", "<pad>", " ", "\n", "é", "\x85"])).map("".join)))
-def test_a_prompt_held_as_bytes_comes_back_as_it_was(text: str) -> None:
+def test_a_prompt_stored_as_bytes_is_restored_unchanged(text: str) -> None:
     ids = BYTES([text], add_special_tokens=False)["input_ids"][0] if text else []
     assert BYTES.decode(ids, skip_special_tokens=False) == text
 
 
-def test_a_greedy_request_says_temperature_zero_and_no_seed() -> None:
+def test_a_greedy_request_has_temperature_zero_and_no_seed() -> None:
     assert body() == {"model": "m", "prompt": "hello", "max_tokens": 9, "temperature": 0.0}
 
 
@@ -66,7 +68,7 @@ def test_a_chat_sends_messages() -> None:
     assert (sent["messages"], sent["logprobs"], "prompt" in sent) == (messages, True, False)
 
 
-def test_every_option_is_sent_by_the_name_that_servers_know() -> None:
+def test_every_option_is_sent_with_the_name_in_the_protocol() -> None:
     sent = body(
         do_sample=True,
         temperature=0.5,
@@ -96,12 +98,12 @@ def test_every_option_is_sent_by_the_name_that_servers_know() -> None:
     }
 
 
-def test_sampling_leaves_no_default_to_the_server() -> None:
+def test_sampling_sends_all_options_explicitly() -> None:
     sent = body(do_sample=True)
     assert (sent["temperature"], sent["top_p"]) == (1.0, 1.0)
 
 
-def test_an_extra_body_adds_and_takes_out() -> None:
+def test_an_extra_body_adds_and_removes_keys() -> None:
     sent = body(extra={"max_tokens": None, "max_completion_tokens": 9, "priority": 1})
     assert sent == {
         "model": "m",
@@ -112,7 +114,7 @@ def test_an_extra_body_adds_and_takes_out() -> None:
     }
 
 
-def test_rows_have_their_own_seeds_that_any_server_takes() -> None:
+def test_rows_have_separate_seeds_that_any_server_accepts() -> None:
     seeds = {row_seed(seed, bytes([row])) for seed in range(10) for row in range(100)}
     assert len(seeds) == 1000
     assert all(0 <= seed < 2**31 for seed in seeds)
@@ -130,7 +132,7 @@ def test_an_answer_has_text_reason_and_counts() -> None:
 
 
 @pytest.mark.parametrize("usage", [None, [], {}, {"completion_tokens": "many"}])
-def test_a_server_need_not_count(usage: Any) -> None:
+def test_token_counts_are_optional(usage: Any) -> None:
     result = reply({"text": "hi", "finish_reason": None}, mode="completion", usage=usage)
     assert (result.generated.text, result.generated.finish_reason, result.tokens) == ("hi", "stop", 0)
 
@@ -176,7 +178,7 @@ def test_log_probabilities_are_added_up() -> None:
         ),
     ],
 )
-def test_a_response_without_an_answer_says_why(response: Any, text: str) -> None:
+def test_a_response_without_an_answer_is_reported_with_the_reason(response: Any, text: str) -> None:
     with pytest.raises(AnswerError) as caught:
         read_reply(json.dumps(response).encode(), mode="chat", logprobs=True)
     assert str(caught.value) == text
@@ -185,7 +187,7 @@ def test_a_response_without_an_answer_says_why(response: Any, text: str) -> None
 @given(
     st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner))
 )
-def test_no_json_at_all_breaks_the_reader(response: Any) -> None:
+def test_any_json_is_read_or_reported(response: Any) -> None:
     for choice in (response, {"message": response}, {"text": response}, {"text": "x", "logprobs": response}):
         for mode in ("chat", "completion"):
             try:
@@ -208,30 +210,30 @@ def test_no_json_at_all_breaks_the_reader(response: Any) -> None:
         ([], ("[]", "")),
     ],
 )
-def test_errors_are_reported_in_all_forms_that_servers_have(body: Any, expected: tuple[str, str]) -> None:
+def test_errors_are_read_in_all_formats_of_servers(body: Any, expected: tuple[str, str]) -> None:
     assert error_message(json.dumps(body)) == expected
 
 
-def test_an_error_without_json_is_its_text() -> None:
+def test_an_error_without_json_is_reported_as_text() -> None:
     assert error_message("<html>busy</html>") == ("<html>busy</html>", "")
     assert error_message("") == ("no message", "")
     assert error_message("[" * 100_000)[1] == ""
 
 
 @pytest.mark.parametrize("count", [10**401, -1, True, 1.5, float("nan"), 10**8])
-def test_counts_that_cannot_be_true_are_left_out(count: Any) -> None:
+def test_impossible_counts_are_ignored(count: Any) -> None:
     result = reply({"message": {"content": "hi"}}, usage={"prompt_tokens": count, "completion_tokens": count})
     assert (result.generated.text, result.tokens) == ("hi", 0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "x"])
-def test_log_probabilities_that_are_no_numbers_are_refused(value: Any) -> None:
+def test_invalid_log_probabilities_are_refused(value: Any) -> None:
     choice = {"message": {"content": "hi"}, "logprobs": {"content": [{"logprob": value}]}}
     with pytest.raises(AnswerError, match="log probabilit"):
         reply(choice, logprobs=True)
 
 
-def test_an_answer_that_so_few_tokens_cannot_be_is_refused() -> None:
+def test_an_answer_too_long_for_its_token_count_is_refused() -> None:
     body = json.dumps({"choices": [{"text": "x" * 5000}]}).encode()
     with pytest.raises(AnswerError, match=r"^the answer has 5,000 characters, which 2 tokens cannot be$"):
         read_reply(body, mode="completion", logprobs=False, max_tokens=2)

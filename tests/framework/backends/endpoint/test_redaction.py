@@ -67,7 +67,7 @@ def left_of(text: str, form: str) -> int:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_message_shows_the_key_in_no_form(form: str) -> None:
+def test_messages_do_not_contain_the_key_in_any_form(form: str) -> None:
     written = FORMS[form](KEY)
     redacted = REDACTION.message(f"wrong key {written} for you")
     assert redacted.startswith("wrong key ")
@@ -78,7 +78,7 @@ def test_a_message_shows_the_key_in_no_form(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if "half" not in form])
-def test_an_answer_shows_the_key_in_no_form(form: str) -> None:
+def test_answers_do_not_contain_the_key_in_any_form(form: str) -> None:
     written = FORMS[form](KEY)
     redacted = REDACTION.answer(f"It is\n {written} , I think")
     assert redacted.startswith("It is\n ")
@@ -94,18 +94,18 @@ def test_a_key_at_the_end_of_a_shortened_message_is_not_cut_in_two(place: int) -
 
 
 @given(st.text(), st.text())
-def test_text_around_the_key_stays(before: str, after: str) -> None:
+def test_text_around_the_key_is_kept(before: str, after: str) -> None:
     assert REDACTION.answer(before) == before
     redacted = REDACTION.answer(f"{before}|{KEY}|{after}")
     assert redacted == f"{before}|***|{after}"
 
 
-def test_an_answer_that_is_like_the_key_stays() -> None:
+def test_an_answer_similar_to_the_key_is_kept() -> None:
     for text in ("sk-proj- is how keys begin", "Ab3 xY 9 zQ", KEY[:10], "%41%42 \\u0041 &amp; \\"):
         assert REDACTION.answer(text) == text
 
 
-def test_a_placeholder_is_no_secret_in_answers() -> None:
+def test_a_placeholder_key_is_not_redacted_in_answers() -> None:
     redaction = Redaction("EMPTY")
     assert redaction.answer("the list is EMPTY") == "the list is EMPTY"
     assert redaction.message("key EMPTY of EMPTYNESS") == "key *** of EMPTYNESS"
@@ -134,7 +134,7 @@ def echoes(body: dict[str, Any], form: str) -> dict[str, Response]:
 
 
 @pytest.mark.parametrize("form", ["plain", "percent", "base64", "JSON escapes of each character"])
-def test_no_file_and_no_log_holds_the_key(
+def test_no_file_or_log_contains_the_key(
     server: LocalServer, make_file: MakeFile, monkeypatch: pytest.MonkeyPatch, caplog: Any, form: str
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
@@ -161,7 +161,7 @@ def test_no_file_and_no_log_holds_the_key(
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_the_target_of_a_redirect_shows_no_key(
+def test_the_target_of_a_redirect_does_not_contain_the_key(
     server: LocalServer, make_file: MakeFile, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from partita.backends.ray.job import Assignments
 
 
-def test_places_are_dealt_in_the_order_of_the_plan() -> None:
+def test_items_are_assigned_in_the_order_of_the_plan() -> None:
     assignments = Assignments(5)
 
     assert assignments.assign("one", 2) == [0, 1]
@@ -26,7 +26,7 @@ def test_items_of_a_lost_worker_come_first() -> None:
     assert assignments.assign("other", 3) == [0, 2, 3]
 
 
-def test_a_place_is_answered_by_the_one_who_holds_it() -> None:
+def test_only_the_holder_of_an_item_can_answer_it() -> None:
     assignments = Assignments(2)
     assignments.assign("one", 2)
     assignments.requeue("one")
@@ -40,7 +40,7 @@ def test_a_place_is_answered_by_the_one_who_holds_it() -> None:
     total=st.integers(0, 40),
     moves=st.lists(st.tuples(st.sampled_from(["deal", "answer", "die"]), st.integers(0, 3), st.integers(1, 7))),
 )
-def test_every_place_is_answered_once_whoever_dies(total: int, moves: list[tuple[str, int, int]]) -> None:
+def test_every_item_is_answered_once_after_any_deaths(total: int, moves: list[tuple[str, int, int]]) -> None:
     assignments = Assignments(total)
     answered: list[int] = []
 

@@ -12,7 +12,7 @@ from partita.backends.ray.ranks import shared_marker
 from partita_schema.load import load_config
 
 
-def test_a_folder_that_not_all_machines_see_is_reported_with_its_machine(tmp_path: Path) -> None:
+def test_a_folder_missing_on_a_machine_is_reported_with_the_machine(tmp_path: Path) -> None:
     config = {
         "base_model": "base",
         "input_features": [{"name": "text", "type": "text"}],
@@ -29,7 +29,7 @@ def test_a_folder_that_not_all_machines_see_is_reported_with_its_machine(tmp_pat
     )
 
 
-def test_nothing_is_left_of_a_run_that_did_not_begin(tmp_path: Path) -> None:
+def test_a_run_that_did_not_start_leaves_no_files(tmp_path: Path) -> None:
     with shared_marker(tmp_path / "runs" / "one") as mark:
         assert mark.parent == tmp_path / "runs" / "one"
         assert mark.is_dir()

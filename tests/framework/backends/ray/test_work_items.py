@@ -30,7 +30,7 @@ def all_but(*rows: int) -> np.ndarray:
     return left
 
 
-def test_rows_come_longest_first_with_their_prompts() -> None:
+def test_rows_are_handed_out_longest_first_with_their_prompts() -> None:
     plan = RowWorkPlan(work(), all_but(0))
 
     work_items = plan.work_items(range(plan.total))
@@ -40,7 +40,7 @@ def test_rows_come_longest_first_with_their_prompts() -> None:
     assert (work_items[2].new_tokens, work_items[2].keys, work_items[2].wanted) == ((7,), (b"\x05",), (True,))
 
 
-def test_rows_with_equal_prompts_are_one_place_and_have_the_same_answer() -> None:
+def test_rows_with_equal_prompts_are_one_item_with_one_answer() -> None:
     plan = RowWorkPlan(work(equal=(1, 3)), all_but())
     plan.work_items(range(plan.total))
 
@@ -62,7 +62,7 @@ def test_a_batch_is_answered_with_its_last_row() -> None:
     assert plan.answered(RowResult(3, None))[0] == 0
 
 
-def test_a_batch_that_is_dealt_again_asks_for_what_is_missing() -> None:
+def test_a_batch_that_is_assigned_again_requests_only_missing_rows() -> None:
     plan = BatchWorkPlan(work(), all_but(), batch_size=3, way=PADDED)
     [first, _] = plan.work_items(range(plan.total))
     plan.answered(RowResult(first.rows[0], None))
@@ -73,7 +73,7 @@ def test_a_batch_that_is_dealt_again_asks_for_what_is_missing() -> None:
     assert again.wanted == (False, True, True)
 
 
-def test_batches_that_are_done_are_left_out_and_the_others_keep_their_positions() -> None:
+def test_finished_batches_are_skipped_and_the_others_keep_their_positions() -> None:
     plan = BatchWorkPlan(work(), all_but(1, 3), batch_size=2, way=PADDED)
 
     assert [work_item.index for work_item in plan.work_items(range(plan.total))] == [1, 2]

@@ -24,7 +24,7 @@ def test_rows_of_equal_length_are_not_sorted() -> None:
 
 
 @pytest.mark.parametrize(("rows", "noise"), [(20, 0.1), (1000, 0.1), (6000, 0.05), (20_000, 0.0)])
-def test_skewed_rows_are_sorted_with_more_noise_where_they_are_few(rows: int, noise: float) -> None:
+def test_skewed_rows_are_sorted_with_more_noise_for_few_rows(rows: int, noise: float) -> None:
     batching, reason = choose_batching(AutoBatching(), skewed(rows), batch_size=16)
 
     assert batching == BucketBatching(type="bucket", noise=noise)
@@ -32,7 +32,7 @@ def test_skewed_rows_are_sorted_with_more_noise_where_they_are_few(rows: int, no
     assert ("few for windows of 2,048" in reason) == (noise > 0)
 
 
-def test_the_reason_gives_the_numbers() -> None:
+def test_the_reason_contains_the_numbers() -> None:
     lengths = np.array([10] * 500 + [100] * 500)
 
     assert choose_batching(AutoBatching(), lengths, batch_size=16)[1] == (
@@ -55,7 +55,7 @@ def test_batches_of_few_rows_differ_between_epochs() -> None:
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=60).map(np.array), st.integers(1, 9))
-def test_padding_is_what_a_plain_count_finds(lengths: np.ndarray, batch_size: int) -> None:
+def test_the_estimated_padding_equals_a_plain_count(lengths: np.ndarray, batch_size: int) -> None:
     rest = lengths[np.random.default_rng(0).permutation(len(lengths))].tolist()
     batches = [rest[start : start + batch_size] for start in range(0, len(rest), batch_size)]
     cells = sum(len(batch) * max(batch) for batch in batches)
@@ -65,7 +65,7 @@ def test_padding_is_what_a_plain_count_finds(lengths: np.ndarray, batch_size: in
     assert result == pytest.approx(1 - sum(rest) / cells)
 
 
-def test_padding_of_lines_counts_lines() -> None:
+def test_padding_of_packed_lines_is_counted_by_line() -> None:
     policy = build_policy(PackBatching(type="pack", max_tokens=10), batch_size=2)
 
     assert expected_padding(np.array([4, 6, 5]), policy) == pytest.approx(1 - 15 / 20)

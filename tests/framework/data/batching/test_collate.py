@@ -15,9 +15,7 @@ from partita.data.tokenized import TokenizedDataset
 
 
 @pytest.mark.parametrize("lines", [[0, 1, 2], [0, 0, 0], [0, 1, 1]])
-def test_no_row_learns_its_first_token_from_what_stands_before_it(
-    make_config: Any, tokenizer: Any, lines: list[int]
-) -> None:
+def test_the_first_token_of_a_packed_row_is_not_in_the_loss(make_config: Any, tokenizer: Any, lines: list[int]) -> None:
     config = make_config(trainer={"type": "finetune", "completion_only_loss": False})
     rows = open_rows([{"question": text, "answer": "c"} for text in ("ab", "d", "efg")], folder=Path())
     encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=64)

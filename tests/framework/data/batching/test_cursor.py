@@ -22,7 +22,7 @@ POSITIONS = st.none() | st.lists(st.integers(0, 10**9), min_size=2, max_size=2)
     step=st.integers(0, 10**9),
     position=POSITIONS,
 )
-def test_a_position_survives_json(parts: dict[str, str], epoch: int, step: int, position: Any) -> None:
+def test_a_position_is_restored_from_json(parts: dict[str, str], epoch: int, step: int, place: Any) -> None:
     cursor = Cursor(parts, epoch, step, position)
 
     loaded = Cursor.from_json(json.loads(json.dumps(cursor.to_json())))
@@ -32,7 +32,7 @@ def test_a_position_survives_json(parts: dict[str, str], epoch: int, step: int, 
 
 
 @given(st.dictionaries(st.text(max_size=20), st.text(min_size=80), min_size=15, max_size=15))
-def test_a_position_stays_small_whatever_its_plan_is_made_of(parts: dict[str, str]) -> None:
+def test_a_position_is_small_for_any_plan(parts: dict[str, str]) -> None:
     short = short_parts({name: text.encode("ascii", "replace").decode() for name, text in parts.items()})
 
     saved = Cursor(short, 10**6, 10**9, [10**9, 10**6]).to_json()
@@ -40,7 +40,7 @@ def test_a_position_stays_small_whatever_its_plan_is_made_of(parts: dict[str, st
     assert len(json.dumps(saved, ensure_ascii=False).encode()) < 4096
 
 
-def test_long_parts_are_cut_and_still_differ() -> None:
+def test_long_parts_are_shortened_and_still_differ() -> None:
     one, other = short_parts({"columns": "a" * 300}), short_parts({"columns": "a" * 299 + "b"})
 
     assert one != other
@@ -52,7 +52,7 @@ names = st.text(max_size=60)
 
 
 @given(st.dictionaries(names, st.text(max_size=120), max_size=60))
-def test_any_parts_become_small_and_keep_the_tokenizer(parts: dict[str, str]) -> None:
+def test_any_parts_are_shortened_and_keep_the_tokenizer(parts: dict[str, str]) -> None:
     short = short_parts(parts | {"tokenizer": "t" * 32})
 
     assert len(json.dumps(short)) <= 1500
@@ -74,11 +74,11 @@ def test_parts_of_many_sources_are_shorter_and_still_differ() -> None:
 
 
 @given(st.dictionaries(st.text(), st.text()), st.dictionaries(st.text(), st.text()))
-def test_equal_parts_alone_have_equal_hashes(one: dict[str, str], other: dict[str, str]) -> None:
+def test_only_equal_parts_have_equal_hashes(one: dict[str, str], other: dict[str, str]) -> None:
     assert (plan_hash(one) == plan_hash(other)) == (one == other)
 
 
-def test_another_plan_is_refused_with_what_changed() -> None:
+def test_another_plan_is_refused_with_the_changes() -> None:
     with pytest.raises(ResumeError) as error:
         Cursor(PARTS).check({"files": "f1", "tokenizer": "t2", "seed": "43", "window": "8"})
 
@@ -110,12 +110,12 @@ SAVED = Cursor(PARTS, 3, 7, [1, 2]).to_json()
 CHANGED = PARTS | {"seed": "43"}
 
 
-def test_a_position_of_the_same_plan_is_continued_whatever_the_setting() -> None:
+def test_a_position_of_the_same_plan_is_resumed_with_any_setting() -> None:
     for resume in ("strict", "restart_epoch", "fresh"):
         assert continued(SAVED, PARTS, resume=resume) == Cursor(PARTS, 3, 7, [1, 2])
 
 
-def test_strict_refuses_another_plan_and_names_the_other_settings() -> None:
+def test_strict_refuses_another_plan_and_lists_the_other_settings() -> None:
     with pytest.raises(ResumeError) as error:
         continued(SAVED, CHANGED, resume="strict")
 
@@ -128,7 +128,7 @@ def test_strict_refuses_another_plan_and_names_the_other_settings() -> None:
 
 
 @pytest.mark.parametrize(("resume", "epoch"), [("restart_epoch", 3), ("fresh", 0)])
-def test_another_plan_continues_where_the_setting_says_with_a_warning(
+def test_another_plan_is_resumed_as_configured_with_a_warning(
     resume: Any, epoch: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -142,7 +142,7 @@ def test_another_plan_continues_where_the_setting_says_with_a_warning(
     )
 
 
-def test_a_position_that_cannot_be_read_is_left_behind_by_fresh_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_fresh_ignores_an_unreadable_position(caplog: pytest.LogCaptureFixture) -> None:
     damaged = SAVED | {"epoch": -1}
     for resume in ("strict", "restart_epoch"):
         with pytest.raises(
@@ -158,7 +158,7 @@ def test_a_position_that_cannot_be_read_is_left_behind_by_fresh_alone(caplog: py
     )
 
 
-def test_what_decides_the_cuts_is_named_as_in_the_file() -> None:
+def test_parts_of_the_batching_are_named_like_the_configuration_keys() -> None:
     numbers: Any = {"batch_size": 4, "batches_per_step": 2, "seed": 5}
 
     assert batching_parts(BucketBatching(type="bucket", window=99), max_tokens=None, **numbers) == {
@@ -178,7 +178,7 @@ def test_what_decides_the_cuts_is_named_as_in_the_file() -> None:
 
 
 @pytest.mark.parametrize("resume", ["strict", "restart_epoch", "fresh"])
-def test_another_tokenizer_ends_a_run_whatever_the_file_says(resume: Any) -> None:
+def test_another_tokenizer_is_refused_with_any_setting(resume: Any) -> None:
     saved = Cursor({"files": "a", "tokenizer": "x"}, epoch=1).to_json()
 
     with pytest.raises(

@@ -61,7 +61,7 @@ def test_every_row_is_in_an_epoch_exactly_once(planner: IndexedPlanner, epoch: i
 
 
 @given(planner=planners(), epoch=st.integers(0, 2))
-def test_steps_are_full_but_for_the_tail(planner: IndexedPlanner, epoch: int) -> None:
+def test_all_steps_but_the_last_are_full(planner: IndexedPlanner, epoch: int) -> None:
     steps = list(planner.steps(epoch))
 
     assert {len(step.batches) for step in steps} == {planner.batches_per_step}
@@ -73,7 +73,7 @@ def test_steps_are_full_but_for_the_tail(planner: IndexedPlanner, epoch: int) ->
 
 @examples(60)
 @given(planner=planners(), epoch=st.integers(0, 2))
-def test_a_plan_that_starts_anywhere_is_the_rest_of_the_straight_plan(planner: IndexedPlanner, epoch: int) -> None:
+def test_a_plan_from_any_position_is_the_rest_of_the_whole_plan(planner: IndexedPlanner, epoch: int) -> None:
     straight = list(planner.steps(epoch))
 
     for done, step in enumerate(straight[:-1], start=1):
@@ -92,7 +92,7 @@ def make(lengths: np.ndarray, batching: Batching, *, seed: int = 0, **changes: A
     return IndexedPlanner(lengths, policy=policy, batches_per_step=2, seed=seed, **changes)
 
 
-def test_epochs_and_seeds_have_their_own_orders() -> None:
+def test_epochs_and_seeds_have_different_orders() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 400)
     for batching in (
         BucketBatching(type="bucket", window=64),
@@ -109,7 +109,7 @@ def test_epochs_and_seeds_have_their_own_orders() -> None:
         assert orders[0] == list(map(plain, make(lengths, batching).steps(0)))
 
 
-def test_each_window_has_a_random_order_of_its_own() -> None:
+def test_each_window_has_a_different_random_order() -> None:
     """Windows with the same order would have their longest batch at the same position."""
     lengths = np.arange(1, 257)
     [*steps] = make(lengths, BucketBatching(type="bucket", window=64)).steps(0)
@@ -117,7 +117,7 @@ def test_each_window_has_a_random_order_of_its_own() -> None:
     assert len({tuple(window) for window in np.argsort(means).tolist()}) == 4
 
 
-def test_rows_that_are_not_shuffled_keep_their_order() -> None:
+def test_rows_keep_their_order_without_shuffling() -> None:
     planner = make(np.ones(20), FixedBatching(type="fixed", shuffle=False))
 
     assert rows_of(list(planner.steps(3))) == list(range(20))
@@ -128,7 +128,7 @@ def test_rows_that_are_not_shuffled_keep_their_order() -> None:
     stop=st.sampled_from(["first", "all", "all_once"]),
     epoch=st.integers(0, 2),
 )
-def test_an_order_of_a_mix_is_planned_row_by_row_with_its_repeats(sizes: list[int], stop: Any, epoch: int) -> None:
+def test_the_plan_of_a_mix_follows_its_order_with_repeated_rows(sizes: list[int], stop: Any, epoch: int) -> None:
     mixed = MixedOrder(sizes, [1.0] * len(sizes), stop)
     planner = make(np.arange(1, sum(sizes) + 1), BucketBatching(type="bucket", window=16), order=mixed.order)
 
@@ -140,7 +140,7 @@ def test_an_order_of_a_mix_is_planned_row_by_row_with_its_repeats(sizes: list[in
     assert len(steps) == planner.count_steps(epoch)
 
 
-def test_buckets_hold_rows_of_like_length() -> None:
+def test_buckets_have_rows_of_similar_length() -> None:
     lengths = np.random.default_rng(0).lognormal(4, 0.7, 5000).astype(int) + 1
 
     def padding(batching: Batching, **changes: Any) -> float:
@@ -162,7 +162,7 @@ def test_buckets_hold_rows_of_like_length() -> None:
     kind=st.sampled_from(["bucket", "token_budget"]),
     epoch=st.integers(0, 2),
 )
-def test_an_epoch_begins_with_the_longest_row_if_requested(
+def test_an_epoch_starts_with_the_longest_row_if_requested(
     lengths: np.ndarray, window: int, kind: str, epoch: int
 ) -> None:
     types: Any = {"bucket": BucketBatching, "token_budget": TokenBudgetBatching}
@@ -183,7 +183,9 @@ def test_an_epoch_begins_with_the_longest_row_if_requested(
     ],
     ids=lambda batching: batching.type,
 )
-def test_a_start_deep_in_an_epoch_plans_one_window_only(batching: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_in_the_middle_of_an_epoch_plans_only_one_window(
+    batching: Batching, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lengths = np.random.default_rng(0).lognormal(4, 0.7, 100_000).astype(np.int32).clip(1, 2000)
     planner = make(lengths, batching)
     cut = type(planner.policy).cut
@@ -200,7 +202,7 @@ def test_a_start_deep_in_an_epoch_plans_one_window_only(batching: Batching, monk
     assert windows == [planner.policy.window]
 
 
-def test_a_row_too_long_for_the_policy_is_named_before_anything_is_planned() -> None:
+def test_a_row_too_long_for_the_policy_is_reported_before_planning() -> None:
     names = ["a.jsonl:1", "a.jsonl:2"]
     batching = TokenBudgetBatching(type="token_budget", max_tokens=10)
 
@@ -211,7 +213,7 @@ def test_a_row_too_long_for_the_policy_is_named_before_anything_is_planned() -> 
 @pytest.mark.parametrize(
     "batching", [FixedBatching(type="fixed", drop_last=True), BucketBatching(type="bucket", drop_last=True)]
 )
-def test_an_epoch_of_which_everything_is_left_out_is_an_error(batching: Batching) -> None:
+def test_an_epoch_without_any_batch_is_an_error(batching: Batching) -> None:
     planner = make(np.ones(7), batching)
 
     message = (
@@ -236,7 +238,7 @@ def test_rows_that_fill_no_batch_are_dropped_if_requested() -> None:
 @pytest.mark.parametrize(
     ("window", "taken", "step"), [(2, 0, 3), (1, 2, 3), (1, 9, 3), (0, 0, 1), (0, 1, 0), (99, 0, 4)]
 )
-def test_a_position_that_an_epoch_does_not_have_is_refused(window: int, taken: int, step: int) -> None:
+def test_a_position_outside_the_epoch_is_refused(window: int, taken: int, step: int) -> None:
     planner = make(np.ones(32), BucketBatching(type="bucket", window=16))
     planner.check(0, 0, 0, 0)
     planner.check(0, 1, 1, 1)

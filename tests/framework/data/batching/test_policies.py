@@ -74,7 +74,7 @@ def test_every_row_of_a_window_is_in_one_batch(
 
 
 @given(lengths=some_lengths(), batching=ANY, seed=SEEDS)
-def test_a_cut_is_the_same_for_the_same_chance(lengths: np.ndarray, batching: Batching, seed: int) -> None:
+def test_batches_depend_only_on_lengths_and_seed(lengths: np.ndarray, batching: Batching, seed: int) -> None:
     policy = build_policy(batching, batch_size=4, max_tokens=6000)
 
     one, other = cut(policy, lengths, seed), cut(policy, lengths, seed)
@@ -83,7 +83,7 @@ def test_a_cut_is_the_same_for_the_same_chance(lengths: np.ndarray, batching: Ba
 
 
 @given(lengths=some_lengths(), batching=TOKEN_BUDGET, spare=st.integers(0, 9000), seed=SEEDS)
-def test_a_token_budget_is_never_exceeded_padding_included(
+def test_a_token_budget_with_padding_is_never_exceeded(
     lengths: np.ndarray, batching: TokenBudgetBatching, spare: int, seed: int
 ) -> None:
     budget = int(lengths.max()) + spare
@@ -95,7 +95,7 @@ def test_a_token_budget_is_never_exceeded_padding_included(
 
 
 @given(lengths=some_lengths(), spare=st.integers(0, 9000))
-def test_a_batch_of_a_budget_could_not_have_held_the_next_row(lengths: np.ndarray, spare: int) -> None:
+def test_the_next_row_would_not_fit_into_a_batch_of_a_budget(lengths: np.ndarray, spare: int) -> None:
     budget = int(lengths.max()) + spare
     policy = build_policy(TokenBudgetBatching(type="token_budget"), batch_size=1, max_tokens=budget)
     batches = sorted(
@@ -109,7 +109,7 @@ def test_a_batch_of_a_budget_could_not_have_held_the_next_row(lengths: np.ndarra
 
 
 @given(lengths=some_lengths(), spare=st.integers(0, 500), lines=st.integers(1, 5), seed=SEEDS)
-def test_packed_lines_are_never_too_long_and_few(lengths: np.ndarray, spare: int, lines: int, seed: int) -> None:
+def test_packed_lines_are_within_the_limit_and_few(lengths: np.ndarray, spare: int, lines: int, seed: int) -> None:
     room = int(lengths.max()) + spare
     batches = cut(build_policy(PackBatching(type="pack"), batch_size=lines, max_tokens=room), lengths, seed)
 
@@ -121,7 +121,7 @@ def test_packed_lines_are_never_too_long_and_few(lengths: np.ndarray, spare: int
     assert sum(2 * count <= room for count in tokens) <= 1, "two half-empty lines would have been merged"
 
 
-def test_a_row_goes_into_the_line_where_it_leaves_the_least_room() -> None:
+def test_a_row_is_packed_into_the_line_with_the_least_remaining_space() -> None:
     """With a worst-fit rule the row of 3 would follow the 6, and the last 2 would need a third line."""
     lengths = np.array([7, 6, 3, 2, 2])
     [batch] = cut(build_policy(PackBatching(type="pack"), batch_size=4, max_tokens=10), lengths)
@@ -131,7 +131,7 @@ def test_a_row_goes_into_the_line_where_it_leaves_the_least_room() -> None:
 
 
 @given(lengths=some_lengths(), spread=st.integers(0, 30), noise=st.sampled_from([0.0, 0.3]), size=st.integers(1, 9))
-def test_rows_of_a_bucket_are_no_further_apart_than_the_spread(
+def test_lengths_in_a_bucket_differ_at_most_by_the_spread(
     lengths: np.ndarray, spread: int, noise: float, size: int
 ) -> None:
     batching = BucketBatching(type="bucket", length_spread=spread or None, noise=noise)
@@ -151,7 +151,7 @@ def test_incomplete_batches_are_dropped_if_requested(lengths: np.ndarray, size: 
 
 
 @pytest.mark.parametrize("kind", ["token_budget", "pack"])
-def test_a_row_that_is_longer_than_the_budget_is_an_error_that_says_what_to_write(kind: str) -> None:
+def test_a_row_longer_than_the_budget_is_an_error_with_advice(kind: str) -> None:
     types = {"token_budget": TokenBudgetBatching, "pack": PackBatching}
     policy = build_policy(types[kind](type=kind, max_tokens=100), batch_size=2)
 
@@ -164,7 +164,7 @@ def test_a_row_that_is_longer_than_the_budget_is_an_error_that_says_what_to_writ
     )
 
 
-def test_noise_brings_other_rows_together_and_costs_padding() -> None:
+def test_noise_changes_the_batches_and_increases_padding() -> None:
     lengths = np.random.default_rng(0).lognormal(4, 0.7, 2048).astype(int) + 1
 
     def padding(noise: float) -> float:
@@ -193,7 +193,7 @@ def test_noise_brings_other_rows_together_and_costs_padding() -> None:
     ],
     ids=lambda batching: batching.type,
 )
-def test_batches_come_in_no_order_of_length(batching: Batching) -> None:
+def test_batches_are_not_sorted_by_length(batching: Batching) -> None:
     lengths = np.random.default_rng(0).permutation(np.arange(1, 2001))
     batches = cut(build_policy(batching, batch_size=4), lengths)
 
@@ -203,7 +203,7 @@ def test_batches_come_in_no_order_of_length(batching: Batching) -> None:
 
 @examples(20)
 @given(rows=st.integers(1, 300), size=st.integers(1, 20), drop=st.booleans(), batching=FIXED | BUCKET)
-def test_batches_are_counted_without_a_plan_where_lengths_do_not_matter(
+def test_batches_are_counted_without_a_plan_if_lengths_do_not_matter(
     rows: int, size: int, drop: bool, batching: Any
 ) -> None:
     policy = build_policy(batching.model_copy(update={"drop_last": drop}), batch_size=size)
@@ -219,12 +219,12 @@ def test_every_batching_of_the_schema_has_a_policy() -> None:
     assert types == set(POLICIES)
 
 
-def test_auto_has_no_policy_of_its_own() -> None:
+def test_auto_has_no_separate_policy() -> None:
     with pytest.raises(AssertionError, match="has to be resolved"):
         build_policy(AutoBatching(), batch_size=1)
 
 
-def test_rows_that_keep_their_order_are_handled_in_small_windows_of_whole_batches() -> None:
+def test_ordered_rows_are_planned_in_small_windows_of_whole_batches() -> None:
     assert Fixed(32).window == 2048
     assert Fixed(32, shuffle_rows=False).window == 256
     assert Fixed(100, shuffle_rows=False).window == 300

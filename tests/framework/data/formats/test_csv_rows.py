@@ -49,7 +49,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=40).map("".join), st.sampled_from([1, 2, 5, 1000]))
-def test_rows_are_those_of_reading_every_line_again(text: str, block: int) -> None:
+def test_rows_equal_those_of_the_quadratic_reference(text: str, block: int) -> None:
     assert split(text.encode(), block_bytes=block) == expected(text.encode())
 
 
@@ -63,13 +63,13 @@ def calls(data: bytes, *, max_row_bytes: int = 100_000_000) -> int:
     ['x","y"\n"', '"x\n', '"\n', '"x\ny"z\n', 'x","y\n', '"""\n', '"a","b\n"c\n'],
     ids=["shifted", "closed too late", "alone", "in pairs", "open", "escaped", "mixed"],
 )
-def test_twice_the_broken_quotes_take_twice_the_work(line: str) -> None:
+def test_the_work_for_broken_quotes_is_linear(line: str) -> None:
     few, many = (calls(f'a,b\n"{line * count}'.encode()) for count in (300, 600))
 
     assert many < 2.2 * few
 
 
-def test_a_quote_that_is_open_for_longer_than_a_row_may_be_is_not_searched_again() -> None:
+def test_a_quote_left_open_beyond_the_row_limit_is_not_searched_again() -> None:
     few, many = (
         calls(b'"x\n' * count + b"y" * 50 + b"\n" + b"z\n" * count * 10, max_row_bytes=count) for count in (300, 600)
     )
@@ -77,7 +77,7 @@ def test_a_quote_that_is_open_for_longer_than_a_row_may_be_is_not_searched_again
     assert many < 2.2 * few
 
 
-def test_a_row_of_too_many_cells_is_reported_without_making_them() -> None:
+def test_a_row_with_too_many_cells_is_reported_without_creating_them() -> None:
     many = "," * MAX_VALUES
 
     assert split(f'a,b\n{many}\n"{many}",7\n'.encode(), max_row_bytes=2 * MAX_VALUES) == [
@@ -134,7 +134,7 @@ def test_a_file_that_is_mostly_broken_is_refused_before_its_reasons_fill_the_mem
         ("parlai", b"text:1\tepisode_done:True\n", b"\n", b"text:2\tepisode_done:True\n"),
     ],
 )
-def test_blank_lines_take_next_to_no_work_each(kind: str, first: bytes, blank: bytes, last: bytes) -> None:
+def test_blank_lines_take_almost_no_work(kind: str, first: bytes, blank: bytes, last: bytes) -> None:
     count = 100_000
 
     result, work = counted_calls(lambda: list(READERS[kind](io.BytesIO(first + blank * count + last), "a", 10_000_000)))

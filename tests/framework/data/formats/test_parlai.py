@@ -22,7 +22,7 @@ def rows_of(folder: Path, text: str | bytes) -> Any:
     return open_rows(str(path), folder=folder)
 
 
-def test_an_episode_is_a_row_with_its_first_line_as_number(tmp_path: Path) -> None:
+def test_an_episode_is_a_row_numbered_by_its_first_line(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, TEXT)
 
     assert rows.get(range(3)) == [
@@ -38,13 +38,13 @@ def test_an_episode_is_a_row_with_its_first_line_as_number(tmp_path: Path) -> No
     assert list(rows.keys) == ["task.parlai:1", "task.parlai:4", "task.parlai:5"]
 
 
-def test_the_type_may_be_written_for_another_ending(tmp_path: Path) -> None:
+def test_the_type_may_be_given_for_another_file_extension(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(TEXT)
 
     assert len(open_rows({"type": "parlai", "path": "train.txt"}, folder=tmp_path)) == 3
 
 
-def test_a_broken_line_takes_its_episode_and_no_other(tmp_path: Path) -> None:
+def test_a_broken_line_affects_only_its_episode(tmp_path: Path) -> None:
     good = b"text:a\tlabels:b\tepisode_done:True\n"
     rows = rows_of(
         tmp_path, good + b"text:a\tlabels:b\nnothing here\ntext:c\tepisode_done:True\n" + good + b"text:\xff\n"
@@ -57,7 +57,7 @@ def test_a_broken_line_takes_its_episode_and_no_other(tmp_path: Path) -> None:
     ]
 
 
-def test_a_field_that_the_protocol_does_not_know_stays_in_the_row_and_a_piece_without_a_key_breaks_it(
+def test_unknown_fields_are_kept_and_a_field_without_a_key_is_an_error(
     tmp_path: Path,
 ) -> None:
     rows = rows_of(

@@ -34,7 +34,7 @@ def write(path: Path, column: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_value_that_python_cannot_hold_is_one_bad_row(name: str, kind: str, tmp_path: Path) -> None:
+def test_a_value_that_python_cannot_represent_is_one_bad_row(name: str, kind: str, tmp_path: Path) -> None:
     write(tmp_path / f"a.{kind}", COLUMNS[name]())
 
     rows = open_rows(f"a.{kind}", folder=tmp_path)

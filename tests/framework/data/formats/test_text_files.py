@@ -8,7 +8,7 @@ from partita.data.formats.text_files import RowStoreWriter
 from partita_schema.errors import WriteError
 
 
-def test_rows_come_back_in_the_requested_order() -> None:
+def test_rows_are_returned_in_the_requested_order() -> None:
     with RowStoreWriter() as writer:
         for number in range(5):
             writer.add(b'{"n": %d}' % number, file=0, number=number + 1)
@@ -19,7 +19,7 @@ def test_rows_come_back_in_the_requested_order() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_a_full_disk_names_the_folder_and_the_fix(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_with_the_folder_and_the_fix(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("w+b"))  # noqa: SIM115
     message = (
         f"^the rows cannot be stored in {tempfile.gettempdir()}: No space left on device; make room, or set TMPDIR"

@@ -57,7 +57,7 @@ def tokenizer(template: str) -> Any:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_template_that_fails_or_never_ends_is_a_sentence(name: str) -> None:
+def test_a_template_that_fails_or_never_ends_is_reported(name: str) -> None:
     with pytest.raises(ModelError) as error:
         ChatTemplate(tokenizer(BAD[name]), system=None)
 
@@ -65,7 +65,7 @@ def test_a_template_that_fails_or_never_ends_is_a_sentence(name: str) -> None:
     assert len(str(error.value)) < 500
 
 
-def test_limits_hold_in_any_thread() -> None:
+def test_limits_apply_in_any_thread() -> None:
     said: list[str] = []
 
     def render() -> None:
@@ -104,7 +104,7 @@ def test_limits_hold_in_any_thread() -> None:
         ),
     ],
 )
-def test_what_is_rendered_within_the_limits_is_what_transformers_renders(template: str) -> None:
+def test_rendering_within_the_limits_equals_that_of_transformers(template: str) -> None:
     from transformers.utils.chat_template_utils import _cached_compile_jinja_template
 
     expected = _cached_compile_jinja_template(template).render(messages=MESSAGES, add_generation_prompt=True)

@@ -55,7 +55,7 @@ def turn(role: str, text: str) -> str:
     return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
-def test_a_chat_template_learns_each_answer_with_its_end(make_config: Make, chat_tokenizer: Any) -> None:
+def test_with_a_chat_template_each_answer_and_its_end_are_in_the_loss(make_config: Make, chat_tokenizer: Any) -> None:
     encoder = encoder_of(make_config, chat_tokenizer, prompt={"system": "s"})
 
     [packed] = examples(encoder, ROW)
@@ -71,7 +71,7 @@ def test_a_chat_template_learns_each_answer_with_its_end(make_config: Make, chat
     ]
 
 
-def test_a_dialogue_with_a_system_message_keeps_its_own(make_config: Make, chat_tokenizer: Any) -> None:
+def test_the_system_message_of_a_dialogue_is_kept(make_config: Make, chat_tokenizer: Any) -> None:
     encoder = encoder_of(make_config, chat_tokenizer, prompt={"system": "s"})
 
     ids = asked(encoder, [{"role": "system", "content": "own"}, *ROW["messages"][:1]])
@@ -79,7 +79,7 @@ def test_a_dialogue_with_a_system_message_keeps_its_own(make_config: Make, chat_
     assert chat_tokenizer.decode(ids) == turn("system", "own") + turn("user", "x1") + "<|im_start|>assistant\n"
 
 
-def test_without_a_template_messages_follow_their_speakers(make_config: Make, tokenizer: Any) -> None:
+def test_without_a_template_messages_follow_the_name_of_their_speaker(make_config: Make, tokenizer: Any) -> None:
     squash = {"dialogue": {"delimiter": " | ", "speakers": {"user": "U: ", "assistant": "A: "}}}
     packed = {"dialogue": squash["dialogue"] | {"mode": "packed_dialogue"}}
 
@@ -94,7 +94,7 @@ def test_without_a_template_messages_follow_their_speakers(make_config: Make, to
     assert tokenizer.decode(asked(encoder, ROW["messages"])) == "U: x1 | A: y1</s> | U: x2 | A: "
 
 
-def test_a_context_is_cut_in_training_and_in_prediction(make_config: Make, tokenizer: Any) -> None:
+def test_a_context_is_truncated_in_training_and_prediction(make_config: Make, tokenizer: Any) -> None:
     for dialogue, shown in (
         ({"context_length": 2}, "y1\nx2\n"),
         ({"context_turns": 1}, "x2\n"),
@@ -106,7 +106,7 @@ def test_a_context_is_cut_in_training_and_in_prediction(make_config: Make, token
         assert tokenizer.decode(asked(encoder, ROW["messages"])) == shown
 
 
-def test_last_turn_learns_the_last_answer_alone(make_config: Make, chat_tokenizer: Any) -> None:
+def test_last_turn_has_only_the_last_answer_in_the_loss(make_config: Make, chat_tokenizer: Any) -> None:
     encoder = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "last_turn"}})
 
     [example] = examples(encoder, ROW)
@@ -115,7 +115,7 @@ def test_last_turn_learns_the_last_answer_alone(make_config: Make, chat_tokenize
     assert marked(example, chat_tokenizer).endswith("[y2<|im_end|>]\n")
 
 
-def test_an_answer_of_weight_0_is_shown_and_not_learned(make_config: Make, chat_tokenizer: Any) -> None:
+def test_an_answer_of_weight_0_is_in_the_text_but_not_in_the_loss(make_config: Make, chat_tokenizer: Any) -> None:
     messages: list[dict[str, Any]] = [dict(message) for message in ROW["messages"]]
     messages[1]["weight"] = 0
 
@@ -147,7 +147,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_its_message(
     assert marked(examples(squash, ROW)[1], chat_tokenizer) == whole + "[y2<|im_end|>]\n"
 
 
-def test_auto_squashes_where_the_template_rewrites_or_the_context_is_cut(
+def test_auto_squashes_if_the_template_rewrites_turns_or_the_context_is_truncated(
     make_config: Make, chat_tokenizer: Any
 ) -> None:
     def mode(**dialogue: Any) -> str:
@@ -161,7 +161,7 @@ def test_auto_squashes_where_the_template_rewrites_or_the_context_is_cut(
     assert mode() == "squash"
 
 
-def test_a_date_that_changes_is_a_rewriting(make_config: Make, chat_tokenizer: Any) -> None:
+def test_a_changing_date_in_a_template_counts_as_rewriting(make_config: Make, chat_tokenizer: Any) -> None:
     chat_tokenizer.chat_template = "{{ messages|length }}" + chat_tokenizer.chat_template
     chat_tokenizer.chat_template = chat_tokenizer.chat_template.replace(
         "{{ messages|length }}", "{% if messages|length > 2 %}late{% endif %}"
@@ -172,7 +172,7 @@ def test_a_date_that_changes_is_a_rewriting(make_config: Make, chat_tokenizer: A
     assert "writes message 2 or what stands before it in another way" in str(refused)
 
 
-def test_a_template_that_refuses_a_dialogue_leaves_it_out(make_config: Make, chat_tokenizer: Any) -> None:
+def test_a_dialogue_that_the_template_refuses_is_skipped(make_config: Make, chat_tokenizer: Any) -> None:
     chat_tokenizer.chat_template = (
         "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + chat_tokenizer.chat_template
@@ -201,7 +201,7 @@ def test_a_template_without_an_end_gets_the_end_token_after_every_answer(make_co
     assert tokenizer.decode(asked(encoder, ROW["messages"])) == "u:x1\na:y1\n</s>u:x2\na:"
 
 
-def test_a_cut_dialogue_ends_with_its_last_learned_token(make_config: Make, tokenizer: Any) -> None:
+def test_a_truncated_dialogue_ends_with_its_last_loss_token(make_config: Make, tokenizer: Any) -> None:
     packed = {"dialogue": {"mode": "packed_dialogue"}}  # x1 \n [y1 end] \n x2 \n [y2 end]: 3 + 3 + 4 + 3 tokens
 
     for limit, text, cut in ((12, "x1\n[y1</s>]\nx2\n[y2]", 1), (9, "x1\n[y1</s>]", 7), (5, "x1\n[y1]", 8)):
@@ -216,7 +216,7 @@ def test_a_cut_dialogue_ends_with_its_last_learned_token(make_config: Make, toke
     )
 
 
-def test_too_long_an_answer_ends_the_row_unfinished(make_config: Make, tokenizer: Any) -> None:
+def test_an_answer_that_is_too_long_is_truncated_without_an_end(make_config: Make, tokenizer: Any) -> None:
     outputs = [{"name": "reply", "type": "text", "preprocessing": {"max_sequence_length": 2}}]
     encoder = encoder_of(
         make_config, tokenizer, output_features=outputs, data={"dialogue": {"mode": "packed_dialogue"}}
@@ -243,7 +243,7 @@ def stripped(text: str) -> bool:
 
 
 @given(said=MESSAGES, chat=st.booleans())
-def test_every_answer_is_learned_once_in_the_same_tokens_whatever_the_mode(said: Any, chat: bool) -> None:
+def test_every_answer_is_in_the_loss_once_with_the_same_tokens_in_any_mode(said: Any, chat: bool) -> None:
     messages = [{"role": role, "content": text} for role, text in said if stripped(text)]
     tokenizer = CHAT if chat else PLAIN
     packed, squash = (encoder_of(make, tokenizer, data={"dialogue": {"mode": mode}}) for mode in MODES)
@@ -275,7 +275,7 @@ def test_every_answer_is_learned_once_in_the_same_tokens_whatever_the_mode(said:
         assert asked(packed, question) == whole.input_ids[:start]
 
 
-def test_an_encoder_of_dialogues_can_be_sent_to_other_processes(make_config: Make, chat_tokenizer: Any) -> None:
+def test_a_dialogue_encoder_can_be_pickled(make_config: Make, chat_tokenizer: Any) -> None:
     encoder = encoder_of(make_config, chat_tokenizer)
 
     [example] = examples(pickle.loads(pickle.dumps(encoder)), ROW)

@@ -17,31 +17,31 @@ def prompt_of(config: Any, row: dict[str, Any], tokenizer: Any = None) -> str:
     return Formatter(config, tokenizer=tokenizer).format_prompt(row).text
 
 
-def test_one_input_alone_is_its_text_and_the_answer_follows_as_it_is(make_config: Make) -> None:
+def test_a_single_input_is_its_text_followed_by_the_answer(make_config: Make) -> None:
     shaped = Formatter(make_config(), tokenizer=None).format(ROW)
 
     assert shaped.segments == (Segment("2 + 2?", False), Segment("4", True))
     assert (shaped.begins, shaped.ends) == (True, True)
 
 
-def test_several_inputs_are_lines_with_names(make_config: Make) -> None:
+def test_several_inputs_are_written_as_lines_with_names(make_config: Make) -> None:
     assert prompt_of(make_config(input_features=TWO_INPUTS), {"title": "A", "body": "b\nc"}) == "title: A\nbody: b\nc\n"
 
 
-def test_system_task_and_examples_stand_before_the_sample(make_config: Make) -> None:
+def test_system_task_and_examples_precede_the_sample(make_config: Make) -> None:
     config = make_config(prompt={"system": "Be brief.", "task": "Add.", "examples": [EXAMPLE, EXAMPLE]})
 
     assert prompt_of(config, ROW) == "Be brief.\n\nAdd.\n\n1 + 1?\n2\n\n1 + 1?\n2\n\n2 + 2?\n"
 
 
-def test_a_template_is_followed_to_the_letter(make_config: Make) -> None:
+def test_a_template_is_followed_exactly(make_config: Make) -> None:
     template = "{{T}} {__task__}|{__context__}|{__sample__}|{question}|{hint}: "
     config = make_config(prompt={"template": template, "task": "Add.", "examples": [EXAMPLE | {"hint": "easy"}]})
 
     assert prompt_of(config, {"question": "{x}", "hint": "none"}) == "{T} Add.|1 + 1?\n2|{x}|{x}|none: "
 
 
-def test_examples_stand_before_a_template_that_does_not_place_them(make_config: Make) -> None:
+def test_examples_precede_a_template_without_a_place_for_them(make_config: Make) -> None:
     config = make_config(prompt={"template": "Q: {question}\nA: ", "examples": [EXAMPLE]})
 
     assert prompt_of(config, ROW) == "Q: 1 + 1?\nA: 2\n\nQ: 2 + 2?\nA: "
@@ -62,13 +62,15 @@ def test_examples_stand_before_a_template_that_does_not_place_them(make_config: 
         ),
     ],
 )
-def test_answers_are_written_plainly(outputs: Any, row: dict[str, Any], answer: str, make_config: Make) -> None:
+def test_answers_are_written_as_plain_text(outputs: Any, row: dict[str, Any], answer: str, make_config: Make) -> None:
     shaped = Formatter(make_config(output_features=outputs), tokenizer=None).format({"question": "?"} | row)
 
     assert shaped.segments[-1] == Segment(answer, True)
 
 
-def test_a_chat_template_turns_examples_into_turns_and_learns_the_end(make_config: Make, chat_tokenizer: Any) -> None:
+def test_with_a_chat_template_examples_are_turns_and_the_end_is_in_the_loss(
+    make_config: Make, chat_tokenizer: Any
+) -> None:
     config = make_config(prompt={"system": "Be brief.", "task": "Add.", "examples": [EXAMPLE]})
 
     shaped = Formatter(config, tokenizer=chat_tokenizer).format(ROW)
@@ -87,7 +89,7 @@ def test_chat_can_be_turned_off(make_config: Make, chat_tokenizer: Any) -> None:
     assert prompt_of(make_config(prompt={"chat": False}), ROW, chat_tokenizer) == "2 + 2?"
 
 
-def test_context_that_a_template_places_is_no_turn(make_config: Make, chat_tokenizer: Any) -> None:
+def test_context_placed_by_the_template_is_not_a_turn(make_config: Make, chat_tokenizer: Any) -> None:
     config = make_config(prompt={"template": "{__context__}\n---\n{question}", "examples": [EXAMPLE]})
 
     assert prompt_of(config, ROW, chat_tokenizer) == (
@@ -95,7 +97,7 @@ def test_context_that_a_template_places_is_no_turn(make_config: Make, chat_token
     )
 
 
-def test_what_a_template_writes_before_the_answer_is_learned_with_it(make_config: Make, chat_tokenizer: Any) -> None:
+def test_text_of_the_template_before_the_answer_is_in_the_loss(make_config: Make, chat_tokenizer: Any) -> None:
     answer = "{% if message['role'] == 'assistant' %}[begin]{% endif %}{{ message['content'] | trim }}"
     chat_tokenizer.chat_template = chat_tokenizer.chat_template.replace("{{ message['content'] }}", answer)
 
@@ -169,7 +171,7 @@ def test_chat_without_a_template_is_reported(make_config: Make, tokenizer: Any) 
         Formatter(make_config(prompt={"chat": True}), tokenizer=tokenizer)
 
 
-def test_a_wrong_worked_example_is_reported(make_config: Make) -> None:
+def test_a_wrong_few_shot_example_is_reported(make_config: Make) -> None:
     number = [{"name": "answer", "type": "number"}]
     examples = [EXAMPLE, {"question": "a", "answer": "x"}]
     config = make_config(output_features=number, prompt={"examples": examples})
@@ -181,7 +183,7 @@ def test_a_wrong_worked_example_is_reported(make_config: Make) -> None:
         Formatter(config, tokenizer=None, labels={"answer": ("a", "b")})
 
 
-def test_inputs_are_cut_at_whole_tokens_and_the_cut_is_counted(make_config: Make, tokenizer: Any) -> None:
+def test_inputs_are_truncated_at_whole_tokens_and_truncations_are_counted(make_config: Make, tokenizer: Any) -> None:
     inputs = [{"name": "question", "type": "text", "preprocessing": {"max_sequence_length": 5}}]
     formatter = Formatter(make_config(input_features=inputs), tokenizer=tokenizer)
 

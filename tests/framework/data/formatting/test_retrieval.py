@@ -28,7 +28,7 @@ def questions(examples: Sequence[Any]) -> list[str]:
     return [example["question"] for example in examples]
 
 
-def test_random_examples_depend_on_the_row_and_the_seed_alone(make_config: Make) -> None:
+def test_random_examples_depend_only_on_the_row_and_the_seed(make_config: Make) -> None:
     rows = [{}] * 4
     keys = [f"dataset:{n}" for n in (2, 3, 4, 5)]
 
@@ -42,7 +42,7 @@ def test_random_examples_depend_on_the_row_and_the_seed_alone(make_config: Make)
     assert len({tuple(examples) for examples in chosen(1, slice(None))}) > 1
 
 
-def test_random_examples_are_good_rows_and_never_the_row_itself(make_config: Make) -> None:
+def test_random_examples_are_valid_rows_and_never_the_row_itself(make_config: Make) -> None:
     rows = pool(5)
     config = make_config(prompt={"retrieval": {"type": "random", "k": 4}})
     retriever = build_retriever(config, training=rows, folder=Path())
@@ -55,16 +55,14 @@ def test_random_examples_are_good_rows_and_never_the_row_itself(make_config: Mak
     assert len(set(questions(all_of_them))) == 4
 
 
-def test_fewer_rows_than_wanted_are_all_taken(make_config: Make) -> None:
+def test_all_rows_are_examples_if_there_are_too_few(make_config: Make) -> None:
     retriever = build_retriever(make_config(prompt=RANDOM), training=pool(2), folder=Path())
     assert retriever is not None
 
     assert sorted(questions(retriever.choose([{}], ["x"])[0])) == ["q0", "q1"]
 
 
-def test_examples_can_come_from_a_file_and_stand_in_the_prompt(
-    make_config: Make, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_examples_can_come_from_a_file_and_are_in_the_prompt(make_config: Make, tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("question,answer\nhow?,so\n")
     config = make_config(prompt={"retrieval": {"type": "random", "k": 1, "dataset": "e.csv"}})
 
@@ -153,7 +151,7 @@ def test_a_missing_package_is_reported_with_what_to_install() -> None:
 
 
 @pytest.mark.long
-def test_an_embedding_model_that_is_not_there_is_reported(tmp_path: Path) -> None:
+def test_a_missing_embedding_model_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     with pytest.raises(ModelError, match=r"prompt.retrieval.model_name: .*nothing cannot be loaded: "):
         retrieval.load_embedder(str(tmp_path / "nothing"))

@@ -24,7 +24,7 @@ def learned(example: Example, tokenizer: Any) -> str:
     return "".join(tokenizer.decode(example.input_ids[start:end]) for start, end in example.spans)
 
 
-def test_the_answer_and_the_end_alone_are_learned(make_config: Make, tokenizer: Any) -> None:
+def test_only_the_answer_and_the_end_are_in_the_loss(make_config: Make, tokenizer: Any) -> None:
     example = encoder_of(make_config(), tokenizer).encode({"question": "why?", "answer": "so"}, key="k")
 
     assert tokenizer.decode(example.input_ids) == "why?so</s>"
@@ -33,7 +33,7 @@ def test_the_answer_and_the_end_alone_are_learned(make_config: Make, tokenizer: 
     assert example.cut_tokens == 0
 
 
-def test_all_tokens_are_learned_on_request(make_config: Make, tokenizer: Any) -> None:
+def test_all_tokens_are_in_the_loss_on_request(make_config: Make, tokenizer: Any) -> None:
     config = make_config(trainer={"type": "finetune", "completion_only_loss": False})
 
     example = encoder_of(config, tokenizer).encode({"question": "why?", "answer": "so"}, key="k")
@@ -60,7 +60,7 @@ def test_a_prompt_has_the_same_ids_in_training_and_prediction(question: str, ans
         assert example.cut_tokens == max(0, start + whole - limit)
 
 
-def test_a_cut_answer_does_not_end(make_config: Make, tokenizer: Any) -> None:
+def test_a_truncated_answer_has_no_end_token(make_config: Make, tokenizer: Any) -> None:
     outputs = [{"name": "answer", "type": "text", "preprocessing": {"max_sequence_length": 3}}]
     limited = encoder_of(make_config(output_features=outputs), tokenizer)
     short = encoder_of(make_config(preprocessing={"global_max_sequence_length": 6}), tokenizer, 100)
@@ -72,7 +72,7 @@ def test_a_cut_answer_does_not_end(make_config: Make, tokenizer: Any) -> None:
     assert tokenizer.decode(limited.encode({"question": "q", "answer": "abc"}, key="k").input_ids) == "qabc</s>"
 
 
-def test_a_cut_answer_of_a_chat_loses_its_end_too(make_config: Make, chat_tokenizer: Any) -> None:
+def test_a_truncated_answer_of_a_chat_has_no_end_token_either(make_config: Make, chat_tokenizer: Any) -> None:
     outputs = [{"name": "answer", "type": "text", "preprocessing": {"max_sequence_length": 3}}]
     encoder = encoder_of(make_config(output_features=outputs), chat_tokenizer)
 
@@ -83,7 +83,7 @@ def test_a_cut_answer_of_a_chat_loses_its_end_too(make_config: Make, chat_tokeni
     assert (learned(whole, chat_tokenizer), whole.cut_tokens) == ("abc<|im_end|>", 0)
 
 
-def test_the_loss_ends_with_the_token_that_ends_a_turn(make_config: Make, chat_tokenizer: Any) -> None:
+def test_the_loss_ends_with_the_end_of_turn_token(make_config: Make, chat_tokenizer: Any) -> None:
     example = encoder_of(make_config(), chat_tokenizer).encode({"question": "q", "answer": "a"}, key="k")
 
     [(start, end)] = example.spans
@@ -91,7 +91,7 @@ def test_the_loss_ends_with_the_token_that_ends_a_turn(make_config: Make, chat_t
     assert chat_tokenizer.convert_ids_to_tokens(example.input_ids[end:]) == ["\u010a"]
 
 
-def test_what_follows_the_last_turn_is_left_out_where_it_does_not_fit(make_config: Make, chat_tokenizer: Any) -> None:
+def test_text_after_the_last_turn_is_dropped_if_it_does_not_fit(make_config: Make, chat_tokenizer: Any) -> None:
     row = {"question": "q", "answer": "a"}
     whole = encoder_of(make_config(), chat_tokenizer).encode(row, key="k")
 
@@ -100,7 +100,7 @@ def test_what_follows_the_last_turn_is_left_out_where_it_does_not_fit(make_confi
     assert (short.input_ids, short.spans, short.cut_tokens) == (whole.input_ids[:-1], whole.spans, 0)
 
 
-def test_a_beginning_stands_before_plain_prompts_once_and_never_before_chats(make_config: Make) -> None:
+def test_a_bos_token_precedes_plain_prompts_once_and_never_chats(make_config: Make) -> None:
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = byte_tokenizer()
@@ -122,7 +122,7 @@ def test_a_beginning_stands_before_plain_prompts_once_and_never_before_chats(mak
     assert tokenizer.convert_ids_to_tokens(chat.input_ids) == ["<s>", "q", "a", "</s>"]
 
 
-def test_rows_without_room_or_without_anything_are_refused(make_config: Make, tokenizer: Any) -> None:
+def test_rows_without_room_for_an_answer_or_without_text_are_refused(make_config: Make, tokenizer: Any) -> None:
     encoder = encoder_of(make_config(), tokenizer, 5)
     room = "the prompt has 5 tokens, which leaves no room for an answer within 5"
 
@@ -138,7 +138,7 @@ def test_rows_without_room_or_without_anything_are_refused(make_config: Make, to
         encoder_of(make_config(), endless).encode({"question": "q", "answer": ""}, key="k")
 
 
-def test_one_bad_row_does_not_spoil_its_batch(make_config: Make, tokenizer: Any) -> None:
+def test_one_bad_row_does_not_affect_its_batch(make_config: Make, tokenizer: Any) -> None:
     questions = ["good", "", "\ud800", "fine"]
     rows = [{"question": question, "answer": "x"} for question in questions]
     encoder = encoder_of(make_config(), tokenizer)
@@ -171,7 +171,7 @@ def test_a_chat_template_that_fails_on_one_row_fails_that_row(make_config: Make,
     assert [isinstance(item, RowError) for item in found] == [False, True, False]
 
 
-def test_an_encoder_travels_and_stays_the_same(make_config: Make, chat_tokenizer: Any) -> None:
+def test_a_pickled_encoder_is_restored_unchanged(make_config: Make, chat_tokenizer: Any) -> None:
     encoder = encoder_of(make_config(prompt={"task": "Do it."}), chat_tokenizer, 200)
     row = {"question": "why?", "answer": "so"}
 
@@ -181,7 +181,7 @@ def test_an_encoder_travels_and_stays_the_same(make_config: Make, chat_tokenizer
     assert copy.parts() == encoder.parts()
 
 
-def test_parts_name_what_changed(make_config: Make, tokenizer: Any, chat_tokenizer: Any) -> None:
+def test_the_parts_of_the_fingerprint_show_what_changed(make_config: Make, tokenizer: Any, chat_tokenizer: Any) -> None:
     before = encoder_of(make_config(), tokenizer, 100).parts()
 
     def changed(config: Any, tokenizer: Any, context: int) -> list[str]:
@@ -208,7 +208,7 @@ def test_a_length_above_the_context_is_refused(make_config: Make, tokenizer: Any
 
 
 @pytest.mark.skipif(not STORIES.exists(), reason="the shared stories260k model is not beside the repository")
-def test_a_real_tokenizer_gives_the_ids_that_the_model_was_trained_with(make_config: Make) -> None:
+def test_a_real_tokenizer_gives_the_ids_of_the_training_of_its_model(make_config: Make) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(STORIES)
@@ -231,5 +231,5 @@ def config_of_module() -> Any:
 CONFIG, TOKENIZER = config_of_module(), byte_tokenizer()
 
 
-def test_shaping_needs_no_tokenizer(make_config: Make) -> None:
+def test_formatting_needs_no_tokenizer(make_config: Make) -> None:
     assert Formatter(make_config(), tokenizer=None).format({"question": "a", "answer": "b"}).text == "ab"

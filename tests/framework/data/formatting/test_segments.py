@@ -64,7 +64,7 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(prompt=TEXT, answer=TEXT)
-def test_prompt_and_answer_are_the_joined_text_wherever_the_prompt_alone_begins_it(
+def test_prompt_and_answer_have_the_tokens_of_the_joined_text_if_those_of_the_prompt_are_a_prefix(
     kind: str, prompt: str, answer: str
 ) -> None:
     tokenizer = KINDS[kind]
@@ -80,7 +80,7 @@ def test_prompt_and_answer_are_the_joined_text_wherever_the_prompt_alone_begins_
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=st.lists(st.tuples(TEXT, st.booleans()), min_size=1, max_size=6))
-def test_joined_segments_are_encoded_once_and_cut_by_their_characters(kind: str, texts: list[tuple[str, bool]]) -> None:
+def test_joined_segments_are_encoded_once_and_split_by_characters(kind: str, texts: list[tuple[str, bool]]) -> None:
     # Trimmed offsets hide white space that an added token absorbs; no answer starts with such a token.
     assume("trimmed" not in kind or not any("<|end|>" in text for text, _ in texts))
     tokenizer = KINDS[kind]
@@ -102,7 +102,7 @@ def test_joined_segments_are_encoded_once_and_cut_by_their_characters(kind: str,
     ]
 
 
-def test_a_space_after_a_first_segment_of_one_space_belongs_to_its_own_segment() -> None:
+def test_a_space_after_a_first_segment_of_one_space_belongs_to_the_second_segment() -> None:
     tokenizer = KINDS["byte pairs with trimmed offsets"]
     segments = [Segment(" ", False, joined=True), Segment(" ?", True, joined=True)]
     assert [len(part) for part in SegmentTokenizer(tokenizer)([segments])[0]] == [1, 2]
@@ -118,7 +118,7 @@ def untrimmed(tokenizer: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(turns=st.lists(TEXT, min_size=2, max_size=6))
-def test_a_prompt_that_grows_begins_with_the_tokens_that_it_had(kind: str, turns: list[str]) -> None:
+def test_a_longer_prompt_starts_with_the_tokens_of_the_shorter_one(kind: str, turns: list[str]) -> None:
     encode = SegmentTokenizer(KINDS[kind])
     segments = [Segment(text, number % 2 == 1, ends=number % 2 == 1) for number, text in enumerate(turns)]
 
@@ -137,7 +137,7 @@ def test_no_space_mark_is_put_before_an_answer_or_after_it() -> None:
     assert [tokenizer.convert_ids_to_tokens(part)[0] for part in parts] == ["\u2581", "On", "<0x0A>"]
 
 
-def test_a_tokenizer_of_segments_can_be_sent_to_other_processes() -> None:
+def test_a_segment_tokenizer_can_be_pickled() -> None:
     rows = [(Segment("x: ", False), Segment("Once", True))]
     encode = SegmentTokenizer(KINDS["prepend"])
 
@@ -146,7 +146,9 @@ def test_a_tokenizer_of_segments_can_be_sent_to_other_processes() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(question=TEXT, answer=TEXT)
-def test_a_prompt_is_asked_in_the_tokens_that_stood_before_the_answer(kind: str, question: str, answer: str) -> None:
+def test_a_prompt_in_prediction_has_the_tokens_before_the_answer_in_training(
+    kind: str, question: str, answer: str
+) -> None:
     encoder = build_row_tokenizer(make(), tokenizer=KINDS[kind], context_length=None)
     row = {"question": question, "answer": answer}
 
@@ -174,7 +176,7 @@ def make() -> Any:
 assert {PAD, UNKNOWN}.isdisjoint(PIECES)
 
 
-def test_truncation_and_padding_of_an_earlier_call_do_not_count() -> None:
+def test_truncation_and_padding_of_an_earlier_call_have_no_effect() -> None:
     tokenizer = KINDS["prepend"]
     encode = SegmentTokenizer(tokenizer)
     rows = [(Segment("a long prompt of words", False), Segment("an answer", True)), (Segment("short", False),)]

@@ -59,7 +59,7 @@ def config_of(model_name: str, *, k: int = 1, **changes: Any) -> Config:
     )
 
 
-def test_the_nearest_in_meaning_stands_last_and_is_never_the_row_itself(embedder: str, tmp_path: Path) -> None:
+def test_the_most_similar_example_is_last_and_never_the_row_itself(embedder: str, tmp_path: Path) -> None:
     config = config_of(embedder, k=2)
     rows = open_rows(POOL, folder=tmp_path, name="pool")
     retriever = build_retriever(config, training=rows, folder=tmp_path)
@@ -74,7 +74,7 @@ def test_the_nearest_in_meaning_stands_last_and_is_never_the_row_itself(embedder
     assert len(own[0]) == 2
 
 
-def test_a_zero_shot_model_is_asked_with_the_nearest_example(
+def test_a_zero_shot_prompt_contains_the_most_similar_example(
     embedder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,7 +92,7 @@ def test_a_zero_shot_model_is_asked_with_the_nearest_example(
     assert "three red balls" not in first
 
 
-def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     rows = open_rows(POOL, folder=tmp_path, name="pool")
     with pytest.raises(ModelError) as caught:
@@ -102,7 +102,7 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     )
 
 
-def test_a_model_that_is_not_there_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     rows = open_rows(POOL, folder=tmp_path, name="pool")

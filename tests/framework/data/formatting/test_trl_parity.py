@@ -185,7 +185,7 @@ def step_0_loss(rows: Sequence[Labelled], *, vocabulary: int) -> float:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_prompt_and_completion_have_trls_tokens_and_loss(name: str) -> None:
+def test_prompt_and_completion_have_the_tokens_and_loss_of_trl(name: str) -> None:
     tokenizer = tokenizer_named(name)
     encoder = encoder_of(tokenizer)
 
@@ -198,7 +198,7 @@ def test_prompt_and_completion_have_trls_tokens_and_loss(name: str) -> None:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("name", NAMES)
-def test_dialogues_with_marks_have_trls_tokens_and_loss(name: str, template: str) -> None:
+def test_dialogues_with_generation_marks_have_the_tokens_and_loss_of_trl(name: str, template: str) -> None:
     tokenizer = tokenizer_named(name)
     tokenizer.chat_template = TEMPLATES[template]
 
@@ -215,7 +215,7 @@ def without_marks(template: str) -> str:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_in_a_chat_without_marks_have_trls_tokens_and_loss_up_to_the_end_of_the_turn(
+def test_answers_in_a_chat_without_marks_have_the_tokens_and_loss_of_trl_up_to_the_end_of_turn(
     name: str, template: str
 ) -> None:
     tokenizer = tokenizer_named(name)
@@ -239,7 +239,7 @@ def test_answers_in_a_chat_without_marks_have_trls_tokens_and_loss_up_to_the_end
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dialogues_without_marks_are_those_whose_marks_end_with_the_turn(name: str) -> None:
+def test_dialogues_without_marks_equal_those_whose_marks_end_with_the_turn(name: str) -> None:
     tokenizer = tokenizer_named(name)
     tokenizer.chat_template = TEMPLATES["lines"]
     theirs = [chat_of_trl(tokenizer, dialogue) for dialogue in DIALOGUES]

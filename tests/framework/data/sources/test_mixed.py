@@ -53,7 +53,7 @@ def sources_of(rows: Rows) -> Counter[str]:
     return Counter(key.partition("/")[0] for key in rows.keys)
 
 
-def test_sources_stand_after_each_other_under_their_names(folder: Path) -> None:
+def test_sources_of_a_mix_are_concatenated_with_their_names(folder: Path) -> None:
     parts = {name: open_rows(f"{name}/train.jsonl", folder=folder) for name in ("one", "two")}
     rows = joined(parts)
 
@@ -102,7 +102,7 @@ def test_a_sample_is_taken_from_each_source_by_its_size(folder: Path) -> None:
     assert sum(sources_of(rows)["first"] for rows in splits.values()) == 100
 
 
-def test_the_order_of_a_mix_has_its_shares(folder: Path) -> None:
+def test_the_order_of_a_mix_follows_its_shares(folder: Path) -> None:
     config = config_of(mix=MIX, stop="first")
     training = open_splits(config, folder=folder)["training"]
     mixed = mixed_order(config.data, training.keys)
@@ -116,7 +116,7 @@ def test_the_order_of_a_mix_has_its_shares(folder: Path) -> None:
     assert mixed.parts == {"mix": "weights 3, 1, stop first"}
 
 
-def test_rows_of_no_mix_have_no_mixed_order(folder: Path) -> None:
+def test_rows_without_a_mix_have_no_mixed_order(folder: Path) -> None:
     config = config_of(mix=MIX)
     assert mixed_order(config.data, open_rows("one/train.jsonl", folder=folder).keys) is None
     assert (
@@ -124,7 +124,7 @@ def test_rows_of_no_mix_have_no_mixed_order(folder: Path) -> None:
     )
 
 
-def test_a_source_that_lost_all_rows_is_named(folder: Path) -> None:
+def test_a_source_without_usable_rows_is_reported(folder: Path) -> None:
     config = config_of(mix=MIX)
     training = open_splits(config, folder=folder)["training"]
 
@@ -139,7 +139,7 @@ def test_a_column_that_one_source_lacks_is_reported_with_the_source(folder: Path
         open_splits(config_of(mix=mix("one/train.jsonl", "three.jsonl")), folder=folder)
 
 
-def test_names_of_a_mix_tell_its_sources_apart() -> None:
+def test_names_of_a_mix_distinguish_its_sources() -> None:
     parts = mix("a/train.jsonl.gz", "b/train.jsonl", "s3://data/wiki/*.parquet", "org/chats", {"source": "c.csv"})
     parts += mix({"source": {"type": "custom", "target": "mine:Rows"}}, {"source": "d.csv", "name": "train-2"}, "*.csv")
 
@@ -185,7 +185,7 @@ class Number:
 """
 
 
-def test_a_class_gives_rows_by_index(tmp_path: Path) -> None:
+def test_a_custom_class_provides_rows_by_index(tmp_path: Path) -> None:
     (tmp_path / "mixed_sources.py").write_text(SOURCES)
 
     def rows_of(name: str, **options: Any) -> Rows:

@@ -28,7 +28,7 @@ def test_every_source_is_within_a_row_of_its_share_after_every_row(weights: list
 
 @settings(deadline=None)
 @given(some_weights, st.integers(0, 300))
-def test_a_mixer_continues_from_its_counts(weights: list[float], taken: int) -> None:
+def test_a_mixer_resumes_from_its_counts(weights: list[float], taken: int) -> None:
     mixer, result = Mixer(weights), []
     for number in range(taken + 50):
         if number == taken:
@@ -39,7 +39,7 @@ def test_a_mixer_continues_from_its_counts(weights: list[float], taken: int) -> 
     assert result == choices(weights, taken + 50).tolist()
 
 
-def test_simple_weights_have_simple_shares() -> None:
+def test_weights_are_converted_to_integer_shares() -> None:
     assert whole_shares([0.7, 0.3]) == [7, 3]
     assert whole_shares([1.0, 1.0, 2.0]) == [1, 1, 2]
     assert whole_shares([1 / 3, 2 / 3]) == [1, 2]
@@ -58,7 +58,7 @@ def test_all_once_has_every_row_once(parts: list[tuple[int, float]], epoch: int)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.2, 5)), min_size=1, max_size=5))
-def test_first_ends_with_the_last_row_of_a_source(parts: list[tuple[int, float]]) -> None:
+def test_first_ends_with_the_last_row_of_any_source(parts: list[tuple[int, float]]) -> None:
     sizes, weights = zip(*parts, strict=True)
     order = MixedOrder(sizes, weights, "first").order(0, chance())
     ends = np.cumsum(sizes)
@@ -72,7 +72,7 @@ def test_first_ends_with_the_last_row_of_a_source(parts: list[tuple[int, float]]
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.2, 5)), min_size=2, max_size=5))
-def test_all_ends_once_each_source_was_seen_whole(parts: list[tuple[int, float]]) -> None:
+def test_all_ends_when_each_source_was_read_completely(parts: list[tuple[int, float]]) -> None:
     sizes, weights = zip(*parts, strict=True)
     order = MixedOrder(sizes, weights, "all").order(0, chance())
     counts = Counter(order.tolist())
@@ -86,7 +86,7 @@ def test_all_ends_once_each_source_was_seen_whole(parts: list[tuple[int, float]]
         assert max(passes) - min(passes) <= 1
 
 
-def test_passes_and_epochs_have_their_own_orders() -> None:
+def test_passes_and_epochs_have_different_orders() -> None:
     mixed = MixedOrder([50, 500], [1, 1], "all")
     first, second = mixed.order(0, chance(0)), mixed.order(1, chance(1))
     passes = first[first < 50][:500].reshape(10, 50)
@@ -97,7 +97,7 @@ def test_passes_and_epochs_have_their_own_orders() -> None:
     assert MixedOrder([2, 2], [1, 1], "all", shuffle=False).order(0, chance()).tolist() == [0, 2, 1, 3]
 
 
-def test_ten_times_the_rows_are_ordered_with_as_many_calls() -> None:
+def test_the_number_of_calls_does_not_grow_with_the_rows() -> None:
     few, many = (
         counted_calls(lambda n=n: MixedOrder([3 * n, 3 * n, 4 * n], [0.5, 0.3, 0.2], "all").order(0, chance()))[1]
         for n in (10_000, 100_000)

@@ -84,7 +84,7 @@ def test_a_text_file_gives_its_lines(tmp_path: Path) -> None:
     assert [bad.key for bad in rows.bad] == ["a.txt:4"]
 
 
-def test_cells_stay_the_text_that_they_are(tmp_path: Path) -> None:
+def test_cells_are_not_converted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
         '\ufeffid,day,note\n007,2020-01-01,"two\nlines, ""quoted"""\n1e3,,NA\n', encoding="utf-8"
     )
@@ -98,7 +98,7 @@ def test_cells_stay_the_text_that_they_are(tmp_path: Path) -> None:
     assert [rows.key(0), rows.key(1)] == ["a.csv:2", "a.csv:4"]
 
 
-def test_json_rows_keep_their_own_keys_and_types(tmp_path: Path) -> None:
+def test_json_rows_keep_their_keys_and_types(tmp_path: Path) -> None:
     written = [{"a": {"x": 1}}, {"a": {"y": 1.5}}, {"a": "2020-01-01T00:00:00", "b": [1, "two"]}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in written))
 
@@ -145,7 +145,7 @@ def test_broken_csv_rows_are_reported_and_the_others_kept(tmp_path: Path) -> Non
     ]
 
 
-def test_a_quote_that_is_never_closed_costs_one_row_of_a_large_file(tmp_path: Path) -> None:
+def test_an_unclosed_quote_loses_one_row_of_a_large_file(tmp_path: Path) -> None:
     line = "x" * 999 + "\n"
     (tmp_path / "a.csv").write_text('a\nfirst\n"open\n' + line * 1100)
 
@@ -157,7 +157,7 @@ def test_a_quote_that_is_never_closed_costs_one_row_of_a_large_file(tmp_path: Pa
     assert len(rows) == 1101
 
 
-def test_many_broken_csv_rows_do_not_pile_up(tmp_path: Path) -> None:
+def test_many_broken_csv_rows_do_not_accumulate_in_memory(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a\n" + 'good\n"x"y\n' * 20_000)
 
     rows = open_rows("a.csv", folder=tmp_path)
@@ -181,7 +181,7 @@ def test_json_files_of_every_common_shape_are_read(text: str, tmp_path: Path) ->
     assert all_of(open_rows("a.json", folder=tmp_path)) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
 
 
-def test_a_json_array_larger_than_a_read_is_whole(tmp_path: Path) -> None:
+def test_a_json_array_larger_than_a_read_is_read_completely(tmp_path: Path) -> None:
     written = [{"a": "é" * (i * 7 % 3000), "n": i} for i in range(1500)]
     (tmp_path / "a.json").write_text(json.dumps(written, ensure_ascii=False), encoding="utf-8")
 
@@ -196,7 +196,7 @@ def test_compressed_files_are_read(compressed: str, tmp_path: Path) -> None:
     assert all_of(open_rows(compressed, folder=tmp_path)) == [{"a": "1"}]
 
 
-def test_a_glob_takes_files_in_order_and_keys_tell_them_apart(tmp_path: Path) -> None:
+def test_files_of_a_glob_are_read_in_order_with_distinct_keys(tmp_path: Path) -> None:
     for folder, number in (("y", 2), ("x", 1)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.jsonl").write_text(f'{{"n": {number}}}\n')
@@ -207,7 +207,7 @@ def test_a_glob_takes_files_in_order_and_keys_tell_them_apart(tmp_path: Path) ->
     assert list(rows.keys) == ["x/a.jsonl:1", "y/a.jsonl:1"]
 
 
-def test_parquet_files_of_a_glob_have_their_own_rows(tmp_path: Path) -> None:
+def test_parquet_files_of_a_glob_are_read_separately(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / f"{name}.parquet", "parquet")
 
@@ -229,7 +229,7 @@ def test_a_folder_in_the_layout_of_the_hub_is_read(tmp_path: Path) -> None:
     assert all_of(open_rows("set", folder=tmp_path)) == ROWS
 
 
-def test_a_selection_keeps_keys_and_has_its_own_fingerprint(tmp_path: Path) -> None:
+def test_a_selection_keeps_keys_and_has_a_different_fingerprint(tmp_path: Path) -> None:
     rows = open_rows(ROWS, folder=tmp_path)
 
     part = rows.select([4, 1, 2]).select([2, 0])
@@ -286,7 +286,7 @@ def test_a_large_file_is_not_held_in_memory(tmp_path: Path) -> None:
     assert peak < 20_000 * 100 < (tmp_path / "a.jsonl").stat().st_size / 4
 
 
-def test_libraries_are_as_noisy_afterwards_as_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_verbosity_of_libraries_is_restored(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "a.parquet", "parquet")
     capfd.readouterr()
     shown = datasets.are_progress_bars_disabled()
@@ -303,7 +303,7 @@ def failure(dataset: Any, folder: Path) -> str:
     return str(error.value)
 
 
-def test_a_missing_file_is_reported_with_near_names(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_similar_names(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}")
 
     assert failure("trian.jsonl", tmp_path) == (f"trian.jsonl does not exist in {tmp_path}; did you mean train.jsonl?")
@@ -312,7 +312,7 @@ def test_a_missing_file_is_reported_with_near_names(tmp_path: Path) -> None:
     assert failure("*.csv", tmp_path) == f"no file matches *.csv in {tmp_path}"
 
 
-def test_an_unknown_ending_is_reported_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     message = failure("data.xlsx", tmp_path)
 
     assert message.startswith(
@@ -394,11 +394,11 @@ def test_a_file_that_cannot_be_used_is_reported(name: str, content: bytes, expec
         ({"type": "csv", "pth": "x"}, "the source {'type': 'csv', 'pth': 'x'} is wrong: csv.path: Field required"),
     ],
 )
-def test_something_else_in_memory_is_refused(dataset: Any, expected: str, tmp_path: Path) -> None:
+def test_unsupported_objects_in_memory_are_refused(dataset: Any, expected: str, tmp_path: Path) -> None:
     assert expected in failure(dataset, tmp_path)
 
 
-def test_an_unreachable_hub_set_is_reported(tmp_path: Path) -> None:
+def test_an_unreachable_hub_dataset_is_reported(tmp_path: Path) -> None:
     script = (
         "from pathlib import Path\nfrom partita.data.sources.sources import open_rows\n"
         "try:\n    open_rows('someone/nothing', folder=Path())\nexcept Exception as error:\n    print(repr(error))"
@@ -411,7 +411,7 @@ def test_an_unreachable_hub_set_is_reported(tmp_path: Path) -> None:
     assert message.stdout.startswith('DataError("someone/nothing cannot be read: ')
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "set.csv").mkdir()
 
     assert failure("set.csv", tmp_path) == "set.csv is a folder; write a glob such as set.csv/*.jsonl"

@@ -45,14 +45,14 @@ def rows_of(folder: Path, *dialogues: Episode, **source: Any) -> list[tuple[list
 ALL = (RIGHT, WRONG, JUDGED, UNKNOWN, LOST, FAILED)
 
 
-def test_wrong_last_answers_are_corrected_after_what_was_really_said(tmp_path: Path) -> None:
+def test_wrong_last_answers_are_corrected_with_the_real_history(tmp_path: Path) -> None:
     assert rows_of(tmp_path, *ALL) == [
         (["question 0", "a", "question 1"], ["b"]),
         (["question 0", "y", "question 1"], ["c"]),
     ]
 
 
-def test_every_turn_whose_right_answer_is_known(tmp_path: Path) -> None:
+def test_every_turn_with_a_known_correct_answer_is_trained(tmp_path: Path) -> None:
     assert rows_of(tmp_path, WRONG, JUDGED, LOST, target="every_agent_turn") == [
         (["question 0"], ["a"]),
         (["question 0", "a", "question 1"], ["b"]),
@@ -61,18 +61,18 @@ def test_every_turn_whose_right_answer_is_known(tmp_path: Path) -> None:
     ]
 
 
-def test_successful_answers_are_learned_as_they_were_given(tmp_path: Path) -> None:
+def test_successful_answers_are_trained_unchanged(tmp_path: Path) -> None:
     result = rows_of(tmp_path, *ALL, select="succeeded", target="every_agent_turn")
 
     assert result == [(["question 0"], ["a"]), (["question 0", "a", "question 1"], ["b"])]
     assert rows_of(tmp_path, *ALL, select="succeeded") == result[1:]
 
 
-def test_both(tmp_path: Path) -> None:
+def test_successful_and_corrected_dialogues_can_be_combined(tmp_path: Path) -> None:
     assert [labels for _, labels in rows_of(tmp_path, *ALL, select="all")] == [["b"], ["b"], ["c"]]
 
 
-def test_without_training_rows_the_error_lists_what_there_is(tmp_path: Path) -> None:
+def test_without_training_rows_the_error_counts_the_dialogues(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         rows_of(tmp_path, RIGHT, RIGHT, UNKNOWN, LOST, FAILED)
 

@@ -116,7 +116,7 @@ def group(stream: Stream, state: Any = None) -> InterleavedReader:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 5])
-def test_a_source_without_end_continues_anywhere(shards: int, folder: Path) -> None:
+def test_an_endless_source_resumes_anywhere(shards: int, folder: Path) -> None:
     stream = stream_of(folder, "Squares", shards=shards, first=10)
     whole = group(stream).take(500)
     numbers = sorted(int(row.row["prompt"].split()[0]) for _, row in whole if isinstance(row.row, dict))
@@ -132,7 +132,7 @@ def test_a_source_without_end_continues_anywhere(shards: int, folder: Path) -> N
 
 @pytest.mark.parametrize("name", ["Lines", "Items"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_rows_of_a_class_are_shared_and_continue_anywhere(name: str, shards: int, folder: Path) -> None:
+def test_rows_of_a_class_are_split_into_shard_groups_and_resume_anywhere(name: str, shards: int, folder: Path) -> None:
     stream = stream_of(folder, name, shards=shards, count=10)
     results = [list(stream.read(shard, None)) for shard in range(shards)]
 
@@ -181,7 +181,7 @@ def test_a_class_with_one_iterator_for_all_shard_groups_is_refused(name: str, fo
         stream_of(folder, name, shards=2)
 
 
-def test_rows_that_are_one_iterator_for_all_shard_groups_are_refused_when_the_second_begins(folder: Path) -> None:
+def test_one_iterator_for_all_shard_groups_is_refused_when_the_second_group_starts(folder: Path) -> None:
     stream = stream_of(folder, "OnceInRows", shards=2)
 
     assert next(iter(stream.read(0, None)))[0].row == {"number": 0}
@@ -189,7 +189,7 @@ def test_rows_that_are_one_iterator_for_all_shard_groups_are_refused_when_the_se
         next(iter(stream.read(1, None)))
 
 
-def test_mistakes_of_a_class_are_reported(folder: Path) -> None:
+def test_errors_of_a_class_are_reported(folder: Path) -> None:
     with pytest.raises(DataError, match=r"sources_\d+:Nothing gives no rows; write a method rows\(\) that returns"):
         stream_of(folder, "Nothing")
     with pytest.raises(DataError, match=r"Text.rows gave a str; return an iterable of dicts"):

@@ -108,7 +108,7 @@ def test_every_format_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_whole_file_gives_the_rows_and_keys_that_it_gives_by_index(kind: str, tmp_path: Path) -> None:
+def test_a_streamed_file_has_the_rows_and_keys_of_reading_by_index(kind: str, tmp_path: Path) -> None:
     name = write(tmp_path, kind)
     stream = stream_of(tmp_path, name, kind)
 
@@ -119,7 +119,7 @@ def test_a_whole_file_gives_the_rows_and_keys_that_it_gives_by_index(kind: str, 
 
 @pytest.mark.parametrize("shards", [1, 2, 5, 40])
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_row_is_in_one_shard_and_every_position_continues(kind: str, shards: int, tmp_path: Path) -> None:
+def test_each_row_is_in_one_shard_and_every_position_can_be_resumed(kind: str, shards: int, tmp_path: Path) -> None:
     name = write(tmp_path, kind)
     stream = stream_of(tmp_path, name, kind, shards)
 
@@ -130,7 +130,7 @@ def test_each_row_is_in_one_shard_and_every_position_continues(kind: str, shards
 
 @pytest.mark.parametrize("shards", [1, 2, 5, 40])
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
-def test_a_file_that_is_cut_by_bytes_has_each_row_in_one_part(kind: str, shards: int, tmp_path: Path) -> None:
+def test_a_file_split_by_bytes_has_each_row_in_one_part(kind: str, shards: int, tmp_path: Path) -> None:
     name = write(tmp_path, kind)
     stream = stream_of(tmp_path, name, kind, shards, CUT_ALL)
     by_index = indexed(tmp_path, name, kind)
@@ -142,7 +142,7 @@ def test_a_file_that_is_cut_by_bytes_has_each_row_in_one_part(kind: str, shards:
 
 @pytest.mark.parametrize("ending", COMPRESS)
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "json"])
-def test_compressed_files_are_interleaved(kind: str, ending: str, tmp_path: Path) -> None:
+def test_compressed_files_are_distributed(kind: str, ending: str, tmp_path: Path) -> None:
     name = write(tmp_path, kind)
     whole = indexed(tmp_path, name, kind)
     (tmp_path / f"{name}{ending}").write_bytes(COMPRESS[ending]((tmp_path / name).read_bytes()))
@@ -154,7 +154,7 @@ def test_compressed_files_are_interleaved(kind: str, ending: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
-def test_files_at_a_url_are_read_as_local_ones(kind: str, tmp_path: Path) -> None:
+def test_files_with_a_url_are_read_like_local_ones(kind: str, tmp_path: Path) -> None:
     name = write(tmp_path, kind)
     fsspec.filesystem("memory").pipe(f"/streams/{name}", (tmp_path / name).read_bytes())
     here, there = (stream_of(tmp_path, path, kind, 3) for path in (name, f"memory://streams/{name}"))
@@ -173,7 +173,7 @@ def test_an_arrow_file_with_an_index_is_read_too(tmp_path: Path) -> None:
     check_resume(stream)
 
 
-def test_a_glob_of_enough_files_keeps_them_whole_and_cuts_a_much_larger_one(tmp_path: Path) -> None:
+def test_a_glob_of_enough_files_splits_only_a_much_larger_one(tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"{number}.jsonl").write_bytes(b'{"a": 1}\n' * (400 if number == 3 else 10 if number else 20))
     stream = stream_of(tmp_path, "*.jsonl", "jsonl", 4, CUT_ALL)
@@ -193,7 +193,7 @@ def rows_of_groups(stream: Stream, num_groups: int) -> list[int]:
 
 @pytest.mark.parametrize(("count", "num_groups"), [(5, 4), (9, 8), (3, 7), (17, 16), (8, 4)])
 @pytest.mark.parametrize("kind", ["jsonl", "txt", "parquet", "arrow", "csv", "json", "jsonl.gz"])
-def test_shard_groups_have_as_many_rows_however_many_files_there_are(
+def test_shard_groups_have_equal_rows_for_any_number_of_files(
     kind: str, count: int, num_groups: int, tmp_path: Path
 ) -> None:
     form = kind.partition(".")[0]
@@ -209,7 +209,7 @@ def test_shard_groups_have_as_many_rows_however_many_files_there_are(
 
 @examples(40)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any), st.integers(1, 9))
-def test_files_of_any_sizes_that_can_be_cut_make_even_shard_groups(
+def test_splittable_files_of_any_sizes_give_even_shard_groups(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], num_groups: int
 ) -> None:
     folder = tmp_path_factory.mktemp("sizes")
@@ -225,7 +225,7 @@ def test_files_of_any_sizes_that_can_be_cut_make_even_shard_groups(
     assert max(rows) <= 1.25 * sum(rows) / num_groups + 12
 
 
-def test_how_files_are_split_depends_on_them_and_the_shard_groups(tmp_path: Path) -> None:
+def test_splits_depend_only_on_the_files_and_the_shard_groups(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path, "jsonl", str(number))
     one, again = (stream_of(tmp_path, "*.jsonl", "jsonl", 4, CUT_ALL) for _ in range(2))
@@ -235,7 +235,7 @@ def test_how_files_are_split_depends_on_them_and_the_shard_groups(tmp_path: Path
     assert sum("@" in label for label in one.shards) == 4
 
 
-def test_compressed_files_of_uneven_sizes_are_assigned_by_size_with_a_warning(
+def test_compressed_files_of_uneven_sizes_are_distributed_by_size_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(4):
@@ -335,13 +335,13 @@ def by_reader(path: Path, kind: str) -> list[tuple[int, Any]]:
     return [(row.number, (row.reason, row.raw.rstrip("\r\n")) if row.reason else json.loads(row.row)) for row in rows]
 
 
-def test_rows_of_a_part_are_named_by_their_byte(tmp_path: Path) -> None:
+def test_rows_of_a_part_have_their_byte_offset_as_key(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n\n{"a": 2}\n')
 
     assert list(keyed(stream_of(tmp_path, "a.jsonl", "jsonl", 2, CUT_ALL))) == ["a.jsonl@0:0", "a.jsonl@9:10"]
 
 
-def test_a_line_that_is_too_long_is_a_bad_row_and_is_not_kept(tmp_path: Path) -> None:
+def test_a_line_that_is_too_long_is_a_bad_row_and_not_kept_in_memory(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(
         b'{"a": 1}\n' + b"x" * 3 * DEFAULT_SIZES.block_bytes + b'\n{"a": 2}\n' + b"y" * 5000
     )
@@ -401,7 +401,7 @@ def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
                 read(stream_of(tmp_path, f"no.{kind}", kind, shards))
 
 
-def test_a_file_that_is_gone_when_it_is_read_is_reported(tmp_path: Path) -> None:
+def test_a_file_removed_before_it_is_read_is_reported(tmp_path: Path) -> None:
     stream = stream_of(tmp_path, write(tmp_path, "jsonl"), "jsonl")
     (tmp_path / "rows.jsonl").unlink()
 
@@ -416,7 +416,7 @@ def test_empty_files_among_others_and_headers_alone_give_no_rows(tmp_path: Path)
         assert len(keyed(stream_of(tmp_path, f"*.{kind}", kind, 3))) == 23
 
 
-def test_the_fingerprint_changes_with_names_sizes_and_ends(tmp_path: Path) -> None:
+def test_the_fingerprint_changes_with_names_sizes_and_last_bytes(tmp_path: Path) -> None:
     def fingerprint() -> str:
         return stream_of(tmp_path, "*.jsonl", "jsonl", 2).fingerprint
 
@@ -430,7 +430,7 @@ def test_the_fingerprint_changes_with_names_sizes_and_ends(tmp_path: Path) -> No
     assert len({first, second, fingerprint()}) == 3
 
 
-def test_the_whole_of_a_file_up_to_a_size_is_in_its_fingerprint(tmp_path: Path) -> None:
+def test_the_fingerprint_covers_small_files_completely(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     prints = []
     for size in (100_000, files.KNOWN, files.KNOWN + 1000):
@@ -462,7 +462,7 @@ class ForwardSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec ships no
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
-def test_files_of_a_server_that_cannot_seek_are_cut_too(
+def test_files_of_a_server_without_range_requests_are_split_too(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = FileSizes(small_bytes=0, block_bytes=64)
@@ -476,7 +476,7 @@ def test_files_of_a_server_that_cannot_seek_are_cut_too(
     check_resume(there)
 
 
-def test_the_web_without_its_library_is_reported_what_to_install(
+def test_a_missing_library_for_urls_is_reported_with_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = r'a.jsonl cannot be opened: .*"aiohttp" to be installed; to read from the web, pip install aiohttp$'
@@ -510,7 +510,7 @@ def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
     assert peak < 8 << 20
 
 
-def test_labels_of_a_mix_begin_with_the_names_of_its_sources(tmp_path: Path) -> None:
+def test_labels_of_a_mix_start_with_the_names_of_its_sources(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write(tmp_path / name, "csv")

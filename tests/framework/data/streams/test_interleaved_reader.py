@@ -88,7 +88,7 @@ weights = st.lists(st.floats(0.1, 20), min_size=4, max_size=4)
 
 @settings(deadline=None)
 @given(sizes, st.integers(1, 6), st.integers(0, 3))
-def test_every_row_comes_once_over_all_shard_groups(sizes: list[int], num_groups: int, epoch: int) -> None:
+def test_every_row_is_read_once_over_all_shard_groups(sizes: list[int], num_groups: int, epoch: int) -> None:
     stream = Numbers(sizes)
 
     rows = [
@@ -102,7 +102,7 @@ def test_every_row_comes_once_over_all_shard_groups(sizes: list[int], num_groups
 
 @examples(200)
 @given(sources, stops, weights, st.integers(1, 3), st.data())
-def test_a_reader_continues_exactly_from_every_position(
+def test_a_reader_resumes_exactly_from_every_position(
     sources: list[list[int]], stop: str, weights: list[float], num_groups: int, data: st.DataObject
 ) -> None:
     streams = [Numbers(sizes, str(number)) for number, sizes in enumerate(sources)]
@@ -136,7 +136,7 @@ def test_ten_resumes_in_a_row_change_nothing() -> None:
     assert results + names(reader(streams, weights=[2, 1], state=state).take(1000)) == whole
 
 
-def test_rows_of_several_shards_stand_beside_each_other_in_an_order_of_each_epoch() -> None:
+def test_rows_of_several_shards_are_interleaved_in_a_different_order_each_epoch() -> None:
     stream = Numbers([50] * 12)
     first, again, second = (names(reader([stream], epoch=epoch).take(600)) for epoch in (0, 0, 1))
 
@@ -157,14 +157,14 @@ def test_shares_are_exact_after_every_row() -> None:
         assert all(abs(counts[source] - taken * share) < 1 for source, share in enumerate((0.5, 0.3, 0.2)))
 
 
-def test_first_ends_with_the_source_that_ends_first() -> None:
+def test_first_stops_with_the_source_that_ends_first() -> None:
     rows = names(reader([Numbers([10], "a"), Numbers([90], "b")], stop="first").take(1000))
 
     assert Counter(source for source, _, _ in rows)[0] == 10
     assert len(rows) in (20, 21)
 
 
-def test_all_begins_shorter_sources_again_until_each_has_ended() -> None:
+def test_all_repeats_shorter_sources_until_each_has_ended() -> None:
     rows = names(reader([Numbers([3, 4], "a"), Numbers([30], "b")], stop="all").take(1000))
     counts = Counter(rows)
 
@@ -186,14 +186,14 @@ def test_all_once_gives_every_row_once() -> None:
 
 
 @pytest.mark.parametrize("stop", ["all", "all_once"])
-def test_a_source_without_rows_in_a_shard_group_does_not_hold_up_the_others(stop: str) -> None:
+def test_a_source_without_rows_in_a_shard_group_does_not_block_the_others(stop: str) -> None:
     rows = names(reader([Numbers([0, 0], "a"), Numbers([7], "b")], stop=stop).take(1000))
 
     assert rows == [(1, 0, number) for number in range(7)]
     assert reader([Numbers([0], "a"), Numbers([], "b")], stop=stop).take(5) == []
 
 
-def test_a_source_with_fewer_rows_than_shard_groups_has_its_share_in_every_shard_group() -> None:
+def test_a_source_with_fewer_rows_than_shard_groups_keeps_its_share_in_every_group() -> None:
     streams = [Numbers([250] * 4, "big"), Numbers([1, 1, 0, 0], "small")]
     groups = [names(reader(streams, group=group, num_groups=4, stop="all").take(10**6)) for group in range(4)]
     rows = Counter(row for group in groups for row in group)
@@ -204,14 +204,14 @@ def test_a_source_with_fewer_rows_than_shard_groups_has_its_share_in_every_shard
     assert all(450 <= rows[1, shard, 0] <= 550 for shard in range(2))
 
 
-def test_a_source_without_any_row_does_not_hold_up_several_shard_groups() -> None:
+def test_an_empty_source_does_not_block_several_shard_groups() -> None:
     streams = [Numbers([9] * 4, "big"), Numbers([0] * 4, "none")]
 
     assert [len(reader(streams, group=group, num_groups=4).take(999)) for group in range(4)] == [9] * 4
 
 
 @pytest.mark.parametrize("stop", ["first", "all_once"])
-def test_a_source_with_fewer_rows_than_shard_groups_is_not_repeated_where_nothing_is(stop: str) -> None:
+def test_a_source_with_fewer_rows_than_shard_groups_is_not_repeated_without_repetition(stop: str) -> None:
     streams = [Numbers([50] * 4, "big"), Numbers([1, 1, 0, 0], "small")]
     rows = Counter(
         row for group in range(4) for row in names(reader(streams, group=group, num_groups=4, stop=stop).take(999))
@@ -221,7 +221,7 @@ def test_a_source_with_fewer_rows_than_shard_groups_is_not_repeated_where_nothin
     assert sum(source for source, _, _ in rows) == 2
 
 
-def test_shard_groups_are_even_in_each_epoch_where_shards_are_not() -> None:
+def test_shard_groups_are_even_in_each_epoch_with_uneven_shards() -> None:
     stream = Numbers([90, 30, 30, 30, 20, 20, 10, 10, 10, 50])
     stream.sizes = [float(size) for size in stream.lengths]
 
@@ -232,7 +232,7 @@ def test_shard_groups_are_even_in_each_epoch_where_shards_are_not() -> None:
 
 
 @pytest.mark.parametrize("damage", [[], 7, "", "~", "not packed", "é"])
-def test_a_state_that_is_none_is_damaged(damage: Any) -> None:
+def test_a_value_that_is_not_a_state_is_reported_as_damaged(damage: Any) -> None:
     with pytest.raises(ResumeError, match="the data position is damaged; continue from an older checkpoint"):
         reader([Numbers([3, 4])], state=damage)
 
@@ -254,12 +254,12 @@ def test_a_state_that_is_none_is_damaged(damage: Any) -> None:
         [[0], [0], [0, 0, 0, 0, *[0, 1] * 5]],
     ],
 )
-def test_a_state_that_makes_no_sense_is_damaged(content: Any) -> None:
+def test_an_invalid_state_is_reported_as_damaged(content: Any) -> None:
     with pytest.raises(ResumeError, match="the data position is damaged; continue from an older checkpoint"):
         reader([Numbers([3, 4])], state=pack(content))
 
 
-def test_a_changed_character_of_a_state_is_seen() -> None:
+def test_a_changed_character_of_a_state_is_detected() -> None:
     group = reader([Numbers([30, 40]), Numbers([9])])
     group.take(20)
     state = group.state()
@@ -314,14 +314,14 @@ values = st.recursive(numbers, lambda inside: st.lists(inside, max_size=5), max_
 
 
 @given(values)
-def test_what_is_packed_comes_back_through_json(value: Any) -> None:
+def test_a_packed_state_is_restored_from_json(value: Any) -> None:
     text = pack(value)
 
     assert unpack(json.loads(json.dumps(text))) == value
     assert len(json.dumps(text)) == len(text) + 2
 
 
-def test_a_position_in_a_large_file_is_short() -> None:
+def test_the_state_of_a_large_file_is_small() -> None:
     assert len(pack([999_999_999_999, 999_999_999, 999_999_999])) <= 25
 
 
@@ -332,12 +332,12 @@ def test_a_position_in_a_large_file_is_short() -> None:
     | st.integers()
     | st.none()
 )
-def test_what_is_not_packed_is_damaged(found: Any) -> None:
+def test_an_unpacked_state_is_reported_as_damaged(found: Any) -> None:
     with pytest.raises(ResumeError, match="the data position is damaged; continue from an older checkpoint"):
         unpack(found)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 5])
-def test_a_text_that_was_cut_is_damaged(cut: int) -> None:
+def test_a_truncated_state_is_reported_as_damaged(cut: int) -> None:
     with pytest.raises(ResumeError, match="the data position is damaged"):
         unpack(pack([10**9, [4, 5], None])[:-cut])

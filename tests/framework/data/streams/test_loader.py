@@ -115,7 +115,7 @@ def keys_of(steps: "list[GlobalBatch]") -> Counter[str]:
 
 
 @pytest.mark.parametrize("batching", BATCHINGS, ids=lambda batching: batching.type)
-def test_every_row_is_used_exactly_once_an_epoch(tmp_path: Path, batching: Any) -> None:
+def test_every_row_is_used_exactly_once_per_epoch(tmp_path: Path, batching: Any) -> None:
     folder = write_shards(tmp_path / "data", [50, 1, 33, 0, 20])
 
     for epoch in (0, 1):
@@ -141,7 +141,7 @@ def test_epochs_differ(tmp_path: Path) -> None:
     batches_per_step=st.integers(1, 5),
     seed=st.integers(0, 99),
 )
-def test_going_on_from_any_position_is_exact(
+def test_resuming_from_any_position_is_exact(
     tmp_path_factory: pytest.TempPathFactory, sizes: "list[int]", batching: Any, batches_per_step: int, seed: int
 ) -> None:
     folder = write_shards(tmp_path_factory.mktemp("data") / "rows", sizes)
@@ -199,9 +199,7 @@ def count_takes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return results
 
 
-def test_workers_have_what_comes_after_the_first_windows_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_read_ahead_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_shards(tmp_path / "data", [300, 300])
     windows = count_takes(monkeypatch)
 
@@ -228,7 +226,7 @@ def test_the_first_batch_of_rows_in_order_waits_for_few_other_rows(
     assert windows == [64, 128, 256, 256, 196]
 
 
-def test_rows_in_order_make_the_same_batches_in_windows_of_any_size(
+def test_ordered_rows_give_the_same_batches_with_any_window_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_shards(tmp_path / "data", [301, 300])
@@ -241,7 +239,7 @@ def test_rows_in_order_make_the_same_batches_in_windows_of_any_size(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_all_shard_groups_together_hold_a_window_each_and_those_read_ahead(
+def test_memory_holds_a_window_per_shard_group_and_those_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     folder = write_shards(tmp_path / "data", [700, 700])
@@ -259,7 +257,7 @@ def test_all_shard_groups_together_hold_a_window_each_and_those_read_ahead(
     assert workers == 0 or min(ahead[1:]) >= num_groups * 64
 
 
-def test_the_text_of_rows_is_forgotten_once_they_are_encoded(tmp_path: Path) -> None:
+def test_the_text_of_rows_is_freed_after_encoding(tmp_path: Path) -> None:
     text = "x" * 60_000
     rows = [json.dumps({"question": "q", "answer": "a", "unused": f"{number}{text}"}) for number in range(300)]
     (tmp_path / "part-00.jsonl").write_text("\n".join(rows), encoding="utf-8")
@@ -290,9 +288,7 @@ def test_closed_steps_close_files_and_end_workers(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.long
-def test_a_step_that_takes_a_shard_group_as_long_as_the_timeout_is_no_hung_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_as_long_as_the_timeout_is_not_a_hung_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, encode = write_shards(tmp_path / "data", [300, 300]), ChunkEncoder.__call__
     monkeypatch.setattr(ChunkEncoder, "__call__", lambda self, chunk: (time.sleep(1.0), encode(self, chunk))[1])
     options = LoaderOptions(workers=1, timeout=3.0, start_method="fork")
@@ -321,7 +317,7 @@ def steps_of_ranks(
 
 @pytest.mark.parametrize("batching", [BUDGET, FixedBatching(type="fixed", shuffle=False)], ids=["budget", "in order"])
 @pytest.mark.parametrize("sizes", [[90, 80, 10, 64], [40, 4, 4, 4]])
-def test_ranks_share_the_steps_and_their_number_may_change_in_the_middle(
+def test_ranks_share_steps_and_the_world_size_may_change_in_an_epoch(
     tmp_path: Path, sizes: list[int], batching: Any
 ) -> None:
     folder = write_shards(tmp_path / "data", sizes)
@@ -340,7 +336,9 @@ def test_ranks_share_the_steps_and_their_number_may_change_in_the_middle(
 
 
 @pytest.mark.parametrize(("batches", "num_groups", "ranks"), [(4, 4, 2), (8, 2, 4), (12, 6, 4)])
-def test_every_rank_counts_the_rows_of_all_once(tmp_path: Path, batches: int, num_groups: int, ranks: int) -> None:
+def test_every_rank_counts_the_rows_of_all_ranks_once(
+    tmp_path: Path, batches: int, num_groups: int, ranks: int
+) -> None:
     """Also when several ranks read the same group, because there are more ranks than groups or they do not divide
     evenly."""
     broken = frozenset({3, 50, 51, 120})
@@ -370,7 +368,7 @@ def test_every_rank_counts_the_rows_of_all_once(tmp_path: Path, batches: int, nu
     assert [(one.rows, one.used, one.left_out) for one in counts] == [(180, 176, 4)] * ranks
 
 
-def test_rows_of_one_dialogue_have_their_own_keys(tmp_path: Path) -> None:
+def test_rows_of_one_dialogue_have_different_keys(tmp_path: Path) -> None:
     messages = [{"role": role, "content": f"{role} {number}"} for number in range(3) for role in ("user", "assistant")]
     (tmp_path / "part-00.jsonl").write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
     dialogues = Config.model_validate(
@@ -401,7 +399,7 @@ def test_shard_groups_divide_the_batches_of_a_step(batches: int, num_groups: int
     assert count_shard_groups(batches) == num_groups
 
 
-def test_a_stream_whose_text_the_tokenizer_does_not_know_is_refused_once_enough_of_it_was_met(tmp_path: Path) -> None:
+def test_a_stream_with_too_many_unknown_tokens_is_refused(tmp_path: Path) -> None:
     base = ScratchModel.model_validate({"type": "scratch", "tokenizer": "char"})
     encoder = build_row_tokenizer(CONFIG, tokenizer=train_tokenizer(base, ["abq"]), context_length=64)
     answers = [*["ab" * 10] * 60, *["яa" * 10] * 200]
@@ -418,7 +416,7 @@ def test_a_stream_whose_text_the_tokenizer_does_not_know_is_refused_once_enough_
     assert 1000 < ledger.split("training").loss_tokens < 260 * 21
 
 
-def test_a_budget_of_tokens_is_never_exceeded(tmp_path: Path) -> None:
+def test_a_token_budget_is_never_exceeded(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [200])
 
     sizes = [batch.input_ids_BT.numel() for step in epoch_of(make(folder)) for batch in step.micro_batches]
@@ -426,7 +424,7 @@ def test_a_budget_of_tokens_is_never_exceeded(tmp_path: Path) -> None:
     assert 100 < max(sizes) <= 160
 
 
-def test_a_row_that_is_longer_than_the_budget_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_a_row_longer_than_the_budget_is_skipped_and_counted(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [5])
     with (folder / "part-00.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"question": "q" * 40, "answer": "a"}) + "\n")
@@ -445,7 +443,7 @@ def test_a_row_that_is_longer_than_the_budget_is_left_out_and_counted(tmp_path: 
     assert "q" * 40 in str(json.loads(kept)["row"])
 
 
-def test_bad_rows_are_counted_once_whatever_is_read_again(tmp_path: Path) -> None:
+def test_bad_rows_that_are_read_again_are_counted_once(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [60, 60], broken=frozenset(range(0, 120, 10)))
     straight = Ledger(tmp_path / "straight", max_bad_rows=0.5)
     epoch_of(make(folder, ledger=straight))
@@ -492,7 +490,7 @@ def test_too_many_bad_rows_stop_the_run_before_the_rest_of_the_file_is_read(tmp_
 
 
 @pytest.mark.long
-def test_a_stream_that_is_mostly_broken_is_refused_before_all_of_it_is_read(tmp_path: Path) -> None:
+def test_a_mostly_broken_stream_is_refused_before_it_is_read_completely(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 16 + "x\n" * 300_000, encoding="utf-8")
     batching = TokenBudgetBatching(type="token_budget", max_tokens=160, window=20_000)
     ledger = Ledger(None, max_bad_rows=1.0)
@@ -535,7 +533,7 @@ def test_the_position_is_small(tmp_path: Path) -> None:
     assert max(sizes) < 4096
 
 
-def test_epochs_of_a_stream_are_no_number_of_steps(tmp_path: Path) -> None:
+def test_epochs_of_a_stream_cannot_be_converted_to_steps(tmp_path: Path) -> None:
     loader = make(write_shards(tmp_path / "data", [3]))
 
     with pytest.raises(
@@ -544,7 +542,7 @@ def test_epochs_of_a_stream_are_no_number_of_steps(tmp_path: Path) -> None:
         loader.total_steps(2)
 
 
-def test_rows_of_a_start_that_was_never_saved_are_forgotten(tmp_path: Path) -> None:
+def test_rows_of_an_attempt_without_a_checkpoint_are_not_counted(tmp_path: Path) -> None:
     folder, run = write_shards(tmp_path / "data", [60], broken=frozenset({3, 9, 50})), tmp_path / "run"
     lost = Ledger(run, max_bad_rows=0.5, resumable=True)
     list(itertools.islice(make(folder, ledger=lost).steps(), 1))  # killed before its first checkpoint

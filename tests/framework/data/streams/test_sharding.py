@@ -10,7 +10,7 @@ some_sizes = st.lists(st.one_of(st.integers(0, 10**12), st.floats(0, 100)), max_
 
 @settings(deadline=None)
 @given(some_sizes, st.integers(1, 6), st.none() | st.integers(0, 9))
-def test_each_shard_goes_to_one_shard_group_and_a_seed_decides_which(
+def test_each_shard_is_in_one_shard_group_that_depends_on_the_seed(
     sizes: list[float], num_groups: int, seed: int | None
 ) -> None:
     def dealt() -> list[list[int]]:
@@ -33,15 +33,15 @@ def test_no_shard_group_has_more_than_its_share_and_one_shard(
     assert longest <= sum(sizes) / num_groups + max(sizes)
 
 
-def test_shards_of_one_size_are_assigned_in_turn_and_in_order() -> None:
+def test_shards_of_equal_size_are_distributed_round_robin() -> None:
     assert [own.tolist() for own in assign_shards([5.0] * 7, 3)] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-def test_large_shards_are_assigned_first_and_read_in_order() -> None:
+def test_large_shards_are_distributed_first_and_read_in_order() -> None:
     assert [own.tolist() for own in assign_shards([1, 1, 6, 1, 2, 1], 2)] == [[2], [0, 1, 3, 4, 5]]
 
 
-def test_shards_of_like_size_change_shard_groups_and_the_shard_groups_stay_even() -> None:
+def test_shards_of_similar_size_change_groups_between_epochs_and_groups_stay_even() -> None:
     sizes = [100 + number % 7 for number in range(40)] + [1000]
     first, second = (assign_shards(sizes, 4, chance=np.random.default_rng(seed)) for seed in (1, 2))
 
@@ -51,7 +51,7 @@ def test_shards_of_like_size_change_shard_groups_and_the_shard_groups_stay_even(
         assert max(totals) - min(totals) <= 110
 
 
-def test_unevenness_is_the_longest_shard_group_over_the_mean() -> None:
+def test_unevenness_is_the_largest_shard_group_divided_by_the_mean() -> None:
     assert unevenness([3, 1, 1, 1], 2) == 1
     assert unevenness([6, 1, 1], 2) == pytest.approx(1.5)
     assert unevenness([5], 4) == 4
