@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header() -> str:
-    return f"random moments: {VARIABLE}={session_seed()} gives them again"
+    return f"seed of random kills: set {VARIABLE}={session_seed()} to repeat them"
 
 
 def pytest_configure(config: pytest.Config) -> None:
