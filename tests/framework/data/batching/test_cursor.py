@@ -22,7 +22,7 @@ POSITIONS = st.none() | st.lists(st.integers(0, 10**9), min_size=2, max_size=2)
     step=st.integers(0, 10**9),
     position=POSITIONS,
 )
-def test_a_position_is_restored_from_json(parts: dict[str, str], epoch: int, step: int, place: Any) -> None:
+def test_a_position_is_restored_from_json(parts: dict[str, str], epoch: int, step: int, position: Any) -> None:
     cursor = Cursor(parts, epoch, step, position)
 
     loaded = Cursor.from_json(json.loads(json.dumps(cursor.to_json())))
