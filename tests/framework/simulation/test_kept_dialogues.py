@@ -13,7 +13,6 @@ from partita.lm.base import SlotRequest
 from partita.lm.slots import Slots
 from partita.simulation.dialogue_scheduler import DialogueScheduler
 
-from ...properties import ends
 from . import test_run
 
 desk = test_run.folder
@@ -62,7 +61,9 @@ def test_dialogues_do_not_depend_on_kept_slots(
     assert results == [results[0]] * 4
 
 
-@pytest.mark.parametrize("batch_size", ends([1, 8, 64]))
+@pytest.mark.parametrize(
+    "batch_size", [pytest.param(1, marks=pytest.mark.long), 8, pytest.param(64, marks=pytest.mark.long)]
+)
 def test_a_turn_prefills_only_new_tokens_and_a_new_dialogue_all_its_tokens(
     desk: Path, tmp_path: Path, read: list[tuple[int, int]], batch_size: int
 ) -> None:
