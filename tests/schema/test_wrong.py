@@ -261,7 +261,6 @@ def test_an_empty_dictionary_is_reported_with_the_missing_keys() -> None:
         load_config({})
     assert [str(problem) for problem in caught.value.problems] == [
         "base_model: is missing; add base_model: with a Hub id, a folder, or {type: scratch}",
-        "input_features: is missing; add input_features: with a list of mappings with type: text or dialogue",
         (
             "output_features: is missing; add output_features: with a list of mappings with type: text, category, "
             "number, json or set"

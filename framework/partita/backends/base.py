@@ -18,7 +18,7 @@ from partita.pipeline.build import PipelineParts
 from partita.pipeline.eval_dataset import build_eval_dataset, tokens_made_once
 from partita.pipeline.evaluate import Evaluator, evaluate_dataset
 from partita.pipeline.fingerprint import answer_fingerprint, journal_path
-from partita_schema.errors import DataError, PartitaError
+from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_trainers.base import TrainResult
 from partita_trainers.process_group import synchronized_errors
 
@@ -124,6 +124,12 @@ class Backend(ABC):
     def predict(self, dataset: Any, options: PredictOptions) -> "Predictions":
         """Predict every row and write a journal and the output; see `Model.predict`."""
         context, process_group, output = self.context, self.context.process_group, options.output
+        if context.config.plain_text:
+            message = (
+                "predict answers a prompt, and without inputs there is none; add input_features, or continue a text "
+                "with Model.generate"
+            )
+            raise ConfigError([Problem("input_features", message)])
         if options.safe_csv and output is None:
             raise DataError("safe_csv is for a .csv output, and none is written; leave it out, or name an output")
         if output is not None:
@@ -177,7 +183,7 @@ class Backend(ABC):
             evaluator = self.evaluator(batch_size=batch_size)
             evaluation = evaluate_dataset(evaluator, eval_dataset, progress=context.progress)
             self.record_memory()
-        assert evaluation.scores is not None
         skipped = {"skipped": float(counts.left_out)} if counts.left_out else {}
-        outputs = {name: {**values, **skipped} for name, values in evaluation.scores.outputs.items()}
+        scores = evaluation.scores.outputs if evaluation.scores is not None else {}
+        outputs = {name: {**values, **skipped} for name, values in scores.items()}
         return outputs if evaluation.loss is None else {**outputs, "model": dict(evaluation.loss)}

@@ -114,6 +114,8 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     what = f"dialogues ({preview.mode})" if preview.mode else "rows"
     first = "the first " if preview.streamed else ""
     console.print(f"{first}{preview.num_rows:,} {what}, {template_text}{legend}")
+    if preview.chunk_length is not None:
+        console.print(f"documents are joined and cut into chunks of {preview.chunk_length:,} tokens")
     if preview.left_out:
         measured = counted(len(preview.lengths) + preview.left_out, "measured row")
         console.print(f"{preview.left_out:,} of {measured} cannot be used", style=REFUSED)

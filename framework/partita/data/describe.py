@@ -41,6 +41,8 @@ class DataPlan:
     """Number of shards of a stream."""
     shard_groups: int | None = None
     """Number of shard groups in which they are read."""
+    unit: str = "row"
+    """What a batch consists of: a row, or a chunk of joined documents."""
 
     def record(self) -> dict[str, Any]:
         """Return the plan as JSON."""
@@ -57,12 +59,12 @@ class DataPlan:
 
     def _rows(self) -> str:
         if self.rows is not None:
-            rows, tokens = counted(self.rows, "training row"), counted(self.tokens or 0, "token")
+            rows, tokens = counted(self.rows, f"training {self.unit}"), counted(self.tokens or 0, "token")
             return f"{rows}, {tokens}, longest {self.longest:,}"
         return (
             f"a stream of {counted(self.shards or 1, 'shard')} in {counted(self.shard_groups or 1, 'shard group')}; "
             "its "
-            f"first {counted(self.measured_rows, 'row')}: {self.mean_tokens:,.0f} tokens on average, longest "
+            f"first {counted(self.measured_rows, self.unit)}: {self.mean_tokens:,.0f} tokens on average, longest "
             f"{self.longest:,}"
         )
 
@@ -105,6 +107,7 @@ def plan_of_rows(
         batches_per_step=batches_per_step,
         steps_per_epoch=steps_per_epoch,
         steps=steps,
+        unit=unit_of(batching),
     )
 
 
@@ -146,7 +149,13 @@ def plan_of_stream(
         steps=steps,
         shards=shards,
         shard_groups=shard_groups,
+        unit=unit_of(batching),
     )
+
+
+def unit_of(batching: Batching) -> str:
+    """Return what a batch consists of."""
+    return "chunk" if batching.type == "chunk" else "row"
 
 
 def batching_text(batching: Batching, policy: Policy) -> str:
@@ -157,6 +166,11 @@ def batching_text(batching: Batching, policy: Policy) -> str:
     if batching.type == "pack":
         lines = counted(getattr(policy, "lines", 1), "line")
         return f"pack: {lines} of {tokens} a batch, windows of {window}"
+    if batching.type == "chunk":
+        order = "shuffled" if policy.shuffle_rows else "in their order"
+        return (
+            f"chunk: {counted(size or 1, 'chunk')} of {counted(batching.context_length or 0, 'token')} a batch, {order}"
+        )
     if batching.type == "token_budget":
         most = f" and {counted(batching.max_rows, 'row')}" if batching.max_rows is not None else ""
         return f"token_budget: up to {tokens}{most} a batch, windows of {window}"

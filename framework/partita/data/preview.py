@@ -66,6 +66,8 @@ class Preview:
     """How dialogues become rows; empty for other rows."""
     streamed: bool = False
     """Whether there may be more rows."""
+    chunk_length: int | None = None
+    """Tokens of the chunks that rows are joined and cut into; None if they are not."""
 
 
 def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3) -> Preview:
@@ -105,6 +107,7 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
         supervised=supervised,
         mode=encoder.expander.mode if encoder.expander is not None else "",
         streamed=data.streams is not None,
+        chunk_length=encoder.chunk_length,
     )
 
 

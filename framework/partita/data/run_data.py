@@ -20,6 +20,7 @@ from partita.data.streams.shard_group import ShardPlan
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.rows import check_rows, row_schema
+from partita_schema.sections.batching import ChunkBatching
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, Source
 
 SAMPLED_ROWS = 2048
@@ -43,8 +44,13 @@ class TrainingStreams:
     max_row_bytes: int = MAX_ROW_BYTES
     """Maximum size of a line of a text file in bytes."""
 
-    def plan(self, policy: Policy, *, num_groups: int) -> ShardPlan:
+    def plan(self, policy: Policy, *, num_groups: int, chunks: ChunkBatching | None = None) -> ShardPlan:
         """Plan `num_groups` shard groups; each source has at least one shard per group if it can be split.
+
+        Args:
+            policy: Cuts windows into batches.
+            num_groups: Number of shard groups.
+            chunks: How documents are joined and cut, for language modelling.
 
         Raises:
             DataError: If there is nothing to read.
@@ -55,7 +61,9 @@ class TrainingStreams:
         ]
         if self.names:
             streams = [NamedStream(stream, name=name) for stream, name in zip(streams, self.names, strict=True)]
-        return ShardPlan(streams, self.weights, self.stop, num_groups=num_groups, seed=self.seed, policy=policy)
+        return ShardPlan(
+            streams, self.weights, self.stop, num_groups=num_groups, seed=self.seed, policy=policy, chunks=chunks
+        )
 
     def first_rows(self) -> Rows:
         """Return the readable rows at the start of the first epoch. Raise DataError if there are none."""

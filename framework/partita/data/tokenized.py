@@ -36,6 +36,10 @@ class TokenizedDataset:
     """Index of each row in the Rows that were tokenized, int64."""
     parts: dict[str, str]
     """Inputs that decided the rows and their ids, by readable names: files, tokenizer, prompt ..."""
+    isolated: bool = False
+    """Whether each loss span is a document that does not attend to the others of its row; see `cut_chunks`."""
+    text_bytes: int | None = None
+    """Bytes of all texts in UTF-8, for bits per byte; None unless all tokens of the texts are in the loss."""
 
     @classmethod
     def build(
@@ -111,7 +115,7 @@ class TokenizedDataset:
         ids, ends = taken(self.ids_L, self.starts_N1, indices)
         spans, span_ends = taken(self.loss_spans_S2, self.span_starts_N1, indices)
         keys, row_indices = self.keys.take(indices), self.indices_N[indices]
-        return TokenizedDataset(ids, ends, spans, span_ends, keys, row_indices, self.parts)
+        return TokenizedDataset(ids, ends, spans, span_ends, keys, row_indices, self.parts, isolated=self.isolated)
 
 
 NO_ROWS = TokenizedDataset(

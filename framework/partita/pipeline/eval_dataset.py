@@ -8,13 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from partita.data.batching.documents import cut_pieces
 from partita.data.dialogue import expanded, for_scores
+from partita.data.formatting.formatter import answer_text
+from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.splits import check_columns
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
 from partita.pipeline.build import PipelineParts
+from partita_schema.config import Config
+from partita_schema.rows import check_rows, row_schema
 from partita_trainers.process_group import ProcessGroup
 
 TOKENS_OF_RANKS = ".tokens-"
@@ -49,8 +54,28 @@ def build_eval_dataset(parts: PipelineParts, rows: Rows, *, split: str, ledger: 
     if parts.encoder.expander is not None:
         rows = expanded(rows, for_scores(parts.encoder.expander))
     encode = TokenizedDataset.build if parts.tokens is None else parts.tokens.encode
+    if parts.config.plain_text:
+        documents = encode(rows, replace(parts.encoder, max_length=None), ledger=ledger, split=split)
+        rows = rows.select(documents.indices_N)
+        return EvalDataset(
+            rows, evaluation_pieces(documents, parts.encoder, text_bytes=count_bytes(parts.config, rows))
+        )
     encoded = encode(rows, parts.encoder, ledger=ledger, split=split)
     return EvalDataset(rows=rows.select(encoded.indices_N), encoded=encoded)
+
+
+def evaluation_pieces(documents: TokenizedDataset, encoder: RowTokenizer, *, text_bytes: int) -> TokenizedDataset:
+    """Cut documents into pieces of at most the length used in training, in which every token is predicted once."""
+    length = encoder.chunk_length or encoder.max_length
+    pieces = cut_pieces(documents, length, prefix=None if encoder.beginning else encoder.end)
+    return replace(pieces, text_bytes=text_bytes)
+
+
+def count_bytes(config: Config, rows: Rows) -> int:
+    """Return the bytes of the documents in UTF-8."""
+    schema = row_schema(config, supervised=True)
+    chunks = (check_rows(schema, chunk).clean.values() for chunk in rows.iterate())
+    return sum(len(answer_text(config, row).encode()) for chunk in chunks for row in chunk)
 
 
 def remove_tokens(folder: Path) -> None:

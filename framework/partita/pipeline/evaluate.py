@@ -1,5 +1,6 @@
 """Evaluation on labeled rows: the objective, and metrics of generated answers."""
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ from partita_trainers.base import Batch, Metrics
 from partita_trainers.batch_size.memory import attempt
 from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective, ObjectiveContext, metric_values
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+MAX_EXPONENT = 700.0
+"""A loss above it is reported with the perplexity of this one, near the largest float."""
 
 
 class Evaluator(Protocol):
@@ -77,7 +81,7 @@ def evaluate_dataset(
         progress: Opens a progress display.
     """
     loss = evaluator.loss(dataset.encoded)
-    if not generated:
+    if not generated or evaluator.parts.config.plain_text:
         return Evaluation(loss, None)
     with evaluator.generation_budget(dataset.rows) as budget:
         scores = score(
@@ -200,7 +204,24 @@ def mean_loss(
     whole, count = LossSums.merge(list(sums.values())), sum(counts.values())
     loss = {"loss": whole.loss / count} if count else {}
     loss |= {f"loss/{source}": sums[source].loss / counts[source] for source in groups if source and counts[source]}
+    if objective is CROSS_ENTROPY and encoded.text_bytes is not None:
+        loss |= text_metrics(whole.loss, count, text_bytes=encoded.text_bytes)
     return loss | metric_values(whole.metrics, reserved=loss)
+
+
+def text_metrics(nats: float, tokens: float, *, text_bytes: int) -> Metrics:
+    """Return the metrics of language modelling.
+
+    `perplexity` is per token, and depends on the tokenizer. `bits_per_byte` does not: all bits to predict the texts and
+    their end tokens, divided by the bytes of the texts (Gao et al. 2020, The Pile, section 3.1).
+
+    Args:
+        nats: Sum of the cross-entropy over all tokens.
+        tokens: Number of tokens.
+        text_bytes: Bytes of the texts in UTF-8.
+    """
+    perplexity = math.exp(min(nats / tokens, MAX_EXPONENT)) if tokens else math.nan
+    return {"perplexity": perplexity, "bits_per_byte": nats / math.log(2) / max(1, text_bytes)}
 
 
 def prepare_objective(objective: Objective, context: ObjectiveContext, batches: EvaluationBatches) -> None:

@@ -15,7 +15,14 @@ from partita.data.batching.policies import FIXED_WINDOW, Policy, build_policy
 from partita.data.tokenized import TokenizedDataset
 from partita_schema.config import Config
 from partita_schema.errors import DataError
-from partita_schema.sections.batching import AutoBatching, Batching, FixedBatching, PackBatching, TokenBudgetBatching
+from partita_schema.sections.batching import (
+    AutoBatching,
+    Batching,
+    ChunkBatching,
+    FixedBatching,
+    PackBatching,
+    TokenBudgetBatching,
+)
 from partita_schema.sections.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer, HogwildTrainer
 from partita_trainers.batch_size.probe import BatchSize, Volume
 
@@ -55,11 +62,23 @@ class TrainingShape:
         return isinstance(self.batching, TokenBudgetBatching | PackBatching)
 
     @property
+    def chunks(self) -> ChunkBatching | None:
+        """How documents are joined and cut; None if rows are not."""
+        return self.batching if isinstance(self.batching, ChunkBatching) else None
+
+    @property
+    def separates_rows(self) -> bool:
+        """Whether a line holds several rows or documents that do not attend to each other."""
+        return separates_rows(self.batching)
+
+    @property
     def longest(self) -> int:
         """Length of the longest row in tokens, or of a line if rows are packed."""
         longest = int(self.lengths.max())
         if self.more_rows:
             longest = self.length_limit or longest
+        if isinstance(self.batching, ChunkBatching):
+            return self.batching.context_length or longest
         if not isinstance(self.batching, PackBatching):
             return longest
         return self.batching.max_tokens or self.length_limit or longest
@@ -190,6 +209,11 @@ class TrainingShape:
         return Volume(batches=batches, tokens=round(tokens * share), rows=rows)
 
 
+def separates_rows(batching: Batching) -> bool:
+    """Return whether several rows or documents of one line must not attend to each other."""
+    return isinstance(batching, PackBatching) or (isinstance(batching, ChunkBatching) and batching.isolate_documents)
+
+
 def training_shape(
     config: Config,
     encoded: TokenizedDataset,
@@ -198,6 +222,7 @@ def training_shape(
     more_rows: bool = False,
     ranks: int = 1,
     recorded_batches: int | None = None,
+    chunk_length: int | None = None,
 ) -> TrainingShape:
     """Return how the rows of a run are batched; auto is resolved by the row lengths.
 
@@ -211,6 +236,7 @@ def training_shape(
         more_rows: Whether these are only the first rows of a stream.
         ranks: Number of processes that share the batches of a step.
         recorded_batches: Recorded number of batches per step.
+        chunk_length: Tokens of a chunk, if documents are cut into chunks.
 
     Raises:
         DataError: No row is left.
@@ -228,6 +254,8 @@ def training_shape(
     seen = lengths if order is None else lengths[order(0, np.random.default_rng(config.seed))]
     if isinstance(config.trainer, HogwildTrainer):
         batching = FixedBatching(type="fixed", shuffle=False)  # its workers draw rows at random
+    if isinstance(batching, ChunkBatching):
+        batching = batching.model_copy(update={"context_length": chunk_length})
     if isinstance(batching, AutoBatching):
         trainer = config.trainer
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None

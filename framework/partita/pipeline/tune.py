@@ -20,7 +20,6 @@ from partita.pipeline.probes import countable_rows
 from partita.pipeline.training_shape import TrainingShape
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import row_schema
-from partita_schema.sections.batching import PackBatching
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import ProbeContext, Trainer
 from partita_trainers.batch_size.probe import BatchSize, Probe
@@ -116,7 +115,7 @@ def training_probe(
         max_rows=countable_rows(shape.max_rows, vocabulary_size=lm.vocabulary_size, loss_tokens=max_loss_tokens),
         volume=shape.volume,
         estimated_bytes=estimated_bytes,
-        packed=isinstance(shape.batching, PackBatching),
+        packed=shape.separates_rows,
         process_group=process_group,
     )
     # A custom trainer may lack the method; evaluation is then probed without training state on the device.
@@ -156,9 +155,11 @@ def evaluation_sizes(
 
 
 def answering_sizes(pipeline: Pipeline, rows: Rows, *, tuner: BatchSizeTuner) -> BatchSizes:
-    """Return the sizes for generation, and for evaluation if the rows have answers."""
-    lengths, shared = prompt_lengths(pipeline, [rows], process_group=tuner.process_group)
-    sizes = BatchSizes(generation=tuner.generation(lengths, shared_tokens=shared))
+    """Return the sizes for generation, if there are prompts, and for evaluation if the rows have answers."""
+    sizes = BatchSizes()
+    if not pipeline.config.plain_text:
+        lengths, shared = prompt_lengths(pipeline, [rows], process_group=tuner.process_group)
+        sizes = BatchSizes(generation=tuner.generation(lengths, shared_tokens=shared))
     if not has_answers(rows, pipeline.config):
         return sizes
     encoded = build_eval_dataset(pipeline, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
@@ -174,6 +175,8 @@ def evaluates_never(pipeline: Pipeline) -> bool:
 def generates(pipeline: Pipeline) -> bool:
     """Return whether the run generates, in between or at its end."""
     trainer = pipeline.config.trainer
+    if pipeline.config.plain_text:
+        return False
     if not isinstance(trainer, FinetuneTrainer):
         return True
     return trainer.evaluate_generated is not False or trainer.validation_metric != "loss"

@@ -21,8 +21,8 @@ from partita.data.tokenized import TokenizedDataset
 from partita.generation.predict import READING_IS_SHOWN, ShowProgress
 from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
-from partita.pipeline.training_shape import TrainingShape, training_shape
-from partita.training.plan import plan_rows, plan_streams
+from partita.pipeline.training_shape import TrainingShape, separates_rows, training_shape
+from partita.training.plan import chunks_of, plan_rows, plan_streams
 from partita_schema.sections.trainer import NoTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -69,7 +69,7 @@ def build_training_datasets(
     trains = config.trains
     if trains:
         pipeline.lm.check_loss()
-    if trains and config.data.batching.type == "pack":
+    if trains and separates_rows(config.data.batching):
         pipeline.lm.check_packing()  # checked before hours of reading
     training = None
     if trains and data.streams is not None:
@@ -83,6 +83,7 @@ def build_training_datasets(
     }
     if training is None:
         return TrainingDatasets(None, None, eval_datasets)
+    training = chunks_of(config, training, pipeline.encoder)
     mixed = mixed_order(config.data, training.keys) if data.mixed and data.streams is None else None
     shape = training_shape(
         config,
@@ -91,6 +92,7 @@ def build_training_datasets(
         more_rows=data.streams is not None,
         ranks=ranks,
         recorded_batches=recorded_batches,
+        chunk_length=pipeline.encoder.chunk_length,
     )
     parts = mixed.parts if mixed is not None else {}
     return TrainingDatasets(training, shape, eval_datasets, order_parts=parts, streams=data.streams)
@@ -221,7 +223,8 @@ def stream_loader(
     assert shape is not None
     batches_per_step = shape.batches_per_step(config.trainer, size)
     policy = shape.policy(size.rows, max_tokens=size.max_tokens)
-    plan = streams.plan(policy, num_groups=count_shard_groups(batches_per_step, sources=len(streams.sources)))
+    num_groups = count_shard_groups(batches_per_step, sources=len(streams.sources))
+    plan = streams.plan(policy, num_groups=num_groups, chunks=shape.chunks)
     log_plan(plan_streams(config, shape, size, plan))
     return StreamLoader(
         plan,

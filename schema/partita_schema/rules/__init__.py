@@ -13,6 +13,7 @@ from partita_schema.rules.features import (
     simulation_without_dialogue,
 )
 from partita_schema.rules.hogwild import refused_by_hogwild
+from partita_schema.rules.language_modelling import chunk_conflicts, language_modelling_conflicts
 from partita_schema.rules.prompt import leaked_answers, unusable_examples
 from partita_schema.rules.sharding import refused_by_sharding
 from partita_schema.rules.training import (
@@ -26,6 +27,8 @@ from partita_schema.sections.config_sections import ConfigSections
 
 RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     duplicate_names,
+    language_modelling_conflicts,
+    chunk_conflicts,
     leaked_answers,
     unusable_examples,
     features_beside_a_dialogue,

@@ -76,6 +76,23 @@ class PackBatching(ConfigModel):
     """Number of rows that are packed together. A larger window means fuller sequences but less randomness."""
 
 
+class ChunkBatching(ConfigModel):
+    """Documents joined and cut into chunks of equal length, for language modelling: configurations without
+    `input_features`. Every token is in one chunk; only the last chunk of a source is shorter."""
+
+    type: Literal["chunk"]
+    """Join documents and cut them into chunks."""
+    context_length: PositiveInt | None = None
+    """Length of a chunk in tokens. Default: the model's context, at most 2,048."""
+    shuffle: StrictBool = True
+    """Shuffle the chunks in every epoch. false: keep the order of the data."""
+    isolate_documents: StrictBool = False
+    """Documents in one chunk do not attend to each other. false: a document sees those before it in its chunk."""
+    window: PositiveInt = 1024
+    """For streams, the number of documents that are joined and shuffled together."""
+
+
 Batching = Annotated[
-    AutoBatching | FixedBatching | BucketBatching | TokenBudgetBatching | PackBatching, Field(discriminator="type")
+    AutoBatching | FixedBatching | BucketBatching | TokenBudgetBatching | PackBatching | ChunkBatching,
+    Field(discriminator="type"),
 ]

@@ -34,8 +34,9 @@ class ConfigSections(ConfigModel):
     """Run Python code that comes with the model repository, as in transformers. false: that code is never run."""
     seed: NonNegativeInt = 42
     """Random seed of the run: weight initialization, row order, splits and sampling."""
-    input_features: Annotated[tuple[InputFeature, ...], Field(min_length=1)]
-    """Columns that go into the prompt. `type` defaults to text."""
+    input_features: tuple[InputFeature, ...] = ()
+    """Columns that go into the prompt. `type` defaults to text. Default: none; the output is a text without a prompt
+    (language modelling)."""
     output_features: Annotated[tuple[OutputFeature, ...], Field(min_length=1)]
     """What the model answers. With several outputs, the answer is one JSON object with the output names as keys."""
     prompt: Prompt = Prompt.model_construct()
@@ -67,6 +68,11 @@ class ConfigSections(ConfigModel):
     def trains(self) -> bool:
         """Whether the trainer changes weights; `trainer: {type: none}` only evaluates."""
         return self.trainer.type != "none"
+
+    @property
+    def plain_text(self) -> bool:
+        """Whether rows are documents without a prompt, for language modelling."""
+        return not self.input_features
 
     @property
     def dialogue_input(self) -> DialogueInput | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita.data.batching.documents import isolated_documents
 from partita.data.batching.plan import PlannedBatch, alone
 from partita.data.formatting.row_tokenizer import IGNORED
 from partita.data.parts import load_part, source_digest
@@ -27,8 +28,10 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     """Return the planned rows as a batch. Without rows, B = 0 and T = 0.
 
     A row's first token is never in the loss: nothing precedes it, or, in a packed line, another row does. Position ids
-    are set, and restart with each row, only if a line holds several rows.
+    are set, and restart with each row, only if a line holds several rows, or several isolated documents.
     """
+    if encoded.isolated:
+        encoded, planned = isolated_documents(encoded, planned)
     rows_n, lines_n = planned.rows, planned.lines
     starts_n = encoded.starts_N1[rows_n]
     lengths_n = encoded.starts_N1[rows_n + 1] - starts_n

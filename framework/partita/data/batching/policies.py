@@ -18,6 +18,7 @@ from partita_schema.sections.batching import (
     AutoBatching,
     Batching,
     BucketBatching,
+    ChunkBatching,
     FixedBatching,
     PackBatching,
     TokenBudgetBatching,
@@ -68,13 +69,15 @@ class Fixed:
     batch_size: int
     shuffle_rows: bool = True
     drop_last: bool = False
+    rows_together: int = FIXED_WINDOW
+    """Rows in a window of shuffled rows."""
 
     longest_first = False
     max_row_tokens = None
 
     @property
     def window(self) -> int:
-        return whole_batches(FIXED_WINDOW if self.shuffle_rows else ORDERED_WINDOW, self.batch_size)
+        return whole_batches(self.rows_together if self.shuffle_rows else ORDERED_WINDOW, self.batch_size)
 
     @property
     def first_window(self) -> int:
@@ -245,6 +248,10 @@ def pack_policy(batching: PackBatching, batch_size: int, max_tokens: int | None)
     return Pack(line, lines=batch_size, window=batching.window)
 
 
+def chunk_policy(batching: ChunkBatching, batch_size: int, max_tokens: int | None) -> Policy:
+    return Fixed(batch_size, shuffle_rows=batching.shuffle, rows_together=batching.window)
+
+
 def auto_policy(batching: AutoBatching, batch_size: int, max_tokens: int | None) -> Policy:
     raise AssertionError("batching: auto has to be resolved before a plan is made")
 
@@ -255,6 +262,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "bucket": bucket_policy,
     "token_budget": token_budget_policy,
     "pack": pack_policy,
+    "chunk": chunk_policy,
 }
 
 

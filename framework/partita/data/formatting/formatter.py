@@ -96,6 +96,8 @@ class Formatter:
     def _format(self, row: Row, examples: Sequence[Row], *, supervised: bool) -> FormattedText:
         if self._dialogues is not None:
             return self._dialogues.format(row[self._dialogues.name], supervised=supervised)
+        if self.config.plain_text:
+            return document_text(self.config, row) if supervised else FormattedText((), begins=True)
         row, cut = self._limited(row)
         answer = answer_text(self.config, row) if supervised else None
         turns: list[tuple[str, str]] = []
@@ -162,7 +164,12 @@ def uses_chat(config: Config, tokenizer: Any) -> bool:
         raise ModelError(
             f"prompt.chat is true, but the tokenizer of {config.base_model} has no chat template; write chat: auto"
         )
-    return has_template and config.prompt.chat is not False
+    return has_template and config.prompt.chat is not False and not config.plain_text
+
+
+def document_text(config: Config, row: Row) -> FormattedText:
+    """Return a document of language modelling: text without a prompt, between the begin and end tokens."""
+    return FormattedText((Segment(answer_text(config, row), True),), begins=True, ends=True)
 
 
 def text_inputs(config: Config) -> list[TextInput]:

@@ -19,11 +19,14 @@ from partita.data.formatting.segments import SegmentTokenizer
 from partita.data.rows import digest
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, RowError
+from partita_schema.sections.batching import Batching, ChunkBatching
 
 Span = tuple[int, int]
 """First token and one past the last."""
 IGNORED = -100
 """Label of tokens that are not in the loss."""
+DEFAULT_CHUNK = 2048
+"""Maximum tokens of a chunk, unless the configuration sets them."""
 RULES = "2: joined text"
 """Version of the rules that turn text into tokens and loss. Changing it invalidates cached tokens."""
 
@@ -71,6 +74,8 @@ class RowTokenizer:
     """Maximum tokens of an answer, without its end."""
     completion_only: bool = True
     """Whether only answers are in the loss; else all tokens are."""
+    chunk_length: int | None = None
+    """Tokens of the chunks that documents are cut into; None if they are not. Documents are then tokenized whole."""
     beginning: tuple[int, ...] = ()
     """Tokens before a prompt that is not formatted by a chat template (BOS)."""
 
@@ -184,7 +189,9 @@ class RowTokenizer:
             tokens = tokens + part
         if not spans:
             raise RowError("the answer is empty: there is nothing to learn")
-        if not spans[0][0]:
+        if self.formatter.config.plain_text:
+            spans[0] = (0, spans[0][1])
+        elif not spans[0][0]:
             raise RowError("the prompt is empty")
         limit = len(tokens) if self.max_length is None else self.max_length
         if spans[0][0] >= limit:
@@ -314,17 +321,36 @@ def build_row_tokenizer(
             f"tokens; write at most {context_length}"
         )
     outputs = config.output_features
+    chunk_length = length_of_chunks(config.data.batching, context_length)
     return RowTokenizer(
         Formatter(config, tokenizer=tokenizer, labels=labels, retriever=retriever)
         if config.data.formatter is None
         else CustomFormatter(config, tokenizer=tokenizer, folder=folder),
-        max_length=wanted or context_length,
+        max_length=wanted or context_length if chunk_length is None else None,
         answer_limit=outputs[0].preprocessing.max_sequence_length
         if len(outputs) == 1 and outputs[0].truncated
         else None,
         completion_only=getattr(config.trainer, "completion_only_loss", True),
+        chunk_length=chunk_length,
         beginning=beginning_of(tokenizer),
     )
+
+
+def length_of_chunks(batching: Batching, context_length: int | None) -> int | None:
+    """Return the tokens of a chunk with `data.batching: {type: chunk}`, else None.
+
+    Raises:
+        ModelError: If it exceeds the model's context.
+    """
+    if not isinstance(batching, ChunkBatching):
+        return None
+    length = batching.context_length or min(DEFAULT_CHUNK, context_length or DEFAULT_CHUNK)
+    if context_length is not None and length > context_length:
+        raise ModelError(
+            f"data.batching.context_length is {length:,}, above the model's context of {context_length:,} tokens; "
+            f"write at most {context_length}"
+        )
+    return length
 
 
 def segments_of(formatted: FormattedText | RowError) -> tuple[Segment, ...]:

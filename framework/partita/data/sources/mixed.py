@@ -19,7 +19,7 @@ import numpy as np
 from partita.data.rows import RowKeys, Rows, digest
 from partita.data.sources.sources import open_rows
 from partita_schema.errors import DataError
-from partita_schema.sections.batching import FixedBatching
+from partita_schema.sections.batching import ChunkBatching, FixedBatching
 from partita_schema.sections.data import Data
 
 Stop = Literal["first", "all", "all_once"]
@@ -237,7 +237,7 @@ def mixed_order(data: Data, keys: RowKeys) -> MixedOrder | None:
     if not sizes:
         return None
     weights = [part.weight for part in data.mix or ()]
-    shuffle = not isinstance(data.batching, FixedBatching) or data.batching.shuffle
+    shuffle = not isinstance(data.batching, FixedBatching | ChunkBatching) or data.batching.shuffle
     return MixedOrder(list(sizes.values()), weights, data.stop, shuffle=shuffle, names=list(sizes))
 
 

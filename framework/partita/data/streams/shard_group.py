@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.batching.documents import cut_chunks
 from partita.data.batching.plan import PlannedBatch
 from partita.data.batching.policies import Policy
 from partita.data.chunks import BadChunkRow, EncodedChunk, RawChunk, Unreadable
@@ -22,6 +23,7 @@ from partita.data.streams.base import Stream
 from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.tokenized import FlatBuilder, TokenizedDataset
 from partita.data.workers import EncodingWorkers
+from partita_schema.sections.batching import ChunkBatching
 
 CHUNK = 64
 """Rows that a worker tokenizes at a time."""
@@ -39,6 +41,8 @@ class ShardPlan:
     num_groups: int
     seed: int
     policy: Policy
+    chunks: ChunkBatching | None = None
+    """How documents are joined and cut, for language modelling."""
 
     def reader(self, group: int, *, epoch: int, state: Any = None) -> InterleavedReader:
         """Return the reader of a shard group's rows in an epoch."""
@@ -71,6 +75,12 @@ class ShardPlan:
         """Return the keys `label:number` of rows, each passed with the index of its stream."""
         files = np.array([self._first_labels[stream] + row.shard for stream, row in rows], dtype=np.int32)
         return RowKeys(self._labels, files, np.array([row.number for _, row in rows], dtype=np.int64))
+
+    def cut_chunks(self, documents: TokenizedDataset, chunks: ChunkBatching) -> TokenizedDataset:
+        """Cut the documents of a window into chunks, none of which holds documents of two streams."""
+        assert chunks.context_length is not None, "the length of chunks is set when a run begins"
+        sources_N = np.searchsorted(self._first_labels, documents.keys.files, side="right") - 1
+        return cut_chunks(documents, chunks.context_length, isolate=chunks.isolate_documents, sources_N=sources_N)
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
@@ -229,6 +239,8 @@ class ShardGroup:
             used += chunk.used
             num_unreadable += chunk.num_unreadable
         encoded = flat.finish(keys=window.keys, parts={}, numbered=self._numbered) if flat else None
+        if encoded is not None and self._plan.chunks is not None:
+            encoded = self._plan.cut_chunks(encoded, self._plan.chunks)
         return encoded, SeenWindow(window.keys, bad, used, num_unreadable)
 
     def _cut(self, encoded: TokenizedDataset, window: int) -> list[PlannedBatch]:
