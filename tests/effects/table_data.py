@@ -134,6 +134,12 @@ BATCHING = {
 BUDGET = data(batching={"type": "token_budget", "max_tokens": 40, "window": 12}) | {
     "trainer": {"batch_size": "auto", "effective_batch_size": None, "eval_batch_size": 4}
 }
+DOCUMENTS: Config = {"input_features": [], "output_features": [{"name": "text", "type": "text"}]}
+CHUNKS: Config = data(batching={"type": "chunk", "context_length": 16, "window": 12})
+CHUNKS_OF_A_STREAM: Config = {
+    "data": {"split": None, "source": {**JSONL, "streaming": True}, **CHUNKS["data"]},
+    "trainer": STREAM["trainer"],
+}
 DATA = [
     Group(
         "batches",
@@ -201,6 +207,28 @@ DATA = [
             },
         },
         long=True,
+    ),
+    Group(
+        "chunks",
+        training,
+        SEEN | DOCUMENTS,
+        "batches",
+        {
+            f"data.batching[chunk].{key}": Flip(value, given=CHUNKS)
+            for key, value in {
+                "type": {"type": "fixed"},
+                "context_length": 24,
+                "shuffle": False,
+                "isolate_documents": True,
+            }.items()
+        },
+    ),
+    Group(
+        "windows of documents",
+        training,
+        FINETUNE | DOCUMENTS,
+        "plan",
+        {"data.batching[chunk].window": Flip(4, given=CHUNKS_OF_A_STREAM)},
     ),
     Group(
         "transcripts",
