@@ -193,6 +193,19 @@ def test_streams_of_chats_and_letters_are_trained_in_equal_shares(copy_of: Any) 
 
 
 @pytest.mark.long
+def test_a_small_model_learns_to_write_stories(copy_of: Any) -> None:
+    folder = copy_of("language_modelling")
+    load_module(folder / "make_stories.py").write(folder, count=400)
+
+    model = Model("config.yaml", quiet=True)
+    metrics = model.train().metrics["test"]
+
+    assert metrics["perplexity"] < 4
+    assert metrics["bits_per_byte"] < 0.5
+    assert model.generate("The fox", max_new_tokens=8)[0].strip()
+
+
+@pytest.mark.long
 def test_table_booking_runs_from_zero_shot_to_predictions(copy_of: Any) -> None:
     folder = copy_of("table_booking")
     (folder / "data").mkdir()

@@ -127,7 +127,7 @@ def test_an_evaluation_does_not_depend_on_the_batching(tmp_path: Path, trained: 
 
 @pytest.mark.parametrize("changes", [{}, {"isolate_documents": True}], ids=["joined", "isolated"])
 def test_the_loss_of_a_step_is_the_mean_over_its_chunks(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """With a learning rate of almost 0, the mean loss of an epoch equals that of all chunks under plain transformers."""
+    """At a learning rate of almost 0, the loss of an epoch equals that of all chunks under plain transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     write_documents(tmp_path, count=20)
