@@ -14,7 +14,7 @@ from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.preview import preview_encoder
 from partita.data.run_data import open_run_data
-from partita.data.sources.mixed import mixed_order, places_by_source
+from partita.data.sources.mixed import mixed_order, row_indices_by_source
 from partita.data.streams.loader import count_shard_groups
 from partita.data.streams.shard_group import ShardPlan
 from partita.data.tokenized import TokenizedDataset
@@ -83,7 +83,7 @@ def chunks_of(config: Config, documents: TokenizedDataset, encoder: RowTokenizer
     if not isinstance(batching, ChunkBatching) or encoder.chunk_length is None:
         return documents
     sources_N = np.zeros(len(documents), dtype=np.int64)
-    for number, indices in enumerate(places_by_source(config.data, documents.keys).values()):
+    for number, indices in enumerate(row_indices_by_source(config.data, documents.keys).values()):
         sources_N[indices] = number
     return cut_chunks(documents, encoder.chunk_length, isolate=batching.isolate_documents, sources_N=sources_N)
 
