@@ -10,15 +10,17 @@ from partita.data.batching.policies import Fixed, Policy
 from partita.data.chunks import Unreadable, parsed
 from partita.data.formats.base import MAX_ROW_BYTES, Position, StreamRow
 from partita.data.rows import ListStore, Rows, digest
+from partita.data.sources.python_datasets import splits_of
 from partita.data.sources.sources import find_files, source_of
 from partita.data.splits import TRAINING, check_columns, is_streamed, open_splits
 from partita.data.streams.base import Stream
-from partita.data.streams.custom import CustomStream
+from partita.data.streams.custom import PassedSource, open_custom_stream
 from partita.data.streams.files import FileStream
 from partita.data.streams.hub import open_hub_stream
 from partita.data.streams.shard_group import ShardPlan
 from partita_schema.config import Config
 from partita_schema.errors import DataError
+from partita_schema.load import load_config
 from partita_schema.rows import check_rows, row_schema
 from partita_schema.sections.batching import ChunkBatching
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, Source
@@ -31,7 +33,7 @@ SAMPLED_ROWS = 2048
 class TrainingStreams:
     """Streams that are read together."""
 
-    sources: Sequence[Source]
+    sources: Sequence[Source | PassedSource]
     weights: Sequence[float]
     stop: str
     folder: Path
@@ -83,20 +85,22 @@ class TrainingStreams:
         )
 
 
-def training_streams(config: Config, *, folder: Path, dataset: str | Path | None = None) -> TrainingStreams:
-    """Return the streams of the training rows, or of a path or Hub name that replaces them.
+def training_streams(config: Config, *, folder: Path, dataset: Any = None) -> TrainingStreams:
+    """Return the streams of the training rows, or of a dataset that replaces them.
 
     Args:
         config: The configuration.
         folder: Base of relative paths in the configuration.
-        dataset: Replaces the configured sources; a relative path starts at the current folder.
+        dataset: Replaces the configured sources: a path or Hub name, where a relative path starts at the current
+            folder, or an object of `is_stream`.
 
     Raises:
         DataError: If a file extension does not identify a format.
     """
     mix, shuffle = config.data.mix, getattr(config.data.batching, "shuffle", True)
     if dataset is not None:
-        source = source_of(str(dataset), folder=Path.cwd())
+        named = isinstance(dataset, str | Path)
+        source = source_of(str(dataset), folder=Path.cwd()) if named else PassedSource(dataset)
         return TrainingStreams(
             [source], [1.0], "all", Path.cwd(), config.seed, shuffle=shuffle, max_row_bytes=config.data.max_row_bytes
         )
@@ -159,12 +163,25 @@ def open_run_data(config: Config, *, folder: Path, dataset: Any = None) -> RunDa
     """
     streams = None
     if is_streamed(config, dataset):
-        streams = training_streams(config, folder=folder, dataset=dataset)
+        passed = splits_of(dataset)
+        training = dataset if passed is None else passed[TRAINING]
+        if not config.data.streaming:
+            check_streaming(config)
+        streams = training_streams(config, folder=folder, dataset=training)
     mixed = config.data.mix is not None and dataset is None
     return RunData(config, open_splits(config, folder=folder, dataset=dataset), streams, mixed)
 
 
-def open_stream(source: Source, *, folder: Path, least_shards: int, max_row_bytes: int = MAX_ROW_BYTES) -> Stream:
+def check_streaming(config: Config) -> None:
+    """Raise ConfigError if a configuration does not support streamed training rows, which were passed in Python."""
+    sections = config.model_dump(mode="json")
+    sections["data"] |= {"mix": None, "source": {"type": "custom", "target": "passed:dataset", "streaming": True}}
+    load_config(sections)
+
+
+def open_stream(
+    source: Source | PassedSource, *, folder: Path, least_shards: int, max_row_bytes: int = MAX_ROW_BYTES
+) -> Stream:
     """Return the stream of a source. Nothing is read except file sizes and metadata.
 
     Args:
@@ -177,6 +194,8 @@ def open_stream(source: Source, *, folder: Path, least_shards: int, max_row_byte
         DataError: If there is nothing to read.
         ConfigError: If a user's class does not exist.
     """
+    if isinstance(source, PassedSource):
+        return source.open(name="dataset", least_shards=least_shards)
     if isinstance(source, FileSource):
         paths = find_files(source.path, folder=folder)
         return FileStream(source.type, paths, name=source.path, least_shards=least_shards, max_row_bytes=max_row_bytes)
@@ -184,7 +203,7 @@ def open_stream(source: Source, *, folder: Path, least_shards: int, max_row_byte
         return open_hub_stream(source, folder=folder, least_shards=least_shards, max_row_bytes=max_row_bytes)
     if not isinstance(source, CustomSource):
         raise AssertionError(f"a source of type {source.type} is not streamed")
-    return CustomStream(source, folder=folder, least_shards=least_shards)
+    return open_custom_stream(source, folder=folder, least_shards=least_shards)
 
 
 class NamedStream:

@@ -13,6 +13,7 @@ import numpy as np
 from partita.data.formats.csv import other_separator
 from partita.data.rows import Rows
 from partita.data.sources.mixed import joined, open_mix
+from partita.data.sources.python_datasets import is_stream, splits_of
 from partita.data.sources.sources import open_rows
 from partita_schema.common.checksums import hash_to_int
 from partita_schema.common.text import nearest
@@ -56,28 +57,70 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
         for name, source in own.items()
         if source is not None
     }
-    supervised = config.trains
+    if dataset is None:
+        splits = opened | configured_splits(config, folder=folder, without=frozenset(opened))
+    else:
+        splits = opened | passed_splits(config, dataset, without=frozenset(opened))
     makes_rows = config.simulation is not None and config.simulation.self_training is not None
-    splits = dict(opened)
-    without = frozenset(opened)
-    if dataset is not None and not is_streamed(config, dataset):
-        splits |= divide(open_rows(dataset, folder=Path.cwd(), max_row_bytes=limit), config, without=without)
-    elif isinstance(config.data.source, SimulationSource):
-        splits[TRAINING] = open_rows(config.data.source, folder=folder)
-    elif config.data.source is not None and not config.data.streaming:
-        splits |= divide(open_rows(config.data.source, folder=folder, max_row_bytes=limit), config, without=without)
-    elif config.data.mix is not None and not config.data.streaming:
-        splits |= divide_mix(open_mix(config.data, folder=folder), config, without=without)
-    elif not config.data.streaming and not makes_rows and (supervised or not opened):
+    has_rows = bool(splits) if not config.trains else TRAINING in splits
+    if not has_rows and not makes_rows and not is_streamed(config, dataset):
         raise DataError("there are no rows: write data.source in the file, or pass a dataset (--dataset PATH)")
     for rows in splits.values():
-        check_columns(rows, config, supervised=supervised)
+        check_columns(rows, config, supervised=config.trains)
     return {name: splits[name] for name in (TRAINING, VALIDATION, TEST) if name in splits and len(splits[name])}
+
+
+def configured_splits(config: Config, *, folder: Path, without: frozenset[str]) -> dict[str, Rows]:
+    """Open the rows of the configured source or mix and split them; nothing for streams, or without a source.
+
+    Args:
+        config: The configuration.
+        folder: Base of relative paths in the configuration.
+        without: Splits that get no rows.
+    """
+    source, limit = config.data.source, config.data.max_row_bytes
+    if isinstance(source, SimulationSource):
+        return {TRAINING: open_rows(source, folder=folder)}
+    if config.data.streaming:
+        return {}
+    if source is not None:
+        return divide(open_rows(source, folder=folder, max_row_bytes=limit), config, without=without)
+    if config.data.mix is not None:
+        return divide_mix(open_mix(config.data, folder=folder), config, without=without)
+    return {}
+
+
+def passed_splits(config: Config, dataset: Any, *, without: frozenset[str]) -> dict[str, Rows]:
+    """Open a dataset that replaces the source and split it; a dataset that has splits keeps them.
+
+    Args:
+        config: The configuration.
+        dataset: A path, a Hub name or an object. Streamed training rows are not opened.
+        without: Splits that get no rows.
+    """
+    limit, streamed = config.data.max_row_bytes, is_streamed(config, dataset)
+    named = splits_of(dataset)
+    if named is None:
+        if streamed:
+            return {}
+        return divide(open_rows(dataset, folder=Path.cwd(), max_row_bytes=limit), config, without=without)
+    splits = {
+        name: open_rows(part, folder=Path.cwd(), name=name, max_row_bytes=limit)
+        for name, part in named.items()
+        if not (streamed and name == TRAINING)
+    }
+    if set(splits) == {TRAINING}:
+        return divide(splits[TRAINING], config, without=without)
+    return splits
 
 
 def is_streamed(config: Config, dataset: Any = None) -> bool:
     """Return whether training rows are streamed: those of the configuration, or of a `dataset` that replaces them."""
-    return config.data.streaming and (dataset is None or isinstance(dataset, str | Path))
+    if dataset is None or isinstance(dataset, str | Path):
+        return config.data.streaming
+    passed = splits_of(dataset)
+    training = dataset if passed is None else passed.get(TRAINING)
+    return config.trains and training is not None and is_stream(training)
 
 
 def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:

@@ -3,22 +3,29 @@ sources that are a class written by the user.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from partita.data.parts import load_part, source_digest
 from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store, digest, hash_rows
+from partita.data.sources.python_datasets import MapStore, is_map_style, is_stream, rows_of_stream, splits_of
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource
 
 
 def open_in_memory(dataset: Any, *, name: str) -> Rows:
-    """Return the rows of a data frame, a `datasets.Dataset`, a list of mappings or a mapping of lists."""
+    """Return the rows of a data frame, a dataset of `datasets` or torch, a list of mappings or a mapping of lists.
+
+    All rows are read once for their hash, unless a map-style dataset has an attribute `fingerprint`, a string. Streams
+    are read into memory.
+    """
     store, columns = store_of(dataset)
     if not len(store):
         raise DataError(f"{name} has no rows")
-    return Rows(store, columns=columns, keys=RowKeys.counted(name, len(store)), fingerprint=hash_rows(store))
+    named = getattr(dataset, "fingerprint", None) if isinstance(store, MapStore) else None
+    fingerprint = digest(type(dataset).__name__, named) if isinstance(named, str) else hash_rows(store)
+    return Rows(store, columns=columns, keys=RowKeys.counted(name, len(store)), fingerprint=fingerprint)
 
 
 def store_of(dataset: Any) -> tuple[Store, list[str]]:
@@ -27,17 +34,20 @@ def store_of(dataset: Any) -> tuple[Store, list[str]]:
         return FrameStore(dataset), [str(column) for column in dataset.columns]
     if kind == ("datasets", "Dataset"):
         return DatasetStore(dataset), list(dataset.column_names)
-    if kind[0] == "datasets" and kind[1].startswith("Iterable"):
-        raise DataError("a streaming dataset is not read; pass list(dataset.take(n)), or a datasets.Dataset")
-    if kind[0] == "datasets":
-        raise DataError(f"a {kind[1]} holds several datasets; pass one of them, such as dataset['train']")
+    if splits_of(dataset) is not None:
+        raise DataError(f"a {kind[1]} holds several datasets; pass one of them, such as dataset['test']")
     if isinstance(dataset, Mapping):
         return columns_of(dataset)
     if isinstance(dataset, Sequence) and not isinstance(dataset, str | bytes):
         return list_of(dataset)
+    if is_stream(dataset):
+        return list_of(list(rows_of_stream(dataset)))
+    if is_map_style(dataset) and not isinstance(dataset, str | bytes):
+        store = MapStore(dataset)
+        return store, list(store.row(0)) if len(store) else []
     raise DataError(
-        f"a {type(dataset).__name__} is not a dataset; pass a path, a glob, a Hub name, a pandas frame, "
-        "a datasets.Dataset, a list of dicts or a dict of lists"
+        f"a {type(dataset).__name__} is not a dataset; pass a path, a glob, a Hub name, a pandas frame, a dataset of "
+        "datasets or torch, a generator function, a list of dicts or a dict of lists"
     )
 
 
@@ -75,10 +85,8 @@ def open_custom(source: CustomSource, *, folder: Path, name: str) -> Rows:
         raise DataError(f"{source.target} is read as a stream; write streaming: true, or give it a method rows()")
     check_iterable(instance, source.target)
     rows = instance.rows() if callable(getattr(instance, "rows", None)) else instance
-    can_be_reread = (
-        isinstance(rows, Mapping | str | bytes) or hasattr(rows, "__getitem__") or not isinstance(rows, Iterable)
-    )
-    return open_in_memory(rows if can_be_reread else list(rows), name=name)
+    once = isinstance(rows, Iterator)
+    return open_in_memory(list(rows) if once else rows, name=name)
 
 
 def make_source(source: CustomSource, *, folder: Path, key: str = "data.source.target") -> Any:

@@ -12,7 +12,9 @@ Reading must be repeatable: the same shard from the same position yields the sam
 values. `fingerprint`, a string, identifies the state of the data.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,16 +22,75 @@ from partita.data.contract import ShardedDataSource
 from partita.data.formats.base import MAX_RAW, Position, StreamRow
 from partita.data.rows import digest
 from partita.data.sources.in_memory import check_iterable, content_of, iterable_of, make_source
+from partita.data.sources.python_datasets import is_hf_stream, rows_of_stream
+from partita.data.streams.base import Stream
+from partita.data.streams.hub import DatasetsStream
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource
+
+
+def open_custom_stream(source: CustomSource, *, folder: Path, least_shards: int) -> Stream:
+    """Return the stream of a source's class, created with its options.
+
+    Raises:
+        ConfigError: If there is no such class.
+        DataError: If it lacks the methods.
+    """
+    made, name = make_source(source, folder=folder), source.target.partition(":")[2]
+    rows = made.rows() if callable(getattr(made, "rows", None)) and not callable(getattr(made, "read", None)) else made
+    if is_hf_stream(rows):
+        return DatasetsStream(rows, name=name, least_shards=least_shards)
+    content = content_of(made, source)
+    return CustomStream(made, target=source.target, name=name, content=content, least_shards=least_shards)
+
+
+@dataclass(frozen=True)
+class PassedSource:
+    """A dataset passed in Python that is read as a stream: a `datasets` or torch iterable, or a generator function."""
+
+    dataset: Any
+
+    def open(self, *, name: str, least_shards: int) -> Stream:
+        """Return its stream. Raise DataError if it can be read only once."""
+        if is_hf_stream(self.dataset):
+            return DatasetsStream(self.dataset, name=name, least_shards=least_shards)
+        content = str(getattr(self.dataset, "fingerprint", ""))
+        made = CalledRows(self.dataset) if inspect.isgeneratorfunction(self.dataset) else self.dataset
+        if isinstance(made, Iterator):
+            rows_of_stream(made)  # raises
+        return CustomStream(
+            made, target=type(self.dataset).__name__, name=name, content=content, least_shards=least_shards
+        )
+
+
+class CalledRows:
+    """The rows of a generator function, which is called for each pass."""
+
+    def __init__(self, function: Callable[[], Iterator[Any]]) -> None:
+        self._function = function
+
+    def rows(self) -> Iterator[Any]:
+        """Return all rows from the first one."""
+        return self._function()
 
 
 class CustomStream:
     """Rows of a user's class; if it has too few shards, several shards share one by taking every n-th row."""
 
-    def __init__(self, source: CustomSource, *, folder: Path, least_shards: int) -> None:
-        """Create the class. Raise ConfigError or DataError if there is no such class, or it lacks the methods."""
-        self._made, self._target = make_source(source, folder=folder), source.target
+    def __init__(self, made: Any, *, target: str, name: str, content: str, least_shards: int) -> None:
+        """Stream an instance of a user's class.
+
+        Args:
+            made: The instance.
+            target: Its class in messages.
+            name: Name in the keys of rows.
+            content: A hash of what is known about its rows.
+            least_shards: Minimum number of shards.
+
+        Raises:
+            DataError: If it lacks the methods.
+        """
+        self._made, self._target = made, target
         self._by_shard = callable(getattr(self._made, "read", None))
         if not self._by_shard:
             check_iterable(self._made, self._target)
@@ -39,8 +100,8 @@ class CustomStream:
         if type(count) is not int or count < 1:
             raise DataError(f"{self._target}.shards is {count!r}; write the number of shards, at least 1")
         self._parts = -(-least_shards // count)
-        self.name = source.target.partition(":")[2]
-        self.fingerprint = digest(content_of(self._made, source), str(count))
+        self.name = name
+        self.fingerprint = digest(content, str(count))
         labels = [self.name] if count == 1 else [f"{self.name}/{shard}" for shard in range(count)]
         self.shards: Sequence[str] = [label for label in labels for _ in range(self._parts)]
         """Label of each shard."""

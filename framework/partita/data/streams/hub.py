@@ -4,6 +4,7 @@ Parquet, Arrow and JSON lines are read file by file, so that resuming is fast. O
 which reads its shards again up to a position, without decoding rows.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from partita.data.streams.files import FileStream
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import HubSource
 
+SHUFFLE_BUFFER = "BufferShuffled"
+"""Part of the type of an iterable with a shuffle buffer, in the state of a dataset."""
 BATCH = 512
 """Rows that are decoded at a time."""
 DIRECT = {file_format.hub_builder: name for name, file_format in FORMATS.items() if file_format.hub_builder}
@@ -65,7 +68,11 @@ def data_files(builder: Any, split: str) -> list[str]:
 
 
 class DatasetsStream:
-    """Rows of a streaming `datasets` dataset; if it has too few shards, several shards share one."""
+    """Rows of a streaming `datasets` dataset; if it has too few shards, several shards share one.
+
+    A position is the number of rows so far, the number of rows at an earlier batch, and the state of the dataset there.
+    No state restores a shuffle buffer, so the rows of a dataset with one are read again up to a position.
+    """
 
     def __init__(self, table: Any, *, name: str, least_shards: int) -> None:
         self._table = table
@@ -81,20 +88,28 @@ class DatasetsStream:
         """Shards count as equally long."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
-        """Yield the rows of a shard; a position is the number of rows so far. Raise DataError if it cannot be read."""
+        """Yield the rows of a shard from a position on. Raise DataError if it cannot be read."""
         own, part = divmod(shard, self._parts)
-        passed = start if isinstance(start, int) else 0
-        table, index = self._table.shard(num_shards=self._count, index=own).with_format("arrow"), 0
-        for batch in self._batches(table):
+        passed, begin, state = start if isinstance(start, list) else (0, 0, None)
+        index = begin
+        table = self._table.shard(num_shards=self._count, index=own).with_format("arrow")
+        if state is not None:
+            table.load_state_dict(state)
+        for batch, after in self._batches(table):
             if index + batch.num_rows > passed:
                 for number, row in enumerate(rows_of(batch), start=index):
                     if number >= passed and number % self._parts == part:
-                        yield table_row(row, shard, number + 1), number + 1
+                        yield table_row(row, shard, number + 1), [number + 1, begin, state]
             index += batch.num_rows
+            if after is not None:
+                begin, state = index, after
 
-    def _batches(self, table: Any) -> Iterator[Any]:
+    def _batches(self, table: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield batches of rows, each with the state after it; None if the state does not restore all rows."""
         try:
-            yield from table.iter(batch_size=BATCH)
+            for batch in table.iter(batch_size=BATCH):
+                state = table.state_dict()
+                yield batch, None if SHUFFLE_BUFFER in json.dumps(state) else state
         except Exception as error:  # pyarrow, fsspec and the Hub client raise exceptions without a common base
             reason = " ".join(str(error).split())[:500]
             raise DataError(f"{self.name} cannot be read: {type(error).__name__}: {reason}") from error
