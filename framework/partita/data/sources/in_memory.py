@@ -105,8 +105,9 @@ def content_of(custom: Any, source: CustomSource) -> str:
 
 
 def check_iterable(custom: Any, target: str) -> None:
-    """Raise DataError if a class has neither `rows()` nor `__iter__`."""
-    if not callable(getattr(custom, "rows", None)) and not isinstance(custom, Iterable):
+    """Raise DataError if a class has neither `rows()` nor `__iter__`, and is not read by index."""
+    has_rows = callable(getattr(custom, "rows", None)) or isinstance(custom, Iterable) or is_map_style(custom)
+    if not has_rows:
         raise DataError(f"{target} gives no rows; write a method rows() that returns an iterable of dicts")
 
 

@@ -22,7 +22,7 @@ from partita.data.contract import ShardedDataSource
 from partita.data.formats.base import MAX_RAW, Position, StreamRow
 from partita.data.rows import digest
 from partita.data.sources.in_memory import check_iterable, content_of, iterable_of, make_source
-from partita.data.sources.python_datasets import is_hf_stream, rows_of_stream
+from partita.data.sources.python_datasets import MapStore, is_hf_stream, is_map_style, rows_of_stream
 from partita.data.streams.base import Stream
 from partita.data.streams.hub import DatasetsStream
 from partita_schema.errors import DataError
@@ -41,6 +41,8 @@ def open_custom_stream(source: CustomSource, *, folder: Path, least_shards: int)
     if is_hf_stream(rows):
         return DatasetsStream(rows, name=name, least_shards=least_shards)
     content = content_of(made, source)
+    if is_map_style(rows) and not isinstance(rows, Sequence | Mapping):
+        made = IndexedRows(MapStore(rows))
     return CustomStream(made, target=source.target, name=name, content=content, least_shards=least_shards)
 
 
@@ -61,6 +63,18 @@ class PassedSource:
         return CustomStream(
             made, target=type(self.dataset).__name__, name=name, content=content, least_shards=least_shards
         )
+
+
+class IndexedRows:
+    """The rows of a map-style dataset, from any position at once."""
+
+    def __init__(self, store: MapStore) -> None:
+        self._store = store
+
+    def read(self, shard: int, start: Position | None) -> Iterator[tuple[Mapping[str, Any], Position]]:
+        """Yield each row with the index after it, from the index `start`."""
+        for index in range(start if isinstance(start, int) else 0, len(self._store)):
+            yield self._store.row(index), index + 1
 
 
 class CalledRows:

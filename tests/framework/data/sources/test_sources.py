@@ -389,8 +389,7 @@ def test_a_file_that_cannot_be_used_is_reported(name: str, content: bytes, expec
         ({"a": [1, 2], "b": [1]}, "the columns have different numbers of rows: a has 2, b has 1"),
         ({"a": "text"}, "column a is not a list but a str; write a dict of lists"),
         (7, "a int is not a dataset; pass a path, a glob, a Hub name, a pandas frame, "),
-        (datasets.DatasetDict(), "a DatasetDict holds several datasets; pass one of them, such as dataset['train']"),
-        (datasets.Dataset.from_list(ROWS).to_iterable_dataset(), "a streaming dataset is not read; pass "),
+        (datasets.DatasetDict(), "a DatasetDict holds several datasets; pass one of them, such as dataset['test']"),
         ({"type": "csv", "pth": "x"}, "the source {'type': 'csv', 'pth': 'x'} is wrong: csv.path: Field required"),
     ],
 )
