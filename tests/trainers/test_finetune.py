@@ -211,9 +211,9 @@ def test_a_run_that_stopped_early_is_not_continued(make_work: Any) -> None:
 
 
 def test_an_unknown_metric_is_reported_with_the_known_ones(make_work: Any) -> None:
-    work = make_work(validation_metric="acuracy", evaluate=lambda *_: {"loss": 1.0, "a.accuracy": 0.5})
+    work = make_work(validation_metric="rouge_1", evaluate=lambda *_: {"loss": 1.0, "a.rouge_2": 0.5})
     with pytest.raises(
-        ConfigError, match=r"trainer.validation_metric: no metric is named a.acuracy; did you mean a.accuracy\?"
+        ConfigError, match=r"trainer.validation_metric: no metric is named a.rouge_1; did you mean a.rouge_2\?"
     ):
         run(work)
 

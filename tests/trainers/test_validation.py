@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from partita.outputs.scores import SHARED_METRICS
 from partita_schema.errors import ConfigError
-from partita_schema.sections.outputs import DIRECTIONS, OUTPUT_MODELS
+from partita_schema.sections.outputs import DIRECTIONS, OUTPUT_MODELS, SHARED_METRICS
 from partita_trainers.validation import Validation
 
 LOWER = {"loss", "invalid", "errors", "mae", "mse", "rmse"}

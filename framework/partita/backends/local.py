@@ -37,7 +37,6 @@ from partita.simulation.run import simulate
 from partita.training.run import (
     check_same_rows,
     check_shared,
-    check_validation_metric,
     find_sizes,
     finished_result,
     train_in,
@@ -143,7 +142,6 @@ class LocalBackend(Backend):
         """Train, or evaluate with `trainer: {type: none}`; see `Model.train`."""
         context, process_group = self.context, self.context.process_group
         context.refuse_code("training")
-        check_validation_metric(context.config)
         check_rounds(context.config, dataset, folder=context.loaded.folder)
         trainer = build_trainer(context.config.trainer, folder=context.loaded.folder)
         rounds = rounds_of(context.config)

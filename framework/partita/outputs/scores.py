@@ -14,9 +14,6 @@ from partita.outputs.decode import Decoded
 from partita.outputs.registry import output_types
 from partita_schema.config import Config
 
-SHARED_METRICS = ("invalid", "errors", "n")
-"""Metrics of every output."""
-
 
 @dataclass(frozen=True)
 class OutputScores:
@@ -82,10 +79,3 @@ class _Counts:
 
     def results(self) -> dict[str, float]:
         return {"invalid": self.invalid / self.rows, "errors": self.errors / self.rows, "n": float(self.rows)}
-
-
-def metric_names(config: Config) -> tuple[str, ...]:
-    """Return `loss` and the names that `OutputScores.flat` may hold, except those of single JSON fields."""
-    outputs = config.output_features
-    named = [f"{output.name}.{metric}" for output in outputs for metric in (*output.METRICS, *SHARED_METRICS)]
-    return ("loss", *named, "exact_match", "n")

@@ -10,7 +10,6 @@ from typing import Any
 
 from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
-from partita.outputs.scores import metric_names
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, remove_tokens, tokens_made_once
@@ -18,11 +17,9 @@ from partita.pipeline.evaluate import LocalEvaluator, evaluate_dataset
 from partita.pipeline.tune import run_sizes
 from partita.runs.directory import RunDirectory
 from partita.training.datasets import TrainingDatasets, build_training_datasets, training_loader
-from partita_schema.common.text import counted, nearest
+from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, ResumeError
-from partita_schema.sections.outputs import direction_of
-from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Metrics, Trainer, TrainerContext, TrainResult
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize
@@ -300,26 +297,6 @@ def log_left_out(ledger: Ledger, directory: RunDirectory) -> None:
 def note_left_out(directory: RunDirectory, ledger: Ledger) -> None:
     """Record the number of rows left out, by split."""
     directory.note(ledger={split: counts.left_out for split, counts in ledger.splits.items()})
-
-
-def check_validation_metric(config: Config) -> None:
-    """Raise ConfigError if trainer.validation_metric names no metric of the outputs."""
-    trainer = config.trainer
-    if not isinstance(trainer, FinetuneTrainer) or trainer.validation_metric == "loss":
-        return
-    # A bare name is a metric of the first output, even if all outputs together have a metric of that name.
-    known = [
-        name for name in metric_names(config) if direction_of(name) is not None and ("." in name or name == "loss")
-    ]
-    first = f"{config.output_features[0].name}."
-    wanted = trainer.validation_metric
-    full = wanted if "." in wanted else first + wanted
-    if full in known or ".field." in full:
-        return
-    short = [name.removeprefix(first) for name in known]
-    near = nearest(wanted, [*short, *known]) or [name for name in known if name.endswith(f".{wanted}")]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-    raise ConfigError([Problem("trainer.validation_metric", f"no metric is named {wanted}; {hint}")])
 
 
 def note_work(

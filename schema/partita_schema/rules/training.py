@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from partita_schema.base import Refusal
+from partita_schema.common.text import nearest
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.model import ScratchModel
+from partita_schema.sections.outputs import ranking_metrics
 from partita_schema.sections.trainer import FinetuneTrainer
 
 
@@ -56,13 +58,22 @@ def two_batch_sizes(config: ConfigSections) -> Iterator[Refusal]:
 
 
 def unknown_metric(config: ConfigSections) -> Iterator[Refusal]:
-    """Yield a validation metric that belongs to no output."""
-    if not isinstance(config.trainer, FinetuneTrainer) or "." not in config.trainer.validation_metric:
+    """Yield a validation metric that no output has."""
+    if not isinstance(config.trainer, FinetuneTrainer) or config.trainer.validation_metric == "loss":
         return
-    metric = config.trainer.validation_metric
-    names = [feature.name for feature in config.output_features]
-    if not any(metric.startswith(f"{name}.") for name in names):
+    wanted, outputs = config.trainer.validation_metric, config.output_features
+    names = [output.name for output in outputs]
+    if "." in wanted and not any(wanted.startswith(f"{name}.") for name in names):
         yield (
             "trainer.validation_metric",
-            f"{metric!r} names no output; write loss, or a metric after one of {', '.join(f'{n}.' for n in names)}",
+            f"{wanted!r} names no output; write loss, or a metric after one of {', '.join(f'{n}.' for n in names)}",
         )
+    # A bare name is a metric of the first output, even if all outputs together have a metric of that name.
+    first = f"{names[0]}."
+    full = wanted if "." in wanted else first + wanted
+    known = ["loss", *(f"{output.name}.{metric}" for output in outputs for metric in ranking_metrics(output))]
+    if full not in known and ".field." not in full:
+        short = [name.removeprefix(first) for name in known]
+        near = nearest(wanted, [*short, *known]) or [name for name in known if name.endswith(f".{wanted}")]
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+        yield "trainer.validation_metric", f"no metric is named {wanted}; {hint}"

@@ -32,7 +32,6 @@ from partita.simulation.build import section_of
 from partita.simulation.report import SimulationReport
 from partita.simulation.transcripts import discard
 from partita.tokenizers.load import load_tokenizer
-from partita.training.run import check_validation_metric
 from partita_schema.common.text import counted
 from partita_schema.sections.backend import RayBackendConfig
 from partita_schema.sections.model import EmbeddingBagModel, ScratchModel
@@ -102,7 +101,6 @@ class RayBackend(Backend):
         """Train in Ray ranks, each of which runs `LocalBackend.train` with the folder of the run."""
         context = self.context
         context.refuse_code("training")
-        check_validation_metric(context.config)
         build_trainer(context.config.trainer, folder=context.loaded.folder)
         chosen = ChosenRun(Path(run)) if run is not None else context.choose_run()
         folder = chosen.folder

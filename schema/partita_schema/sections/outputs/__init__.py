@@ -17,6 +17,8 @@ OutputFeature = Annotated[AnyOutput, Field(discriminator="type")]
 """An output feature, selected by its type."""
 OUTPUT_MODELS: tuple[type[OutputBase], ...] = get_args(AnyOutput)
 
+SHARED_METRICS = ("invalid", "errors", "n")
+"""Metrics of every output."""
 DIRECTIONS: dict[str, Direction] = {"loss": "lower", "invalid": "lower", "errors": "lower"}
 for model in OUTPUT_MODELS:
     DIRECTIONS |= model.METRICS
@@ -32,3 +34,8 @@ def direction_of(metric: str) -> Direction | None:
     if ".field." in metric:
         return "higher"
     return DIRECTIONS.get(metric.rsplit(".", 1)[-1])
+
+
+def ranking_metrics(output: OutputBase) -> tuple[str, ...]:
+    """Return the metrics of an output that can rank checkpoints."""
+    return tuple(metric for metric in (*output.METRICS, *SHARED_METRICS) if direction_of(metric) is not None)
