@@ -1,6 +1,7 @@
 """Tests of wrong configurations: each gives one problem with the correct line and key."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -35,13 +36,14 @@ def test_there_are_two_hundred_wrong_files() -> None:
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit["new"].strip()[:40] or edit["old"].strip()[:40])
-def test_one_error_gives_one_problem_with_its_line_and_key(edit: dict[str, object]) -> None:
+def test_one_error_gives_one_problem_with_its_line_and_key(edit: dict[str, Any]) -> None:
     old, new = str(edit["old"]), str(edit["new"])
     assert old in GOOD
-    problems = problems_of(GOOD.replace(old, new, 1))
-    assert len(problems) == 1, problems
-    assert (problems[0].line, problems[0].path) == (edit["line"], edit["path"])
-    assert str(edit["says"]) in problems[0].message
+    problems = {problem.path: problem for problem in problems_of(GOOD.replace(old, new, 1))}
+    assert set(problems) == {edit["path"], *edit.get("others", ())}
+    problem = problems[str(edit["path"])]
+    assert problem.line == edit["line"]
+    assert str(edit["says"]) in problem.message
 
 
 def typos(name: str) -> set[str]:
@@ -265,4 +267,18 @@ def test_an_empty_dictionary_is_reported_with_the_missing_keys() -> None:
             "output_features: is missing; add output_features: with a list of mappings with type: text, category, "
             "number, json or set"
         ),
+    ]
+
+
+def test_keys_of_one_section_and_rules_between_sections_are_reported_together() -> None:
+    text = (
+        "base_model: m\ninput_features: [{name: a}]\noutput_features: [{name: a, type: text}]\n"
+        "generation: {temperature: 0.7, top_p: 0.9}\ntrainer: {type: finetune, batch_size: 8, max_batch_size: 4}\n"
+    )
+
+    assert [problem.path for problem in problems_of(text)] == [
+        "output_features[0].name",
+        "generation.temperature",
+        "generation.top_p",
+        "trainer.max_batch_size",
     ]

@@ -74,7 +74,7 @@ def remove(tree: Node, path: Path, removed: set[str]) -> bool:
         if parent is None or not isinstance(key, str) or required(path[:length], tree):
             continue
         if parent.mapping().pop(key, None) is not None:
-            removed.update(part for part in path if isinstance(part, str))
+            removed.update(part for part in path[length - 1 :] if isinstance(part, str))
             return True
     return False
 
