@@ -21,7 +21,14 @@ BEGINNING = 64_000
 
 StdinFormatName = Literal["jsonl", "csv", "tsv", "json", "txt"]
 """Names of the formats in `partita.data.formats` that standard input may have; a literal, so that `--help` is fast."""
-StdinFormat = Annotated[StdinFormatName, typer.Option("--stdin-format", help="Format of the rows on standard input.")]
+StdinFormat = Annotated[
+    StdinFormatName,
+    typer.Option(
+        "--stdin-format",
+        metavar="FORMAT",
+        help=f"Format of the rows on standard input: {', '.join(get_args(StdinFormatName))}.",
+    ),
+]
 OTHER_FORMATS = [name for name in get_args(StdinFormatName) if name != "jsonl"]
 
 
