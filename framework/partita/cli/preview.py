@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 40
 """Width of the longest bar in characters."""
+SHOWN_REASONS = 3
+"""Number of reasons why rows cannot be used that are shown."""
 REFUSED = "bold red"
 """Style of the reasons why a row cannot be used."""
 
@@ -117,8 +119,14 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     if preview.chunk_length is not None:
         console.print(f"documents are joined and cut into chunks of {preview.chunk_length:,} tokens")
     if preview.left_out:
-        measured = counted(len(preview.lengths) + preview.left_out, "measured row")
-        console.print(f"{preview.left_out:,} of {measured} cannot be used", style=REFUSED)
+        total = preview.left_out.total()
+        measured = counted(len(preview.lengths) + total, "measured row")
+        console.print(f"{total:,} of {measured} cannot be used:", style=REFUSED)
+        for reason, number in preview.left_out.most_common(SHOWN_REASONS):
+            console.print(f"  {number:,}: {reason}", style=REFUSED, markup=False)
+        if len(preview.left_out) > SHOWN_REASONS:
+            others = counted(len(preview.left_out) - SHOWN_REASONS, "more reason")
+            console.print(f"  and {others}; partita preview --ledger shows all", style=REFUSED)
     print_lengths(preview.lengths, limit=preview.limit, console=console)
 
 

@@ -1,5 +1,6 @@
 """What a run reads: rendered rows with loss tokens marked, row lengths, and rows left out with their reasons."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,8 +55,8 @@ class Preview:
     """Tokens of each measured row, prompt and answer together, without rows that cannot be used."""
     num_rows: int
     """Rows in the split; a dialogue counts as one. For a stream, the rows that were read."""
-    left_out: int
-    """Number of measured rows that cannot be used."""
+    left_out: Counter[str]
+    """Number of measured rows that cannot be used, by their first reason; unreadable rows of the source included."""
     limit: int | None
     """Maximum length of an example in tokens."""
     chat: bool
@@ -101,7 +102,7 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
         rows=tuple(shown),
         lengths=np.array([row.tokens for row in measured if not row.reasons]),
         num_rows=len(rows),
-        left_out=sum(bool(row.reasons) for row in measured),
+        left_out=Counter([*(row.reasons[0] for row in measured if row.reasons), *(row.reason for row in rows.bad)]),
         limit=encoder.max_length,
         chat=encoder.formatter.chat,
         supervised=supervised,

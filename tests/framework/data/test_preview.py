@@ -45,7 +45,7 @@ def test_rows_are_shown_from_the_training_tokens(make_config: Make) -> None:
     assert bad.reasons == ("column question is missing or empty",)
     assert cut.pieces[1] == PreviewSpan("lon", True)
     assert (cut.tokens, cut.loss_tokens, cut.cut_tokens) == (20, 3, 3)
-    assert (result.num_rows, result.left_out, result.limit, result.chat) == (3, 1, 20, False)
+    assert (result.num_rows, result.left_out.total(), result.limit, result.chat) == (3, 1, 20, False)
     assert result.lengths.tolist() == [7, 20]
 
 
@@ -62,9 +62,23 @@ def test_loss_tokens_are_green_on_a_terminal_and_otherwise_marked(make_config: M
     assert "tokens of 2 rows, at most 20 fit:" in text
     coloured = printed(result, terminal=True)
     assert "\x1b[1;31mcolumn question is missing or empty\x1b[0m" in coloured
-    assert "\x1b[1;31m1 of 3 measured rows cannot be used\x1b[0m" in coloured
+    assert "\x1b[1;31m1 of 3 measured rows cannot be used:\x1b[0m" in coloured
     assert "\x1b[2mwhy?\x1b[0m\x1b[1;32mso</s>\x1b[0m" in coloured
     assert "⟦" not in coloured
+
+
+def test_the_reasons_why_rows_cannot_be_used_are_counted_unreadable_lines_included(
+    make_config: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text("question,answer\nwhy?,so\n,b\n,c\na,b,c,d\n", encoding="utf-8")
+    split = {"type": "random", "probabilities": [1, 0, 0]}
+    config = make_config(base_model=SCRATCH, data={"source": "rows.csv", "split": split})
+
+    text = printed(preview(config, folder=tmp_path, count=1), terminal=False)
+
+    assert "3 of 4 measured rows cannot be used:\n" in text
+    assert "  2: column question is missing or empty\n" in text
+    assert "  1: 4 cells, the header has 2\n" in text
 
 
 def test_rows_without_loss_tokens_are_refused_as_in_training_even_if_no_row_has_any(make_config: Make) -> None:
@@ -78,7 +92,7 @@ def test_rows_without_loss_tokens_are_refused_as_in_training_even_if_no_row_has_
 
     reason = "column messages: the dialogue has no answer to learn: no assistant message after a question"
     assert [row.reasons for row in result.rows] == [(reason,)] * len(result.rows)
-    assert result.left_out == result.num_rows
+    assert result.left_out.total() == result.num_rows
     assert f"left out {'─' * 3}" in printed(result, terminal=False)
     assert reason in printed(result, terminal=False)
 
