@@ -133,9 +133,12 @@ class Backend(ABC):
         if options.safe_csv and output is None:
             raise DataError("safe_csv is for a .csv output, and none is written; leave it out, or name an output")
         if output is not None:
-            process_group.run_on_rank_zero(
-                lambda: check_output(output, safe_csv=options.safe_csv), "the file of predictions"
-            )
+
+            def check() -> None:
+                check_output(output, safe_csv=options.safe_csv)
+                context.check_not_read(output, dataset)
+
+            process_group.run_on_rank_zero(check, "the file of predictions")
         parts = self.parts()
         with synchronized_errors(process_group, "opening the data"):
             rows = context.open_dataset(dataset)

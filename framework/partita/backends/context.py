@@ -11,7 +11,7 @@ from typing import Any
 from partita.backends.launch import get_process_group
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, find_labels, open_run_data
-from partita.data.sources.sources import open_rows
+from partita.data.sources.sources import local_files, open_rows
 from partita.pipeline.build import Labels
 from partita.runs.directory import RunDirectory, open_run_of_group
 from partita.runs.manifest import (
@@ -180,6 +180,20 @@ class RunContext:
     def open_dataset(self, dataset: Any) -> Rows:
         """Open the rows passed to a verb; relative paths start at the current folder. Raise DataError."""
         return open_rows(dataset, folder=Path.cwd(), max_row_bytes=self.config.data.max_row_bytes)
+
+    def check_not_read(self, output: Path, dataset: Any) -> None:
+        """Raise DataError if a file to write is one of the files of `dataset` or of the configuration."""
+        if not output.exists():
+            return
+        data, retrieval, folder = self.config.data, self.config.prompt.retrieval, self.loaded.folder
+        sources = [("the dataset", dataset, Path.cwd())]
+        sources += [(f"data.{key}", getattr(data, key), folder) for key in ("source", "validation", "test")]
+        sources += [(f"data.mix[{index}]", part.source, folder) for index, part in enumerate(data.mix or ())]
+        sources += [("prompt.retrieval.dataset", retrieval.dataset, folder)] if retrieval is not None else []
+        for name, source, base in sources:
+            for path in local_files(source, folder=base):
+                if output.samefile(path) or (path.is_dir() and path.resolve() in output.resolve().parents):
+                    raise DataError(f"{output} is a file of {name}, which would be overwritten; name another output")
 
     def evaluation_rows(self) -> Rows:
         """Return the test rows of the file, else its validation rows. Raise DataError if there are none."""

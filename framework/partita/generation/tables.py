@@ -33,7 +33,7 @@ def check_ending(path: Path) -> None:
 
 
 def check_output(path: Path, *, safe_csv: bool = False) -> None:
-    """Check before a job that its output can be written, and create the folder.
+    """Check before a job that its output can be written; nothing is left behind, and no folder is created.
 
     Raises DataError for another extension, and if this user cannot write there.
     """
@@ -42,8 +42,8 @@ def check_output(path: Path, *, safe_csv: bool = False) -> None:
         raise DataError(f"safe_csv is for .csv files, and {path} is another one; leave it out")
     try:
         file = output_file(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        tried, descriptor = open_beside(file)
+        folder = next(folder for folder in file.absolute().parents if folder.exists())
+        tried, descriptor = open_beside(folder / file.name)
         os.close(descriptor)
         tried.unlink()
     except OSError as error:

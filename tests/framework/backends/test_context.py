@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from partita import DataError
 from partita.backends.context import RunContext
 from partita_schema.load import load_config
 
@@ -28,3 +29,33 @@ def test_a_copy_for_another_process_keeps_the_users_file(tmp_path: Path, monkeyp
     assert copy.loaded.folder == tmp_path.resolve()
     assert copy.loaded.origins == context.loaded.origins
     assert copy.config == context.config
+
+
+def test_an_output_that_would_overwrite_a_file_that_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = tmp_path / "files"
+    (files / "hub").mkdir(parents=True)
+    for name in ("a.csv", "b.jsonl", "c.parquet", "d.csv", "hub/e.csv", "free.csv"):
+        (files / name).write_text("text,answer\n", encoding="utf-8")
+    Path(tmp_path / "link.csv").symlink_to("files/a.csv")
+    monkeypatch.chdir(tmp_path)
+    section = """data: {source: "a*.csv", validation: b.jsonl, test: {type: parquet, path: c.parquet}}
+prompt: {retrieval: {type: random, dataset: missing.csv}}
+"""
+    (files / "mine.yaml").write_text(FILE.split("data:")[0] + section, encoding="utf-8")
+    context = RunContext(load_config("files/mine.yaml"))
+    for output, dataset, name in (
+        ("files/a.csv", "rows.csv", "data.source"),
+        ("link.csv", "rows.csv", "data.source"),
+        ("files/b.jsonl", "rows.csv", "data.validation"),
+        ("files/c.parquet", "rows.csv", "data.test"),
+        ("files/d.csv", "files/*.csv", "the dataset"),
+        ("files/d.csv", {"type": "csv", "path": "files/d.csv"}, "the dataset"),
+        ("files/hub/e.csv", "files/hub", "the dataset"),
+    ):
+        with pytest.raises(DataError) as caught:
+            context.check_not_read(Path(output), dataset)
+        assert str(caught.value) == f"{output} is a file of {name}, which would be overwritten; name another output"
+    for free in ("files/free.csv", "files/new.csv"):
+        context.check_not_read(Path(free), [{"text": "a"}])

@@ -286,6 +286,11 @@ def test_a_zero_shot_configuration_predicts_and_overrides_apply(folder: Path, pa
             2,
             "error: o.txt has the ending '.txt'; predictions are written as .jsonl, .csv or .parquet",
         ),
+        (
+            "predict zero.yaml --dataset rows.csv --output ./rows.csv",
+            2,
+            "error: rows.csv is a file of the dataset, which would be overwritten; name another output",
+        ),
     ],
 )
 def test_errors_are_reported_with_their_exit_code(

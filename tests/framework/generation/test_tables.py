@@ -152,15 +152,18 @@ def test_an_output_that_cannot_be_written_is_reported_before_the_job(tmp_path: P
     (tmp_path / "folder.csv").mkdir()
     for name, reason in (
         ("folder.csv", "Is a directory; name a file in that directory"),
-        ("file/o.csv", "File exists; there is a file where a folder is needed; write to another path"),
+        ("file/o.csv", "Not a directory; there is a file where a folder is needed; write to another path"),
         ("file/a/o.csv", "Not a directory; there is a file where a folder is needed; write to another path"),
         (f"{'x' * 300}.csv", "File name too long; write a shorter name"),
     ):
         with pytest.raises(DataError) as caught:
             check_output(tmp_path / name)
         assert str(caught.value) == f"{tmp_path / name} cannot be written: {reason}"
-    check_output(tmp_path / "new" / "o.csv")
-    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_the_check_of_an_output_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_output(tmp_path / "new" / "deep" / "o.csv")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_symbolic_link_is_kept_and_its_target_is_written(tmp_path: Path) -> None:

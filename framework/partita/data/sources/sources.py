@@ -7,7 +7,8 @@ cache of an earlier run.
 
 import glob
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,7 @@ def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_byte
     """
     if isinstance(dataset, Rows):
         return dataset
-    if isinstance(dataset, str | Path):
-        dataset = source_of(str(dataset), folder=folder)
-    elif isinstance(dataset, Mapping) and isinstance(dataset.get("type"), str):
-        dataset = source_of_mapping(dataset)
+    dataset = named_source(dataset, folder=folder)
     if isinstance(dataset, FileSource):
         return open_files(dataset, folder=folder, max_row_bytes=max_row_bytes)
     if isinstance(dataset, HubSource):
@@ -54,6 +52,15 @@ def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_byte
     if isinstance(dataset, CustomSource):
         return open_custom(dataset, folder=folder, name=dataset.target.partition(":")[2])
     return open_in_memory(dataset, name=name)
+
+
+def named_source(dataset: Any, *, folder: Path) -> Any:
+    """Return the Source that a path, a Hub name or a mapping with `type` denotes; anything else unchanged."""
+    if isinstance(dataset, str | Path):
+        return source_of(str(dataset), folder=folder)
+    if isinstance(dataset, Mapping) and isinstance(dataset.get("type"), str):
+        return source_of_mapping(dataset)
+    return dataset
 
 
 def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
@@ -125,6 +132,21 @@ def find_files(path: str, *, folder: Path) -> list[str]:
     if Path(full_path).is_dir():
         raise DataError(f"{path} is a folder; write a glob such as {path.rstrip('/')}/*.jsonl")
     raise DataError(missing_file(path, Path(full_path)))
+
+
+def local_files(dataset: Any, *, folder: Path) -> Iterator[Path]:
+    """Yield the existing local files and folders that a dataset names; nothing is opened.
+
+    Args:
+        dataset: A dataset as for `open_rows`.
+        folder: Base of relative paths.
+    """
+    with suppress(DataError):  # a source that cannot be read has no files
+        source = named_source(dataset, folder=folder)
+        if isinstance(source, HubSource) and (folder / source.name).is_dir():
+            yield folder / source.name
+        elif isinstance(source, FileSource | SimulationSource) and "://" not in source.path:
+            yield from map(Path, find_files(source.path, folder=folder))
 
 
 def find_remote(path: str) -> list[str]:
