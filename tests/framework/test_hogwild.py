@@ -98,6 +98,12 @@ def wait_for_end(processes: list[int]) -> None:
         time.sleep(0.05)
 
 
+def test_rows_with_an_unknown_label_are_left_out_of_the_evaluation(trained: Path) -> None:
+    rows = make_rows(20, seed=4)
+    metrics = Model.load(trained, quiet=True).evaluate([*rows, {**rows[0], "topic": "weather"}])
+    assert (metrics["topic"]["n"], metrics["topic"]["skipped"]) == (20, 1)
+
+
 def test_a_model_trained_by_two_workers_can_predict(trained: Path, tmp_path: Path) -> None:
     log = lines_of(trained)
     assert [line["step"] for line in log] == [135, 270, 405, 540]

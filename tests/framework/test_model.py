@@ -9,7 +9,7 @@ import pytest
 
 from partita import ConfigError, DataError, Model, PartitaError, ResumeError
 
-from ..json_lines import read_json_lines
+from ..json_lines import read_json_lines, write_json_lines
 
 LEARNS = {"epochs": 10, "learning_rate": 0.006}
 
@@ -313,6 +313,21 @@ def test_skipped_rows_are_reported(colours: Any, tmp_path: Path, caplog: pytest.
     Model(settings, quiet=True).train(rows, run=tmp_path / "run")
     assert "training: 1 of 61 rows left out (column text is missing or empty); see" in caplog.text
     assert "quarantine.jsonl" in caplog.text
+
+
+def test_evaluation_rows_with_an_unknown_label_are_left_out_and_recorded(
+    colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [*colours.rows(7), {"text": "a pink ball", "colour": "pink", "number": 1}]
+    write_json_lines(tmp_path / "validation.jsonl", rows)
+    data = {"max_bad_rows": 0, "validation": str(tmp_path / "validation.jsonl")}
+    trainer = {"max_steps": 1, "evaluate_generated": False}
+    settings = colours.config(trainer=trainer, data=data, preprocessing={"sample_size": 40})
+    Model(settings, quiet=True).train(run=tmp_path / "run")
+    reason = "column colour: 'pink' is none of the labels blue, green, red"
+    assert f"validation: 1 of 8 rows left out ({reason}); see {tmp_path}/run/quarantine.jsonl" in caplog.messages
+    [left_out] = read_json_lines(tmp_path / "run" / "quarantine.jsonl")
+    assert (left_out["key"], left_out["reasons"]) == ("validation.jsonl:8", [reason])
 
 
 def test_a_trainer_in_the_folder_of_the_configuration_is_found(colours: Any, tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ class Ledger:
         self._opened = False
         self._temporary_file: TextIO | None = None
         self._first: dict[str, str] = {}
+        self._accepted = 0
         self.splits: dict[str, RowCounts] = {}
 
     def split(self, name: str) -> RowCounts:
@@ -136,6 +137,7 @@ class Ledger:
         file: str,
         number: int,
         row: Mapping[str, Any] | str | None = None,
+        accepted: bool = False,
     ) -> None:
         """Count a row that is left out, and write it to the quarantine.
 
@@ -146,7 +148,9 @@ class Ledger:
             file: Name of the row's file.
             number: Line or row number in the file, from 1.
             row: The row as it was read.
+            accepted: Whether the row does not count towards `max_bad_rows`.
         """
+        self._accepted += accepted
         counts = self.split(split)
         counts.rows += 1
         counts.left_out += 1
@@ -202,7 +206,7 @@ class Ledger:
         total = total or sum(counts.rows for counts in self.splits.values())
         limit = self._max_bad_rows
         accepted = limit * total if isinstance(limit, float) else limit
-        if left_out <= accepted:
+        if left_out - self._accepted <= accepted:
             return
         shown = f"{limit:g} of all rows" if isinstance(limit, float) else counted(limit, "row")
         hint = f"; see {self._folder / QUARANTINE}" if self._folder is not None else ""

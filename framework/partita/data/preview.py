@@ -1,6 +1,7 @@
 """What a run reads: rendered rows with loss tokens marked, row lengths, and rows left out with their reasons."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +15,7 @@ from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
 from partita.data.ledger import LEDGER, QUARANTINE, Ledger, RowCounts, read_counts, read_quarantine
 from partita.data.rows import Rows
-from partita.data.run_data import find_labels, open_run_data
+from partita.data.run_data import find_labels, open_run_data, rows_with_known_labels
 from partita.data.sources.sources import open_rows
 from partita.data.splits import TRAINING, has_answers, is_streamed, open_splits
 from partita.data.tokenized import encoded_chunks, note_chunk
@@ -92,7 +93,8 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
     rows = data.training if data.training is not None else next(iter(data.splits.values()))
     supervised = config.trains or has_answers(rows, config)
     schema = row_schema(config, supervised=supervised)
-    encoder = preview_encoder(config, rows, folder=folder, supervised=supervised)
+    labels = find_labels(config, rows if supervised else None)
+    encoder = preview_encoder(config, rows, folder=folder, labels=labels, supervised=supervised)
     first, some = rows.select(range(min(count, len(rows)))), rows.select(evenly(len(rows), MEASURED_ROWS))
     if supervised:
         first, some = expanded(first, encoder.expander), expanded(some, encoder.expander)
@@ -112,13 +114,16 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
     )
 
 
-def preview_encoder(config: Config, rows: Rows, *, folder: Path, supervised: bool) -> RowTokenizer:
+def preview_encoder(
+    config: Config, rows: Rows, *, folder: Path, labels: Mapping[str, Sequence[str]], supervised: bool
+) -> RowTokenizer:
     """Return the run's row tokenizer as far as it is known without the model.
 
     Args:
         config: The configuration.
         rows: The first rows that the run reads.
         folder: Folder of the configuration file.
+        labels: Labels by output.
         supervised: Whether the rows hold answers.
     """
     from partita.data.tokenized import texts
@@ -129,7 +134,7 @@ def preview_encoder(config: Config, rows: Rows, *, folder: Path, supervised: boo
         config,
         tokenizer=tokenizer,
         context_length=context_of(config, tokenizer),
-        labels=find_labels(config, rows if supervised else None),
+        labels=labels,
         retriever=build_retriever(config, training=rows, folder=folder),
         folder=folder,
     )
@@ -235,10 +240,13 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
     without = [name for name, rows in splits.items() if not has_answers(rows, config)]
     if without:
         raise DataError(f"the {without[0]} rows have no answers, so none of them could be learned or scored")
-    encoder = preview_encoder(config, first, folder=folder, supervised=True)
+    labels = find_labels(config, first)
+    encoder = preview_encoder(config, first, folder=folder, labels=labels, supervised=True)
     with TemporaryDirectory() as scratch:
         ledger = Ledger(Path(scratch), max_bad_rows=1.0)
         for split, rows in splits.items():
+            if split != TRAINING:
+                rows = rows_with_known_labels(rows, config, labels, ledger=ledger, split=split)
             expander = encoder.expander
             if expander is not None and (split != TRAINING or not config.trains):
                 expander = for_scores(expander)

@@ -1,6 +1,7 @@
 """All rows of a run: training rows by index or as streams, evaluation rows, and the labels of outputs."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from partita.data.batching.policies import Fixed, Policy
 from partita.data.chunks import Unreadable, parsed
 from partita.data.formats.base import MAX_ROW_BYTES, Position, StreamRow
+from partita.data.ledger import Ledger
 from partita.data.rows import ListStore, Rows, digest
 from partita.data.sources.python_datasets import splits_of
 from partita.data.sources.sources import find_files, source_of
@@ -24,6 +26,8 @@ from partita_schema.load import load_config
 from partita_schema.rows import check_rows, row_schema
 from partita_schema.sections.batching import ChunkBatching
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, Source
+
+logger = logging.getLogger(__name__)
 
 SAMPLED_ROWS = 2048
 """Number of rows at the start of a stream from which lengths are estimated."""
@@ -236,7 +240,51 @@ def find_labels(config: Config, rows: Rows | None) -> dict[str, tuple[str, ...]]
             for row in check_rows(schema, chunk).clean.values():
                 for feature in unknown:
                     seen[feature.name].update(feature.labels_in(row[feature.name]))
+    for feature in unknown:
+        if advice := feature.label_advice(sorted(seen[feature.name])):
+            logger.warning("%s: %s", feature.name, advice)
     return {
         feature.name: tuple(sorted(seen[feature.name])) if feature.labels is None else feature.labels
         for feature in outputs
     }
+
+
+def rows_with_known_labels(
+    rows: Rows, config: Config, labels: Mapping[str, Sequence[str]], *, ledger: Ledger, split: str
+) -> Rows:
+    """Return the rows without those whose label is none of `labels`, which no answer can equal.
+
+    Outputs with configured labels are not checked; an unknown label is an invalid value there.
+
+    Args:
+        rows: Rows to evaluate on.
+        config: The configuration.
+        labels: Labels by output, from the training rows.
+        ledger: Records the rows that are left out; they do not count towards its limit.
+        split: Name of the split in the ledger.
+    """
+    outputs = [feature for feature in config.output_features if feature.has_labels and feature.labels is None]
+    if not outputs:
+        return rows
+    known = {feature.name: frozenset(labels[feature.name]) for feature in outputs}
+    schema, unknown = row_schema(config, supervised=True), set[int]()
+    start = 0
+    for chunk in rows.iterate():
+        for place, values in check_rows(schema, chunk).clean.items():
+            reasons = [
+                f"column {feature.source_column}: {feature.why_unknown(label, labels[feature.name])}"
+                for feature in outputs
+                for label in feature.labels_in(values[feature.name])
+                if label not in known[feature.name]
+            ]
+            if reasons:
+                index, row = start + place, chunk[place]
+                unknown.add(index)
+                file, number = rows.keys.location(index)
+                ledger.leave_out(
+                    rows.key(index), reasons, split=split, file=file, number=number, row=row, accepted=True
+                )
+        start += len(chunk)
+    if not unknown:
+        return rows
+    return rows.select([index for index in range(len(rows)) if index not in unknown]).with_bad(rows.bad)

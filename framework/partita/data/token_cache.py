@@ -124,7 +124,7 @@ class TokenCache:
         words = (f"{len(encoded):,}", split, origin, folder, f"{size / 1e6:,.1f}")
         logger.log(self._level, "tokens of %s %s rows %s: %s (%s MB)", *words)
         ledger.adopt(folder, split=split)
-        save_checked(ledger, rows, split=split, used=len(encoded) > 0)
+        save_checked(ledger, split=split, used=len(encoded) > 0)
         return encoded
 
     def record(self) -> dict[str, dict[str, Any]]:

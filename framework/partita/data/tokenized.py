@@ -76,7 +76,7 @@ class TokenizedDataset:
             flat.add(encoded, start)
             if progress is not None:
                 progress(min(chunk, len(rows) - start))
-        save_checked(ledger, rows, split=split, used=bool(flat))
+        save_checked(ledger, split=split, used=bool(flat))
         parts = {"files": rows.fingerprint} | encoder.parts()
         return flat.finish(keys=rows.keys, parts=parts)
 
@@ -150,12 +150,11 @@ def encoded_chunks(
         yield from zip(begins, workers.map(raw, ahead=options.prefetch), strict=True)
 
 
-def save_checked(ledger: Ledger, rows: Rows, *, split: str, used: bool) -> None:
+def save_checked(ledger: Ledger, *, split: str, used: bool) -> None:
     """Check and save the ledger after the last row.
 
     Args:
         ledger: The ledger.
-        rows: All rows.
         split: Name of the split.
         used: Whether any row is used.
 
@@ -165,8 +164,7 @@ def save_checked(ledger: Ledger, rows: Rows, *, split: str, used: bool) -> None:
     ledger.check()
     ledger.save()
     if not used:
-        total = len(rows) + len(rows.bad)
-        raise DataError(f"no {split} row can be used, of {total:,}:\n{ledger.main_reasons()}")
+        raise DataError(f"no {split} row can be used, of {ledger.split(split).rows:,}:\n{ledger.main_reasons()}")
 
 
 def note_chunk(rows: Rows, start: int, encoded: EncodedChunk, ledger: Ledger, *, split: str) -> None:

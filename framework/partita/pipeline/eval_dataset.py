@@ -14,6 +14,7 @@ from partita.data.formatting.formatter import answer_text
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
+from partita.data.run_data import rows_with_known_labels
 from partita.data.splits import check_columns
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
@@ -41,6 +42,8 @@ class EvalDataset:
 def build_eval_dataset(parts: PipelineParts, rows: Rows, *, split: str, ledger: Ledger) -> EvalDataset:
     """Check and tokenize labeled rows; a dialogue becomes one row per answer.
 
+    Rows whose label is unknown are left out, because no answer can equal it.
+
     Args:
         parts: The parts of the run.
         rows: Rows with answers.
@@ -51,6 +54,7 @@ def build_eval_dataset(parts: PipelineParts, rows: Rows, *, split: str, ledger: 
         DataError: A column is missing, or too many rows are invalid.
     """
     check_columns(rows, parts.config, supervised=True)
+    rows = rows_with_known_labels(rows, parts.config, parts.labels, ledger=ledger, split=split)
     if parts.encoder.expander is not None:
         rows = expanded(rows, for_scores(parts.encoder.expander))
     encode = TokenizedDataset.build if parts.tokens is None else parts.tokens.encode

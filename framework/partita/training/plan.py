@@ -13,7 +13,7 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.preview import preview_encoder
-from partita.data.run_data import open_run_data
+from partita.data.run_data import find_labels, open_run_data
 from partita.data.sources.mixed import mixed_order, row_indices_by_source
 from partita.data.streams.loader import count_shard_groups
 from partita.data.streams.shard_group import ShardPlan
@@ -48,7 +48,7 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     data = open_run_data(config, folder=folder, dataset=dataset)
     rows = data.training
     assert rows is not None
-    encoder = preview_encoder(config, rows, folder=folder, supervised=True)
+    encoder = preview_encoder(config, rows, folder=folder, labels=find_labels(config, rows), supervised=True)
     expanded_rows = expanded(rows, encoder.expander)
     ledger = Ledger(None, max_bad_rows=1.0)
     encoded = TokenizedDataset.build(expanded_rows, encoder, ledger=ledger, options=config.data.loader)

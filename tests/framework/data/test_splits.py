@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.data.ledger import Ledger
 from partita.data.rows import Rows
-from partita.data.run_data import find_labels
+from partita.data.run_data import find_labels, rows_with_known_labels
 from partita.data.sources.sources import open_rows
 from partita.data.splits import check_columns, hash_splits, open_splits, random_splits, stratified_splits
 from partita_schema.errors import DataError
@@ -258,3 +259,31 @@ def test_rows_without_a_dialogue_are_reported_with_their_columns(make_config: Ma
         "dataset has no column 'messages', which dialogue messages needs, and not the columns of another format; "
         "its columns are message, team; write column: message at the input"
     )
+
+
+def test_rows_to_evaluate_on_with_an_unknown_label_are_left_out_and_do_not_stop_training(make_config: Make) -> None:
+    config = make_config(output_features=[{"name": "label", "column": "kind", "type": "category"}])
+    known = open_rows(table(6), folder=Path())
+    strange = open_rows([*table(3), {**table(1)[0], "kind": "c"}, {"question": "no kind"}], folder=Path())
+    labels = find_labels(config, known)
+    ledger = Ledger(None, max_bad_rows=0)
+
+    assert rows_with_known_labels(known, config, labels, ledger=ledger, split="test") is known
+    kept = rows_with_known_labels(strange, config, labels, ledger=ledger, split="test")
+
+    assert [row.get("kind") for row in kept.get(range(len(kept)))] == ["a", "b", "a", None]
+    assert [kept.key(index) for index in range(4)] == ["dataset:1", "dataset:2", "dataset:3", "dataset:5"]
+    assert ledger.split("test").reasons == {"column kind: 'c' is none of the labels a, b": 1}
+    ledger.check()
+
+
+def test_labels_that_look_like_several_are_reported_with_the_separator(
+    make_config: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(output_features=[{"name": "kinds", "type": "set"}])
+    rows = [{"question": "why?", "kinds": kinds} for kinds in ("b;a", "c; b", "x,y")]
+    assert find_labels(config, open_rows(rows, folder=Path())) == {"kinds": ("b;a", "c; b", "x", "y")}
+    assert caplog.messages == ["kinds: if 'b;a' is several labels, write preprocessing: {separator: ';'}"]
+    caplog.clear()
+    find_labels(config, open_rows([{"question": "why?", "kinds": ["a;b", "c;d", "e"]}], folder=Path()))
+    assert caplog.messages == []

@@ -220,3 +220,26 @@ def test_an_evaluation_with_only_unusable_rows_is_refused_with_the_reasons(colou
     assert str(caught.value) == (
         "no test row can be used, of 1:\n  1 x column colour is missing or empty (such as dataset:1)"
     )
+
+
+def test_rows_with_a_label_that_no_training_row_has_are_left_out(colours: Any, caplog: Any) -> None:
+    rows = colours.rows(8)
+    wrong = [{**rows[0], "colour": "pink"}, *rows, {**rows[1], "colour": "pink"}]
+    model = Model(colours.config(trainer={"type": "none", "batch_size": 8}), quiet=True)
+    with caplog.at_level(logging.WARNING):
+        metrics = model.evaluate(wrong)
+    assert caplog.messages == [
+        (
+            "2 of 10 rows cannot be scored and are left out of the metrics:\n"
+            "  2 x column colour: 'pink' is none of the labels blue, green, red (such as dataset:1)"
+        )
+    ]
+    whole = model.evaluate(rows)
+    assert metrics["colour"] == whole["colour"] | {"skipped": 2.0}
+    assert metrics["model"] == whole["model"]
+    with pytest.raises(DataError) as caught:
+        model.evaluate(wrong[:1])
+    assert str(caught.value) == (
+        "no test row can be used, of 1:\n"
+        "  1 x column colour: 'pink' is none of the labels blue, green, red (such as dataset:1)"
+    )

@@ -64,6 +64,14 @@ def test_cells_may_have_another_separator_numbers_or_no_label() -> None:
     [
         ("a, c", "column tags: 'c' is none of the labels a, b"),
         (["a", "A"], "column tags: 'A' is none of the labels a, b"),
+        (
+            "a;b",
+            (
+                "column tags: 'a;b' is none of the labels a, b; if 'a;b' is several labels, write preprocessing: "
+                "{separator: ';'}"
+            ),
+        ),
+        ("c;d", "column tags: 'c;d' is none of the labels a, b"),
         (["a", ["b"]], "column tags: ['b'] is not text"),
         ({"a": 1}, "column tags: {'a': 1} is not text"),
         (True, "column tags: True is not text"),

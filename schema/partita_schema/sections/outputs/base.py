@@ -5,13 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from partita_schema.base import ConfigModel, PositiveInt
-from partita_schema.cells import plain_text
+from partita_schema.cells import plain_text, shown
+from partita_schema.errors import shortened
 from partita_schema.sections.features import FeatureBase
 from partita_schema.sections.outputs.grammar_rules import json_rule
 
 Direction = Literal["lower", "higher"]
 ReadCell = Callable[[Any], Any]
 """Converts a cell of the data to a value. Raises CellError."""
+
+
+MAX_LABELS = 300
+"""Maximum number of characters of all labels in an error text."""
 
 
 class ValuePreprocessing(ConfigModel):
@@ -70,6 +75,19 @@ class OutputBase(FeatureBase):
     def labels_in(self, value: Any) -> tuple[str, ...]:
         """Return the labels of a value."""
         return ()
+
+    def why_unknown(self, label: str, labels: Sequence[str]) -> str:
+        """Return the error text for a label that is none of `labels`."""
+        advice = self.label_advice([label], labels)
+        reason = f"{shown(label)} is none of the labels {shortened(', '.join(labels), MAX_LABELS)}"
+        return f"{reason}; {advice}" if advice else reason
+
+    def label_advice(self, seen: Sequence[str], labels: Sequence[str] = ()) -> str:
+        """Return what to change if a label of the data was probably read wrongly; otherwise an empty text.
+
+        `labels` are known to be right.
+        """
+        return ""
 
     def answer_labels(self, seen: Sequence[str]) -> tuple[str, ...]:
         """Return all labels as they are written in answers. `seen` are those of the data, if the file lists none."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from partita_schema.base import ConfigModel, Name, PositiveInt, StrictBool, check_regex, rule_error
-from partita_schema.cells import CellError, shown, text_reader
+from partita_schema.cells import CellError, text_reader
 from partita_schema.sections.outputs.base import OutputBase, ReadCell
 from partita_schema.sections.outputs.grammar_rules import json_rule
 
@@ -130,7 +130,7 @@ class CategoryOutput(OutputBase):
         def read_label(value: Any) -> str:
             label = read(value).strip()
             if known is not None and label not in known:
-                raise CellError(f"{shown(label)} is none of the labels {', '.join(labels or ())}")
+                raise CellError(self.why_unknown(label, labels or ()))
             return label
 
         return read_label

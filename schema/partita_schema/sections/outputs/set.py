@@ -1,5 +1,6 @@
 """The output type set: any number of labels of a fixed set."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,6 +13,10 @@ from partita_schema.sections.outputs.grammar_rules import json_rule, quoted
 
 COMMA = ", "
 """Separates labels in answers with `format: comma`."""
+
+
+USUAL_SEPARATORS = (";", "|", ",")
+"""Separators that are suggested."""
 
 
 class SetPreprocessing(ConfigModel):
@@ -105,7 +110,7 @@ class SetOutput(OutputBase):
             labels_found: dict[str, None] = {}
             for label in cell_labels(value, separator=separator):
                 if known is not None and label not in known:
-                    raise CellError(f"{shown(label)} is none of the labels {', '.join(labels or ())}")
+                    raise CellError(self.why_unknown(label, labels or ()))
                 if self.with_comma(label):
                     raise CellError(comma_mistake(label))
                 labels_found[label] = None
@@ -115,6 +120,16 @@ class SetOutput(OutputBase):
 
     def labels_in(self, value: Any) -> tuple[str, ...]:
         return tuple(value)
+
+    def label_advice(self, seen: Sequence[str], labels: Sequence[str] = ()) -> str:
+        """Suggest another separator if a label contains it and shares a part with another label."""
+        for mark in USUAL_SEPARATORS:
+            parts_of = [{part.strip() for part in label.split(mark)} for label in (*seen, *labels)]
+            counts = Counter(part for parts in parts_of for part in parts)
+            for label, parts in zip(seen, parts_of, strict=False):
+                if mark != self.preprocessing.separator and mark in label and any(counts[part] > 1 for part in parts):
+                    return f"if {shown(label)} is several labels, write preprocessing: {{separator: '{mark}'}}"
+        return ""
 
     def answer_labels(self, seen: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.labels or seen))
