@@ -44,7 +44,8 @@ def test_a_dumped_configuration_loads_to_the_same_config(form) -> None:  # type:
     ],
 )
 def test_a_resolved_configuration_of_every_kind_loads_to_the_same_config(tail: str) -> None:
-    loaded = load_config(TEXT + tail + "\n")
+    trainer = "trainer: {type: finetune}\n" if tail.startswith("adapter") else ""
+    loaded = load_config(TEXT + tail + "\n" + trainer)
     assert load_config(resolved_yaml(loaded)).config == loaded.config
     assert load_config(native_yaml(loaded.config)).config == loaded.config
 

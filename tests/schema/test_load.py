@@ -48,7 +48,7 @@ def test_a_path_object_in_a_dictionary_is_converted_to_text() -> None:
 def test_origins_distinguish_line_default_override_and_dictionary(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(TEXT)
-    origins = load_config(file, overrides=["seed=3", "adapter={type: lora}"]).origins
+    origins = load_config(file, overrides=["seed=3", "adapter={type: lora}", "trainer.type=finetune"]).origins
     assert origins["base_model"] == f"{file}:1"
     assert origins["output_features[0].name"] == f"{file}:3"
     assert origins["seed"] == origins["adapter.type"] == "--set"

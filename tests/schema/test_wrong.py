@@ -130,7 +130,7 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
     ("line", "text"),
     [
         ("adapter: {r: 8}", "4:1: adapter.type: is missing; add type: lora"),
-        ("adapter: {typ: lora, r: 8}", "4:11: adapter.typ: unknown key; did you mean type?"),
+        ("adapter: {typ: lora, r: 8}\ntrainer: {type: finetune}", "4:11: adapter.typ: unknown key; did you mean type?"),
         ("adapter: lora", "4:10: adapter: write a mapping; got lora, write adapter: {type: lora}"),
         ("adapter: none", "4:10: adapter: none is a text here; write null, or remove the key"),
         ("trainer: none", "4:10: trainer: write a mapping; got none, write trainer: {type: none}"),
@@ -143,7 +143,7 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
             "4:23: trainer.epochs: nothing is trained with type: none; write type: finetune or remove epochs",
         ),
         (
-            "adapter: {type: lora, target_r: 3}",
+            "adapter: {type: lora, target_r: 3}\ntrainer: {type: finetune}",
             ("4:23: adapter.target_r: target_r has no effect with type: lora; remove it, it belongs to type: adalora"),
         ),
         (

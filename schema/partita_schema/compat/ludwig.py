@@ -48,6 +48,7 @@ class Converter:
         yield from self.quantization()
         yield from self.generation()
         yield from self.trainer()
+        yield from self.untrained_adapter()
 
     def at(self, path: str) -> Node | None:
         return self.root.find(tuple(path.split(".")))
@@ -223,6 +224,11 @@ class Converter:
         self.numbers_for_never(section)
         yield from self.optimizer()
         yield from self.validation_metric(section)
+
+    def untrained_adapter(self) -> Iterator[Problem]:
+        kind, trained = self.at("trainer.type"), self.at("adapter.pretrained_adapter_weights")
+        if (kind is None or kind.value == "none") and (trained is None or trained.value is None):
+            yield from self.take_out(("adapter",), "nothing is trained with type: none")
 
     def batch_sizes(self, section: dict[str, Node]) -> Iterator[Problem]:
         """Keep `batch_size: auto`, and remove auto from keys that cannot be tuned here."""

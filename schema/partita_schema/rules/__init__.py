@@ -22,6 +22,7 @@ from partita_schema.rules.training import (
     trained_quantization,
     two_batch_sizes,
     unknown_metric,
+    untrained_adapter,
 )
 from partita_schema.sections.config_sections import ConfigSections
 
@@ -35,6 +36,7 @@ RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     prompts_of_dialogues,
     trained_quantization,
     refused_by_endpoint,
+    untrained_adapter,
     refused_by_sharding,
     refused_by_hogwild,
     simulation_without_dialogue,

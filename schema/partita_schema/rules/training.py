@@ -18,6 +18,18 @@ def trained_quantization(config: ConfigSections) -> Iterator[Refusal]:
         yield "quantization", "quantized weights cannot be trained; add adapter: {type: lora} or remove quantization"
 
 
+def untrained_adapter(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield an adapter that is neither trained nor loaded."""
+    if config.adapter is not None and config.adapter.pretrained_adapter_weights is None and not config.trains:
+        yield (
+            "adapter",
+            (
+                "a new adapter has no effect with trainer: {type: none}; write trainer: {type: finetune}, or remove "
+                "adapter"
+            ),
+        )
+
+
 def impossible_self_training(config: ConfigSections) -> Iterator[Refusal]:
     """Yield what makes rounds of self-training impossible."""
     if config.simulation is None or config.simulation.self_training is None:

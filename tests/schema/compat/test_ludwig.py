@@ -51,6 +51,15 @@ def test_zero_shot_classification_keeps_labels_and_sampling() -> None:
     assert file.origins["generation.do_sample"] == "ludwig default"
 
 
+@pytest.mark.parametrize("trainer", ["", "trainer: {type: none}\n"])
+def test_an_adapter_of_a_file_that_trains_nothing_is_left_out(trainer: str) -> None:
+    file = load_config(HEAD + "adapter: {type: lora, pretrained_adapter_weights: null}\n" + trainer)
+    assert file.config.adapter is None
+    assert warnings_of(file) == ["5: adapter: has no effect here: nothing is trained with type: none"]
+    trained = load_config(HEAD + "adapter: {type: lora, pretrained_adapter_weights: folder}\n" + trainer)
+    assert trained.config.adapter is not None
+
+
 def test_retrieval_is_kept_without_its_index_name() -> None:
     file = loaded("few_shot_retrieval")
     assert file.config.prompt.retrieval is not None

@@ -53,6 +53,25 @@ def test_no_trainer_trains_quantized_weights() -> None:
     assert load_config({**raw, "trainer": {"type": "none"}}).config.trainer.type == "none"
 
 
+def test_an_adapter_that_is_neither_trained_nor_loaded_is_refused() -> None:
+    raw = {
+        "base_model": "m",
+        "input_features": [{"name": "a", "type": "text"}],
+        "output_features": [{"name": "b", "type": "text"}],
+        "adapter": {"type": "lora"},
+    }
+    message = (
+        "adapter: a new adapter has no effect with trainer: {type: none}; write trainer: {type: finetune}, or remove "
+        "adapter"
+    )
+    assert problems_of(raw) == problems_of(raw | {"trainer": {"type": "none"}}) == [message]
+    assert problems_of(raw | {"trainer": {"type": "finetune"}}) == []
+    assert problems_of(raw | {"trainer": {"type": "finetine"}}) == [
+        "trainer.type: got finetine; did you mean finetune?"
+    ]
+    assert problems_of(raw | {"adapter": {"type": "lora", "pretrained_adapter_weights": "runs/first/model"}}) == []
+
+
 def trainer(**keys: Any) -> FinetuneTrainer:
     return FinetuneTrainer(type="finetune", **keys)
 

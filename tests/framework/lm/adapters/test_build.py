@@ -205,7 +205,7 @@ def test_a_missing_pretrained_adapter_is_reported(small, tmp_path: Path) -> None
 
 
 def test_an_untrained_adapter_is_not_added_when_nothing_is_trained(small) -> None:
-    config = small.config(adapter={"type": "lora"}, trainer={"type": "none"})
+    config = small.config(adapter={"type": "lora"})
     assert small.load(config, trainable=False).adapted is None
 
 
