@@ -1,5 +1,7 @@
 """The public class: a configuration and the verbs that work on it."""
 
+import operator
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -9,8 +11,10 @@ from partita.backends.context import RunContext
 from partita.backends.open import open_backend
 from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.export import upload
+from partita.runs.manifest import MANIFESTS
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config, summary
+from partita_schema.errors import DataError, shortened
 from partita_schema.load import load_config
 from partita_trainers.base import TrainResult
 
@@ -86,6 +90,7 @@ class Model:
                 a trainer's, is refused by those verbs.
         """
         model = cls.__new__(cls)
+        folder = path_of("folder", folder)
         context = RunContext.load(folder, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
         model._backend = open_backend(context)  # noqa: SLF001
         return model
@@ -99,7 +104,7 @@ class Model:
             run: The run's directory. An unfinished run is resumed, a finished one is not trained again.
                 Default: runs/NAME, or the next free NAME-2.
         """
-        return self._backend.train(dataset, run)
+        return self._backend.train(dataset, None if run is None else path_of("run", run))
 
     def predict(
         self,
@@ -123,11 +128,12 @@ class Model:
             safe_csv: In a .csv output, prefix text that a spreadsheet would run as a formula with an apostrophe.
 
         Raises:
-            DataError: `output` cannot be written; checked before anything is loaded or generated.
+            DataError: `output` cannot be written, or is one of the files to read; checked before anything is loaded
+                or generated.
         """
         options = PredictOptions(
-            output=None if output is None else Path(output),
-            batch_size=batch_size,
+            output=None if output is None else path_of("output", output),
+            batch_size=count_of("batch_size", batch_size),
             retry_errors=retry_errors,
             fresh=fresh,
             safe_csv=safe_csv,
@@ -140,7 +146,7 @@ class Model:
         `dataset` defaults to the test rows of the file, else its validation rows. Rows that cannot be scored are
         counted as `skipped`. A server returns no loss. Raises DataError if no row can be scored.
         """
-        return self._backend.evaluate(dataset, batch_size=batch_size)
+        return self._backend.evaluate(dataset, batch_size=count_of("batch_size", batch_size))
 
     def simulate(
         self, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
@@ -149,8 +155,8 @@ class Model:
 
         Episodes are saved as they finish; call it again to run only the missing ones. `fresh` starts over.
         """
-        folder = None if output is None else Path(output)
-        return self._backend.simulate(folder, batch_size=batch_size, fresh=fresh)
+        folder = None if output is None else path_of("output", output)
+        return self._backend.simulate(folder, batch_size=count_of("batch_size", batch_size), fresh=fresh)
 
     @overload
     def generate(
@@ -194,7 +200,14 @@ class Model:
             stream: Return an iterator of text pieces as they are generated; for several prompts, of pairs of a prompt's
                 index and a piece.
         """
-        return self._backend.generate(prompts, max_new_tokens=max_new_tokens, batch_size=batch_size, stream=stream)
+        if not isinstance(prompts, str):
+            prompts = texts_of(prompts)
+        return self._backend.generate(
+            prompts,
+            max_new_tokens=count_of("max_new_tokens", max_new_tokens),
+            batch_size=count_of("batch_size", batch_size),
+            stream=stream,
+        )
 
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
         """Measure the batch sizes that fit this machine, and choose the best.
@@ -206,11 +219,46 @@ class Model:
         return self._backend.tune(dataset, fresh=fresh)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the model in the standard layout of transformers or peft, with the metadata for `Model.load`."""
-        self._backend.save(Path(folder), origin=self._backend.context.loaded.folder)
-        return Path(folder)
+        """Write the model in the standard layout of transformers or peft, with the metadata for `Model.load`.
+
+        Raises DataError if the folder is the directory of a run.
+        """
+        folder = path_of("folder", folder)
+        if (folder / MANIFESTS[0]).exists():
+            raise DataError(f"{folder} is the directory of a run; name another folder to save the model in")
+        self._backend.save(folder, origin=self._backend.context.loaded.folder)
+        return folder
 
     def push_to_hub(self, name: str, *, private: bool = True) -> str:
         """Upload what `save` writes to a Hub repository, created if missing, and return its URL."""
         self._backend.refusals.check("save")
         return upload(name, private=private, write=lambda folder: self._backend.save(folder, origin=None))
+
+
+def count_of(name: str, value: Any) -> int | None:
+    """Return an argument that is a number of rows or tokens, or None. Raise DataError if it is something else."""
+    if value is None:
+        return None
+    try:
+        count = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise DataError(f"{name} is {shortened(repr(value))}; write a whole number of at least 1")
+    return count
+
+
+def path_of(name: str, value: Any) -> Path:
+    """Return an argument that is a path. Raise DataError if it is something else."""
+    if not isinstance(value, str | os.PathLike):
+        raise DataError(f"{name} is {shortened(repr(value))}; write a path")
+    return Path(value)
+
+
+def texts_of(prompts: Any) -> list[str]:
+    """Return prompts as a list. Raise DataError if they are no texts."""
+    texts = list(prompts) if hasattr(prompts, "__iter__") else [prompts]
+    wrong = [text for text in texts if not isinstance(text, str)]
+    if wrong:
+        raise DataError(f"a prompt is {shortened(repr(wrong[0]))}; write a text, or a list of texts")
+    return texts

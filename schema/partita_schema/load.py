@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from partita_schema.config import Config
-from partita_schema.errors import ConfigError, Problem
+from partita_schema.errors import ConfigError, Problem, shortened
 from partita_schema.yaml.overrides import apply_overrides, path_of
 from partita_schema.yaml.parse import read_yaml
 from partita_schema.yaml.tree import Node, dotted, tree_of
@@ -47,6 +47,9 @@ def load_config(source: "str | Path | Mapping[str, object] | Config", *, overrid
         ConfigError: The configuration is invalid. It has every problem.
     """
     file = str(source) if isinstance(source, Path) or (isinstance(source, str) and not is_text(source)) else None
+    if not isinstance(source, str | Path | Mapping | Config):
+        message = f"the configuration is {shortened(repr(source))}; write a path, YAML text, a dictionary or a Config"
+        raise ConfigError([Problem("", message)])
     text, syntax_problems = None, tuple[Problem, ...]()
     if isinstance(source, Config):
         root = tree_of(source.model_dump(mode="json", exclude_unset=True))

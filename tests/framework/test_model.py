@@ -113,6 +113,55 @@ def test_plain_prompts_are_continued_without_a_template(trained: Any) -> None:
         model.generate([""])
 
 
+@pytest.mark.parametrize("value", [0, -3, "8", 2.5, True, [8]])
+@pytest.mark.parametrize("name", ["batch_size", "max_new_tokens"])
+def test_numbers_of_rows_and_tokens_are_checked_before_anything_is_loaded(colours: Any, name: str, value: Any) -> None:
+    model = Model(colours.config(), quiet=True)
+    calls = [lambda: model.generate("a", **{name: value})]
+    if name == "batch_size":
+        calls += [
+            lambda: model.predict([{"text": "a"}], batch_size=value),
+            lambda: model.evaluate(batch_size=value),
+            lambda: model.simulate(batch_size=value),
+        ]
+    for call in calls:
+        with pytest.raises(DataError) as caught:
+            call()
+        assert str(caught.value) == f"{name} is {value!r}; write a whole number of at least 1"
+
+
+def test_arguments_of_another_kind_are_refused_in_words(colours: Any) -> None:
+    model = Model(colours.config(), quiet=True)
+    wrong: Any = 5
+    for call, message in (
+        (lambda: model.generate(wrong), "a prompt is 5; write a text, or a list of texts"),
+        (lambda: model.generate(["a", wrong]), "a prompt is 5; write a text, or a list of texts"),
+        (lambda: model.predict([{"text": "a"}], output=wrong), "output is 5; write a path"),
+        (lambda: model.simulate(wrong), "output is 5; write a path"),
+        (lambda: model.train(run=wrong), "run is 5; write a path"),
+        (lambda: model.save(wrong), "folder is 5; write a path"),
+        (lambda: Model.load(wrong), "folder is 5; write a path"),
+    ):
+        with pytest.raises(DataError) as caught:
+            call()
+        assert str(caught.value) == message
+    for value in (None, 5, []):
+        with pytest.raises(ConfigError) as refused:
+            Model(value)  # type: ignore[arg-type]
+        assert str(refused.value) == (
+            f"the configuration is {value!r}; write a path, YAML text, a dictionary or a Config"
+        )
+
+
+def test_a_model_is_not_saved_into_the_directory_of_a_run(trained: Any) -> None:
+    model, result = trained
+    before = sorted(result.run.rglob("*"))
+    with pytest.raises(DataError) as caught:
+        model.save(result.run)
+    assert str(caught.value) == f"{result.run} is the directory of a run; name another folder to save the model in"
+    assert sorted(result.run.rglob("*")) == before
+
+
 def test_a_finished_run_is_not_trained_again(trained: Any, colours: Any) -> None:
     _, result = trained
     before = (result.run / "log.jsonl").read_bytes()
