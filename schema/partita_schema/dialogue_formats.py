@@ -56,6 +56,15 @@ class FormatError(ValueError):
     """A dialogue that cannot be read. The text says what is wrong, and where."""
 
 
+class UnreadKeysError(FormatError):
+    """A dialogue with message keys or columns that are neither read nor ignored."""
+
+    def __init__(self, message: str, keys: Sequence[str]) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
+        """Keys or columns to ignore."""
+
+
 def read_dialogue(
     row: Mapping[str, Any], *, column: str, form: str = "auto", ignored: Collection[str] = ()
 ) -> Dialogue:
@@ -82,15 +91,28 @@ def read_dialogue(
         column = next((name for name in LISTS[form] if row.get(name) is not None), column)
     for name in TOOL_COLUMNS:
         if name not in ignored and holds(row.get(name)):
-            raise FormatError(
-                f"column {name} is not read; write the tools as text in a system message, or {way_out([name])}"
-            )
+            message = f"column {name} is not read; write the tools as text in a system message, or {way_out([name])}"
+            raise UnreadKeysError(message, [name])
     return READERS[form](row, column, ignored)
 
 
 def is_read(value: object) -> TypeGuard[Mapping[str, Any]]:
     """Return whether a cell or row is a dialogue in the common form."""
     return isinstance(value, Mapping) and set(value) >= {*ONE_FORM}
+
+
+def unread_keys(row: Mapping[str, Any], *, column: str) -> list[str]:
+    """Return the message keys and columns that `ignore_keys` must list to read the dialogue of a row."""
+    keys: list[str] = []
+    while True:
+        try:
+            read_dialogue(row, column=column, ignored=keys)
+        except UnreadKeysError as error:
+            keys += error.keys
+        except FormatError:
+            return keys
+        else:
+            return keys
 
 
 def detect_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
@@ -312,9 +334,10 @@ def refuse_unread(item: Mapping[str, Any], where: str, *, read: Collection[str],
     """
     unread = [str(key) for key in item if key not in read and holds(item[key])]
     if unread:
-        raise FormatError(
+        raise UnreadKeysError(
             f"{where} has {', '.join(unread)}, which {'is' if len(unread) == 1 else 'are'} not read; write what the "
-            f"model is to see as text in {content}, or {way_out(unread)}"
+            f"model is to see as text in {content}, or {way_out(unread)}",
+            unread,
         )
 
 

@@ -1,5 +1,7 @@
 """Commented configurations to start from, one for each kind of task."""
 
+from collections.abc import Sequence
+
 TASKS = {
     "classify": "each text gets one of a few labels",
     "tag": "a text gets those of a few labels that apply",
@@ -104,7 +106,15 @@ trainer:
 """
 
 
-def template(task: str, *, model: str, data: str, train: bool, features: str | None = None) -> str:
+def template(
+    task: str,
+    *,
+    model: str,
+    data: str,
+    train: bool,
+    features: str | None = None,
+    ignore_keys: Sequence[str] = (),
+) -> str:
     """Return a configuration for a task of TASKS.
 
     Args:
@@ -113,16 +123,21 @@ def template(task: str, *, model: str, data: str, train: bool, features: str | N
         data: Path of the rows, relative to the file.
         train: Whether to fine-tune.
         features: input_features, output_features and prompt as YAML. Default: typical ones for the task.
+        ignore_keys: Keys of messages of a dialogue to ignore.
     """
     from partita_schema.dump import scalar
 
     scratch = model == "scratch"
+    ignored = ", ".join(map(scalar, ignore_keys))
     base = SCRATCH if scratch else f"base_model: {scalar(model)}\n"
     parts = [
         f"# partita: {TASKS[task]}. All keys: partita schema --markdown\nversion: 1\n{base}",
         FEATURES[task] if features is None else features,
-        "generation: {max_new_tokens: 64}         # the rest as the checkpoint says; do_sample: false is greedy\n",
+        "# generation: {do_sample: false}         # greedy; by default as the checkpoint says\n",
         f"data:\n  source: {scalar(data)}\n  split: {{type: random, probabilities: [0.9, 0.05, 0.05]}}\n",
+        f"  dialogue: {{ignore_keys: [{ignored}]}}   # keys of messages that the model does not see\n"
+        if ignored
+        else "",
         ADAPTER if train and not scratch else "",
         FINETUNE if train else ZERO_SHOT,
     ]

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,9 @@ from partita_schema.templates import TASKS, template
 
 if TYPE_CHECKING:
     from partita.data.proposal import FirstRows
+
+PLACEHOLDER = "train.jsonl"
+"""Path of the rows if none is named."""
 
 
 def init(
@@ -30,8 +32,10 @@ def init(
         raise DataError(f"{file} exists; remove it or name another folder")
     if task is not None and task not in TASKS:
         raise ConfigError([Problem("--task", f"got {task}; write one of {', '.join(TASKS)}")])
-    data = ask(data, "Rows: a csv, jsonl or parquet file", default="train.jsonl")
-    rows = read_first_rows(data)
+    named = data is not None
+    data = ask(data, "Rows: a csv, jsonl or parquet file", default=PLACEHOLDER)
+    # Without data, the file names a place for them.
+    rows = read_first_rows(data) if named or data != PLACEHOLDER or Path(data).exists() else None
     proposal = rows.propose(task) if rows else None
     chosen_task = ask(
         task, "What should the model do", default=proposal.task if proposal else "answer", choices=tuple(TASKS)
@@ -46,7 +50,8 @@ def init(
     known = Path(data).exists()
     source = os.path.relpath(data, folder) if known else data
     features = proposal.features if proposal else None
-    text = template(chosen_task, model=model, data=source, train=train, features=features)
+    ignore_keys = proposal.ignore_keys if proposal else ()
+    text = template(chosen_task, model=model, data=source, train=train, features=features, ignore_keys=ignore_keys)
     file.write_text(text, encoding="utf-8")
     if proposal is not None:
         print(f"{data}: {proposal.summary}")
@@ -61,9 +66,7 @@ def init(
 
 
 def read_first_rows(data: str) -> "FirstRows | None":
-    """Return the columns of the data; None if there is no such local file."""
-    if not Path(data).exists() and not has_magic(data):
-        return None
+    """Return the columns of the data, as `partita.data.proposal` does, which is imported only now."""
     from partita.data import proposal
 
     return proposal.read_first_rows(data)

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from partita.data.columns import Column, Kind, column_of
-from partita.data.formats import FORMATS, format_of
+from partita.data.formats import FORMATS
 from partita.data.formats.base import FileSlice
 from partita.data.formats.json import json_row
-from partita.data.sources.sources import find_files
+from partita.data.sources.sources import find_files, source_of
 from partita_schema.common.text import counted
+from partita_schema.dialogue_formats import unread_keys
 from partita_schema.dump import scalar
 from partita_schema.errors import DataError, shortened
+from partita_schema.sections.sources import FileSource
 
 FIRST_ROWS = 2000
 """Number of rows that are examined."""
@@ -41,6 +43,8 @@ class Proposal:
     """YAML of input_features, output_features and prompt."""
     summary: str
     """One line for the terminal."""
+    ignore_keys: tuple[str, ...] = ()
+    """Keys of messages and columns that are not read as part of a dialogue."""
     warning: str = ""
     """Why a model would learn nothing from the rows; empty if there is no objection."""
 
@@ -52,6 +56,8 @@ class FirstRows:
     columns: Sequence[Column]
     complete: bool
     """Whether these are all rows of the file."""
+    ignore_keys: tuple[str, ...] = ()
+    """Keys of messages and columns that are not read as part of a dialogue."""
 
     @property
     def names(self) -> list[str]:
@@ -60,28 +66,31 @@ class FirstRows:
 
     def propose(self, task: str | None) -> Proposal | None:
         """Return the proposal, for `task` if one is given; None if no column fits it."""
-        return proposal_of(self.columns, task=task, complete=self.complete)
+        proposal = proposal_of(self.columns, task=task, complete=self.complete)
+        if proposal is None or proposal.task != "chat" or not self.ignore_keys:
+            return proposal
+        summary = f"{proposal.summary}; ignored: {', '.join(self.ignore_keys)}"
+        return replace(proposal, ignore_keys=self.ignore_keys, summary=summary)
 
 
 def read_first_rows(path: str) -> FirstRows | None:
-    """Return the columns of a local file; None if the path is not a local file in a known format.
+    """Return the columns of a local file; None for a URL or a Hub name.
 
     Raises:
-        DataError: If the file has no readable row.
+        DataError: If there is no such file, or it has no readable row.
     """
-    kind = format_of(path)
-    if "://" in path or kind is None:
+    source = source_of(path, folder=Path())
+    if "://" in path or not isinstance(source, FileSource):
         return None
-    try:
-        file = find_files(path, folder=Path())[0]
-    except DataError:
-        return None
-    rows = list(islice(readable_rows(FileSlice(file, path, kind)), FIRST_ROWS + 1))
+    file = find_files(path, folder=Path())[0]
+    rows = list(islice(readable_rows(FileSlice(file, path, source.type)), FIRST_ROWS + 1))
     if not rows:
         raise DataError(f"{path} has no row that can be read")
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = [column_of(name, [row.get(name) for row in rows[:FIRST_ROWS]]) for name in names]
-    return FirstRows(columns, complete=len(rows) <= FIRST_ROWS)
+    dialogue = next((column.name for column in columns if column.kind == "dialogue"), None)
+    ignored = [key for row in rows if dialogue is not None for key in unread_keys(row, column=dialogue)]
+    return FirstRows(columns, complete=len(rows) <= FIRST_ROWS, ignore_keys=tuple(dict.fromkeys(ignored)))
 
 
 def readable_rows(file: FileSlice) -> Iterator[Mapping[str, Any]]:

@@ -41,7 +41,7 @@ def test_wrong_configurations_exit_with_2_and_all_problems(
     file: Path, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(TEXT + "sede: 1\nadaptor: {type: lora}\n")
+    wrong.write_text(TEXT + "sede: 1\nadaptor: {type: lora}\ntrainer: {type: finetune}\n")
     assert command("validate", wrong, file, tmp_path / "none.yaml") == 2
     shown = capsys.readouterr()
     assert shown.err.splitlines() == [
@@ -159,7 +159,9 @@ def test_init_writes_a_valid_file_for_every_task(
 ) -> None:
     folder = tmp_path / "new"
     assert command("init", folder, "--task", task, "--model", "scratch") == 0
-    assert load_config(folder / "run.yaml").config.trainer.type == "finetune"
+    config = load_config(folder / "run.yaml").config
+    assert config.trainer.type == "finetune"
+    assert config.generation.max_new_tokens is None, "the limit is derived from the outputs"
     assert command("init", folder, "--task", task) == 2
     assert f"error: {folder / 'run.yaml'} exists; remove it or name another folder" in capsys.readouterr().err
 
@@ -203,6 +205,16 @@ def test_init_proposes_the_columns_of_the_data(
     (tmp_path / "broken.parquet").write_text("no parquet")
     assert command("init", "third", "--data", "broken.parquet") == 2
     assert capsys.readouterr().err.startswith("error: broken.parquet cannot be read as parquet: ")
+
+
+def test_init_refuses_rows_that_do_not_exist_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.jsonl", "nope.csv"):
+        assert command("init", "new", "--model", "scratch", "--data", name) == 2
+        assert capsys.readouterr().err == f"error: {name} does not exist in {tmp_path}\n"
+    assert not (tmp_path / "new").exists()
 
 
 def test_init_refuses_a_csv_with_another_separator_and_writes_nothing(

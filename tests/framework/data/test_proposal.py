@@ -120,6 +120,17 @@ def test_messages_are_a_dialogue(tmp_path: Path) -> None:
     assert [(one.name, one.type) for one in config.input_features] == [("messages", "dialogue")]
 
 
+def test_message_keys_that_are_not_read_are_written_as_ignored_and_named(tmp_path: Path) -> None:
+    chat = [{"speaker": "user", "text": "hi", "state": {"a": 1}}, {"speaker": "system", "text": "hello", "my id": 2}]
+    path = rows_file(tmp_path, [{"turns": chat, "tools": [1], "note": "x"}, {"turns": chat[:1]}])
+    proposal = propose(path, task=None)
+    assert proposal is not None
+    assert proposal.summary == "input turns (dialogue), output: the assistant's replies; ignored: tools, state, my id"
+    keys = proposal.ignore_keys
+    text = template(proposal.task, model="scratch", data=path, train=True, features=proposal.features, ignore_keys=keys)
+    assert load_config(text).config.data.dialogue.ignore_keys == ("tools", "state", "my id")
+
+
 def test_labels_of_only_the_first_rows_are_written_as_a_comment(tmp_path: Path) -> None:
     rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(FIRST_ROWS)] + [{"text": "x", "label": "c"}]
     proposal = propose(rows_file(tmp_path, rows), task=None)
@@ -134,6 +145,19 @@ def test_without_a_fitting_column_or_file_there_is_no_proposal(tmp_path: Path) -
     assert propose(rows_file(tmp_path, [{"q": f"a {n}", "a": f"b {n}"} for n in range(9)]), task="classify") is None
     assert read_first_rows("s3://bucket/rows.jsonl") is None
     assert read_first_rows("owner/dataset") is None
+
+
+def test_a_file_that_does_not_exist_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path, message in (
+        ("rows.csv", f"rows.csv does not exist in {tmp_path}"),
+        ("*.csv", f"no file matches *.csv in {tmp_path}"),
+        ("no/rows.csv", "no/rows.csv does not exist: there is no folder no"),
+        ("rows.xyz", "rows.xyz: the file extension is not one of a known format"),
+    ):
+        with pytest.raises(DataError) as caught:
+            read_first_rows(path)
+        assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(("count", "rows"), [(3, "all rows"), (FIRST_ROWS + 1, "the first 2,000 rows")])

@@ -127,7 +127,7 @@ def find_files(path: str, *, folder: Path) -> list[str]:
         matches = glob.glob(full_path, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
         files = sorted(name for name in matches if Path(name).is_file())
         if not files:
-            raise DataError(f"no file matches {path} in {folder}")
+            raise DataError(f"no file matches {path} in {shown_folder(folder)}")
         return files
     if Path(full_path).is_dir():
         raise DataError(f"{path} is a folder; write a glob such as {path.rstrip('/')}/*.jsonl")
@@ -173,7 +173,14 @@ def missing_file(path: str, full_path: Path) -> str:
     if not full_path.parent.is_dir():
         return f"{path} does not exist: there is no folder {full_path.parent}"
     near = nearest(full_path.name, sorted(entry.name for entry in full_path.parent.iterdir()))
-    return f"{path} does not exist in {full_path.parent}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+    return f"{path} does not exist in {shown_folder(full_path.parent)}" + (
+        f"; did you mean {' or '.join(near)}?" if near else ""
+    )
+
+
+def shown_folder(folder: Path) -> Path:
+    """Return a folder for an error text: the path of the current folder instead of a dot."""
+    return Path.cwd() if folder == Path() else folder
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
