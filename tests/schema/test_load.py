@@ -95,8 +95,11 @@ def test_utf16_and_utf8_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "1:1: the file is empty; write at least base_model and features"),
-        (b"# only a comment\n", "1:1: the file is empty; write at least base_model and features"),
+        (b"", "1:1: the file is empty; write at least base_model, input_features and output_features"),
+        (
+            b"# only a comment\n",
+            "1:1: the file is empty; write at least base_model, input_features and output_features",
+        ),
         (TEXT.encode("utf-16-le"), " holds zero bytes: no text, or UTF-16 without a mark; save it as UTF-8"),
         (b"\x89PNG\x00\x00", " holds zero bytes: no text, or UTF-16 without a mark; save it as UTF-8"),
         (b"a: b\nc: caf\xe9\n", "2: byte 0xe9 is not UTF-8; save the file as UTF-8"),

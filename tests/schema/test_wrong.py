@@ -132,6 +132,30 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
         ("adapter: {r: 8}", "4:1: adapter.type: is missing; add type: lora"),
         ("adapter: {typ: lora, r: 8}\ntrainer: {type: finetune}", "4:11: adapter.typ: unknown key; did you mean type?"),
         ("adapter: lora", "4:10: adapter: write a mapping; got lora, write adapter: {type: lora}"),
+        ("data: rows.csv", "4:7: data: write a mapping; got rows.csv, write data: {source: rows.csv}"),
+        ("prompt: Sort it.", "4:9: prompt: write a mapping; got Sort it., write prompt: {task: Sort it.}"),
+        ("prompt: '{a} is'", "4:9: prompt: write a mapping; got '{a} is', write prompt: {template: '{a} is'}"),
+        ("quantization: 4", "4:15: quantization: write a mapping; got 4, write quantization: {bits: 4}"),
+        ("quantization: 5", "4:15: quantization: write a mapping; got 5"),
+        ("generation: 5", "4:13: generation: write a mapping; got 5"),
+        (
+            "trainer: {type: finetune, learning_rate_scheduler: cosin}",
+            (
+                "4:52: trainer.learning_rate_scheduler: write a mapping; got cosin, write learning_rate_scheduler: "
+                "{decay: cosine}"
+            ),
+        ),
+        (
+            "trainer: {type: finetune, optimizer: adamm}",
+            "4:38: trainer.optimizer: write a mapping; got adamm, write optimizer: {type: adamw}",
+        ),
+        (
+            "trainer: {type: finetune, optimizer: best}",
+            (
+                "4:38: trainer.optimizer: write a mapping with type: one of adamw, adam, adamw_8bit, paged_adamw, "
+                "paged_adamw_8bit, adafactor, lion, lion_8bit, muon, schedule_free_adamw, sgd; got best"
+            ),
+        ),
         ("adapter: none", "4:10: adapter: none is a text here; write null, or remove the key"),
         ("trainer: none", "4:10: trainer: write a mapping; got none, write trainer: {type: none}"),
         ("trainer: {type: no}", "4:17: trainer.type: no is read by YAML as false; write none"),

@@ -8,6 +8,9 @@ from partita_schema.errors import shortened
 from partita_schema.schema_tree import Choice, Items, Leaf, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
 from partita_schema.yaml.tree import Node
 
+KEY_OF_SINGLE_VALUES = {"data": "source", "prompt": "task", "quantization": "bits"}
+"""The key that a single value in place of a section most likely belongs to."""
+
 
 def wrong_value(key: str, shape: Shape, node: Node, *, optional: bool) -> str:
     """Return one sentence with the expected and the actual value, and the YAML pitfall if it is a known one.
@@ -150,8 +153,8 @@ def nesting_trap(key: str, shape: Shape, node: Node) -> str | None:
         if near:
             return f"write a mapping; got {short(value)}, write {key}: {{type: {near[0]}}}"
         return f"write {words(shape)}; got {short(value)!r}; types are {listed(tags)}"
-    if isinstance(shape, Section) and isinstance(value, str) and "type" in keys_of(shape.model):
-        return f"write a mapping; got {short(value)}, write {key}: {{type: {short(value)}}}"
+    if isinstance(shape, Section) and isinstance(value, str | int):
+        return section_trap(key, shape, node)
     if isinstance(shape, Items) and not shape.fixed and not isinstance(value, list):
         return f"write {words(shape)}; got {got(node)}{as_list(key, shape, node)}"
     if isinstance(shape, Items) and shape.least and value == []:
@@ -159,6 +162,33 @@ def nesting_trap(key: str, shape: Shape, node: Node) -> str | None:
     if isinstance(shape, Named | Section | Tagged) and isinstance(value, list):
         return f"write {words(shape)}; got a list, write the keys without dashes"
     return None
+
+
+def section_trap(key: str, shape: Section, node: Node) -> str | None:
+    """Return a message for a single value in place of a mapping, with the key that it most likely belongs to."""
+    value, keys = node.value, keys_of(shape.model)
+    required = [name for name, one in keys.items() if one.required]
+    meant = KEY_OF_SINGLE_VALUES.get(key, required[0] if len(required) == 1 else None)
+    if key == "prompt" and "{" in str(value):
+        meant = "template"
+    if meant is not None and takes(keys[meant].shape, value):
+        return f"write a mapping; got {got(node)}, write {key}: {{{meant}: {got(node)}}}"
+    if not isinstance(value, str):
+        return None
+    for name, one in keys.items():
+        near = nearest(value, choices(one.shape))
+        if near:
+            return f"write a mapping; got {short(value)}, write {key}: {{{name}: {near[0]}}}"
+    if "type" in keys:
+        return f"write a mapping with type: {words(keys['type'].shape)}; got {short(value)}"
+    return None
+
+
+def takes(shape: Shape, value: object) -> bool:
+    """Return whether a key accepts a text or a number."""
+    if isinstance(shape, OneOf):
+        return any(takes(arm, value) for arm in shape.arms)
+    return value in shape.values if isinstance(shape, Choice) else isinstance(value, str) and accepts(shape, "text")
 
 
 def as_list(key: str, shape: Items, node: Node) -> str:

@@ -59,7 +59,13 @@ def read_yaml(text: str, *, file: str | None) -> tuple[Node, tuple[Problem, ...]
             [Problem("", f"is nested more than {MAX_DEPTH} levels deep; write it flatter", file)]
         ) from None
     if root is None or root.value is None:
-        raise ConfigError([Problem("", "the file is empty; write at least base_model and features", file, 1, 1)])
+        raise ConfigError(
+            [
+                Problem(
+                    "", "the file is empty; write at least base_model, input_features and output_features", file, 1, 1
+                )
+            ]
+        )
     if not isinstance(root.value, dict):
         kind = "a list" if isinstance(root.value, list) else "a single text"
         message = f"holds {kind}; write keys and values at the top, such as base_model: ..."
