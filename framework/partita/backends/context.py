@@ -11,7 +11,7 @@ from typing import Any
 from partita.backends.launch import get_process_group
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, find_labels, open_run_data
-from partita.data.sources.sources import local_files, open_rows
+from partita.data.sources.sources import errors_at, local_files, open_rows
 from partita.pipeline.build import Labels
 from partita.runs.directory import RunDirectory, open_run_of_group
 from partita.runs.manifest import (
@@ -202,7 +202,8 @@ class RunContext:
             self.refuse_code("data")
         if not splits and self.config.data.test is not None:
             limit = self.config.data.max_row_bytes
-            test = open_rows(self.config.data.test, folder=self.loaded.folder, name="test", max_row_bytes=limit)
+            with errors_at("data.test"):
+                test = open_rows(self.config.data.test, folder=self.loaded.folder, name="test", max_row_bytes=limit)
             splits = {"test": test}
         if not splits:
             splits = self.open_data().splits

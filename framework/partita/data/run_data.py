@@ -13,7 +13,7 @@ from partita.data.formats.base import MAX_ROW_BYTES, Position, StreamRow
 from partita.data.ledger import Ledger
 from partita.data.rows import ListStore, Rows, digest
 from partita.data.sources.python_datasets import splits_of
-from partita.data.sources.sources import find_files, source_of
+from partita.data.sources.sources import errors_at, find_files, source_of
 from partita.data.splits import TRAINING, check_columns, is_streamed, open_splits
 from partita.data.streams.base import Stream
 from partita.data.streams.custom import PassedSource, open_custom_stream
@@ -45,6 +45,8 @@ class TrainingStreams:
     seed: int
     names: Sequence[str] = ()
     """Names of the sources of a mix."""
+    keys: Sequence[str] = ("",)
+    """Keys of the sources in the file, for error texts; empty for a source that is not in the file."""
     shuffle: bool = True
     """Whether the first rows are read in shuffled order."""
     max_row_bytes: int = MAX_ROW_BYTES
@@ -61,10 +63,12 @@ class TrainingStreams:
         Raises:
             DataError: If there is nothing to read.
         """
-        streams = [
-            open_stream(source, folder=self.folder, least_shards=num_groups, max_row_bytes=self.max_row_bytes)
-            for source in self.sources
-        ]
+        streams = []
+        for source, key in zip(self.sources, self.keys, strict=True):
+            with errors_at(key):
+                streams.append(
+                    open_stream(source, folder=self.folder, least_shards=num_groups, max_row_bytes=self.max_row_bytes)
+                )
         if self.names:
             streams = [NamedStream(stream, name=name) for stream, name in zip(streams, self.names, strict=True)]
         return ShardPlan(
@@ -116,6 +120,7 @@ def training_streams(config: Config, *, folder: Path, dataset: Any = None) -> Tr
         folder,
         config.seed,
         config.data.mix_names,
+        [f"data.mix[{index}].source" for index in range(len(mix))] if mix else ["data.source"],
         shuffle=shuffle,
         max_row_bytes=config.data.max_row_bytes,
     )

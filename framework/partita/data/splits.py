@@ -14,7 +14,7 @@ from partita.data.formats.csv import other_separator
 from partita.data.rows import Rows
 from partita.data.sources.mixed import joined, open_mix
 from partita.data.sources.python_datasets import is_stream, splits_of
-from partita.data.sources.sources import open_rows
+from partita.data.sources.sources import errors_at, open_rows
 from partita_schema.common.checksums import hash_to_int
 from partita_schema.common.text import nearest
 from partita_schema.config import Config
@@ -52,11 +52,11 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
     """
     own = {VALIDATION: config.data.validation, TEST: config.data.test}
     limit = config.data.max_row_bytes
-    opened = {
-        name: open_rows(source, folder=folder, name=name, max_row_bytes=limit)
-        for name, source in own.items()
-        if source is not None
-    }
+    opened = {}
+    for name, source in own.items():
+        if source is not None:
+            with errors_at(f"data.{name}"):
+                opened[name] = open_rows(source, folder=folder, name=name, max_row_bytes=limit)
     if dataset is None:
         splits = opened | configured_splits(config, folder=folder, without=frozenset(opened))
     else:
@@ -79,12 +79,13 @@ def configured_splits(config: Config, *, folder: Path, without: frozenset[str]) 
         without: Splits that get no rows.
     """
     source, limit = config.data.source, config.data.max_row_bytes
-    if isinstance(source, SimulationSource):
-        return {TRAINING: open_rows(source, folder=folder)}
-    if config.data.streaming:
+    simulated = isinstance(source, SimulationSource)
+    if config.data.streaming and not simulated:
         return {}
     if source is not None:
-        return divide(open_rows(source, folder=folder, max_row_bytes=limit), config, without=without)
+        with errors_at("data.source"):
+            rows = open_rows(source, folder=folder, max_row_bytes=limit)
+        return {TRAINING: rows} if simulated else divide(rows, config, without=without)
     if config.data.mix is not None:
         return divide_mix(open_mix(config.data, folder=folder), config, without=without)
     return {}

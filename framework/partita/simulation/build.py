@@ -9,7 +9,7 @@ from typing import Any
 from partita.data.episode import AGENT, Episode, derived_seed
 from partita.data.parts import source_digest
 from partita.data.rows import Rows, digest
-from partita.data.sources.sources import open_rows
+from partita.data.sources.sources import errors_at, open_rows
 from partita.simulation.adapters import adapt, load_environment, tools_of
 from partita.simulation.contract import Environment, StepTimeoutError
 from partita.simulation.environment_server import EnvironmentServer, RemoteError
@@ -64,7 +64,8 @@ def open_tasks(
         message = "replay needs dialogues; write tasks: {source: FILE}, or data.test"
         raise ConfigError([Problem("simulation.tasks", message)])
     if rows is None:
-        rows = open_rows(source, folder=folder, name="tasks", max_row_bytes=config.data.max_row_bytes)
+        with errors_at("simulation.tasks.source" if tasks.source is not None else "data.test"):
+            rows = open_rows(source, folder=folder, name="tasks", max_row_bytes=config.data.max_row_bytes)
     replays = isinstance(section.world, ReplayWorldConfig)
     if not replays and not any(isinstance(agent, GoldAgentConfig) for agent in other_agents(section).values()):
         return list(tasks_of(rows, lambda row: row)), rows.fingerprint

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
-from partita.data.run_data import find_labels, rows_with_known_labels
+from partita.data.run_data import find_labels, rows_with_known_labels, training_streams
 from partita.data.sources.sources import open_rows
 from partita.data.splits import check_columns, hash_splits, open_splits, random_splits, stratified_splits
 from partita_schema.errors import DataError
@@ -287,3 +287,23 @@ def test_labels_that_look_like_several_are_reported_with_the_separator(
     caplog.clear()
     find_labels(config, open_rows([{"question": "why?", "kinds": ["a;b", "c;d", "e"]}], folder=Path()))
     assert caplog.messages == []
+
+
+def test_a_missing_file_is_reported_with_its_key_and_folder(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for data, key in (
+        ({"source": "no.csv"}, "data.source"),
+        ({"source": "no.csv", "split": {"type": "random"}}, "data.source"),
+        ({"mix": [{"source": "no.csv"}, {"source": "b.csv"}]}, "data.mix[0].source"),
+        ({"validation": "no.csv"}, "data.validation"),
+        ({"test": {"type": "simulation", "path": "no.csv"}}, "data.test"),
+    ):
+        assert failure(make_config(data=data), None) == f"{key}: no.csv does not exist in {tmp_path}"
+    assert failure(make_config(), "no.csv") == f"no.csv does not exist in {tmp_path}"
+    streamed = {"source": {"type": "csv", "path": "no.csv", "streaming": True}}
+    trainer = {"type": "finetune", "max_steps": 1}
+    with pytest.raises(DataError) as caught:
+        training_streams(make_config(data=streamed, trainer=trainer), folder=Path()).first_rows()
+    assert str(caught.value) == f"data.source: no.csv does not exist in {tmp_path}"

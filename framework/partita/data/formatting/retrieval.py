@@ -11,7 +11,7 @@ import numpy as np
 from partita.data.formatting.base import Retriever, Row
 from partita.data.formatting.formatter import sample_text, text_inputs
 from partita.data.rows import Rows
-from partita.data.sources.sources import open_rows
+from partita.data.sources.sources import errors_at, open_rows
 from partita.data.splits import check_columns
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError
@@ -34,7 +34,8 @@ def build_retriever(config: Config, *, training: Rows | None, folder: Path) -> R
     pool = training
     if options.dataset:
         limit = config.data.max_row_bytes
-        pool = open_rows(options.dataset, folder=folder, name="examples", max_row_bytes=limit)
+        with errors_at("prompt.retrieval.dataset"):
+            pool = open_rows(options.dataset, folder=folder, name="examples", max_row_bytes=limit)
     if pool is None or not len(pool):
         raise DataError("prompt.retrieval has no rows to choose from; write prompt.retrieval.dataset")
     check_columns(pool, config, supervised=True)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from partita.data.rows import RowKeys, Rows, digest
-from partita.data.sources.sources import open_rows
+from partita.data.sources.sources import errors_at, open_rows
 from partita_schema.errors import DataError
 from partita_schema.sections.batching import ChunkBatching, FixedBatching
 from partita_schema.sections.data import Data
@@ -174,11 +174,11 @@ def once(sizes: Sequence[int], weights: Sequence[float]) -> np.ndarray:
 
 def open_mix(data: Data, *, folder: Path) -> dict[str, Rows]:
     """Open the rows of each source of a mix, by name."""
-    mix = data.mix or ()
-    return {
-        name: open_rows(part.source, folder=folder, name=name, max_row_bytes=data.max_row_bytes)
-        for name, part in zip(data.mix_names, mix, strict=True)
-    }
+    opened = {}
+    for index, (name, part) in enumerate(zip(data.mix_names, data.mix or (), strict=True)):
+        with errors_at(f"data.mix[{index}].source"):
+            opened[name] = open_rows(part.source, folder=folder, name=name, max_row_bytes=data.max_row_bytes)
+    return opened
 
 
 def joined(parts: Mapping[str, Rows]) -> Rows:

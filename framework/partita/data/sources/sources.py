@@ -8,7 +8,7 @@ cache of an earlier run.
 import glob
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,17 @@ def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_byte
     if isinstance(dataset, CustomSource):
         return open_custom(dataset, folder=folder, name=dataset.target.partition(":")[2])
     return open_in_memory(dataset, name=name)
+
+
+@contextmanager
+def errors_at(key: str) -> Iterator[None]:
+    """Prefix a DataError with the key of the file that names the source; an empty key changes nothing."""
+    try:
+        yield
+    except DataError as error:
+        if not key:
+            raise
+        raise type(error)(f"{key}: {error}") from error.__cause__
 
 
 def named_source(dataset: Any, *, folder: Path) -> Any:
