@@ -231,6 +231,9 @@ def dump(row: dict[str, Any]) -> bytes:
     return write_json(row).encode("utf-8") + b"\n"
 
 
+SAVE_AS_UTF8 = "save the file as UTF-8, for example with iconv -f latin1 -t utf8"
+
+
 def not_utf8(error: UnicodeDecodeError) -> str:
     """Return the reason for bytes that are not UTF-8."""
     return f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1}"

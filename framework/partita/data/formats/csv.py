@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from partita.data.formats.base import (
     MAX_ROW_BYTES,
+    SAVE_AS_UTF8,
     UTF16_MARKS,
     FileFormat,
     FileSlice,
@@ -66,7 +67,7 @@ def checked_header(row: CsvRow, name: str, delimiter: str) -> tuple[str, ...]:
     if twice is not None:
         raise DataError(f"{name}: the header names {shortened(twice)!r} twice; rename one")
     if not_text := next((cell for cell in names if not is_utf8(cell)), None):
-        raise DataError(f"{name}: the header is not UTF-8 ({shortened(not_text)!r}); save the file as UTF-8")
+        raise DataError(f"{name}: the header is not UTF-8 ({shortened(not_text)!r}); {SAVE_AS_UTF8}")
     if separator := other_separator(names):
         wanted = "comma" if delimiter == "," else "tab"
         known = ", or name it .tsv or write type: tsv for it" if separator == "a tab" else ""
@@ -102,7 +103,7 @@ def csv_record(row: CsvRow, header: Sequence[str], delimiter: str) -> SourceReco
     try:
         return SourceRecord(row.number, dump(dict(zip(header, row.cells, strict=True))), tuple(header))
     except UnicodeEncodeError:
-        return bad(row.number, "not UTF-8", delimiter.join(row.cells))
+        return bad(row.number, f"not UTF-8; {SAVE_AS_UTF8}", delimiter.join(row.cells))
 
 
 def read_cells_slice(

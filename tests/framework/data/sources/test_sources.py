@@ -139,7 +139,7 @@ def test_broken_csv_rows_are_reported_and_the_others_kept(tmp_path: Path) -> Non
     assert [(bad.number, bad.reason) for bad in rows.bad] == [
         (3, "3 cells, the header has 2"),
         (4, "1 cell, the header has 2"),
-        (5, "not UTF-8"),
+        (5, "not UTF-8; save the file as UTF-8, for example with iconv -f latin1 -t utf8"),
         (6, "broken CSV: ',' expected after '\"'"),
         (7, "broken CSV: a quote opens here that is never closed"),
     ]

@@ -368,7 +368,7 @@ def test_bad_rows_of_csv_are_reported_and_reading_continues(tmp_path: Path) -> N
     assert {row.number: row.reason for row in read(stream) if row.reason} == {
         3: "1 cell, the header has 2",
         4: "broken CSV: a quote opens here that is never closed",
-        6: "not UTF-8",
+        6: "not UTF-8; save the file as UTF-8, for example with iconv -f latin1 -t utf8",
     }
 
 
