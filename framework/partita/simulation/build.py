@@ -1,5 +1,6 @@
 """Build tasks, world and checker from the `simulation` section, and hash the settings that decide dialogues."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 
 from partita.data.episode import AGENT, Episode, derived_seed
 from partita.data.parts import source_digest
-from partita.data.rows import Rows, digest
+from partita.data.rows import Rows
 from partita.data.sources.sources import errors_at, open_rows
 from partita.simulation.adapters import adapt, load_environment, tools_of
 from partita.simulation.contract import Environment, StepTimeoutError
@@ -194,11 +195,12 @@ def new_episode(task: Task, repeat: int, section: Simulation, *, seed: int, show
     return Episode(key, task.key, task.values, derived_seed(seed, key), shows_gold=shows_gold)
 
 
-def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, str]:
-    """Return hashes of the settings that decide dialogues, by section."""
+def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, Any]:
+    """Return the settings that decide dialogues, by section, as JSON values."""
     sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
     # These do not change the content of a dialogue.
     excluded: Any = {"limits": True, "history": True, "tasks": True, "world": {"isolation"}, "transcripts": True}
     settings = section.model_dump(mode="json", exclude=excluded)
-    sections |= {"simulation": [settings, seed], "data.dialogue": config.data.dialogue.model_dump(mode="json")}
-    return {name: digest(repr(value)) for name, value in sections.items()}
+    sections |= {"simulation": settings | {"seed": seed}, "data.dialogue": config.data.dialogue.model_dump(mode="json")}
+    read_back: dict[str, Any] = json.loads(json.dumps(sections))  # keys of options may be numbers in YAML
+    return read_back

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from partita.data.episode import AGENT, Episode
 from partita.data.rows import Rows
@@ -51,7 +52,7 @@ class RolloutSetup:
     participants: Participants
     transcripts: type[Transcripts]
     """Class that saves the episodes."""
-    decided_by: dict[str, str]
+    decided_by: dict[str, Any]
     """Hashes of everything that affects the episodes, by part."""
 
     def open_transcripts(

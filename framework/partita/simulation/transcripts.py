@@ -21,6 +21,7 @@ from typing import Any
 
 from partita.data.episode import Episode, from_line
 from partita.runs.files import open_private, writing
+from partita.runs.manifest import differences
 from partita_schema.common.checksums import DamagedError, sealed_line, unsealed_line
 from partita_schema.common.files import replacing
 from partita_schema.common.text import counted
@@ -33,11 +34,24 @@ SYNC_SECONDS = 2.0
 """Interval between calls of `fsync`."""
 
 
+def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return what has changed, one line each: settings with both values, and names of parts that are hashes."""
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    lines = []
+    for name in changed:
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, dict | list) and isinstance(new, dict | list):
+            lines += differences({name: old}, {name: new}, without=())
+        else:
+            lines.append(f"{name}: changed")
+    return "".join(f"\n  {line}" for line in lines)
+
+
 class Transcripts:
     """The dialogues of one history. A context manager that holds an exclusive lock on the file."""
 
     def __init__(
-        self, folder: Path, history: str, *, decided_by: Mapping[str, str], fresh: bool = False, rank: int = 0
+        self, folder: Path, history: str, *, decided_by: Mapping[str, Any], fresh: bool = False, rank: int = 0
     ) -> None:
         """Store the settings; the file is opened, locked and read on entering the context.
 
@@ -47,7 +61,7 @@ class Transcripts:
         Args:
             folder: Folder of the transcripts.
             history: Name of the history, which names the file.
-            decided_by: Hashes of everything that decides the dialogues, by part.
+            decided_by: Everything that decides the dialogues, by part: settings, and hashes of what is no setting.
             fresh: Whether to discard existing dialogues.
             rank: Rank of this process.
         """
@@ -109,11 +123,10 @@ class Transcripts:
                 f"the first line of {self.partial_path} is damaged, so it is not known what decided its dialogues; "
                 "write --fresh to start over, or --output for another folder"
             )
-        changed = [name for name in {**before, **self.decided_by} if before.get(name) != self.decided_by.get(name)]
-        if changed:
+        if before != self.decided_by:
             raise ResumeError(
-                f"{self.path.parent} holds dialogues of another {', '.join(changed)}; write --fresh to start again, or "
-                "--output for another folder"
+                f"{self.path.parent} holds dialogues with other settings:{changes_of(before, self.decided_by)}\nwrite "
+                "--fresh to start again, or --output for another folder"
             )
         self.done = {line["dialogue"]: from_line(line) for line in lines[1:]}
 
@@ -175,7 +188,7 @@ def open_transcripts(
     folder: Path,
     history: str,
     *,
-    decided_by: Mapping[str, str],
+    decided_by: Mapping[str, Any],
     fresh: bool = False,
     process_group: ProcessGroup = SINGLE_PROCESS,
     kind: type[Transcripts] = Transcripts,
@@ -185,7 +198,7 @@ def open_transcripts(
     Args:
         folder: Folder of the transcripts.
         history: Name of the history.
-        decided_by: Hashes of everything that decides the dialogues, by part.
+        decided_by: Everything that decides the dialogues, by part: settings, and hashes of what is no setting.
         fresh: Whether to discard existing dialogues.
         process_group: Processes that run the simulation.
         kind: Class of the transcripts.

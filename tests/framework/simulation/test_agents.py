@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from partita import ConfigError, DataError, Model
+from partita import ConfigError, DataError, Model, ResumeError
 from partita.data.episode import Episode, from_line
 from partita.simulation import run as simulation_run
 from partita.simulation.turns import TurnEncoder
@@ -226,8 +226,13 @@ def test_other_models_may_be_files_or_base_models(folder: Path, tmp_path: Path) 
 
 
 def test_a_simulation_is_not_resumed_with_another_model_in_an_agent(folder: Path, talks: Path) -> None:
-    with pytest.raises(Exception, match="holds dialogues of another agent user, simulation; write --fresh"):
+    with pytest.raises(ResumeError) as caught:
         simulated(folder, talks, agents={"user": USER | {"run": "base"}})
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{talks} holds dialogues with other settings:"
+    assert lines[1] == "  agent user: changed"
+    [run] = [line for line in lines if line.startswith("  simulation.agents.user.run: ")]
+    assert run.endswith(" -> 'base'")
 
 
 CHANGES: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -188,7 +188,7 @@ def test_a_simulation_is_not_resumed_with_another_world(folder: Path, tmp_path: 
     text = place.read_text("utf8")
     place.write_text(text + "\n# changed\n", encoding="utf8")
     try:
-        with pytest.raises(ResumeError, match="holds dialogues of another world; write --fresh"):
+        with pytest.raises(ResumeError, match="holds dialogues with other settings:\n  world: changed\nwrite --fresh"):
             simulated(folder, tmp_path / "out", world=world("Endless"), agents={}, tasks={"count": 2})
     finally:
         place.write_text(text, encoding="utf8")
