@@ -5,16 +5,19 @@ from typing import Annotated
 import typer
 
 from partita.cli.options import (
+    AnswerOverrides,
     AsJson,
     BatchSize,
     FileOrRun,
-    Overrides,
     Quiet,
     TrustRemoteCode,
     print_metrics,
     start_model,
 )
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
+
+ALL_OUTPUTS = "model"
+"""Key of the metrics of all outputs together in the result of `Model.evaluate`."""
 
 
 def evaluate(
@@ -29,7 +32,7 @@ def evaluate(
     stdin_format: StdinFormat = "jsonl",
     batch_size: BatchSize = None,
     trust_remote_code: TrustRemoteCode = False,
-    overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
+    overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,4 +41,9 @@ def evaluate(
         source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM
     )
     scores = model.evaluate(dataset_path(dataset, stdin_format), batch_size=batch_size)
-    print_metrics(scores, as_json=as_json, title="metrics by output")
+    if as_json:
+        print_metrics(scores, as_json=True, title="metrics")
+        return
+    named = {f"{output}.{name}": value for output, values in scores.items() for name, value in values.items()}
+    rows = {name.removeprefix(f"{ALL_OUTPUTS}."): value for name, value in named.items()}
+    print_metrics({"value": rows}, as_json=False, title="metrics")

@@ -21,6 +21,16 @@ Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, such as trainer.epochs=1."),
 ]
+AnswerOverrides = Annotated[
+    list[str],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key of the file, such as generation.max_new_tokens=16."
+    ),
+]
+SimulationOverrides = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, such as simulation.max_turns=4."),
+]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Batch size; overrides the file.", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors, no progress or log.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -128,16 +138,18 @@ def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, ti
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    table.add_column("metric")
+    table.add_column("metric", overflow="fold")
     for column in metrics:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     for name in names:
         table.add_row(name, *(format_cell(name, values.get(name)) for values in metrics.values()))
     Console(file=sys.stdout).print(table)
 
 
 def format_cell(name: str, value: float | None) -> str:
-    """Format a cell of the table: counts as integers, other values with four decimals."""
+    """Format a cell of the table: counts as integers, other values with four decimals, or digits if they are small."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if name.rpartition(".")[2] in ("n", "skipped") else f"{value:.4f}"
+    if name.rpartition(".")[2] in ("n", "skipped"):
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"

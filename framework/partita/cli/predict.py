@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from partita.cli.options import (
+    AnswerOverrides,
     AsJson,
     BatchSize,
     FileOrRun,
-    Overrides,
     Quiet,
     TrustRemoteCode,
     print_wrapped,
@@ -42,7 +42,7 @@ def predict(
         bool, typer.Option("--safe-csv", help="In a .csv, escape cells that a spreadsheet would run as a formula.")
     ] = False,
     trust_remote_code: TrustRemoteCode = False,
-    overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
+    overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

@@ -9,8 +9,8 @@ from partita.cli.options import (
     AsJson,
     BatchSize,
     FileOrRun,
-    Overrides,
     Quiet,
+    SimulationOverrides,
     TrustRemoteCode,
     print_metrics,
     start_model,
@@ -25,7 +25,7 @@ def simulate(
     batch_size: BatchSize = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard earlier episodes and start over.")] = False,
     trust_remote_code: TrustRemoteCode = False,
-    overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
+    overrides: SimulationOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

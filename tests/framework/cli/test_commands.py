@@ -191,8 +191,8 @@ def test_a_run_predicts_and_resumes_a_prediction(trained: Done, folder: Path, pa
 def test_evaluate_prints_a_table_or_json(trained: Done, partita: Forked, here: Here) -> None:
     shown = partita("evaluate", "first", "--dataset", "rows.csv", "--quiet")
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert re.search(r"metric .* colour .* number .* model ", shown.stdout)
-    assert re.search(r"│ n +│ +12 │ +12 │ +│", shown.stdout)
+    assert re.search(r"┃ metric +┃ +value ┃", shown.stdout)
+    assert re.search(r"│ colour\.n +│ +12 │\n(.*\n)*│ number\.n +│ +12 │\n│ loss +│ +\d", shown.stdout)
     code, output, _ = here("evaluate", "first", "--dataset", "rows.csv", "--json", "--batch-size", "5")
     scores = json.loads(output)
     assert code == 0

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from partita.cli.main import app
+from partita.cli.options import format_cell, print_metrics
 from partita_schema.errors import DataError
 
 from ..conftest import Command
@@ -46,6 +49,31 @@ def call(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path) -> C
         return model
 
     return asked_by
+
+
+def test_the_example_of_an_override_has_an_effect_on_the_command() -> None:
+    for command, example in (
+        ("train", "trainer.epochs=1"),
+        ("predict", "generation.max_new_tokens=16"),
+        ("evaluate", "generation.max_new_tokens=16"),
+        ("simulate", "simulation.max_turns=4"),
+    ):
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+        assert f"such as {example}." in shown
+
+
+def test_small_numbers_of_a_table_keep_their_digits() -> None:
+    assert format_cell("loss", 4.352275e-05) == "4.352e-05"
+    assert format_cell("loss", -0.00012345) == "-0.0001234"
+    assert [format_cell("loss", value) for value in (0.0, 0.00123, 2.5)] == ["0.0000", "0.0012", "2.5000"]
+    assert format_cell("team.n", 1000.0) == "1,000"
+
+
+def test_long_names_of_metrics_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    print_metrics({"value": {f"{'x' * 100}.mae": 1.0}}, as_json=False, title="metrics")
+    shown = capsys.readouterr().out
+    assert shown.count("x") == 100
+    assert "…" not in shown
 
 
 def test_every_flag_of_predict_reaches_the_model(call: Call) -> None:
