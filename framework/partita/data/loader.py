@@ -1,8 +1,9 @@
 """Batches of tokenized training rows as optimizer steps, resumable at any step, with statistics."""
 
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -164,21 +165,30 @@ class Loader:
         self._planner.check(loaded.epoch, window, taken, loaded.step)
         self._cursor = loaded
 
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the position before the first step."""
+        return self._cursor.to_json()
+
     def steps(self) -> Iterator[GlobalBatch]:
         """Yield steps from the current position, without end."""
-        self._started = True
-        return self._statistics.count(self._step(planned) for planned in self._plans())
+        return self._start(itertools.count(self._cursor.epoch))
+
+    def epoch_steps(self, epoch: int) -> Iterator[GlobalBatch]:
+        """Yield the steps of an epoch; if the loaded position lies in it, those after the position."""
+        return self._start([epoch])
 
     def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the first cursor: it is the same on all ranks."""
         return cursors[0]
 
-    def _plans(self) -> Iterator[PlannedStep]:
-        epoch, step = self._cursor.epoch, self._cursor.step
-        window, taken = position_in_window(self._cursor.position)
-        while True:
-            yield from self._planner.steps(epoch, window, taken, step)
-            epoch, step, window, taken = epoch + 1, 0, 0, 0
+    def _start(self, epochs: Iterable[int]) -> Iterator[GlobalBatch]:
+        self._started = True
+        return self._statistics.count(self._step(planned) for epoch in epochs for planned in self._plans(epoch))
+
+    def _plans(self, epoch: int) -> Iterator[PlannedStep]:
+        start = self._cursor if epoch == self._cursor.epoch else Cursor(self._cursor.parts, epoch)
+        window, taken = position_in_window(start.position)
+        return self._planner.steps(epoch, window, taken, start.step)
 
     def _step(self, planned: PlannedStep) -> GlobalBatch:
         """Build this rank's batches of a step, with the position after the whole step."""

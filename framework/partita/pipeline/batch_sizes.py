@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from partita.data.training_shape import TrainingShape
 from partita.generation.oom_backoff import BatchBudget
 from partita.lm.base import GenerationOptions, GenerativeModel
 from partita.pipeline.probes import EvaluationProbe, GenerationProbe
-from partita.pipeline.training_shape import TrainingShape
 from partita.runs.manifest import versions
 from partita_schema.config import Config
 from partita_schema.errors import OtherRankError

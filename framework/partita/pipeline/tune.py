@@ -12,12 +12,12 @@ from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.splits import has_answers
 from partita.data.tokenized import TokenizedDataset
+from partita.data.training_shape import TrainingShape
 from partita.generation.prompts import EncodedPrompts
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline, PipelineParts
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.pipeline.probes import countable_rows
-from partita.pipeline.training_shape import TrainingShape
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import row_schema
 from partita_schema.sections.trainer import FinetuneTrainer

@@ -1,28 +1,24 @@
 """Datasets of a training run: rows checked and tokenized, their batching, and the loader."""
 
 import logging
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from partita.data.batching.collate import build_collate, collate_parts
-from partita.data.batching.cursor import batching_parts
 from partita.data.describe import DataPlan
 from partita.data.dialogue import expanded
-from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, Ledger
+from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.rows import Rows
-from partita.data.run_data import RunData, TrainingStreams
-from partita.data.sources.mixed import mixed_order
+from partita.data.run_data import RunData
 from partita.data.splits import TRAINING
-from partita.data.streams.loader import StreamLoader, count_shard_groups
-from partita.data.streams.shard_group import CHUNK
+from partita.data.streams.loader import StreamLoader
 from partita.data.tokenized import TokenizedDataset
+from partita.data.training_rows import TrainingRows, batch_rows, encode_first, open_loader
+from partita.data.training_shape import TrainingShape, separates_rows
 from partita.generation.predict import READING_IS_SHOWN, ShowProgress
 from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
-from partita.pipeline.training_shape import TrainingShape, separates_rows, training_shape
-from partita.training.plan import chunks_of, plan_rows, plan_streams
+from partita.training.plan import plan_of_loader
 from partita_schema.sections.trainer import NoTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -34,16 +30,15 @@ logger = logging.getLogger(__name__)
 class TrainingDatasets:
     """The datasets of a run, checked and tokenized once."""
 
-    training: TokenizedDataset | None
-    """Training rows; of streams, the first rows. None if nothing is trained or there are none."""
-    shape: TrainingShape | None
-    """How the training rows are batched."""
+    training: TrainingRows | None
+    """The training rows. None if nothing is trained or there are none."""
     eval_datasets: dict[str, EvalDataset]
     """Evaluation datasets, by split."""
-    order_parts: Mapping[str, str] = field(default_factory=dict)
-    """Fingerprints of the row order of mixed sources."""
-    streams: TrainingStreams | None = None
-    """The streams that training rows are read from during training, if any."""
+
+    @property
+    def shape(self) -> TrainingShape | None:
+        """How the training rows are batched."""
+        return None if self.training is None else self.training.shape
 
 
 def build_training_datasets(
@@ -71,31 +66,20 @@ def build_training_datasets(
         pipeline.lm.check_loss()
     if trains and separates_rows(config.data.batching):
         pipeline.lm.check_packing()  # checked before hours of reading
-    training = None
+    encoded = None
     if trains and data.streams is not None:
-        training = encode_first(pipeline, data)
+        encoded = encode_first(data, pipeline.encoder)
     elif trains and TRAINING in data.splits:
-        training = encode_training(pipeline, data.splits[TRAINING], ledger, progress=progress)
+        encoded = encode_training(pipeline, data.splits[TRAINING], ledger, progress=progress)
     eval_datasets = {
         split: build_eval_dataset(pipeline, rows, split=split, ledger=ledger)
         for split, rows in data.splits.items()
         if split != TRAINING or (isinstance(config.trainer, NoTrainer) and TRAINING in config.trainer.evaluate)
     }
-    if training is None:
-        return TrainingDatasets(None, None, eval_datasets)
-    training = chunks_of(config, training, pipeline.encoder)
-    mixed = mixed_order(config.data, training.keys) if data.mixed and data.streams is None else None
-    shape = training_shape(
-        config,
-        training,
-        order=mixed.order if mixed is not None else None,
-        more_rows=data.streams is not None,
-        ranks=ranks,
-        recorded_batches=recorded_batches,
-        chunk_length=pipeline.encoder.chunk_length,
-    )
-    parts = mixed.parts if mixed is not None else {}
-    return TrainingDatasets(training, shape, eval_datasets, order_parts=parts, streams=data.streams)
+    if encoded is None:
+        return TrainingDatasets(None, eval_datasets)
+    training = batch_rows(data, encoded, pipeline.encoder, ranks=ranks, recorded_batches=recorded_batches)
+    return TrainingDatasets(training, eval_datasets)
 
 
 def encode_training(
@@ -124,18 +108,6 @@ def encode_training(
     return encoded
 
 
-def encode_first(pipeline: Pipeline, data: RunData) -> TokenizedDataset | None:
-    """Tokenize the first rows of the streams, to estimate lengths. The ledger counts them later, during training."""
-    if data.training is None:
-        return None
-    rows = expanded(data.training, pipeline.encoder.expander)
-    options = pipeline.config.data.loader
-    ledger = Ledger(None, max_bad_rows=1.0)
-    encoded = TokenizedDataset.build(rows, pipeline.encoder, ledger=ledger, options=options, chunk=CHUNK)
-    ledger.refuse_unknown_tokens(TRAINING, least=LOSS_TOKENS_FOR_A_SHARE)
-    return encoded
-
-
 def training_loader(
     pipeline: Pipeline,
     datasets: TrainingDatasets,
@@ -153,99 +125,22 @@ def training_loader(
         size: Batch size of training.
         process_group: The ranks that train.
     """
-    if datasets.training is None or datasets.shape is None or size is None:
+    if datasets.training is None or size is None:
         return None
-    size = datasets.shape.with_tokens(size)
-    if datasets.streams is not None:
-        return stream_loader(pipeline, datasets, datasets.streams, ledger, size=size, process_group=process_group)
-    return index_loader(pipeline, datasets, datasets.training, size=size, process_group=process_group)
-
-
-def index_loader(
-    pipeline: Pipeline,
-    datasets: TrainingDatasets,
-    encoded: TokenizedDataset,
-    *,
-    size: BatchSize,
-    process_group: ProcessGroup,
-) -> Loader:
-    """Return the loader of tokenized rows.
-
-    Args:
-        pipeline: The parts of the run.
-        datasets: The datasets of the run.
-        encoded: The tokenized training rows.
-        size: Batch size of training.
-        process_group: The ranks that train.
-    """
-    config, shape = pipeline.config, datasets.shape
-    assert shape is not None
-    pad_token_id = pipeline.lm.tokenizer.pad_token_id
-    batches_per_step = shape.batches_per_step(config.trainer, size)
-    loader = Loader(
-        encoded,
-        batching=shape.batching,
-        batch_size=size.rows,
-        max_tokens=size.max_tokens,
-        batches_per_step=batches_per_step,
-        seed=config.seed,
-        pad_token_id=pad_token_id,
-        order=shape.order,
-        more_parts={**datasets.order_parts, **collate_parts(config.data.collate, folder=pipeline.folder)},
-        collate_batch=build_collate(config.data.collate, folder=pipeline.folder, pad_token_id=pad_token_id),
-        resume=config.data.resume,
-        process_group=process_group,
-    )
-    log_plan(plan_rows(config, shape, size, loader))
-    return loader
-
-
-def stream_loader(
-    pipeline: Pipeline,
-    datasets: TrainingDatasets,
-    streams: TrainingStreams,
-    ledger: Ledger,
-    *,
-    size: BatchSize,
-    process_group: ProcessGroup,
-) -> StreamLoader:
-    """Return the loader of streamed rows.
-
-    Args:
-        pipeline: The parts of the run.
-        datasets: The datasets of the run, with the first rows of the streams.
-        streams: The streams of training rows.
-        ledger: Counts the rows that cannot be used.
-        size: Batch size of training.
-        process_group: The ranks that train.
-    """
-    config, shape = pipeline.config, datasets.shape
-    assert shape is not None
-    batches_per_step = shape.batches_per_step(config.trainer, size)
-    policy = shape.policy(size.rows, max_tokens=size.max_tokens)
-    num_groups = count_shard_groups(batches_per_step, sources=len(streams.sources))
-    plan = streams.plan(policy, num_groups=num_groups, chunks=shape.chunks)
-    log_plan(plan_streams(config, shape, size, plan))
-    return StreamLoader(
-        plan,
+    config, shape = pipeline.config, datasets.training.shape
+    size = shape.with_tokens(size)
+    loader = open_loader(
+        config,
+        datasets.training,
         pipeline.encoder,
-        options=config.data.loader,
-        batches_per_step=batches_per_step,
-        parts=batching_parts(
-            shape.batching,
-            batch_size=size.rows,
-            max_tokens=size.max_tokens,
-            batches_per_step=batches_per_step,
-            seed=config.seed,
-        )
-        | collate_parts(config.data.collate, folder=pipeline.folder),
-        ledger=ledger,
-        collate_batch=build_collate(
-            config.data.collate, folder=pipeline.folder, pad_token_id=pipeline.lm.tokenizer.pad_token_id
-        ),
-        resume=config.data.resume,
+        ledger,
+        size=size,
+        batches_per_step=shape.batches_per_step(config.trainer, size),
+        folder=pipeline.folder,
         process_group=process_group,
     )
+    log_plan(plan_of_loader(config, shape, size, loader))
+    return loader
 
 
 def log_plan(plan: DataPlan) -> None:

@@ -4,25 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from partita.data.batching.documents import cut_chunks
 from partita.data.describe import DataPlan, plan_of_rows, plan_of_stream
 from partita.data.dialogue import expanded
-from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.preview import preview_encoder
 from partita.data.run_data import find_labels, open_run_data
-from partita.data.sources.mixed import mixed_order, row_indices_by_source
-from partita.data.streams.loader import count_shard_groups
+from partita.data.streams.loader import StreamLoader
 from partita.data.streams.shard_group import ShardPlan
 from partita.data.tokenized import TokenizedDataset
-from partita.pipeline.training_shape import TrainingShape, training_shape
+from partita.data.training_rows import batch_rows, open_loader
+from partita.data.training_shape import TrainingShape
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import DataError
-from partita_schema.sections.batching import ChunkBatching
 from partita_schema.sections.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.schedule import DEFAULT_EPOCHS
@@ -52,40 +47,26 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     expanded_rows = expanded(rows, encoder.expander)
     ledger = Ledger(None, max_bad_rows=1.0)
     encoded = TokenizedDataset.build(expanded_rows, encoder, ledger=ledger, options=config.data.loader)
-    encoded = chunks_of(config, encoded, encoder)
-    mixed = mixed_order(config.data, encoded.keys) if data.mixed and data.streams is None else None
-    order = mixed.order if mixed is not None else None
-    shape = training_shape(
-        config, encoded, order=order, more_rows=data.streams is not None, chunk_length=encoder.chunk_length
-    )
+    training = batch_rows(data, encoded, encoder)
+    shape = training.shape
     size, assumed = size_of(config, shape)
-    if data.streams is not None:
-        num_groups = count_shard_groups(shape.batches_per_step(config.trainer, size), sources=len(data.streams.sources))
-        policy = shape.policy(size.rows, max_tokens=size.max_tokens)
-        shard_plan = data.streams.plan(policy, num_groups=num_groups, chunks=shape.chunks)
-        return FilePlan(plan_streams(config, shape, size, shard_plan), assumed)
-    loader = Loader(
-        encoded,
-        batching=shape.batching,
-        batch_size=size.rows,
-        batches_per_step=shape.batches_per_step(config.trainer, size),
-        seed=config.seed,
-        pad_token_id=0,
-        max_tokens=size.max_tokens,
-        order=shape.order,
-    )
-    return FilePlan(plan_rows(config, shape, size, loader), assumed)
+    batches_per_step = shape.batches_per_step(config.trainer, size)
+    loader = open_loader(config, training, encoder, ledger, size=size, batches_per_step=batches_per_step, folder=folder)
+    return FilePlan(plan_of_loader(config, shape, size, loader), assumed)
 
 
-def chunks_of(config: Config, documents: TokenizedDataset, encoder: RowTokenizer) -> TokenizedDataset:
-    """Return documents cut into chunks, if `data.batching` says so; other rows as they are."""
-    batching = config.data.batching
-    if not isinstance(batching, ChunkBatching) or encoder.chunk_length is None:
-        return documents
-    sources_N = np.zeros(len(documents), dtype=np.int64)
-    for number, indices in enumerate(row_indices_by_source(config.data, documents.keys).values()):
-        sources_N[indices] = number
-    return cut_chunks(documents, encoder.chunk_length, isolate=batching.isolate_documents, sources_N=sources_N)
+def plan_of_loader(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader | StreamLoader) -> DataPlan:
+    """Compute the plan of a loader.
+
+    Args:
+        config: The configuration.
+        shape: How the rows are batched; of streams, the first rows.
+        size: The batch size.
+        loader: The loader.
+    """
+    if isinstance(loader, StreamLoader):
+        return plan_streams(config, shape, size, loader.plan)
+    return plan_rows(config, shape, size, loader)
 
 
 def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader) -> DataPlan:

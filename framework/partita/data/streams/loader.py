@@ -7,7 +7,8 @@ Memory holds one window for each group that a process reads and, with workers, `
 groups together. Rows of a window that were yielded make room for the next ones.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -104,7 +105,10 @@ class StreamLoader:
             DataError: If the batches of a step cannot be divided evenly among the ranks.
         """
         check_ranks(process_group.world_size, batches_per_step)
-        self._plan, self._encoder, self._options = plan, encoder, options
+        self.plan = plan
+        """The streams, their shard groups and the policy."""
+        self._encoder = encoder
+        self._options = options
         self._ledger, self._collate, self._resume = ledger, collate_batch, resume
         self._process_group = process_group
         self._slots = range(process_group.rank, batches_per_step, process_group.world_size)
@@ -138,7 +142,7 @@ class StreamLoader:
         loaded = continued(cursor, self._cursor.parts, resume=self._resume)
         position = loaded.position
         if position is not None and (
-            not isinstance(position, dict) or len(position.get("groups", ())) != self._plan.num_groups
+            not isinstance(position, dict) or len(position.get("groups", ())) != self.plan.num_groups
         ):
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
         self._cursor = loaded
@@ -146,35 +150,49 @@ class StreamLoader:
         if isinstance(before, dict) and (position is not None or loaded.epoch):  # rows are counted in epoch 0 only
             self._counted = before["ledger"]
 
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the position before the first step."""
+        return self._cursor.to_json()
+
     def steps(self) -> Iterator[GlobalBatch]:
         """Yield steps from the current position, without end. Raise DataError if an epoch has no usable row."""
-        if not self._started:
-            self._ledger.load(self._counted, split=TRAINING)
-        self._started = True
-        return self._closing_steps()
+        return self._start(itertools.count(self._cursor.epoch))
+
+    def epoch_steps(self, epoch: int) -> Iterator[GlobalBatch]:
+        """Yield the steps of an epoch; if the loaded position lies in it, those after the position.
+
+        Worker processes end with the epoch. Raise DataError if it has no usable row.
+        """
+        return self._start([epoch])
 
     def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Merge the positions of the ranks, each of which knows its own shard groups."""
         return merged(cursors)
 
-    def _closing_steps(self) -> Iterator[GlobalBatch]:
+    def _start(self, epochs: Iterable[int]) -> Iterator[GlobalBatch]:
+        if not self._started:
+            self._ledger.load(self._counted, split=TRAINING)
+        self._started = True
+        return self._closing_steps(epochs)
+
+    def _closing_steps(self, epochs: Iterable[int]) -> Iterator[GlobalBatch]:
         """Yield steps; closing the generator releases files and processes at once."""
-        with closing(self._steps()) as steps:
+        with closing(self._steps(epochs)) as steps:
             yield from self._statistics.count(steps)
 
-    def _steps(self) -> Generator[GlobalBatch]:
-        epoch, step, position = self._cursor.epoch, self._cursor.step, self._cursor.position
-        encode = ChunkEncoder(self._encoder, max_row_tokens=self._plan.policy.max_row_tokens)
+    def _steps(self, epochs: Iterable[int]) -> Generator[GlobalBatch]:
+        encode = ChunkEncoder(self._encoder, max_row_tokens=self.plan.policy.max_row_tokens)
         with EncodingWorkers(encode, self._options) as workers:
-            while True:
-                with closing(self._epoch(epoch, step, position, workers)) as steps:
+            for epoch in epochs:
+                start = self._cursor if epoch == self._cursor.epoch else Cursor(self._cursor.parts, epoch)
+                step = start.step
+                with closing(self._epoch(epoch, step, start.position, workers)) as steps:
                     for batch in steps:
                         step += 1
                         yield batch
                 self._ledger.check()
                 if not step:
-                    raise DataError(f"{self._plan.names} has no row that can be used")
-                epoch, step, position = epoch + 1, 0, None
+                    raise DataError(f"{self.plan.names} has no row that can be used")
 
     def _epoch(
         self, epoch: int, step: int, position: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
@@ -191,12 +209,12 @@ class StreamLoader:
             while True:
                 if workers.number:  # keep all workers busy while a step is awaited
                     read_ahead(list(groups.values()), windows=len(groups) + self._windows_ahead)
-                batches = {slot: groups[slot % self._plan.num_groups].next_batch() for slot in self._slots_of_groups}
+                batches = {slot: groups[slot % self.plan.num_groups].next_batch() for slot in self._slots_of_groups}
                 if not self._is_left(any(batch is not None for batch in batches.values())):
                     return
                 step += 1
                 positions = [
-                    groups[number].position if number in groups else None for number in range(self._plan.num_groups)
+                    groups[number].position if number in groups else None for number in range(self.plan.num_groups)
                 ]
                 after = {"groups": positions, "ledger": self._ledger.state(split=TRAINING)}
                 yield GlobalBatch(
@@ -210,7 +228,7 @@ class StreamLoader:
     ) -> ShardGroup:
         expander = self._encoder.expander
         return ShardGroup(
-            self._plan,
+            self.plan,
             number,
             epoch=epoch,
             workers=workers,
@@ -226,7 +244,7 @@ class StreamLoader:
     @property
     def _windows_ahead(self) -> int:
         """Number of windows read ahead in all groups together: `prefetch`, or two chunks per worker."""
-        chunks = -(-self._plan.policy.window // CHUNK)
+        chunks = -(-self.plan.policy.window // CHUNK)
         return max(self._options.prefetch, -(-2 * self._options.workers // chunks))
 
     def _seen(self, window: SeenWindow) -> None:
@@ -250,7 +268,7 @@ class StreamLoader:
         if is_mostly_broken(num_bad, num_good):
             last = left_out[-1]
             raise DataError(
-                f"{self._plan.names}: {num_bad:,} rows are broken and {num_good:,} are good; the last broken one is "
+                f"{self.plan.names}: {num_bad:,} rows are broken and {num_good:,} are good; the last broken one is "
                 f"{last.key}: {last.reasons[0]}; repair the file or leave it out"
             )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from partita.data.loader import Loader
 from partita.data.rows import RowKeys
 from partita.data.tokenized import TokenizedDataset
-from partita.pipeline.training_shape import TrainingShape, training_shape
+from partita.data.training_shape import TrainingShape, training_shape
 from partita_schema.config import Config
 from partita_schema.sections.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_trainers.batch_size.probe import BatchSize, Volume

@@ -1,0 +1,161 @@
+"""Training rows, from tokens to a loader: what `partita train`, `partita explain --data` and `DataLoader` share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from partita.data.batching.collate import build_collate, collate_parts
+from partita.data.batching.cursor import batching_parts
+from partita.data.batching.documents import cut_chunks
+from partita.data.dialogue import expanded
+from partita.data.formatting.row_tokenizer import RowTokenizer
+from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, Ledger
+from partita.data.loader import Loader
+from partita.data.run_data import RunData, TrainingStreams
+from partita.data.sources.mixed import mixed_order, row_indices_by_source
+from partita.data.splits import TRAINING
+from partita.data.streams.loader import StreamLoader, count_shard_groups
+from partita.data.streams.shard_group import CHUNK
+from partita.data.tokenized import TokenizedDataset
+from partita.data.training_shape import TrainingShape, training_shape
+from partita_schema.config import Config
+from partita_schema.sections.batching import ChunkBatching
+from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """Tokenized training rows, and how they are batched."""
+
+    encoded: TokenizedDataset
+    """The rows, or chunks of them; of streams, the first ones."""
+    shape: TrainingShape
+    """How the rows are batched."""
+    order_parts: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of the row order of mixed sources."""
+    streams: TrainingStreams | None = None
+    """The streams that rows are read from during training, if any."""
+
+
+def batch_rows(
+    data: RunData,
+    encoded: TokenizedDataset,
+    encoder: RowTokenizer,
+    *,
+    ranks: int = 1,
+    recorded_batches: int | None = None,
+) -> TrainingRows:
+    """Cut documents into chunks if configured, order the rows of a mix, and resolve the batching.
+
+    Args:
+        data: The rows of the run.
+        encoded: The tokenized training rows; of streams, the first ones.
+        encoder: Tokenized the rows.
+        ranks: Number of ranks that share the batches of a step.
+        recorded_batches: Batches per step of a run to resume.
+    """
+    encoded = chunks_of(data.config, encoded, encoder)
+    mixed = mixed_order(data.config.data, encoded.keys) if data.mixed and data.streams is None else None
+    shape = training_shape(
+        data.config,
+        encoded,
+        order=mixed.order if mixed is not None else None,
+        more_rows=data.streams is not None,
+        ranks=ranks,
+        recorded_batches=recorded_batches,
+        chunk_length=encoder.chunk_length,
+    )
+    return TrainingRows(encoded, shape, mixed.parts if mixed is not None else {}, data.streams)
+
+
+def chunks_of(config: Config, documents: TokenizedDataset, encoder: RowTokenizer) -> TokenizedDataset:
+    """Return documents cut into chunks, if `data.batching` says so; other rows as they are."""
+    batching = config.data.batching
+    if not isinstance(batching, ChunkBatching) or encoder.chunk_length is None:
+        return documents
+    sources_N = np.zeros(len(documents), dtype=np.int64)
+    for number, indices in enumerate(row_indices_by_source(config.data, documents.keys).values()):
+        sources_N[indices] = number
+    return cut_chunks(documents, encoder.chunk_length, isolate=batching.isolate_documents, sources_N=sources_N)
+
+
+def encode_first(data: RunData, encoder: RowTokenizer) -> TokenizedDataset | None:
+    """Tokenize the first rows of streams, to estimate lengths. The ledger counts them later, as they are read."""
+    if data.training is None:
+        return None
+    rows = expanded(data.training, encoder.expander)
+    ledger = Ledger(None, max_bad_rows=1.0)
+    encoded = TokenizedDataset.build(rows, encoder, ledger=ledger, options=data.config.data.loader, chunk=CHUNK)
+    ledger.refuse_unknown_tokens(TRAINING, least=LOSS_TOKENS_FOR_A_SHARE)
+    return encoded
+
+
+def open_loader(
+    config: Config,
+    rows: TrainingRows,
+    encoder: RowTokenizer,
+    ledger: Ledger,
+    *,
+    size: BatchSize,
+    batches_per_step: int,
+    folder: Path,
+    process_group: ProcessGroup = SINGLE_PROCESS,
+) -> Loader | StreamLoader:
+    """Return the loader of training rows.
+
+    Args:
+        config: The configuration.
+        rows: The training rows.
+        encoder: Tokenizes streamed rows.
+        ledger: Counts the streamed rows that cannot be used.
+        size: Batch size, with its number of tokens if batches are filled up to one.
+        batches_per_step: Batches in one step, summed over all ranks.
+        folder: Base of relative paths in the configuration.
+        process_group: The ranks that share the batches of a step.
+
+    Raises:
+        DataError: There is nothing to read, or the batches of a step cannot be divided evenly among the ranks.
+        ConfigError: The class in data.collate does not exist.
+    """
+    shape = rows.shape
+    pad_token_id = encoder.formatter.tokenizer.pad_token_id
+    collate_batch = build_collate(config.data.collate, folder=folder, pad_token_id=pad_token_id)
+    more_parts = collate_parts(config.data.collate, folder=folder)
+    if rows.streams is None:
+        return Loader(
+            rows.encoded,
+            batching=shape.batching,
+            batch_size=size.rows,
+            max_tokens=size.max_tokens,
+            batches_per_step=batches_per_step,
+            seed=config.seed,
+            pad_token_id=pad_token_id,
+            order=shape.order,
+            more_parts={**rows.order_parts, **more_parts},
+            collate_batch=collate_batch,
+            resume=config.data.resume,
+            process_group=process_group,
+        )
+    policy = shape.policy(size.rows, max_tokens=size.max_tokens)
+    num_groups = count_shard_groups(batches_per_step, sources=len(rows.streams.sources))
+    batching = batching_parts(
+        shape.batching,
+        batch_size=size.rows,
+        max_tokens=size.max_tokens,
+        batches_per_step=batches_per_step,
+        seed=config.seed,
+    )
+    return StreamLoader(
+        rows.streams.plan(policy, num_groups=num_groups, chunks=shape.chunks),
+        encoder,
+        options=config.data.loader,
+        batches_per_step=batches_per_step,
+        parts=batching | more_parts,
+        ledger=ledger,
+        collate_batch=collate_batch,
+        resume=config.data.resume,
+        process_group=process_group,
+    )
