@@ -72,6 +72,35 @@ class Batch:
         row_BT = self.row_starts().flatten().cumsum(0).view_as(self.labels_BT) - 1
         return row_BT[:, 1:][is_loss_BT]
 
+    def attention_mask(self) -> "torch.Tensor":
+        """Return an int64 tensor [B, T]: 1 for tokens and 0 for padding."""
+        import torch
+
+        return (torch.arange(self.input_ids_BT.shape[1]) < self.lengths_B[:, None]).long()
+
+    def model_inputs(self, device: "torch.device | str | None" = None) -> dict[str, Any]:
+        """Return keyword arguments for a causal model of transformers: `model(**batch.model_inputs(device))`.
+
+        They are `input_ids`, `labels` and `attention_mask`, int64 [B, T]. For packed rows, `position_ids` and
+        `use_cache=False` replace the mask: transformers separates rows by positions that restart, but only without a
+        mask and a cache. The model shifts the labels itself.
+
+        A batch without rows gives one token without a label, so that every rank can run the model. The mean loss of
+        that token is NaN; its sum, which transformers computes if `num_items_in_batch` is passed, is 0.
+
+        Args:
+            device: Device of the tensors. Default: the CPU.
+        """
+        import torch
+
+        if not self.lines:
+            token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+            return {"input_ids": token, "labels": token - 100, "attention_mask": token + 1}
+        inputs = {"input_ids": self.input_ids_BT.to(device), "labels": self.labels_BT.to(device)}
+        if self.position_ids_BT is not None:
+            return {**inputs, "position_ids": self.position_ids_BT.to(device), "use_cache": False}
+        return {**inputs, "attention_mask": self.attention_mask().to(device)}
+
     def row_starts(self) -> "torch.Tensor":
         """Return a bool tensor [B, T] that marks the first token of each packed row; False in padding."""
         import torch

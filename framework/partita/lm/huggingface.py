@@ -18,7 +18,7 @@ from partita.lm.freezing import trained_parameters
 from partita.lm.generation import end_token_ids, generate_batch, may_run_past_context, prompt_inputs
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.loading import seeded
-from partita.lm.loss import label_cross_entropy, padding_mask
+from partita.lm.loss import label_cross_entropy
 from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
 from partita.lm.neftune import EmbeddingNoise
 from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
@@ -88,7 +88,7 @@ class HuggingFaceModel(LoadedModel):
         if batch.position_ids_BT is not None:
             positions_BT = batch.position_ids_BT.to(self.device)
             return packed_inputs(positions_BT, isolation=self.isolation, model=self.base)
-        return {"attention_mask": padding_mask(batch).to(self.device)} if self.config.trust_remote_code else {}
+        return {"attention_mask": batch.attention_mask().to(self.device)} if self.config.trust_remote_code else {}
 
     @cached_property
     def isolation(self) -> Isolation:

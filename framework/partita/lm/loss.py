@@ -97,11 +97,6 @@ def label_cross_entropy(
     return cross_entropy(logits_KV.float(), labels_K.to(device), reduction=reduction)
 
 
-def padding_mask(batch: Batch) -> torch.Tensor:
-    """Return 1 for real tokens and 0 for padding [B, T]."""
-    return (torch.arange(batch.input_ids_BT.shape[1]) < batch.lengths_B[:, None]).long()
-
-
 def connected_empty(module: nn.Module, *, device: torch.device) -> torch.Tensor:
     """Return a differentiable empty tensor without a forward pass; its gradients are 0 even for infinite weights."""
     for parameter in module.parameters():

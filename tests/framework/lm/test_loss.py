@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from partita.lm.loss import padding_mask
 from partita_schema.sections.model import Architecture
 from partita_trainers.base import Batch
 
@@ -14,7 +13,10 @@ ARCHITECTURES = typing.get_args(Architecture)
 def full_logits_loss(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Return the loss of transformers over all positions, with an attention mask; a sum because it is divided by 1."""
     loss: torch.Tensor = module(
-        input_ids=batch.input_ids_BT, attention_mask=padding_mask(batch), labels=batch.labels_BT, num_items_in_batch=1
+        input_ids=batch.input_ids_BT,
+        attention_mask=batch.attention_mask(),
+        labels=batch.labels_BT,
+        num_items_in_batch=1,
     ).loss
     return loss
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partita.lm.loss import padding_mask
 from partita.lm.precision import is_quantized, plain_weight
 from partita_schema.errors import ModelError
 from partita_schema.sections import adapter as schema
@@ -169,7 +168,7 @@ def fit_to_activations(adapted: "PeftModel", adapter: schema.LoraAdapter, *, bat
     ranks = [adapter.r, *adapter.rank_pattern.values()]
     components = round(max(ranks) * options.rho)
     taken = [
-        {"input_ids": batch.input_ids_BT, "attention_mask": padding_mask(batch)}
+        {"input_ids": batch.input_ids_BT, "attention_mask": batch.attention_mask()}
         for batch in islice(batches(), options.batches)
         if batch.tokens >= components
     ]
