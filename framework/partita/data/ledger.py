@@ -69,13 +69,17 @@ class RowCounts:
     rows: int = 0
     """Rows read, including bad ones."""
     used: int = 0
+    """Rows that are in batches."""
     cut: int = 0
     """Used rows truncated to a length limit."""
     cut_tokens: int = 0
+    """Tokens that were cut off."""
     loss_tokens: int = 0
+    """Loss tokens of all used rows."""
     unknown_tokens: int = 0
     """Loss tokens that are the tokenizer's unknown token."""
     left_out: int = 0
+    """Rows that cannot be used."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Rows left out, by reason; a row with two reasons counts in both."""
 

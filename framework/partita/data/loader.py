@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -42,7 +42,7 @@ class Statistics:
         self.loss_tokens += batch.loss_tokens
         self.padding += batch.input_ids_BT.numel() - batch.tokens
 
-    def count(self, steps: Iterator[GlobalBatch]) -> Iterator[GlobalBatch]:
+    def count(self, steps: Iterator[GlobalBatch]) -> Generator[GlobalBatch]:
         """Yield the steps unchanged, counted and timed."""
         requested = previous = time.perf_counter()
         for step in steps:
@@ -173,7 +173,7 @@ class Loader:
         """Yield steps from the current position, without end."""
         return self._start(itertools.count(self._cursor.epoch))
 
-    def epoch_steps(self, epoch: int) -> Iterator[GlobalBatch]:
+    def epoch_steps(self, epoch: int) -> Generator[GlobalBatch]:
         """Yield the steps of an epoch; if the loaded position lies in it, those after the position."""
         return self._start([epoch])
 
@@ -181,7 +181,7 @@ class Loader:
         """Return the first cursor: it is the same on all ranks."""
         return cursors[0]
 
-    def _start(self, epochs: Iterable[int]) -> Iterator[GlobalBatch]:
+    def _start(self, epochs: Iterable[int]) -> Generator[GlobalBatch]:
         self._started = True
         return self._statistics.count(self._step(planned) for epoch in epochs for planned in self._plans(epoch))
 

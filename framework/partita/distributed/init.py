@@ -7,7 +7,7 @@ from functools import cache
 from partita.distributed.world import DistributedEnv, get_world
 from partita_schema.common.text import counted
 from partita_schema.errors import PartitaError
-from partita_trainers.process_group import ProcessGroup
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,36 @@ def init_process_group(timeout_seconds: float, *, on_cpu: bool) -> ProcessGroup:
         counted(threads, "thread"),
     )
     return DistributedGroup(world, device=device, timeout_seconds=timeout_seconds)
+
+
+def joined_process_group(timeout_seconds: float = 1800.0) -> ProcessGroup:
+    """Return the process group that the program has initialized with torch.distributed, else a single process.
+
+    If there are several processes, all of them call this in the same order.
+
+    Args:
+        timeout_seconds: Seconds that a process waits for another.
+
+    Raises:
+        PartitaError: The process was started as one of several, and torch.distributed is not initialized.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        if (started := get_world().world_size) > 1:
+            raise PartitaError(
+                f"this is one of {started} processes, and torch.distributed is not initialized, so each would read all "
+                "rows; call torch.distributed.init_process_group() first"
+            )
+        return SINGLE_PROCESS
+    if dist.get_world_size() == 1:
+        return SINGLE_PROCESS
+    from partita.distributed.process_group import DistributedGroup
+
+    started_as = get_world()
+    world = DistributedEnv(dist.get_rank(), dist.get_world_size(), started_as.local_rank, started_as.local_world_size)
+    return DistributedGroup(world, device=torch.device("cpu"), timeout_seconds=timeout_seconds)
 
 
 def local_device_index(kind: str) -> int:

@@ -14,10 +14,10 @@ from partita.distributed.init import local_device_index
 from partita.lm.architectures import check_loaded, check_numbers, check_pickles, check_tokens, scratch_config
 from partita.lm.onednn_linear import keep_few_kernels
 from partita.lm.precision import bitsandbytes_config, faster_dtype
-from partita.tokenizers.hub import check_intact, loading
+from partita.tokenizers.hub import check_intact, find_base, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.sections.model import ModelParameters, RopeScaling, ScratchModel
+from partita_schema.sections.model import EmbeddingBagModel, ModelParameters, RopeScaling, ScratchModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -256,7 +256,12 @@ def scale_positions(described: "PretrainedConfig", scaling: RopeScaling) -> None
 
 def context_length(model: "PreTrainedModel", *, virtual_tokens: int) -> int | None:
     """Return the maximum sequence length in tokens without virtual tokens; None without limit."""
-    described = model.config.get_text_config()
+    return described_length(model.config, virtual_tokens=virtual_tokens)
+
+
+def described_length(described: "PretrainedConfig", *, virtual_tokens: int) -> int | None:
+    """Return the context length of a model with this config.json, without virtual tokens; None without limit."""
+    described = described.get_text_config()
     limit = getattr(described, "max_position_embeddings", None)
     if limit is None or limit < 0:  # XLNet's is -1
         return None
@@ -264,6 +269,35 @@ def context_length(model: "PreTrainedModel", *, virtual_tokens: int) -> int | No
     if scaling.get("rope_type") == "dynamic":
         limit = round(limit * scaling.get("factor", 1))
     return int(limit) - virtual_tokens
+
+
+def configured_context_length(config: Config, *, folder: Path) -> int | None:
+    """Return the context length that the configured model will have, without loading its weights.
+
+    Args:
+        config: The configuration.
+        folder: Base of relative paths in the configuration.
+
+    Raises:
+        ModelError: The model's config.json cannot be read.
+    """
+    base = config.base_model
+    virtual_tokens = getattr(config.adapter, "num_virtual_tokens", 0)
+    if isinstance(base, EmbeddingBagModel):
+        return None
+    if isinstance(base, ScratchModel):
+        return base.context_length - virtual_tokens
+    source = find_base(base, folder=folder)
+    with loading(source, part="config"):
+        from transformers import AutoConfig
+
+        parameters = config.model_parameters
+        described = AutoConfig.from_pretrained(
+            source, revision=parameters.revision, trust_remote_code=config.trust_remote_code
+        )
+        if parameters.rope_scaling is not None:
+            scale_positions(described, parameters.rope_scaling)
+    return described_length(described, virtual_tokens=virtual_tokens)
 
 
 @contextmanager

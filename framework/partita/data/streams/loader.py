@@ -158,7 +158,7 @@ class StreamLoader:
         """Yield steps from the current position, without end. Raise DataError if an epoch has no usable row."""
         return self._start(itertools.count(self._cursor.epoch))
 
-    def epoch_steps(self, epoch: int) -> Iterator[GlobalBatch]:
+    def epoch_steps(self, epoch: int) -> Generator[GlobalBatch]:
         """Yield the steps of an epoch; if the loaded position lies in it, those after the position.
 
         Worker processes end with the epoch. Raise DataError if it has no usable row.
@@ -169,13 +169,13 @@ class StreamLoader:
         """Merge the positions of the ranks, each of which knows its own shard groups."""
         return merged(cursors)
 
-    def _start(self, epochs: Iterable[int]) -> Iterator[GlobalBatch]:
+    def _start(self, epochs: Iterable[int]) -> Generator[GlobalBatch]:
         if not self._started:
             self._ledger.load(self._counted, split=TRAINING)
         self._started = True
         return self._closing_steps(epochs)
 
-    def _closing_steps(self, epochs: Iterable[int]) -> Iterator[GlobalBatch]:
+    def _closing_steps(self, epochs: Iterable[int]) -> Generator[GlobalBatch]:
         """Yield steps; closing the generator releases files and processes at once."""
         with closing(self._steps(epochs)) as steps:
             yield from self._statistics.count(steps)
