@@ -39,7 +39,7 @@ STATE_VERSION = 1
 
 
 class DataLoader:
-    """The training batches of a configuration, with an exact position, for training loops of your own.
+    """The training batches of a configuration, with an exact position, for your own training loop.
 
     Each `iter()` yields the batches of one epoch, in another order each time, and every row once. `state_dict()` is the
     position after the last batch that was yielded; `load_state_dict()` continues there, as torchdata's
