@@ -24,6 +24,7 @@ from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, ModelError, Problem, ResumeError
 from partita_schema.load import load_config
 from partita_schema.sections.batching import TokenBudgetBatching
+from partita_schema.sections.trainer import HogwildTrainer
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import ProcessGroup, synchronized_errors
@@ -78,7 +79,7 @@ class DataLoader:
                 initialized, else this process alone.
 
         Raises:
-            ConfigError: The configuration is invalid, trains nothing, or has no batch size.
+            ConfigError: The configuration is invalid, has no trainer that reads batches in order, or no batch size.
             DataError: There are no rows, or too many of them cannot be used (data.max_bad_rows).
             ModelError: The tokenizer or config.json of the base model cannot be read.
         """
@@ -241,11 +242,14 @@ def sized(config: Config, batch_size: int | None) -> tuple[Config, int]:
     """Return the configuration with its batch size, and the size; 1 if a token budget decides it.
 
     Raises:
-        ConfigError: Nothing is trained, or the batch size is not a number.
+        ConfigError: The trainer reads no batches in order, or the batch size is not a number.
     """
     if not config.trains:
         message = "nothing is trained, so there are no training rows; write trainer: {type: finetune, batch_size: 8}"
         raise ConfigError([Problem("trainer", message)])
+    if isinstance(config.trainer, HogwildTrainer):
+        message = "is hogwild, whose workers draw their rows themselves; write trainer: {type: finetune, batch_size: 8}"
+        raise ConfigError([Problem("trainer.type", message)])
     if isinstance(config.data.batching, TokenBudgetBatching):
         if batch_size is not None:
             message = "batch_size has no effect with a token budget; write max_tokens or max_rows here"

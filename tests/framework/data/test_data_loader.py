@@ -91,12 +91,25 @@ def language_model(config: dict[str, Any], **batching: Any) -> dict[str, Any]:
     return config
 
 
+def mixed(config: dict[str, Any], folder: Path, *, file: str, **source: Any) -> dict[str, Any]:
+    """Return the configuration with a mix of a file in `folder` and a few more rows."""
+    write_json_lines(folder / "more.jsonl", ROWS[:5])
+    del config["data"]["source"]
+    config["data"]["mix"] = [
+        {"source": {"type": "jsonl", "path": str(folder / name), **source}, "weight": weight}
+        for name, weight in ((file, 3), ("more.jsonl", 1))
+    ]
+    return config
+
+
 KINDS = {
     **{name: lambda folder, name=name: indexed(folder, data={"batching": BATCHINGS[name]}) for name in BATCHINGS},
     **{
         f"streamed {name}": lambda folder, name=name: streamed(folder, data={"batching": BATCHINGS[name]})
         for name in BATCHINGS
     },
+    "mix": lambda folder: mixed(indexed(folder), folder, file="rows.jsonl"),
+    "streamed mix": lambda folder: mixed(streamed(folder), folder, file="part-0.jsonl", streaming=True),
     "chunk": lambda folder: language_model(indexed(folder)),
     "isolated documents": lambda folder: language_model(indexed(folder), isolate_documents=True),
     "streamed chunk": lambda folder: language_model(streamed(folder)),
@@ -137,7 +150,7 @@ def test_batches_are_those_of_a_training_run(tmp_path: Path, kind: str) -> None:
     assert [line["batch_hash"] for line in read_json_lines(tmp_path / "run" / "log.jsonl")] == hashes[:9]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "chunk" not in kind and "isolated" not in kind])
+@pytest.mark.parametrize("kind", [*BATCHINGS, *(f"streamed {name}" for name in BATCHINGS)])
 def test_every_row_is_in_one_batch_of_an_epoch_and_epochs_differ(tmp_path: Path, kind: str) -> None:
     with DataLoader(KINDS[kind](tmp_path)) as loader:
         first, second = epoch_of(loader), epoch_of(loader)
@@ -289,6 +302,12 @@ def test_a_process_of_several_needs_torch_distributed(monkeypatch: pytest.Monkey
         get_world.cache_clear()
 
 
+def test_cached_tokens_give_the_same_batches() -> None:
+    wanted = epoch_of(DataLoader(settings(), ROWS))
+    for _ in range(2):  # the second time, the tokens are read from the cache
+        assert epoch_of(DataLoader(settings(data={"encode": "cache"}), ROWS)) == wanted
+
+
 def test_a_stream_has_no_length(tmp_path: Path) -> None:
     loader = DataLoader(KINDS["streamed fixed"](tmp_path))
     with pytest.raises(TypeError, match="a streamed DataLoader has no length"):
@@ -319,14 +338,6 @@ def test_the_argument_replaces_the_batch_size_of_the_file() -> None:
         ({}, 0, "batch_size: is 0; pass a whole number of at least 1"),
         ({}, True, "batch_size: is True; pass a whole number of at least 1"),
         (
-            {"trainer": None},
-            4,
-            (
-                "trainer: nothing is trained, so there are no training rows; write trainer: {type: finetune, "
-                "batch_size: 8}"
-            ),
-        ),
-        (
             {"trainer": {"batch_size": "auto"}, "data": {"batching": {"type": "token_budget"}}},
             None,
             (
@@ -342,12 +353,27 @@ def test_the_argument_replaces_the_batch_size_of_the_file() -> None:
     ],
 )
 def test_a_batch_size_that_cannot_be_used_is_refused(changes: Any, batch_size: Any, message: str) -> None:
-    config = settings(**changes)
-    if config["trainer"] is None:
-        del config["trainer"]
     with pytest.raises(ConfigError) as caught:
-        DataLoader(config, ROWS, batch_size=batch_size)
+        DataLoader(settings(**changes), ROWS, batch_size=batch_size)
     assert str(caught.value) == message
+
+
+def test_a_trainer_that_reads_no_batches_in_order_is_refused() -> None:
+    untrained = settings()
+    del untrained["trainer"]
+    hogwild = {
+        "base_model": {"type": "embedding_bag"},
+        "input_features": [{"name": "question"}],
+        "output_features": [{"name": "answer", "type": "category"}],
+        "trainer": {"type": "hogwild"},
+    }
+    for config, message in (
+        (untrained, "trainer: nothing is trained, so there are no training rows; write "),
+        (hogwild, "trainer.type: is hogwild, whose workers draw their rows themselves; write "),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            DataLoader(config, ROWS, batch_size=4)
+        assert str(caught.value) == message + "trainer: {type: finetune, batch_size: 8}"
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
