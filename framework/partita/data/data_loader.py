@@ -6,22 +6,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from partita.data.dialogue import expanded
-from partita.data.formatting.retrieval import build_retriever
-from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.ledger import Ledger, RowCounts
 from partita.data.loader import Loader
-from partita.data.rows import Rows
-from partita.data.run_data import RunData, find_labels, open_run_data
+from partita.data.run_data import open_run_data
 from partita.data.splits import TRAINING
-from partita.data.token_cache import TokenCache
-from partita.data.tokenized import TokenizedDataset, texts
-from partita.data.training_rows import TrainingRows, batch_rows, encode_first, open_loader
+from partita.data.training_rows import configured_row_tokenizer, open_loader, tokenized_rows
 from partita.distributed.init import joined_process_group
-from partita.tokenizers.load import load_tokenizer
 from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.errors import ConfigError, DataError, ModelError, Problem, ResumeError
+from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
 from partita_schema.load import load_config
 from partita_schema.sections.batching import TokenBudgetBatching
 from partita_schema.sections.trainer import HogwildTrainer
@@ -42,8 +35,8 @@ STATE_VERSION = 1
 class DataLoader:
     """The training batches of a configuration, with an exact position, for your own training loop.
 
-    Each `iter()` yields the batches of one epoch, in another order each time, and every row once. `state_dict()` is the
-    position after the last batch that was yielded; `load_state_dict()` continues there, as torchdata's
+    Each `iter()` yields the batches of one epoch: every row once, shuffled as `data.batching` says. `state_dict()` is
+    the position after the last batch that was yielded; `load_state_dict()` continues there, as torchdata's
     StatefulDataLoader does.
 
     If torch.distributed is initialized, every rank gets one batch per step, and all ranks create the loader and iterate
@@ -92,7 +85,9 @@ class DataLoader:
         self._ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)
         with synchronized_errors(group, "reading the rows"):
             data = open_run_data(config, folder=loaded.folder, dataset=dataset)
-            encoder = row_tokenizer(config, data, tokenizer, folder=loaded.folder, context_length=context_length)
+            encoder = configured_row_tokenizer(
+                config, data, tokenizer, folder=loaded.folder, context_length=context_length
+            )
             rows = tokenized_rows(data, encoder, self._ledger, ranks=group.world_size)
             self._loader = open_loader(
                 config,
@@ -174,8 +169,8 @@ class DataLoader:
         """Continue after the batch at which `state` was saved. Call it before the first `iter()`.
 
         Raises:
-            ResumeError: An iterator was created before, the state is damaged, or the batches would be others than
-                before, for example with another batch size or number of processes; see data.resume.
+            ResumeError: An iterator was created before, the state is damaged, or the batches would differ, for example
+                with another batch size or number of processes; see data.resume.
         """
         if self._started:
             raise ResumeError(
@@ -266,71 +261,6 @@ def sized(config: Config, batch_size: int | None) -> tuple[Config, int]:
         raise ConfigError([Problem("batch_size", f"is {size!r}; pass a whole number of at least 1")])
     trainer = config.trainer.model_copy(update={"batch_size": size})
     return config.model_copy(update={"trainer": trainer}), size
-
-
-def row_tokenizer(
-    config: Config,
-    data: RunData,
-    tokenizer: "PreTrainedTokenizerFast | None",
-    *,
-    folder: Path,
-    context_length: int | None,
-) -> RowTokenizer:
-    """Return the row tokenizer that `partita train` would use.
-
-    Args:
-        config: The configuration.
-        data: The opened rows.
-        tokenizer: Replaces the tokenizer of the base model.
-        folder: Base of relative paths in the configuration.
-        context_length: Replaces the context of the model.
-
-    Raises:
-        DataError: There are no training rows.
-        ModelError: The tokenizer cannot be used, or a file of the base model cannot be read.
-    """
-    from partita.lm.loading import configured_context_length
-
-    rows = data.training
-    if rows is None:
-        raise DataError("there are no training rows; write data.source in the file, or pass a dataset")
-    if tokenizer is None:
-        tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, supervised=True))
-    elif not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"the tokenizer is a {type(tokenizer).__name__}; pass a fast one, as AutoTokenizer loads it")
-    elif tokenizer.pad_token_id is None:
-        raise ModelError("the tokenizer has no pad token; set tokenizer.pad_token = tokenizer.eos_token")
-    if context_length is None:
-        context_length = configured_context_length(config, folder=folder)
-    return build_row_tokenizer(
-        config,
-        tokenizer=tokenizer,
-        context_length=context_length,
-        labels=find_labels(config, rows),
-        retriever=build_retriever(config, training=rows, folder=folder),
-        folder=folder,
-    )
-
-
-def tokenized_rows(data: RunData, encoder: RowTokenizer, ledger: Ledger, *, ranks: int) -> TrainingRows:
-    """Tokenize the training rows, or the first ones of streams.
-
-    Args:
-        data: The opened rows.
-        encoder: Tokenizes the rows.
-        ledger: Counts the rows.
-        ranks: Number of ranks that share the batches of a step.
-    """
-    if data.streams is not None:
-        encoded = encode_first(data, encoder)
-    else:
-        config = data.config.data
-        encode = TokenCache.of_user().encode if config.encode == "cache" else TokenizedDataset.build
-        rows: Rows = expanded(data.splits[TRAINING], encoder.expander)
-        encoded = encode(rows, encoder, ledger=ledger, options=config.loader)
-        ledger.refuse_unknown_tokens(TRAINING)
-    assert encoded is not None  # row_tokenizer has checked that there are rows
-    return batch_rows(data, encoded, encoder, ranks=ranks)
 
 
 def parts_of(state: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,20 +11,28 @@ from partita.data.batching.collate import build_collate, collate_parts
 from partita.data.batching.cursor import batching_parts
 from partita.data.batching.documents import cut_chunks
 from partita.data.dialogue import expanded
-from partita.data.formatting.row_tokenizer import RowTokenizer
+from partita.data.formatting.retrieval import build_retriever
+from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, Ledger
 from partita.data.loader import Loader
-from partita.data.run_data import RunData, TrainingStreams
+from partita.data.rows import Rows
+from partita.data.run_data import RunData, TrainingStreams, find_labels
 from partita.data.sources.mixed import mixed_order, row_indices_by_source
 from partita.data.splits import TRAINING
 from partita.data.streams.loader import StreamLoader, count_shard_groups
 from partita.data.streams.shard_group import CHUNK
-from partita.data.tokenized import TokenizedDataset
+from partita.data.token_cache import TokenCache
+from partita.data.tokenized import TokenizedDataset, texts
 from partita.data.training_shape import TrainingShape, training_shape
+from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
+from partita_schema.errors import DataError, ModelError
 from partita_schema.sections.batching import ChunkBatching
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,71 @@ class TrainingRows:
     """Fingerprints of the row order of mixed sources."""
     streams: TrainingStreams | None = None
     """The streams that rows are read from during training, if any."""
+
+
+def configured_row_tokenizer(
+    config: Config,
+    data: RunData,
+    tokenizer: "PreTrainedTokenizerFast | None",
+    *,
+    folder: Path,
+    context_length: int | None,
+) -> RowTokenizer:
+    """Return the row tokenizer that `partita train` would use.
+
+    Args:
+        config: The configuration.
+        data: The opened rows.
+        tokenizer: Replaces the tokenizer of the base model.
+        folder: Base of relative paths in the configuration.
+        context_length: Replaces the context of the model.
+
+    Raises:
+        DataError: There are no training rows.
+        ModelError: The tokenizer cannot be used, or a file of the base model cannot be read.
+    """
+    from partita.lm.loading import configured_context_length
+
+    rows = data.training
+    if rows is None:
+        raise DataError("there are no training rows; write data.source in the file, or pass a dataset")
+    if tokenizer is None:
+        tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, supervised=True))
+    elif not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"the tokenizer is a {type(tokenizer).__name__}; pass a fast one, as AutoTokenizer loads it")
+    elif tokenizer.pad_token_id is None:
+        raise ModelError("the tokenizer has no pad token; set tokenizer.pad_token = tokenizer.eos_token")
+    if context_length is None:
+        context_length = configured_context_length(config, folder=folder)
+    return build_row_tokenizer(
+        config,
+        tokenizer=tokenizer,
+        context_length=context_length,
+        labels=find_labels(config, rows),
+        retriever=build_retriever(config, training=rows, folder=folder),
+        folder=folder,
+    )
+
+
+def tokenized_rows(data: RunData, encoder: RowTokenizer, ledger: Ledger, *, ranks: int) -> TrainingRows:
+    """Tokenize the training rows, or the first ones of streams.
+
+    Args:
+        data: The opened rows.
+        encoder: Tokenizes the rows.
+        ledger: Counts the rows.
+        ranks: Number of ranks that share the batches of a step.
+    """
+    if data.streams is not None:
+        encoded = encode_first(data, encoder)
+    else:
+        config = data.config.data
+        encode = TokenCache.of_user().encode if config.encode == "cache" else TokenizedDataset.build
+        rows: Rows = expanded(data.splits[TRAINING], encoder.expander)
+        encoded = encode(rows, encoder, ledger=ledger, options=config.loader)
+        ledger.refuse_unknown_tokens(TRAINING)
+    assert encoded is not None  # configured_row_tokenizer has checked that there are rows
+    return batch_rows(data, encoded, encoder, ranks=ranks)
 
 
 def batch_rows(
