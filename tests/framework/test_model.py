@@ -379,6 +379,21 @@ def test_evaluation_rows_with_an_unknown_label_are_left_out_and_recorded(
     assert (left_out["key"], left_out["reasons"]) == ("validation.jsonl:8", [reason])
 
 
+def test_a_split_with_unknown_labels_only_is_not_evaluated(
+    colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_json_lines(tmp_path / "validation.jsonl", [{"text": "a pink ball", "colour": "pink", "number": 1}])
+    trainer = {"max_steps": 1, "evaluate_generated": False}
+    data = {"validation": str(tmp_path / "validation.jsonl")}
+    settings = colours.config(trainer=trainer, data=data, preprocessing={"sample_size": 40})
+
+    result = Model(settings, quiet=True).train(run=tmp_path / "run")
+
+    assert "validation is not evaluated: none of its 1 rows has a label of the training rows" in caplog.messages
+    assert result.steps == 1
+    assert "validation" not in result.metrics
+
+
 def test_a_trainer_in_the_folder_of_the_configuration_is_found(colours: Any, tmp_path: Path) -> None:
     import yaml
 

@@ -117,7 +117,8 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     first = "the first " if preview.streamed else ""
     console.print(f"{first}{preview.num_rows:,} {what}, {template_text}{legend}")
     if preview.chunk_length is not None:
-        console.print(f"documents are joined and cut into chunks of {preview.chunk_length:,} tokens")
+        length = counted(preview.chunk_length, "token")
+        console.print(f"documents are joined and cut into chunks of {length}")
     if preview.left_out:
         total = preview.left_out.total()
         measured = counted(len(preview.lengths) + total, "measured row")

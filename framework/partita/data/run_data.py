@@ -25,6 +25,7 @@ from partita_schema.errors import DataError
 from partita_schema.load import load_config
 from partita_schema.rows import check_rows, row_schema
 from partita_schema.sections.batching import ChunkBatching
+from partita_schema.sections.data import Data
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, Source
 
 logger = logging.getLogger(__name__)
@@ -184,7 +185,11 @@ def open_run_data(config: Config, *, folder: Path, dataset: Any = None) -> RunDa
 def check_streaming(config: Config) -> None:
     """Raise ConfigError if a configuration does not support streamed training rows, which were passed in Python."""
     sections = config.model_dump(mode="json")
-    sections["data"] |= {"mix": None, "source": {"type": "custom", "target": "passed:dataset", "streaming": True}}
+    sections["data"] |= {
+        "mix": None,
+        "stop": Data().stop,
+        "source": {"type": "custom", "target": "passed:dataset", "streaming": True},
+    }
     load_config(sections)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from partita.data.formats.csv import other_separator
 from partita.data.rows import Rows
 from partita.data.sources.mixed import joined, open_mix
-from partita.data.sources.python_datasets import is_stream, splits_of
+from partita.data.sources.python_datasets import SPLIT_OF_NAME, is_stream, splits_of
 from partita.data.sources.sources import errors_at, open_rows
 from partita_schema.common.checksums import hash_to_int
 from partita_schema.common.text import nearest
@@ -27,12 +27,6 @@ from partita_schema.sections.sources import SimulationSource
 TRAINING, VALIDATION, TEST = "training", "validation", "test"
 DIALOGUES_LOOKED_AT = 100
 """Number of dialogues that are checked for answers."""
-SPLIT_NAMES = {
-    "0": 0, "train": 0, "training": 0,
-    "1": 1, "valid": 1, "validation": 1, "val": 1, "dev": 1,
-    "2": 2, "test": 2, "testing": 2,
-}  # fmt: skip
-"""Values that the column of a fixed split may hold."""
 
 
 def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[str, Rows]:
@@ -105,6 +99,12 @@ def passed_splits(config: Config, dataset: Any, *, without: frozenset[str]) -> d
         if streamed:
             return {}
         return divide(open_rows(dataset, folder=Path.cwd(), max_row_bytes=limit), config, without=without)
+    kind = type(dataset).__name__
+    if config.trains and TRAINING not in named:
+        raise DataError(f"the {kind} has no split train; it has {', '.join(dataset) or 'no splits'}")
+    twice = next((name for name in named if name in without), None)
+    if twice is not None:
+        raise DataError(f"the {kind} has a {twice} split, and data.{twice} names another; remove one of them")
     splits = {
         name: open_rows(part, folder=Path.cwd(), name=name, max_row_bytes=limit)
         for name, part in named.items()
@@ -315,12 +315,12 @@ def fixed_splits(rows: Rows, column: str) -> np.ndarray:
     values = column_of(rows, column, "data.split")
     split_N = np.empty(len(rows), dtype=np.int8)
     for number, value in enumerate(values):
-        split = SPLIT_NAMES.get(value.strip().lower().removesuffix(".0"))
+        split = SPLIT_OF_NAME.get(value.strip().lower().removesuffix(".0"))
         if split is None:
             raise DataError(
                 f"{rows.key(number)}: column {column!r} holds {value!r}; write 0, 1, 2 or train, validation, test"
             )
-        split_N[number] = split
+        split_N[number] = (TRAINING, VALIDATION, TEST).index(split)
     return split_N
 
 

@@ -39,7 +39,9 @@ class EvalDataset:
     """The same rows, tokenized with their answers."""
 
 
-def build_eval_dataset(parts: PipelineParts, rows: Rows, *, split: str, ledger: Ledger) -> EvalDataset:
+def build_eval_dataset(
+    parts: PipelineParts, rows: Rows, *, split: str, ledger: Ledger, known_labels: bool = False
+) -> EvalDataset:
     """Check and tokenize labeled rows; a dialogue becomes one row per answer.
 
     Rows whose label is unknown are left out, because no answer can equal it.
@@ -49,12 +51,14 @@ def build_eval_dataset(parts: PipelineParts, rows: Rows, *, split: str, ledger: 
         rows: Rows with answers.
         split: Name of the split in the ledger.
         ledger: Counts the rows that cannot be used.
+        known_labels: Whether rows with an unknown label have been left out already.
 
     Raises:
         DataError: A column is missing, or too many rows are invalid.
     """
     check_columns(rows, parts.config, supervised=True)
-    rows = rows_with_known_labels(rows, parts.config, parts.labels, ledger=ledger, split=split)
+    if not known_labels:
+        rows = rows_with_known_labels(rows, parts.config, parts.labels, ledger=ledger, split=split)
     if parts.encoder.expander is not None:
         rows = expanded(rows, for_scores(parts.encoder.expander))
     encode = TokenizedDataset.build if parts.tokens is None else parts.tokens.encode

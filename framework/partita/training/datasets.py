@@ -1,6 +1,7 @@
 """Datasets of a training run: rows checked and tokenized, their batching, and the loader."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from partita.data.dialogue import expanded
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.rows import Rows
-from partita.data.run_data import RunData
+from partita.data.run_data import RunData, rows_with_known_labels
 from partita.data.splits import TRAINING
 from partita.data.streams.loader import StreamLoader
 from partita.data.tokenized import TokenizedDataset
@@ -71,15 +72,36 @@ def build_training_datasets(
         encoded = encode_first(data, pipeline.encoder)
     elif trains and TRAINING in data.splits:
         encoded = encode_training(pipeline, data.splits[TRAINING], ledger, progress=progress)
-    eval_datasets = {
-        split: build_eval_dataset(pipeline, rows, split=split, ledger=ledger)
+    evaluated = {
+        split: rows
         for split, rows in data.splits.items()
         if split != TRAINING or (isinstance(config.trainer, NoTrainer) and TRAINING in config.trainer.evaluate)
     }
+    eval_datasets = build_eval_datasets(pipeline, evaluated, ledger)
     if encoded is None:
         return TrainingDatasets(None, eval_datasets)
     training = batch_rows(data, encoded, pipeline.encoder, ranks=ranks, recorded_batches=recorded_batches)
     return TrainingDatasets(training, eval_datasets)
+
+
+def build_eval_datasets(pipeline: Pipeline, splits: Mapping[str, Rows], ledger: Ledger) -> dict[str, EvalDataset]:
+    """Check and tokenize the rows of each split to evaluate on. A split whose labels are all unknown is left out.
+
+    Args:
+        pipeline: The parts of the run.
+        splits: Rows by split.
+        ledger: Counts the rows that cannot be used.
+    """
+    datasets = {}
+    for split, rows in splits.items():
+        known = rows_with_known_labels(rows, pipeline.config, pipeline.labels, ledger=ledger, split=split)
+        if len(rows) and not len(known):
+            logger.warning(
+                "%s is not evaluated: none of its %d rows has a label of the training rows", split, len(rows)
+            )
+            continue
+        datasets[split] = build_eval_dataset(pipeline, known, split=split, ledger=ledger, known_labels=True)
+    return datasets
 
 
 def encode_training(

@@ -10,6 +10,7 @@ from typing import Any
 
 from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
+from partita.data.splits import TRAINING
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, remove_tokens, tokens_made_once
@@ -103,7 +104,7 @@ def run_trainer(
         lm=pipeline.lm,
         batches=loader,
         evaluate=Evaluations(evaluator, datasets.eval_datasets, directory),
-        splits=tuple(data.record()),
+        splits=tuple(split for split in data.record() if split == TRAINING or split in datasets.eval_datasets),
         run=directory,
         device=pipeline.lm.device,
         process_group=process_group,

@@ -78,11 +78,12 @@ class PackBatching(ConfigModel):
 
 class ChunkBatching(ConfigModel):
     """Documents joined and cut into chunks of equal length, for language modelling: configurations without
-    `input_features`. Every token is in one chunk; only the last chunk of a source is shorter."""
+    `input_features`. Every token is in one chunk; only the last chunk of a source, or of a window of a stream, is
+    shorter."""
 
     type: Literal["chunk"]
     """Join documents and cut them into chunks."""
-    context_length: PositiveInt | None = None
+    context_length: Annotated[int, Field(strict=True, ge=2)] | None = None
     """Length of a chunk in tokens. Default: the model's context, at most 2,048."""
     shuffle: StrictBool = True
     """Shuffle the chunks in every epoch. false: keep the order of the data."""

@@ -1,6 +1,6 @@
 """Documents of language modelling: joined and cut into chunks for training, and in pieces for evaluation.
 
-N documents, C chunks, L tokens in total.
+N documents, C chunks, P pieces, n chunks of a batch, L tokens in total.
 """
 
 import numpy as np
@@ -16,7 +16,8 @@ def cut_chunks(
     """Join documents in their order and cut them into chunks of `length` tokens, every token in one chunk.
 
     The token ids are shared with `documents`, not copied, unless sources alternate. The loss covers all tokens of a
-    chunk. The key of a chunk is the key of the document in which it begins, with a number: `train.jsonl:17#2`.
+    chunk; a chunk in which nothing can be predicted, such as a source of one token, is left out. The key of a chunk is
+    the key of the document in which it begins, with a number: `train.jsonl:17#2`.
 
     Args:
         documents: Tokenized documents.
@@ -30,12 +31,12 @@ def cut_chunks(
         documents, sources_N = documents.take(order), sources_N[order]
     ends = source_ends(documents, sources_N)
     starts_C = np.concatenate(
-        [np.arange(start, end, length) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    ).astype(np.int64)
+        [chunk_starts(start, end, length) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    )
     starts_C1 = np.append(starts_C, ends[-1])
     first_C = np.searchsorted(documents.starts_N1, starts_C, side="right") - 1
     spans, span_starts = document_spans(documents, starts_C1) if isolate else whole_spans(starts_C1)
-    return TokenizedDataset(
+    chunks = TokenizedDataset(
         ids_L=documents.ids_L,
         starts_N1=starts_C1,
         loss_spans_S2=spans,
@@ -45,6 +46,20 @@ def cut_chunks(
         parts=documents.parts,
         isolated=isolate,
     )
+    # The first token of a span has nothing to be predicted from.
+    has_loss_C = chunks.loss_tokens > np.diff(span_starts)
+    return chunks if np.all(has_loss_C) else chunks.take(np.flatnonzero(has_loss_C))
+
+
+def chunk_starts(start: int, end: int, length: int) -> np.ndarray:
+    """Return the starts of the chunks of one source, int64.
+
+    A last chunk of one token would have nothing to predict, so the chunk before it gives it one.
+    """
+    starts_C = np.arange(start, end, length, dtype=np.int64)
+    if len(starts_C) > 1 and end - starts_C[-1] == 1 and length > 2:
+        starts_C[-1] -= 1
+    return starts_C
 
 
 def source_ends(documents: TokenizedDataset, sources_N: np.ndarray | None) -> list[int]:

@@ -69,20 +69,23 @@ class Fixed:
     batch_size: int
     shuffle_rows: bool = True
     drop_last: bool = False
-    rows_together: int = FIXED_WINDOW
-    """Rows in a window of shuffled rows."""
+    rows_together: int | None = None
+    """Rows in a window; None for a default that suits the order."""
 
     longest_first = False
     max_row_tokens = None
 
     @property
     def window(self) -> int:
-        return whole_batches(self.rows_together if self.shuffle_rows else ORDERED_WINDOW, self.batch_size)
+        default = FIXED_WINDOW if self.shuffle_rows else ORDERED_WINDOW
+        return whole_batches(self.rows_together or default, self.batch_size)
 
     @property
     def first_window(self) -> int:
         """Smaller if rows keep their order: batches are the same in any window, and the first one is ready sooner."""
-        return self.window if self.shuffle_rows else min(self.window, whole_batches(FIRST_WINDOW, self.batch_size))
+        if self.shuffle_rows or self.rows_together is not None:
+            return self.window
+        return min(self.window, whole_batches(FIRST_WINDOW, self.batch_size))
 
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
         cuts = even_cuts(len(lengths), self.batch_size)

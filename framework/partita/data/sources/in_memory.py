@@ -2,6 +2,7 @@
 sources that are a class written by the user.
 """
 
+import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,11 @@ def open_in_memory(dataset: Any, *, name: str) -> Rows:
     if not len(store):
         raise DataError(f"{name} has no rows")
     named = getattr(dataset, "fingerprint", None) if isinstance(store, MapStore) else None
-    fingerprint = digest(type(dataset).__name__, named) if isinstance(named, str) else hash_rows(store)
+    if isinstance(store, MapStore) and isinstance(named, str):
+        columns, fingerprint = list(store.row(0)), digest(type(dataset).__name__, named)
+    else:
+        fingerprint = hash_rows(store)
+        columns = list(store.columns) if isinstance(store, MapStore) else columns
     return Rows(store, columns=columns, keys=RowKeys.counted(name, len(store)), fingerprint=fingerprint)
 
 
@@ -42,9 +47,8 @@ def store_of(dataset: Any) -> tuple[Store, list[str]]:
         return list_of(dataset)
     if is_stream(dataset):
         return list_of(list(rows_of_stream(dataset)))
-    if is_map_style(dataset) and not isinstance(dataset, str | bytes):
-        store = MapStore(dataset)
-        return store, list(store.row(0)) if len(store) else []
+    if is_map_style(dataset):
+        return MapStore(dataset), []
     raise DataError(
         f"a {type(dataset).__name__} is not a dataset; pass a path, a glob, a Hub name, a pandas frame, a dataset of "
         "datasets or torch, a generator function, a list of dicts or a dict of lists"
@@ -115,6 +119,8 @@ def iterable_of(custom: Any, target: str) -> Iterable[Any]:
     """Return the rows of a class with `rows()` or `__iter__`. Raise DataError if they are not an iterable of rows."""
     check_iterable(custom, target)
     rows = custom.rows() if callable(getattr(custom, "rows", None)) else custom
+    if inspect.isgeneratorfunction(rows):
+        rows = rows()
     if not isinstance(rows, Iterable) or isinstance(rows, str | bytes | Mapping):
         raise DataError(f"{target}.rows gave a {type(rows).__name__}; return an iterable of dicts")
     return rows

@@ -2,23 +2,22 @@
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from partita.data.rows import ListStore, digest, hash_rows
 from partita_schema.errors import DataError
 
-SPLIT_NAMES = {
-    "train": "training",
-    "training": "training",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "eval": "validation",
-    "test": "test",
+SPLIT_OF_NAME = {
+    **dict.fromkeys(("0", "train", "training"), "training"),
+    **dict.fromkeys(("1", "valid", "validation", "val", "dev", "eval"), "validation"),
+    **dict.fromkeys(("2", "test", "testing"), "test"),
 }
-"""Names of splits in a `datasets.DatasetDict`, and ours."""
+"""Names of splits, in a column of a fixed split and in a `datasets.DatasetDict`, and our name of each."""
+HASHED_ROWS = 64
+"""Rows at the start of a stream that identify its content."""
 
 
 def kind_of(dataset: Any) -> tuple[str, str]:
@@ -28,30 +27,28 @@ def kind_of(dataset: Any) -> tuple[str, str]:
 
 def is_hf_stream(dataset: Any) -> bool:
     """Return whether this is a `datasets.IterableDataset`."""
-    package, name = kind_of(dataset)
-    return package == "datasets" and name == "IterableDataset"
-
-
-def is_stream(dataset: Any) -> bool:
-    """Return whether an object yields rows from the first one only: an iterable dataset, or a generator function."""
-    if is_hf_stream(dataset) or inspect.isgeneratorfunction(dataset):
-        return True
-    if isinstance(dataset, str | bytes | Mapping | Sequence) or hasattr(dataset, "__getitem__") != hasattr(
-        dataset, "__len__"
-    ):
-        return is_torch_iterable(dataset)
-    return isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__")
+    return kind_of(dataset) == ("datasets", "IterableDataset")
 
 
 def is_torch_iterable(dataset: Any) -> bool:
     """Return whether this is a `torch.utils.data.IterableDataset`, whose base class has `__getitem__`."""
-    return any(
-        base.__name__ == "IterableDataset" and base.__module__.startswith("torch.") for base in type(dataset).__mro__
-    )
+    bases = type(dataset).__mro__
+    return any(base.__name__ == "IterableDataset" and base.__module__.startswith("torch.") for base in bases)
+
+
+def is_stream(dataset: Any) -> bool:
+    """Return whether an object yields rows from the first one only: an iterable dataset, or a generator function."""
+    if is_hf_stream(dataset) or is_torch_iterable(dataset) or inspect.isgeneratorfunction(dataset):
+        return True
+    if isinstance(dataset, str | bytes | Mapping | Sequence):
+        return False
+    return isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__")
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Return whether rows are read by index, as from a torch map-style dataset."""
+    """Return whether rows are read by index with `__len__` and `__getitem__`, as from a torch map-style dataset."""
+    if isinstance(dataset, str | bytes | Mapping | Sequence) or kind_of(dataset)[0] in ("pandas", "numpy", "datasets"):
+        return False
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not is_torch_iterable(dataset)
 
 
@@ -66,7 +63,7 @@ def splits_of(dataset: Any) -> dict[str, Any] | None:
         return None
     splits: dict[str, Any] = {}
     for key, part in dataset.items():
-        split = SPLIT_NAMES.get(key)
+        split = SPLIT_OF_NAME.get(key)
         if split is None:
             raise DataError(
                 f"split {key!r} of the {name} is none of train, validation and test; pass one dataset, such as "
@@ -82,14 +79,41 @@ def rows_of_stream(dataset: Any) -> Iterator[Any]:
     """Return an iterator over all rows from the first one.
 
     Raises:
-        DataError: If the object can be read only once, such as a generator.
+        DataError: If the object can be read only once, such as a generator, or raises an exception itself.
     """
-    rows = dataset() if inspect.isgeneratorfunction(dataset) else dataset
-    if rows is dataset and isinstance(dataset, Iterator):
+    refuse_iterator(dataset)
+    try:
+        yield from dataset() if inspect.isgeneratorfunction(dataset) else dataset
+    except DataError:
+        raise
+    except Exception as error:  # a program of the user
+        raise DataError(f"{name_of(dataset)} raised {type(error).__name__}: {error}") from error
+
+
+def refuse_iterator(dataset: Any) -> None:
+    """Raise DataError for an object that can be read only once, such as a generator."""
+    if isinstance(dataset, Iterator):
         raise DataError(
-            f"a {type(dataset).__name__} can be read only once; pass the function that creates it, without calling it"
+            f"an object of type {type(dataset).__name__} can be read only once; pass the function that creates it, "
+            "without calling it"
         )
-    return iter(rows)
+
+
+def name_of(dataset: Any) -> str:
+    """Return the name of a function, or of the class of an object."""
+    return str(getattr(dataset, "__name__", type(dataset).__name__))
+
+
+def content_of_stream(dataset: Any) -> str:
+    """Return a hash of what identifies a stream: its `fingerprint`, else its first rows.
+
+    Other rows, or a shuffle without a seed, then count as changed data on resume.
+    """
+    named = getattr(dataset, "fingerprint", None)
+    if isinstance(named, str):
+        return digest(name_of(dataset), named)
+    first = [row for row in islice(rows_of_stream(dataset), HASHED_ROWS) if isinstance(row, Mapping)]
+    return digest(name_of(dataset), hash_rows(ListStore(first)))
 
 
 class MapStore:
@@ -97,6 +121,8 @@ class MapStore:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
+        self.columns: dict[str, None] = {}
+        """Columns of the rows that were read, in their order."""
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -105,11 +131,16 @@ class MapStore:
         return [self.row(index) for index in indices.tolist()]
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return a row. Raise DataError if it is not a mapping."""
-        row = self._dataset[index]
+        """Return a row. Raise DataError if it is not a mapping, or reading it raises an exception."""
+        try:
+            row = self._dataset[index]
+        except Exception as error:  # a program of the user
+            reason = f"{type(error).__name__}: {error}"
+            raise DataError(f"item {index:,} of {name_of(self._dataset)} raised {reason}") from error
         if not isinstance(row, Mapping):
             raise DataError(
-                f"item {index:,} of the {type(self._dataset).__name__} is a {type(row).__name__}; return a dict of "
-                "column to value"
+                f"item {index:,} of {name_of(self._dataset)} is of type {type(row).__name__}; return a dict of column "
+                "to value"
             )
+        self.columns.update(dict.fromkeys(map(str, row)))
         return {str(name): value for name, value in row.items()}

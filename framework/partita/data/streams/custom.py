@@ -12,8 +12,7 @@ Reading must be repeatable: the same shard from the same position yields the sam
 values. `fingerprint`, a string, identifies the state of the data.
 """
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +21,15 @@ from partita.data.contract import ShardedDataSource
 from partita.data.formats.base import MAX_RAW, Position, StreamRow
 from partita.data.rows import digest
 from partita.data.sources.in_memory import check_iterable, content_of, iterable_of, make_source
-from partita.data.sources.python_datasets import MapStore, is_hf_stream, is_map_style, rows_of_stream
+from partita.data.sources.python_datasets import (
+    MapStore,
+    content_of_stream,
+    is_hf_stream,
+    is_map_style,
+    name_of,
+    refuse_iterator,
+    rows_of_stream,
+)
 from partita.data.streams.base import Stream
 from partita.data.streams.hub import DatasetsStream
 from partita_schema.errors import DataError
@@ -39,10 +46,10 @@ def open_custom_stream(source: CustomSource, *, folder: Path, least_shards: int)
     made, name = make_source(source, folder=folder), source.target.partition(":")[2]
     rows = made.rows() if callable(getattr(made, "rows", None)) and not callable(getattr(made, "read", None)) else made
     if is_hf_stream(rows):
-        return DatasetsStream(rows, name=name, least_shards=least_shards)
+        return DatasetsStream(rows, name=name, content=content_of_stream(rows), least_shards=least_shards)
     content = content_of(made, source)
-    if is_map_style(rows) and not isinstance(rows, Sequence | Mapping):
-        made = IndexedRows(MapStore(rows))
+    if is_map_style(rows):
+        made = IndexedRows(MapStore(rows), shards=least_shards)
     return CustomStream(made, target=source.target, name=name, content=content, least_shards=least_shards)
 
 
@@ -55,37 +62,36 @@ class PassedSource:
     def open(self, *, name: str, least_shards: int) -> Stream:
         """Return its stream. Raise DataError if it can be read only once."""
         if is_hf_stream(self.dataset):
-            return DatasetsStream(self.dataset, name=name, least_shards=least_shards)
-        content = str(getattr(self.dataset, "fingerprint", ""))
-        made = CalledRows(self.dataset) if inspect.isgeneratorfunction(self.dataset) else self.dataset
-        if isinstance(made, Iterator):
-            rows_of_stream(made)  # raises
-        return CustomStream(
-            made, target=type(self.dataset).__name__, name=name, content=content, least_shards=least_shards
-        )
+            content = content_of_stream(self.dataset)
+            return DatasetsStream(self.dataset, name=name, content=content, least_shards=least_shards)
+        refuse_iterator(self.dataset)
+        made, target = StreamRows(self.dataset), name_of(self.dataset)
+        content = content_of_stream(self.dataset)
+        return CustomStream(made, target=target, name=name, content=content, least_shards=least_shards)
 
 
 class IndexedRows:
-    """The rows of a map-style dataset, from any position at once."""
+    """The rows of a map-style dataset, from any position at once; each shard has every n-th row."""
 
-    def __init__(self, store: MapStore) -> None:
+    def __init__(self, store: MapStore, *, shards: int) -> None:
         self._store = store
+        self.shards = shards
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[Mapping[str, Any], Position]]:
-        """Yield each row with the index after it, from the index `start`."""
-        for index in range(start if isinstance(start, int) else 0, len(self._store)):
-            yield self._store.row(index), index + 1
+        """Yield each row with the index of the next one of its shard, from the index `start`."""
+        for index in range(start if isinstance(start, int) else shard, len(self._store), self.shards):
+            yield self._store.row(index), index + self.shards
 
 
-class CalledRows:
-    """The rows of a generator function, which is called for each pass."""
+class StreamRows:
+    """The rows of an iterable dataset or a generator function, from the first one in each pass."""
 
-    def __init__(self, function: Callable[[], Iterator[Any]]) -> None:
-        self._function = function
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
 
     def rows(self) -> Iterator[Any]:
         """Return all rows from the first one."""
-        return self._function()
+        return rows_of_stream(self._dataset)
 
 
 class CustomStream:

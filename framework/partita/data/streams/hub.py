@@ -4,7 +4,6 @@ Parquet, Arrow and JSON lines are read file by file, so that resuming is fast. O
 which reads its shards again up to a position, without decoding rows.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from partita_schema.errors import DataError
 from partita_schema.sections.sources import HubSource
 
 SHUFFLE_BUFFER = "BufferShuffled"
-"""Part of the type of an iterable with a shuffle buffer, in the state of a dataset."""
+"""Part of the class names of iterables with a shuffle buffer in `datasets`."""
 BATCH = 512
 """Rows that are decoded at a time."""
 DIRECT = {file_format.hub_builder: name for name, file_format in FORMATS.items() if file_format.hub_builder}
@@ -67,6 +66,21 @@ def data_files(builder: Any, split: str) -> list[str]:
     return files if kind is not None and all(format_of(file) == kind for file in files) else []
 
 
+def has_shuffle_buffer(table: Any) -> bool:
+    """Return whether a `datasets.IterableDataset` has a shuffle buffer, whose content its state does not hold."""
+    seen, found = set[int](), [table]
+    while found:
+        part = found.pop()
+        if isinstance(part, list | tuple):
+            found += part
+        elif type(part).__module__.startswith("datasets.iterable_dataset") and id(part) not in seen:
+            seen.add(id(part))
+            if SHUFFLE_BUFFER in type(part).__name__:
+                return True
+            found += vars(part).values()
+    return False
+
+
 class DatasetsStream:
     """Rows of a streaming `datasets` dataset; if it has too few shards, several shards share one.
 
@@ -74,13 +88,24 @@ class DatasetsStream:
     No state restores a shuffle buffer, so the rows of a dataset with one are read again up to a position.
     """
 
-    def __init__(self, table: Any, *, name: str, least_shards: int) -> None:
+    def __init__(self, table: Any, *, name: str, least_shards: int, content: str = "") -> None:
+        """Stream a dataset.
+
+        Args:
+            table: A `datasets.IterableDataset`.
+            name: Name in the keys of rows.
+            least_shards: Minimum number of shards.
+            content: A hash of what identifies its rows, besides its name, version and features.
+        """
         self._table = table
+        self._saves_state = not has_shuffle_buffer(table)
         self._count = table.num_shards
         self._parts = -(-least_shards // self._count)
         self.name = name
         checksums = sorted(str(item) for item in (table.info.download_checksums or {}).items())
-        self.fingerprint = digest(name, str(self._count), str(table.info.version), str(table.features), *checksums)
+        self.fingerprint = digest(
+            name, str(self._count), str(table.info.version), str(table.features), *checksums, content
+        )
         labels = [name] if self._count == 1 else [f"{name}/{shard}" for shard in range(self._count)]
         self.shards: Sequence[str] = [label for label in labels for _ in range(self._parts)]
         """Label of each shard."""
@@ -108,8 +133,7 @@ class DatasetsStream:
         """Yield batches of rows, each with the state after it; None if the state does not restore all rows."""
         try:
             for batch in table.iter(batch_size=BATCH):
-                state = table.state_dict()
-                yield batch, None if SHUFFLE_BUFFER in json.dumps(state) else state
+                yield batch, table.state_dict() if self._saves_state else None
         except Exception as error:  # pyarrow, fsspec and the Hub client raise exceptions without a common base
             reason = " ".join(str(error).split())[:500]
             raise DataError(f"{self.name} cannot be read: {type(error).__name__}: {reason}") from error

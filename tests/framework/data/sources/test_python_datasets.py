@@ -16,12 +16,13 @@ from partita.data.batching.policies import build_policy
 from partita.data.formatting.row_tokenizer import build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.run_data import open_run_data
-from partita.data.sources.python_datasets import is_stream, splits_of
+from partita.data.sources.python_datasets import MapStore, is_stream, splits_of
 from partita.data.sources.sources import open_rows
+from partita.data.streams.custom import IndexedRows
 from partita.data.streams.loader import StreamLoader, count_shard_groups
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.config import Config
-from partita_schema.errors import ConfigError, DataError
+from partita_schema.errors import ConfigError, DataError, ResumeError
 from partita_schema.sections.batching import FixedBatching
 from partita_schema.sections.data import LoaderOptions
 
@@ -114,7 +115,45 @@ def test_a_map_style_dataset_with_a_fingerprint_is_not_read_for_its_hash() -> No
 def test_items_of_a_map_style_dataset_are_mappings() -> None:
     with pytest.raises(DataError) as error:
         open_rows(torch.utils.data.TensorDataset(torch.arange(3)), folder=Path())
-    assert str(error.value) == "item 0 of the TensorDataset is a tuple; return a dict of column to value"
+    assert str(error.value) == "item 0 of TensorDataset is of type tuple; return a dict of column to value"
+
+
+def test_columns_are_those_of_all_rows_of_a_map_style_dataset() -> None:
+    class Sparse(Numbered):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"text": "a"} if index % 2 else {"number": index}
+
+    assert open_rows(Sparse(), folder=Path()).columns == ("number", "text")
+
+
+def test_an_error_of_a_dataset_names_the_item() -> None:
+    class Broken(Numbered):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            raise OSError("no such image")
+
+    with pytest.raises(DataError) as error:
+        open_rows(Broken(), folder=Path())
+    assert str(error.value) == "item 0 of Broken raised OSError: no such image"
+
+
+def fails() -> Iterator[dict[str, Any]]:
+    yield ROWS[0]
+    raise KeyError("boom")
+
+
+def test_an_error_of_a_generator_function_names_it() -> None:
+    with pytest.raises(DataError) as error:
+        open_rows(fails, folder=Path())
+    assert str(error.value) == "fails raised KeyError: 'boom'"
+
+
+def test_a_torch_iterable_with_a_length_is_a_stream() -> None:
+    class Counted(Streamed):
+        def __len__(self) -> int:
+            return len(ROWS)
+
+    assert is_stream(Counted())
+    assert len(open_rows(Counted(), folder=Path())) == 1300
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -131,7 +170,7 @@ def test_a_generator_can_be_read_only_once() -> None:
             build_policy(FixedBatching(type="fixed"), batch_size=4), num_groups=1
         )
     assert str(error.value) == (
-        "a generator can be read only once; pass the function that creates it, without calling it"
+        "an object of type generator can be read only once; pass the function that creates it, without calling it"
     )
 
 
@@ -139,15 +178,14 @@ def loader_of(dataset: Any, *, num_groups: int = 2, shuffle: bool = True) -> Str
     config = make_config()
     data = open_run_data(config, folder=Path(), dataset=dataset)
     assert data.streams is not None
+    policy = build_policy(FixedBatching(type="fixed", shuffle=shuffle), batch_size=16)
+    plan = data.streams.plan(policy, num_groups=count_shard_groups(num_groups))
     return StreamLoader(
-        data.streams.plan(
-            build_policy(FixedBatching(type="fixed", shuffle=shuffle), batch_size=16),
-            num_groups=count_shard_groups(num_groups),
-        ),
+        plan,
         build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=64),
         options=LoaderOptions(),
         batches_per_step=num_groups,
-        parts={},
+        parts=plan.parts,
         ledger=Ledger(None, max_bad_rows=0.5),
         collate_batch=partial(collate, pad_token_id=0),
     )
@@ -170,6 +208,53 @@ def test_every_row_of_a_stream_is_used_once_and_resumes_exactly(name: str) -> No
         resumed.load_state_dict(json.loads(json.dumps(epoch[at].state_dict)))
         following = itertools.islice(resumed.steps(), len(epoch) - at - 1)
         assert numbers_of(following) == numbers_of(epoch[at + 1 :])
+
+
+def test_a_shuffle_buffer_loses_no_row_on_resume() -> None:
+    """The state of datasets does not hold the buffer's content, so rows are read again up to the position."""
+    import datasets
+
+    rows = [{"text": f"row {number}"} for number in range(3000)]
+
+    def stream() -> Any:
+        dataset = datasets.Dataset.from_list(rows).to_iterable_dataset().shuffle(seed=1, buffer_size=100)
+        return dataset.map(lambda row: {"text": row["text"] + "!"})
+
+    def loader() -> StreamLoader:
+        return loader_of(stream(), num_groups=1, shuffle=False)
+
+    epoch = list(itertools.takewhile(lambda step: step.epoch == 0, loader().steps()))
+    for at in (len(epoch) // 2, len(epoch) - 3):
+        resumed = loader()
+        resumed.load_state_dict(json.loads(json.dumps(epoch[at].state_dict)))
+        following = itertools.islice(resumed.steps(), len(epoch) - at - 1)
+        assert numbers_of(following) == numbers_of(epoch[at + 1 :])
+
+
+@pytest.mark.parametrize("kind", ["function", "datasets"])
+def test_another_stream_is_refused_on_resume(kind: str) -> None:
+    import datasets
+
+    def others() -> Iterator[dict[str, Any]]:
+        yield from ROWS[5:]
+
+    first, other = generate, others
+    if kind == "datasets":
+        first, other = hf_stream(), datasets.Dataset.from_list(ROWS[5:]).to_iterable_dataset()
+    step = next(loader_of(first).steps())
+
+    with pytest.raises(ResumeError, match="stream dataset"):
+        loader_of(other).load_state_dict(step.state_dict)
+
+
+def test_a_map_style_dataset_as_a_stream_is_read_once_an_epoch() -> None:
+    dataset = Numbered(100)
+    stream = IndexedRows(MapStore(dataset), shards=8)
+
+    rows = [row for shard in range(8) for row, _ in stream.read(shard, None)]
+
+    assert sorted(row["number"] for row in rows) == list(range(100))
+    assert dataset.reads == 100
 
 
 def test_the_state_of_a_dataset_is_the_position() -> None:
@@ -254,6 +339,30 @@ def test_unknown_splits_are_refused(parts: dict[str, int], text: str) -> None:
     with pytest.raises(DataError) as error:
         splits_of(dataset_dict(**parts))
     assert str(error.value) == text
+
+
+def test_a_dictionary_needs_a_training_split_to_train() -> None:
+    with pytest.raises(DataError) as error:
+        open_run_data(make_config(), folder=Path(), dataset=dataset_dict(test=3))
+    assert str(error.value) == "the DatasetDict has no split train; it has test"
+
+
+def test_a_split_is_not_named_twice(tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    config = make_config(data={"test": "test.jsonl"})
+
+    with pytest.raises(DataError) as error:
+        open_run_data(config, folder=tmp_path, dataset=dataset_dict(train=3, test=2))
+    assert str(error.value) == "the DatasetDict has a test split, and data.test names another; remove one of them"
+
+
+def test_a_passed_stream_replaces_a_mix(tmp_path: Path) -> None:
+    mix = [{"source": "a.jsonl"}, {"source": "b.jsonl"}]
+
+    data = open_run_data(make_config(data={"mix": mix, "stop": "first"}), folder=tmp_path, dataset=generate)
+
+    assert data.streams is not None
+    assert not data.mixed
 
 
 def test_predictions_need_one_dataset() -> None:
