@@ -87,7 +87,9 @@ def test_iterables_are_streams(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "dataset", [[{"text": "a"}], {"text": ["a"]}, "rows.jsonl", Path("rows.jsonl"), Numbered(), np.zeros(3)], ids=repr
+    "dataset",
+    [[{"text": "a"}], {"text": ["a"]}, "rows.jsonl", Path("rows.jsonl"), Numbered(), np.zeros(3)],
+    ids=lambda dataset: type(dataset).__name__,
 )
 def test_other_objects_are_not_streams(dataset: Any) -> None:
     assert not is_stream(dataset)
