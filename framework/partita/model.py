@@ -99,8 +99,8 @@ class Model:
         """Train as configured; with `trainer: {type: none}`, evaluate.
 
         Args:
-            dataset: Replaces data.source: a path or glob, a Hub name, a pandas frame, a `datasets` object, a list of
-                dicts or a dict of lists.
+            dataset: Replaces data.source: a path or glob, a Hub name, a pandas frame, a dataset of `datasets` or torch,
+                a DatasetDict, a generator function, a list of dicts or a dict of lists.
             run: The run's directory. An unfinished run is resumed, a finished one is not trained again.
                 Default: runs/NAME, or the next free NAME-2.
         """
@@ -119,8 +119,8 @@ class Model:
         """Predict every row, in input order. Call it again with the same arguments to resume.
 
         Args:
-            dataset: The rows: a path or glob, a Hub name, a pandas frame, a `datasets` object, a list of dicts or a
-                dict of lists.
+            dataset: The rows: a path or glob, a Hub name, a pandas frame, a dataset of `datasets` or torch, a generator
+                function, a list of dicts or a dict of lists.
             output: A .jsonl, .csv or .parquet file to write. Default: none.
             batch_size: Rows generated at a time. Default: found by measuring.
             retry_errors: Generate rows again that ended in an error.

@@ -60,8 +60,8 @@ class DataLoader:
 
         Args:
             config: A path, YAML text, a dictionary or a Config, with a trainer.
-            dataset: Replaces data.source: a path or glob, a Hub name, a pandas frame, a `datasets` object, a list of
-                dicts or a dict of lists.
+            dataset: Replaces data.source: a path or glob, a Hub name, a pandas frame, a dataset of `datasets` or torch,
+                a generator function, a list of dicts or a dict of lists.
             overrides: Values for keys of the file, such as `data.batching.type=pack`.
             batch_size: Rows per batch; for packed rows and chunks, lines. Default: trainer.batch_size.
             tokenizer: A fast tokenizer with a pad token. Default: that of the base model. For a new model, it is

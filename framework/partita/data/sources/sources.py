@@ -32,7 +32,7 @@ def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_byte
 
     Args:
         dataset: A path or glob (relative to `folder`), a Hub name, a Source of the configuration, a pandas data frame,
-            a `datasets.Dataset`, a list of mappings or a mapping of lists.
+            a dataset of `datasets` or torch, a generator function, a list of mappings or a mapping of lists.
         folder: Base of relative paths.
         name: Name in the keys of rows that have no file.
         max_row_bytes: Maximum size of a line in bytes; longer ones are bad rows.
