@@ -183,21 +183,21 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
             ("4:33: trainer.target: got 'here'; write module:Class, such as my_package.parts:MyClass"),
         ),
         (
-            "adapter: {type: adalora, init_r: 4}",
+            "adapter: {type: adalora, init_r: 4}\ntrainer: {type: finetune}",
             (
                 "4:34: adapter.init_r: init_r 4 is below target_r 8; adalora only "
                 "shrinks ranks, write init_r of at least 8"
             ),
         ),
         (
-            "adapter: {type: boft, boft_block_num: 3}",
+            "adapter: {type: boft, boft_block_num: 3}\ntrainer: {type: finetune}",
             (
                 "4:39: adapter.boft_block_num: boft_block_size is 4 and "
                 "boft_block_num is 3; write one of them, and 0 for the other"
             ),
         ),
         (
-            "adapter: {type: oft, r: 3}",
+            "adapter: {type: oft, r: 3}\ntrainer: {type: finetune}",
             ("4:25: adapter.r: r is 3 and oft_block_size is 32; write one of them, and 0 for the other"),
         ),
         (

@@ -20,7 +20,7 @@ DURING, AT_THE_END, TEST = ("validation", False, 256), ("validation", True, None
         ({"evaluate_test": False}, [DURING, AT_THE_END]),
         ({"evaluate_generated": True, "max_generated_rows": 7}, [("validation", True, 7), AT_THE_END, TEST]),
         ({"evaluate_generated": False}, [DURING, ("validation", False, None), ("test", False, None)]),
-        ({"validation_metric": "accuracy"}, [("validation", True, 256), AT_THE_END, TEST]),
+        ({"validation_metric": "rouge_l"}, [("validation", True, 256), AT_THE_END, TEST]),
         ({"skip_all_evaluation": True}, []),
     ],
 )
@@ -31,7 +31,7 @@ def test_answers_are_generated_if_configured(
 
     def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
         results.append((split, generated, max_rows))
-        return {"loss": 1.0, "a.accuracy": 0.5}
+        return {"loss": 1.0, "a.rouge_l": 0.5}
 
     work = make_work(evaluate=evaluate, max_steps=1, steps_per_evaluation=1, **trainer)
     work = replace(work, splits=("training", "validation", "test"))
