@@ -6,13 +6,13 @@ with a `train` method, and a `probe` method if its batch size can be tuned.
 Shapes: B lines of a batch, T tokens of the longest line. A line holds one row, or several if rows are packed.
 """
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from partita_schema.common.files import replacing_folder
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
@@ -324,10 +324,6 @@ class Trainer(Protocol):
 
 
 def save_result(lm: LanguageModel, folder: Path) -> None:
-    """Replace `model/` in the run folder atomically, so that no files of an older model remain."""
-    final, beside = folder / "model", folder / ".model.writing"
-    shutil.rmtree(beside, ignore_errors=True)
-    lm.save(beside)
-    if final.exists():
-        shutil.rmtree(final)
-    beside.rename(final)
+    """Replace `model/` in the run folder as a whole, so that no files of an older model remain."""
+    with replacing_folder(folder / "model") as temporary:
+        lm.save(temporary)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.tokenizers.hub import check_intact, digest, find_base, loading
+from partita_schema.common.files import replacing_folder
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import NewModel, ScratchModel
@@ -54,10 +55,9 @@ def load_tokenizer(
         if cache_folder is None:
             return train_tokenizer(base, texts())
         if not cache_folder.exists():
-            beside = cache_folder.with_name(f".{cache_folder.name}.writing")
-            train_tokenizer(base, texts()).save_pretrained(beside)
-            write_sums(beside)
-            beside.replace(cache_folder)
+            with replacing_folder(cache_folder) as temporary:
+                train_tokenizer(base, texts()).save_pretrained(temporary)
+                write_sums(temporary)
         return read_tokenizer(str(cache_folder))
     revision = config.model_parameters.revision
     return read_tokenizer(find_base(base, folder=folder), revision=revision, trust_remote_code=config.trust_remote_code)
@@ -75,7 +75,7 @@ def read_tokenizer(
     with loading(source, part="tokenizer"):
         tokenizer = reader.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"{source}: its tokenizer has no fast form; save one with tokenizer.json beside the model")
+        raise ModelError(f"{source}: its tokenizer has no fast form; save one with tokenizer.json next to the model")
     return with_pad_token(tokenizer, source=source)
 
 

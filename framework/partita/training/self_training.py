@@ -30,7 +30,7 @@ from partita.simulation.participants import AgentModel, build_programs
 from partita.simulation.run import simulate
 from partita.training.run import finished_result, train_in
 from partita_schema.common.checksums import DamagedError, sealed, unsealed, unsealed_line
-from partita_schema.common.files import write_atomically
+from partita_schema.common.files import replacing_folder, write_atomically
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, NothingToLearnError, Problem, ResumeError
@@ -73,7 +73,7 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
     if plan is None:
         return
     if dataset is not None:
-        message = "rounds are mixed with the rows of data.source; write them there, not beside the file"
+        message = "rounds are mixed with the rows of data.source; write them there, not next to the file"
         raise ConfigError([Problem("simulation.self_training", message)])
     section = dialogues_of_rounds(config, plan)
     with ExitStack() as resources:
@@ -334,14 +334,11 @@ class SelfTraining:
         chosen, final, first = self.weights(number), self.directory.folder / "model", self.folder(0) / "model"
         if chosen is None or chosen == final:
             return
-        beside = self.directory.folder / ".model.writing"
-        shutil.rmtree(beside, ignore_errors=True)
-        shutil.copytree(chosen, beside)
-        if final.exists() and not first.exists() and self.trained_on_data:
-            first.parent.mkdir(parents=True, exist_ok=True)
-            final.rename(first)
-        shutil.rmtree(final, ignore_errors=True)
-        beside.rename(final)
+        with replacing_folder(final) as temporary:
+            shutil.copytree(chosen, temporary)
+            if final.exists() and not first.exists() and self.trained_on_data:
+                first.parent.mkdir(parents=True, exist_ok=True)
+                final.rename(first)
 
 
 def summary_of(dialogues: dict[str, Any]) -> str:

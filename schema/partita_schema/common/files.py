@@ -1,6 +1,7 @@
 """Files that are replaced atomically: a reader sees all of the new content or all of the old."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,23 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder, not created yet, that replaces `path` on exit; `path` is unchanged after an error.
+
+    The old folder is removed before the new one is renamed, so a kill in between leaves only the temporary folder.
+    """
+    temporary = temporary_path(path)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        yield temporary
+        shutil.rmtree(path, ignore_errors=True)
+        temporary.rename(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
