@@ -115,21 +115,21 @@ def write_checkpoint(
     final = folder / checkpoint_name(step)
     if final.exists():
         return final  # the state of a step is deterministic
-    beside = folder / f".{final.name}-{os.getpid()}"
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
+    temporary = folder / f".{final.name}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     try:
-        save_model(beside)
+        save_model(temporary)
         for number, state in enumerate(optimizer_states):
-            save_state(beside / f"optimizer-{number}", state)
-        save_state(beside / "rng", random_state())
-        write_json(beside / "cursor.json", cursor)
-        write_json(beside / "trainer.json", trainer)
-        write_sums(beside)
-        sync_tree(beside)
-        beside.rename(final)
+            save_state(temporary / f"optimizer-{number}", state)
+        save_state(temporary / "rng", random_state())
+        write_json(temporary / "cursor.json", cursor)
+        write_json(temporary / "trainer.json", trainer)
+        write_sums(temporary)
+        sync_tree(temporary)
+        temporary.rename(final)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_folder(folder)
     return final

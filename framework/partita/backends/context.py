@@ -21,7 +21,7 @@ from partita.runs.manifest import (
     find_finished,
     manifest_path,
     read_manifest,
-    runs_beside,
+    sibling_runs,
 )
 from partita.runs.progress import show_progress
 from partita_schema.code import code_of
@@ -72,7 +72,7 @@ class RunContext:
         if not manifest:
             raise PartitaError(
                 f"{folder} is neither a run directory nor a saved model: it has no {' or '.join(MANIFESTS)}"
-                f"{runs_beside(folder)}"
+                f"{sibling_runs(folder)}"
             )
         status = manifest.get("status")
         if status != "done":

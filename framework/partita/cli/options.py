@@ -77,10 +77,10 @@ def check_there(path: Path) -> None:
     if path.exists() or path.suffix in (".yaml", ".yml"):
         return
     from partita.backends.context import RUNS
-    from partita.runs.manifest import runs_beside
+    from partita.runs.manifest import sibling_runs
     from partita_schema.load import near_files
 
-    runs = runs_beside(path) or near_files(path) + runs_beside(RUNS / path.name)
+    runs = sibling_runs(path) or near_files(path) + sibling_runs(RUNS / path.name)
     raise ConfigError([Problem("", f"there is no such file or run{runs}", file=str(path))])
 
 

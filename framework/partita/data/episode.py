@@ -50,7 +50,7 @@ class Episode:
     seed: int
     """Seed of the environment."""
     shows_gold: bool = False
-    """Whether the model sees the gold answers of earlier turns instead of its own."""
+    """Whether earlier turns hold the reference answers (gold) and not the answers of the model."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     """All messages in order, with `role`, `content`, the speaking `agent`, and `train` for answers of the model.
 

@@ -70,7 +70,7 @@ class Tally:
 
     @property
     def display_values(self) -> dict[str, float | str]:
-        """The values that a progress display shows beside the rows."""
+        """The values that a progress display shows in addition to the rows."""
         shown: dict[str, float | str] = {}
         if self.generated_tokens:
             shown["tokens_per_second"] = self.tokens_per_second

@@ -1,6 +1,6 @@
 """The journals of a job with several ranks: one per rank, merged at the end.
 
-Rank 0 writes the job's journal, and every other rank writes a file beside it, `NAME.rank-3.jsonl`. When the job is
+Rank 0 writes the job's journal, and every other rank writes a file next to it, `NAME.rank-3.jsonl`. When the job is
 started with any number of processes, leftover files are merged first: what a killed rank had answered is not
 generated again.
 """
@@ -22,7 +22,7 @@ class JobJournal:
     """The journal of this rank, and the progress of the job."""
 
     own: Journal
-    """The job's journal on rank 0, a file beside it on other ranks."""
+    """The job's journal on rank 0, a file next to it on other ranks."""
     before: npt.NDArray[np.bool_]
     """Rows that are done, [rows]."""
     tries: npt.NDArray[np.int16]

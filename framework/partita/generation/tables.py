@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from partita.generation.record import json_line
 from partita.outputs.base import ColumnType
-from partita.runs.files import new_file, open_beside, output_file, why_not_written
+from partita.runs.files import new_file, open_temporary, output_file, why_not_written
 from partita_schema.cells import NUMBER
 from partita_schema.errors import DataError, WriteError
 
@@ -43,7 +43,7 @@ def check_output(path: Path, *, safe_csv: bool = False) -> None:
     try:
         file = output_file(path)
         folder = next(folder for folder in file.absolute().parents if folder.exists())
-        tried, descriptor = open_beside(folder / file.name)
+        tried, descriptor = open_temporary(folder / file.name)
         os.close(descriptor)
         tried.unlink()
     except OSError as error:

@@ -33,7 +33,7 @@ STEPS = 2
 REFUSALS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError)
 """Exceptions that models raise for unsupported inputs."""
 TOO_SMALL = (
-    f"{len(LENGTHS)} rows of {max(LENGTHS) + STEPS} tokens do not fit in memory beside the model; free some, or write "
+    f"{len(LENGTHS)} rows of {max(LENGTHS) + STEPS} tokens do not fit in memory next to the model; free some, or write "
     "quantization: {bits: 4} or a smaller base_model"
 )
 

@@ -39,7 +39,7 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast", *, size: int) -> list[byte
             spelled[token_id] = bytes([int(token[3:5], 16)])
         else:
             left.append(token_id)
-    for token_id, text in zip(left, texts_behind_another(tokenizer, left), strict=True):
+    for token_id, text in zip(left, texts_after_another(tokenizer, left), strict=True):
         spelled[token_id] = text.encode()
     return spelled
 
@@ -69,7 +69,7 @@ def is_byte_name(token: str) -> bool:
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
-def texts_behind_another(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> list[str]:
+def texts_after_another(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> list[str]:
     """Return what each token adds to the text of the first one: decoded alone, a leading space may be removed."""
     if not ids:
         return []

@@ -146,14 +146,14 @@ def load(path: Path, key: Mapping[str, Any]) -> dict[str, float] | None:
 
 def save_first(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document, unless another process has written one: the first of concurrent writers wins."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            beside.write_text(json.dumps(sealed(document), indent=1), encoding="utf8")
-            os.link(beside, path)
+            temporary.write_text(json.dumps(sealed(document), indent=1), encoding="utf8")
+            os.link(temporary, path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except FileExistsError:
         pass
     except OSError as error:

@@ -26,7 +26,7 @@ LENGTHS = (9, 5, 7)
 """Tokens of the prompts, including the shared prefix."""
 STEPS = 2
 TOO_SMALL = (
-    f"{len(LENGTHS)} rows of {max(LENGTHS) + STEPS} tokens do not fit in memory beside the model; free some, or write "
+    f"{len(LENGTHS)} rows of {max(LENGTHS) + STEPS} tokens do not fit in memory next to the model; free some, or write "
     "quantization: {bits: 4} or a smaller base_model"
 )
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window_size", "floor_scale")
@@ -51,7 +51,7 @@ def why_unsupported(lm: LoadedModel, options: GenerationOptions, *, tokens: int)
     if lm.virtual_tokens:
         return f"the virtual tokens of {lm.adapter_method}"
     if config.is_encoder_decoder:
-        return "an encoder beside the decoder"
+        return "an encoder next to the decoder"
     if kinds or is_stateful(lm.base):
         return f"layers other than attention ({', '.join(sorted(kinds)) or type(lm.base).__name__})"
     if attention not in ("sdpa", "eager"):

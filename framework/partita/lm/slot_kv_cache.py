@@ -265,7 +265,7 @@ class PrefixCache:
             if name in mine:
                 self.bring(mine[name], to=slot, other=others.pop(slot, None))
             elif slot in others:
-                self.move_away(others.pop(slot), behind=slots.stop)
+                self.move_away(others.pop(slot), first_slot=slots.stop)
         by_name = {request.row: request for request in requests}
         return [by_name[names[slot]] for slot in slots]
 
@@ -280,10 +280,10 @@ class PrefixCache:
             self.rows[other].slot = kept.slot
         kept.slot = to
 
-    def move_away(self, name: int, *, behind: int) -> None:
-        """Move a cached row to a free slot at or after `behind`, or drop it."""
+    def move_away(self, name: int, *, first_slot: int) -> None:
+        """Move a cached row to a free slot from `first_slot` on, or drop it."""
         taken = {cached.slot for cached in self.rows.values()}
-        free = next((slot for slot in range(behind, self.pool.layout.slots) if slot not in taken), None)
+        free = next((slot for slot in range(first_slot, self.pool.layout.slots) if slot not in taken), None)
         if free is None:
             del self.rows[name]
             return

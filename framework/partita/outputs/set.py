@@ -18,7 +18,7 @@ from partita_schema.sections.outputs.set import SetOutput
 MARKS = ".\"'`"
 """Characters that may surround a label between commas."""
 SPARE_TOKENS = 16
-"""Extra tokens beside all labels, for an answer such as "The topics are: ..."."""
+"""Extra tokens in addition to all labels, for an answer such as "The topics are: ..."."""
 
 
 class SetType(OutputType[SetOutput]):

@@ -126,7 +126,7 @@ class BatchSizeTuner:
         """Budgets of the latest jobs, lowered when memory ran out."""
         self.used: dict[Purpose, BatchSize] = {}
         """Sizes that jobs had a budget for."""
-        self.beside_training = False
+        self.with_training_state = False
         """Whether the optimizer state is on the device."""
 
     # Origin of sizes
@@ -308,7 +308,7 @@ class BatchSizeTuner:
             "parameters": sum(parameter.numel() for parameter in module.parameters()),
             "dtypes": sorted({str(parameter.dtype) for parameter in module.parameters()}),
             "trainer": trainer,
-            "beside_training": self.beside_training,
+            "with_training_state": self.with_training_state,
             "device": self.memory.identity,
             "threads": torch.get_num_threads() if self.lm.device.type == "cpu" else None,
             "versions": {name: installed.get(name) for name in PACKAGES},

@@ -70,11 +70,11 @@ def run_sizes(
                 message = f"auto needs a trainer that says what to probe: {type(trainer).__name__}.probe gave None"
                 raise ConfigError([Problem("trainer.batch_size", f"{message}; write a number")])
             sizes = replace(sizes, training=None if size is None else shape.with_tokens(size))
-        tuner.beside_training = probe is not None
+        tuner.with_training_state = probe is not None
         try:
             return evaluation_sizes(pipeline, tuner, eval_datasets, sizes=sizes, objective=objective_of(trainer))
         finally:
-            tuner.beside_training = False
+            tuner.with_training_state = False
 
 
 def needs_probe(pipeline: Pipeline, recorded: Mapping[str, Any]) -> bool:

@@ -231,10 +231,10 @@ def print_table(table: ProbeTable, console: Console, *, letters: Letters) -> Non
 def charts(size: BatchSize, *, width: int, letters: Letters) -> list[str]:
     """Return memory and speed over rows, side by side if there is room, and a legend."""
     both = [chart for chart in (memory_chart(size), speed_chart(size)) if chart.bars or chart.signs]
-    beside = len(both) == 2 and width >= SIDE_BY_SIDE
-    each = (width - GAP) // 2 if beside else min(width, WIDEST // 2)
+    side_by_side = len(both) == 2 and width >= SIDE_BY_SIDE
+    each = (width - GAP) // 2 if side_by_side else min(width, WIDEST // 2)
     drawn = [draw(chart, width=each, height=HEIGHT, letters=letters) for chart in both]
-    lines = map((" " * GAP).join, zip(*drawn, strict=True)) if beside else chain.from_iterable(drawn)
+    lines = map((" " * GAP).join, zip(*drawn, strict=True)) if side_by_side else chain.from_iterable(drawn)
     return [line.rstrip() for line in lines] + textwrap.wrap(legend(size, letters), width)
 
 

@@ -71,7 +71,7 @@ summary { cursor: pointer; }
 {% for turn in dialogue.turns %}
 <tr{% if turn.agent == "model" %} class="model"{% endif %}><th scope="row">{{ turn.agent }}</th>
 <td>{{ turn.text }}</td>
-<td{% if turn.is_wrong %} class="wrong"{% endif %}>{{ turn.beside }}</td></tr>
+<td{% if turn.is_wrong %} class="wrong"{% endif %}>{{ turn.note }}</td></tr>
 {% endfor %}
 </tbody>
 </table>
@@ -86,7 +86,7 @@ summary { cursor: pointer; }
 
 
 def write_page(result: SimulationResult) -> None:
-    """Write index.html beside the transcripts: the outcomes, and the worst episodes by history."""
+    """Write index.html next to the transcripts: the outcomes, and the worst episodes by history."""
     folder = Path(result.report.folder)
     title = "/".join(folder.resolve().parts[-2:])
     with writing(folder):
@@ -183,13 +183,13 @@ def render_episode(episode: Episode) -> dict[str, Any]:
             {
                 "agent": speaker(message),
                 "text": cut_text(message["content"]),
-                "beside": "" if exact is None else "right" if exact else f"right answer: {cut_text(right or '')}",
+                "note": "" if exact is None else "right" if exact else f"right answer: {cut_text(right or '')}",
                 "is_wrong": exact is False,
             }
         )
     more = len(episode.messages) - len(turns)
     if more:
-        turns.append({"agent": "", "text": counted(more, "more message"), "beside": "", "is_wrong": False})
+        turns.append({"agent": "", "text": counted(more, "more message"), "note": "", "is_wrong": False})
     return {"key": episode.key, "verdict": verdict(episode), "turns": turns}
 
 

@@ -99,30 +99,30 @@ def output_file(path: Path) -> Path:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file beside `path` that replaces `path` once it is complete and on disk.
+    """Open a new file next to `path` that replaces `path` once it is complete and on disk.
 
     Its name is random and it is never opened through a link, so that a shared folder is safe. Files left by killed
     processes are removed.
     """
     remove_abandoned(path)
-    beside, descriptor = open_beside(path)
+    temporary, descriptor = open_temporary(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield file
             file.flush()
             os.fsync(descriptor)
-            beside.replace(path)
+            temporary.replace(path)
         sync_folder(path.parent)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def open_beside(path: Path) -> tuple[Path, int]:
-    """Create an empty file with a random name beside `path`, and return its path and descriptor."""
-    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.partial")
-    return beside, os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+def open_temporary(path: Path) -> tuple[Path, int]:
+    """Create an empty file with a random name next to `path`, and return its path and descriptor."""
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.partial")
+    return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
 
 
 def remove_abandoned(path: Path) -> None:

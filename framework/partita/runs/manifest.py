@@ -228,8 +228,8 @@ def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None
     return newest, apart
 
 
-def runs_beside(folder: Path, *, most: int = 8) -> str:
-    """Return the runs beside a path that is not a run, the newest first, as `; there are a (done), b (failed)`.
+def sibling_runs(folder: Path, *, most: int = 8) -> str:
+    """Return the runs next to a path that is not a run, the newest first, as `; there are a (done), b (failed)`.
 
     Names similar to that of the path come first. Empty if there are no runs.
     """

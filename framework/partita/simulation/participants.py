@@ -31,7 +31,7 @@ from partita_schema.sections.agents import (
     UserSimWorldConfig,
 )
 from partita_schema.sections.prompt import template_fields
-from partita_schema.sections.simulation import Simulation, agents_beside_main
+from partita_schema.sections.simulation import Simulation, other_agent_sections
 from partita_trainers.batch_size.probe import BatchSize
 
 SpeakingAgent: TypeAlias = ModelAgentConfig | ScriptedAgentConfig | GoldAgentConfig
@@ -66,7 +66,7 @@ def other_agents(section: Simulation) -> dict[str, SpeakingAgent]:
     elif isinstance(world, SelfPlayWorldConfig):
         others = {"partner": agents.partner or ModelAgentConfig(type="model")}
     elif isinstance(world, CustomWorldConfig):
-        others = {key.removeprefix("others."): agent for key, agent in agents_beside_main(agents).items()}
+        others = {key.removeprefix("others."): agent for key, agent in other_agent_sections(agents).items()}
     assert all(
         isinstance(agent, ModelAgentConfig | ScriptedAgentConfig | GoldAgentConfig) for agent in others.values()
     ), "as the schema asks"
@@ -253,7 +253,7 @@ def context_limit(pipeline: Pipeline, section: Simulation, *, agent: str) -> int
     limit = min(limits, default=DEFAULT_CONTEXT_TOKENS)
     if limit <= pipeline.max_new_tokens:
         whose = "" if agent == AGENT else f" of agent {agent}"
-        message = f"{limit} tokens leave no room for a prompt{whose} beside an answer of {pipeline.max_new_tokens}; "
+        message = f"{limit} tokens leave no room for a prompt{whose} and an answer of {pipeline.max_new_tokens}; "
         message += "write a smaller generation.max_new_tokens"
         raise ConfigError([Problem("simulation.max_dialogue_tokens", message)])
     return limit

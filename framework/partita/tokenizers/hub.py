@@ -59,7 +59,7 @@ def check_intact(source: str, *, key: str = "base_model", weights: bool = True) 
     except DamagedError as error:
         raise ModelError(
             f"{key}: {error}; restore it from a copy, train with --run on the run that it is the result of, or remove "
-            f"{SUMS} beside it if you changed it yourself"
+            f"{SUMS} next to it if you changed it yourself"
         ) from None
 
 

@@ -8,9 +8,9 @@ NOT_YET_TYPES = {
 
 ELSEWHERE_TYPES = {
     "backend": {
-        "vllm": "vllm pins its own torch and transformers, so it runs as a server beside partita: start "
+        "vllm": "vllm pins its own torch and transformers, so it runs as a server next to partita: start "
         "`vllm serve MODEL`, and write backend: {type: endpoint, url: http://localhost:8000/v1}",
-        "sglang": "sglang pins its own torch and transformers, so it runs as a server beside partita: start "
+        "sglang": "sglang pins its own torch and transformers, so it runs as a server next to partita: start "
         "`python -m sglang.launch_server --model-path MODEL`, and write backend: {type: endpoint, "
         "url: http://localhost:30000/v1}",
     },
@@ -28,7 +28,7 @@ FOREIGN = {
     "base_model_name": "base_model",
     "bucket_by_length": "data.batching: {type: bucket}",
     "data.batching.batch_size": "trainer.batch_size",
-    "data.batching.max_tokens": "data.batching.type: token_budget beside it",
+    "data.batching.max_tokens": "data.batching.type: token_budget as well",
     "data.cache": "data.encode: cache",
     "data.shape": "data.dialogue",
     "data.streaming": "source: {type: ..., path: ..., streaming: true}",
@@ -141,7 +141,7 @@ FOREIGN_TYPES = {
         **dict.fromkeys(("sft", "supervised", "train", "full", "lora", "qlora", "fine_tune", "fine-tune"), "finetune"),
         **dict.fromkeys(("zero_shot", "zero-shot", "zeroshot", "inference", "predict", "null"), "none"),
     },
-    "backend": dict.fromkeys(("openai", "server", "http", "api", "ollama"), "endpoint, and url: beside it"),
+    "backend": dict.fromkeys(("openai", "server", "http", "api", "ollama"), "endpoint, with url:"),
     "data.batching": {
         **dict.fromkeys(("packed", "packing"), "pack"),
         **dict.fromkeys(("dynamic", "max_tokens", "tokens"), "token_budget"),

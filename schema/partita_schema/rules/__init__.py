@@ -8,7 +8,7 @@ from partita_schema.rules.data import streaming_conflicts, two_splits
 from partita_schema.rules.endpoint import refused_by_endpoint
 from partita_schema.rules.features import (
     duplicate_names,
-    features_beside_a_dialogue,
+    features_next_to_a_dialogue,
     prompts_of_dialogues,
     simulation_without_dialogue,
 )
@@ -32,7 +32,7 @@ RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     chunk_conflicts,
     leaked_answers,
     unusable_examples,
-    features_beside_a_dialogue,
+    features_next_to_a_dialogue,
     prompts_of_dialogues,
     trained_quantization,
     refused_by_endpoint,

@@ -23,7 +23,7 @@ def duplicate_names(config: ConfigSections) -> Iterator[Refusal]:
             seen.add(feature.name)
 
 
-def features_beside_a_dialogue(config: ConfigSections) -> Iterator[Refusal]:
+def features_next_to_a_dialogue(config: ConfigSections) -> Iterator[Refusal]:
     """Yield inputs and outputs that cannot be used with a dialogue, which is the whole prompt."""
     if config.dialogue_input is None:
         if is_set(config.data, "dialogue"):
@@ -38,7 +38,7 @@ def features_beside_a_dialogue(config: ConfigSections) -> Iterator[Refusal]:
             yield (
                 f"input_features.{index}",
                 (
-                    f"{what} beside {config.dialogue_input.name!r}, which is the whole prompt; remove it, "
+                    f"{what} in addition to {config.dialogue_input.name!r}, which is the whole prompt; remove it, "
                     "or make it a message of the dialogue"
                 ),
             )

@@ -80,7 +80,7 @@ def refused_prompts(config: ConfigSections) -> Iterator[Refusal]:
     if config.preprocessing.global_max_sequence_length is not None:
         reason = "a bag of words has no length limit"
         at = "preprocessing.global_max_sequence_length"
-        yield at, f"{reason}; remove it, or write preprocessing.max_sequence_length beside an input"
+        yield at, f"{reason}; remove it, or write preprocessing.max_sequence_length in an input"
 
 
 def refused_data(config: ConfigSections) -> Iterator[Refusal]:

@@ -38,10 +38,10 @@ def refused_training(config: ConfigSections, trainer: FinetuneTrainer) -> Iterat
     """Yield trainer options that need the whole model."""
     if wants_size(config, trainer):
         reason = "a process whose memory ends would leave the others waiting for its part of the weights"
-        yield "trainer.batch_size", f"auto cannot try sizes beside backend.sharding: {reason}; write a number"
+        yield "trainer.batch_size", f"auto cannot try sizes with backend.sharding: {reason}; write a number"
     if trainer.learning_rate == "auto":
         reason = "auto puts back the whole model after its search"
-        yield "trainer.learning_rate", f"{reason}; write a number beside backend.sharding"
+        yield "trainer.learning_rate", f"{reason}; write a number with backend.sharding"
     if trainer.optimizer.type not in ELEMENTWISE:
         names = ", ".join(ELEMENTWISE)
         yield "trainer.optimizer.type", f"backend.sharding goes with {names}; write one of them"

@@ -61,7 +61,7 @@ def fastest_dtype(config: ConfigSections) -> Iterator[Refusal]:
 
 
 def two_batch_sizes(config: ConfigSections) -> Iterator[Refusal]:
-    """Yield a batch size that has no effect beside a token budget."""
+    """Yield a batch size that has no effect with a token budget."""
     if config.data.batching.type == "token_budget" and isinstance(config.trainer.batch_size, int):
         yield (
             "trainer.batch_size",

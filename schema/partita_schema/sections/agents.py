@@ -9,7 +9,7 @@ from partita_schema.sections.prompt import template_fields
 
 
 def check_template(template: str) -> str:
-    """The text, where its braces hold names of columns."""
+    """Return the text if its braces hold column names; otherwise raise a rule error."""
     try:
         template_fields(template)
     except ValueError as error:

@@ -183,7 +183,7 @@ class Simulation(ConfigModel):
 
 
 def refused_agents(section: Simulation) -> Iterator[Refusal]:
-    """Keys of `simulation` and why what they say of agents does not fit the world."""
+    """Yield keys of `simulation` whose agents do not fit the world."""
     world, agents = section.world, section.agents
     if not agents.agent.is_own:
         yield (
@@ -198,7 +198,7 @@ def refused_agents(section: Simulation) -> Iterator[Refusal]:
     if agents.agent.prompt is not None:
         yield "agents.agent.prompt", "is for user_sim and self_play; write prompt.system, outside of simulation"
     if isinstance(world, CustomWorldConfig):
-        for key, agent in agents_beside_main(agents).items():
+        for key, agent in other_agent_sections(agents).items():
             yield from refused_agent(section, agent, key=f"agents.{key}")
         return
     wanted = "gold" if world.type == "replay" else "environment"
@@ -208,15 +208,15 @@ def refused_agents(section: Simulation) -> Iterator[Refusal]:
         yield "agents.partner", "is an agent of self_play; write user, or world: {type: self_play}"
 
 
-def agents_beside_main(agents: AgentsConfig) -> dict[str, AnyAgent]:
-    """All that the file writes but the agent's, by where they stand in `agents`."""
+def other_agent_sections(agents: AgentsConfig) -> dict[str, AnyAgent]:
+    """Return the configured agents except the main one, by their key in `agents`."""
     named = {"user": agents.user, "partner": agents.partner}
     written: dict[str, AnyAgent] = {name: agent for name, agent in named.items() if agent is not None}
     return written | {f"others.{name}": agent for name, agent in agents.others.items()}
 
 
 def refused_agent(section: Simulation, agent: AnyAgent, *, key: str) -> Iterator[Refusal]:
-    """The same for an agent of a world that has no environment."""
+    """Yield why an agent does not fit a world without an environment. `key` is the path of the agent."""
     if isinstance(agent, EnvironmentAgentConfig):
         yield key, f"{section.world.type} has no environment; write model, scripted or gold"
     if isinstance(agent, GoldAgentConfig):
@@ -229,7 +229,7 @@ def refused_agent(section: Simulation, agent: AnyAgent, *, key: str) -> Iterator
 
 
 def refused_talks(section: Simulation, world: UserSimWorldConfig | SelfPlayWorldConfig) -> Iterator[Refusal]:
-    """The same for worlds in which two agents talk to each other."""
+    """Yield keys that do not fit a world in which two agents talk to each other."""
     agents = section.agents
     name, other = ("user", "partner") if world.type == "user_sim" else ("partner", "user")
     agent = getattr(agents, name)

@@ -93,7 +93,7 @@ class Optimizer(ConfigModel):
     @model_validator(mode="after")
     def nesterov_has_momentum(self) -> "Optimizer":
         if self.type == "sgd" and self.nesterov and not self.momentum:
-            raise rule_error("nesterov needs momentum; write momentum: 0.9 beside it", at="nesterov")
+            raise rule_error("nesterov needs momentum; add momentum: 0.9", at="nesterov")
         return self
 
     @model_validator(mode="after")

@@ -196,7 +196,7 @@ def test_out_of_memory_in_the_check_says_nothing_about_the_model(small) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     lm.base.register_forward_pre_hook(refuse)
-    with pytest.raises(OutOfMemory, match="4 rows of 11 tokens do not fit in memory beside the model; free some, or"):
+    with pytest.raises(OutOfMemory, match="4 rows of 11 tokens do not fit in memory next to the model; free some, or"):
         lm.batch_way(GREEDY, tokens=20)
     with pytest.raises(OutOfMemory, match="do not fit in memory"):
         lm.check_loss()

@@ -687,7 +687,7 @@ def test_slots_are_checked_again_after_out_of_memory(small) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     lm.base.register_forward_pre_hook(refuse)
-    with pytest.raises(OutOfMemory, match="3 rows of 11 tokens do not fit in memory beside the model; free some, or"):
+    with pytest.raises(OutOfMemory, match="3 rows of 11 tokens do not fit in memory next to the model; free some, or"):
         lm.why_no_slots(GREEDY, tokens=20)
     full[0] = False
     assert lm.why_no_slots(GREEDY, tokens=20) is None

@@ -103,7 +103,7 @@ class Device:
             self.checking = False
 
     def leave(self, used: int, *, training: bool = False) -> None:
-        """Set the ceiling so that `used` bytes are left beside the model, or beside the model and its optimizer."""
+        """Set the ceiling so that `used` bytes are left next to the model, or next to the model and its optimizer."""
         self.ceiling = WEIGHTS + (STATE if training else 0) + used
 
     def forward(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

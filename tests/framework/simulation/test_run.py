@@ -370,7 +370,7 @@ def test_greedy_answers_equal_those_of_predict(folder: Path, tmp_path: Path) -> 
             "simulation.checker.options: Regex cannot be created with {'pattern': '('}: ",
         ),
         ({"checker": {"type": "exakt"}}, "simulation.checker.type: no checker is named exakt; did you mean exact?"),
-        ({"max_dialogue_tokens": 5}, "simulation.max_dialogue_tokens: 5 tokens leave no room for a prompt beside an "),
+        ({"max_dialogue_tokens": 5}, "simulation.max_dialogue_tokens: 5 tokens leave no room for a prompt and an "),
         ({"world": {"type": "replay"}, "tasks": {}}, "simulation.tasks: replay needs dialogues; write tasks: {source"),
     ],
 )

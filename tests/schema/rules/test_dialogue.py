@@ -45,12 +45,18 @@ TEXT = HEAD + "input_features: [{name: a}]\n" + REPLY
         (
             HEAD + "input_features: [{name: a}, {name: b, type: dialogue}]\n" + REPLY,
             "input_features[0]",
-            "another input beside 'b', which is the whole prompt; remove it, or make it a message of the dialogue",
+            (
+                "another input in addition to 'b', which is the whole prompt; remove it, or make it a message of the "
+                "dialogue"
+            ),
         ),
         (
             HEAD + "input_features: [{name: a, type: dialogue}, {name: b, type: dialogue}]\n" + REPLY,
             "input_features[1]",
-            "a second dialogue beside 'a', which is the whole prompt; remove it, or make it a message of the dialogue",
+            (
+                "a second dialogue in addition to 'a', which is the whole prompt; remove it, or make it a message of "
+                "the dialogue"
+            ),
         ),
         (
             DIALOGUE + "output_features: [{name: a, type: text}, {name: b, type: text}]",

@@ -16,11 +16,11 @@ FILE: dict[str, Any] = {
     "backend": {"type": "endpoint", "url": "http://localhost:8000/v1/"},
 }
 VLLM = (
-    "vllm pins its own torch and transformers, so it runs as a server beside partita: start `vllm serve MODEL`, and "
+    "vllm pins its own torch and transformers, so it runs as a server next to partita: start `vllm serve MODEL`, and "
     "write backend: {type: endpoint, url: http://localhost:8000/v1}"
 )
 SGLANG = (
-    "sglang pins its own torch and transformers, so it runs as a server beside partita: start "
+    "sglang pins its own torch and transformers, so it runs as a server next to partita: start "
     "`python -m sglang.launch_server --model-path MODEL`, and write backend: {type: endpoint, "
     "url: http://localhost:30000/v1}"
 )

@@ -122,7 +122,7 @@ def test_every_supported_setting_of_a_bag_of_words_is_accepted(sections: dict[st
             {"preprocessing": {"global_max_sequence_length": 9}},
             (
                 "preprocessing.global_max_sequence_length: a bag of words has no length limit; remove it, or write "
-                "preprocessing.max_sequence_length beside an input"
+                "preprocessing.max_sequence_length in an input"
             ),
         ),
         (

@@ -16,7 +16,7 @@ FILE: dict[str, Any] = {
     "backend": {"type": "torchrun", "processes": 2, "sharding": "full"},
 }
 AUTO = (
-    "trainer.batch_size: auto cannot try sizes beside backend.sharding: a process whose memory ends would leave the "
+    "trainer.batch_size: auto cannot try sizes with backend.sharding: a process whose memory ends would leave the "
     "others waiting for its part of the weights; write a number"
 )
 
@@ -52,7 +52,7 @@ def test_a_token_budget_is_accepted_as_batch_size() -> None:
         (
             {"trainer": FILE["trainer"] | {"learning_rate": "auto"}},
             (
-                "trainer.learning_rate: auto puts back the whole model after its search; write a number beside "
+                "trainer.learning_rate: auto puts back the whole model after its search; write a number with "
                 "backend.sharding"
             ),
         ),

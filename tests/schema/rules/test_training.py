@@ -24,7 +24,7 @@ def problems(**trainer: Any) -> list[str]:
 def test_nesterov_needs_momentum() -> None:
     reported = problems(optimizer={"type": "sgd", "nesterov": True})
     assert len(reported) == 1
-    assert "trainer.optimizer.nesterov: nesterov needs momentum; write momentum: 0.9 beside it" in reported[0]
+    assert "trainer.optimizer.nesterov: nesterov needs momentum; add momentum: 0.9" in reported[0]
     assert problems(optimizer={"type": "sgd", "nesterov": True, "momentum": 0.9}) == []
     assert problems(optimizer={"type": "muon", "nesterov": True}) == []
 

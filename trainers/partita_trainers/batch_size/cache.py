@@ -52,14 +52,14 @@ class Cache:
         text = json.dumps(sealed({"key": complete(key), "found": size.record()}), indent=1)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor, beside = tempfile.mkstemp(dir=self.folder)
+            descriptor, temporary = tempfile.mkstemp(dir=self.folder)
             with os.fdopen(descriptor, "w", encoding="utf8") as file:
                 file.write(text)
-            Path(beside).replace(self.file(key))
+            Path(temporary).replace(self.file(key))
         except OSError as error:
             logger.info("the batch size is not cached for the next run: %s", error)
             with suppress(OSError, UnboundLocalError):
-                Path(beside).unlink()
+                Path(temporary).unlink()
 
     def file(self, key: Mapping[str, Any]) -> Path:
         """Return the path of the result for a key."""

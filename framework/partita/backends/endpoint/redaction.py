@@ -190,7 +190,7 @@ def _forms(key: str) -> list[str]:
     data = key.encode()
     forms += [data.hex(), data.hex().upper()]
     for before in range(3):
-        # Characters that depend on the bytes beside the key are left out.
+        # Characters that depend on the bytes next to the key are left out.
         encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
         inner = encoded[(0, 2, 3)[before] : 4 * ((before + len(data)) // 3)]
         forms += [inner, inner.replace("+", "-").replace("/", "_")]

@@ -38,7 +38,7 @@ class OutputBase(FeatureBase):
     """
 
     METRICS: ClassVar[Mapping[str, Direction]]
-    """Metrics of this type beside `invalid`, `errors` and `n`, and whether lower or higher is better."""
+    """Metrics of this type in addition to `invalid`, `errors` and `n`, and whether lower or higher is better."""
     free_text: ClassVar[bool] = False
     """Whether any text is a value, which may be truncated and is the reply in a dialogue."""
     has_labels: ClassVar[bool] = False

@@ -207,7 +207,7 @@ def test_a_length_above_the_context_is_refused(make_config: Make, tokenizer: Any
         encoder_of(config, tokenizer, 512)
 
 
-@pytest.mark.skipif(not STORIES.exists(), reason="the shared stories260k model is not beside the repository")
+@pytest.mark.skipif(not STORIES.exists(), reason="the shared stories260k model is not next to the repository")
 def test_a_real_tokenizer_gives_the_ids_of_the_training_of_its_model(make_config: Make) -> None:
     from transformers import AutoTokenizer
 

@@ -121,7 +121,7 @@ def completion_of_trl(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Lab
 def tokenizer_named(name: str) -> Any:
     if name == "stories260k":
         if not STORIES.exists():
-            pytest.skip("the shared stories260k model is not beside the repository")
+            pytest.skip("the shared stories260k model is not next to the repository")
         tokenizer = read_tokenizer(str(STORIES))
     elif name == "byte pairs":
         tokenizer = wrap(byte_pair_backend(TEXTS, vocab_size=500), max_length=None)
