@@ -1,6 +1,6 @@
 """Training rows, from tokens to a loader: what `partita train`, `partita explain --data` and `DataLoader` share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError
 from partita_schema.sections.batching import ChunkBatching
+from partita_schema.sections.data import LoaderOptions
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -105,13 +106,36 @@ def tokenized_rows(data: RunData, encoder: RowTokenizer, ledger: Ledger, *, rank
     if data.streams is not None:
         encoded = encode_first(data, encoder)
     else:
-        config = data.config.data
-        encode = TokenCache.of_user().encode if config.encode == "cache" else TokenizedDataset.build
-        rows: Rows = expanded(data.splits[TRAINING], encoder.expander)
-        encoded = encode(rows, encoder, ledger=ledger, options=config.loader)
-        ledger.refuse_unknown_tokens(TRAINING)
+        config, rows = data.config.data, expanded(data.splits[TRAINING], encoder.expander)
+        cache = TokenCache.of_user() if config.encode == "cache" else None
+        encoded = encode_training(rows, encoder, ledger, options=config.loader, cache=cache)
     assert encoded is not None  # configured_row_tokenizer has checked that there are rows
     return batch_rows(data, encoded, encoder, ranks=ranks)
+
+
+def encode_training(
+    rows: Rows,
+    encoder: RowTokenizer,
+    ledger: Ledger,
+    *,
+    options: LoaderOptions,
+    cache: TokenCache | None,
+    progress: Callable[[int], None] | None = None,
+) -> TokenizedDataset:
+    """Tokenize the training rows. Raise DataError if too many rows or tokens cannot be used.
+
+    Args:
+        rows: The rows; dialogues are already expanded.
+        encoder: Tokenizes the rows.
+        ledger: Counts the rows.
+        options: Worker processes and prefetching.
+        cache: The token cache, if the configuration asks for it.
+        progress: Called with the number of rows processed since the last call.
+    """
+    encode = TokenizedDataset.build if cache is None else cache.encode
+    encoded = encode(rows, encoder, ledger=ledger, options=options, progress=progress)
+    ledger.refuse_unknown_tokens(TRAINING)
+    return encoded
 
 
 def batch_rows(

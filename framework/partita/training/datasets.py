@@ -14,7 +14,7 @@ from partita.data.run_data import RunData, rows_with_known_labels
 from partita.data.splits import TRAINING
 from partita.data.streams.loader import StreamLoader
 from partita.data.tokenized import TokenizedDataset
-from partita.data.training_rows import TrainingRows, batch_rows, encode_first, open_loader
+from partita.data.training_rows import TrainingRows, batch_rows, encode_first, encode_training, open_loader
 from partita.data.training_shape import TrainingShape, separates_rows
 from partita.generation.predict import READING_IS_SHOWN, ShowProgress
 from partita.pipeline.build import Pipeline
@@ -71,7 +71,7 @@ def build_training_datasets(
     if trains and data.streams is not None:
         encoded = encode_first(data, pipeline.encoder)
     elif trains and TRAINING in data.splits:
-        encoded = encode_training(pipeline, data.splits[TRAINING], ledger, progress=progress)
+        encoded = encode_with_progress(pipeline, data.splits[TRAINING], ledger, progress=progress)
     evaluated = {
         split: rows
         for split, rows in data.splits.items()
@@ -104,7 +104,7 @@ def build_eval_datasets(pipeline: Pipeline, splits: Mapping[str, Rows], ledger: 
     return datasets
 
 
-def encode_training(
+def encode_with_progress(
     pipeline: Pipeline, rows: Rows, ledger: Ledger, *, progress: ShowProgress | None
 ) -> TokenizedDataset:
     """Tokenize the training rows.
@@ -118,16 +118,14 @@ def encode_training(
     expanded_rows = expanded(rows, pipeline.encoder.expander)
     shown = progress is not None and len(expanded_rows) >= READING_IS_SHOWN
     with progress(len(expanded_rows), "reading") if progress is not None and shown else nullcontext() as display:
-        encode = TokenizedDataset.build if pipeline.tokens is None else pipeline.tokens.encode
-        encoded = encode(
+        return encode_training(
             expanded_rows,
             pipeline.encoder,
-            ledger=ledger,
+            ledger,
             options=pipeline.config.data.loader,
+            cache=pipeline.tokens,
             progress=display.advance if display else None,
         )
-    ledger.refuse_unknown_tokens(TRAINING)
-    return encoded
 
 
 def training_loader(

@@ -82,8 +82,8 @@ def document_spans(documents: TokenizedDataset, starts_C1: np.ndarray) -> tuple[
     """Return a loss span for each part of a document in a chunk, and the start of each chunk's spans."""
     cuts = np.union1d(documents.starts_N1, starts_C1)
     span_starts = np.searchsorted(cuts, starts_C1)
-    chunk_starts = np.repeat(starts_C1[:-1], np.diff(span_starts))
-    spans = np.stack([cuts[:-1] - chunk_starts, cuts[1:] - chunk_starts], axis=1).astype(np.int32)
+    start_of_chunk = np.repeat(starts_C1[:-1], np.diff(span_starts))
+    spans = np.stack([cuts[:-1] - start_of_chunk, cuts[1:] - start_of_chunk], axis=1).astype(np.int32)
     return spans, span_starts.astype(np.int64)
 
 
@@ -99,7 +99,7 @@ def isolated_documents(chunks: TokenizedDataset, planned: PlannedBatch) -> tuple
     chosen = chunks.take(planned.rows)
     counts_n = np.diff(chosen.span_starts_N1)
     spans = chosen.loss_spans_S2
-    chunk_starts = np.repeat(chosen.starts_N1[:-1], counts_n)
+    start_of_chunk = np.repeat(chosen.starts_N1[:-1], counts_n)
     lengths = spans[:, 1] - spans[:, 0]
     chunk_n = np.repeat(np.arange(len(counts_n)), counts_n)
     keys = RowKeys(
@@ -109,7 +109,7 @@ def isolated_documents(chunks: TokenizedDataset, planned: PlannedBatch) -> tuple
     )
     rows = TokenizedDataset(
         ids_L=chosen.ids_L,
-        starts_N1=np.append(chunk_starts + spans[:, 0], len(chosen.ids_L)),
+        starts_N1=np.append(start_of_chunk + spans[:, 0], len(chosen.ids_L)),
         loss_spans_S2=np.stack([np.zeros_like(lengths), lengths], axis=1),
         span_starts_N1=np.arange(len(lengths) + 1),
         keys=keys,
@@ -128,8 +128,8 @@ def cut_pieces(documents: TokenizedDataset, length: int | None, *, prefix: int |
     Args:
         documents: Tokenized documents.
         length: Maximum tokens of a piece, at least 2; None to keep documents whole.
-        prefix: Token that precedes each document, so that its first token is predicted too; None if documents begin
-            with a token of the tokenizer.
+        prefix: Id of a token put before each document, so that its first token is predicted too; None if documents
+            already begin with the beginning-of-sequence token.
     """
     added = 0 if prefix is None else 1
     lengths_N = np.diff(documents.starts_N1) + added
