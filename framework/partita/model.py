@@ -1,11 +1,10 @@
 """The public class: a configuration and the verbs that work on it."""
 
-import operator
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from partita.backends.arguments import count_of, path_of, texts_of
 from partita.backends.base import Backend, PredictOptions
 from partita.backends.context import RunContext
 from partita.backends.open import open_backend
@@ -14,7 +13,7 @@ from partita.pipeline.export import upload
 from partita.runs.manifest import MANIFESTS
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config, summary
-from partita_schema.errors import DataError, shortened
+from partita_schema.errors import DataError
 from partita_schema.load import load_config
 from partita_trainers.base import TrainResult
 
@@ -233,32 +232,3 @@ class Model:
         """Upload what `save` writes to a Hub repository, created if missing, and return its URL."""
         self._backend.refusals.check("save")
         return upload(name, private=private, write=lambda folder: self._backend.save(folder, origin=None))
-
-
-def count_of(name: str, value: Any) -> int | None:
-    """Return an argument that is a number of rows or tokens, or None. Raise DataError if it is something else."""
-    if value is None:
-        return None
-    try:
-        count = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise DataError(f"{name} is {shortened(repr(value))}; write a whole number of at least 1")
-    return count
-
-
-def path_of(name: str, value: Any) -> Path:
-    """Return an argument that is a path. Raise DataError if it is something else."""
-    if not isinstance(value, str | os.PathLike):
-        raise DataError(f"{name} is {shortened(repr(value))}; write a path")
-    return Path(value)
-
-
-def texts_of(prompts: Any) -> list[str]:
-    """Return prompts as a list. Raise DataError if they are no texts."""
-    texts = list(prompts) if hasattr(prompts, "__iter__") else [prompts]
-    wrong = [text for text in texts if not isinstance(text, str)]
-    if wrong:
-        raise DataError(f"a prompt is {shortened(repr(wrong[0]))}; write a text, or a list of texts")
-    return texts
