@@ -34,7 +34,7 @@ def init(
         raise ConfigError([Problem("--task", f"got {task}; write one of {', '.join(TASKS)}")])
     named = data is not None
     data = ask(data, "Rows: a csv, jsonl or parquet file", default=PLACEHOLDER)
-    # Without data, the file names a place for them.
+    # Without data, the file names a path to write them to.
     rows = read_first_rows(data) if named or data != PLACEHOLDER or Path(data).exists() else None
     proposal = rows.propose(task) if rows else None
     chosen_task = ask(
