@@ -105,7 +105,7 @@ def test_utf16_and_utf8_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
         (b"a: b\nc: caf\xe9\n", "2: byte 0xe9 is not UTF-8; save the file as UTF-8"),
         (
             TEXT.encode("utf-16") + b"x",
-            "4: byte 0x78 is not UTF-16, with whose mark the file begins; save the file as UTF-8",
+            "4: byte 0x78 is not UTF-16, although the file begins with its byte order mark; save the file as UTF-8",
         ),
         (b"- a\n- b\n", "1:1: holds a list; write keys and values at the top, such as base_model: ..."),
         (b"hello\n", "1:1: holds a single text; write keys and values at the top, such as base_model: ..."),

@@ -44,9 +44,20 @@ SPECIAL = {
 """Words that YAML 1.1 does not read as text, with their values."""
 
 
-def read_yaml(text: str, *, file: str | None) -> tuple[Node, tuple[Problem, ...]]:
-    """Return the tree of one YAML document, and problems that did not stop parsing. Raises ConfigError for one that
-    did."""
+EMPTY = "the file is empty; write at least base_model, input_features and output_features"
+
+
+def read_yaml(text: str, *, file: str | None, empty: str = EMPTY) -> tuple[Node, tuple[Problem, ...]]:
+    """Return the tree of one YAML document, and problems that did not stop parsing.
+
+    Args:
+        text: The document.
+        file: Path of its file, for errors.
+        empty: The error text for a document without content.
+
+    Raises:
+        ConfigError: A problem stopped parsing.
+    """
     builder = Builder(file)
     try:
         root = builder.document(yaml.parse(text, Loader=Loader))
@@ -59,13 +70,7 @@ def read_yaml(text: str, *, file: str | None) -> tuple[Node, tuple[Problem, ...]
             [Problem("", f"is nested more than {MAX_DEPTH} levels deep; write it flatter", file)]
         ) from None
     if root is None or root.value is None:
-        raise ConfigError(
-            [
-                Problem(
-                    "", "the file is empty; write at least base_model, input_features and output_features", file, 1, 1
-                )
-            ]
-        )
+        raise ConfigError([Problem("", empty, file, 1, 1)])
     if not isinstance(root.value, dict):
         kind = "a list" if isinstance(root.value, list) else "a single text"
         message = f"holds {kind}; write keys and values at the top, such as base_model: ..."

@@ -1,0 +1,118 @@
+"""Tests of relative paths in files that are extended: they are relative to the file that they stand in."""
+
+from pathlib import Path
+
+import pytest
+
+from partita_schema.load import load_config
+from partita_schema.sections.agents import ModelAgentConfig
+from partita_schema.sections.sources import FileSource
+
+BASE = """\
+base_model: m
+input_features: [{name: a}]
+output_features: [{name: b, type: text}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("configs/models/small", "configs/rows", "exp"):
+        Path(folder).mkdir(parents=True)
+    Path("exp/run.yaml").write_text("extends: ../configs/base.yaml\n")
+
+
+def source_of(written: str) -> object:
+    """Return what the main file reads for a `data.source` of the file that it extends."""
+    Path("configs/base.yaml").write_text(f"{BASE}data: {{source: {written}}}\n")
+    return load_config("exp/run.yaml").config.data.source
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("rows.csv", "../configs/rows.csv"),
+        ("../rows.jsonl.gz", "../rows.jsonl.gz"),
+        ("../other/rows.csv", "../other/rows.csv"),
+        ("'part-*.parquet'", "../configs/part-*.parquet"),
+        ("rows", "../configs/rows"),
+        ("./anything", "../configs/anything"),
+        ("../exp/rows.csv", "rows.csv"),
+        ("owner/dataset", "owner/dataset"),
+        ("/data/rows.csv", "/data/rows.csv"),
+        ("~/rows.csv", "~/rows.csv"),
+        ("s3://bucket/rows.csv", "s3://bucket/rows.csv"),
+    ],
+)
+def test_a_path_of_the_base_is_relative_to_the_base(written: str, read: str) -> None:
+    assert source_of(written) == read
+
+
+def test_paths_of_sources_models_and_agents_are_rewritten() -> None:
+    Path("configs/base.yaml").write_text(
+        """\
+base_model: models/small
+input_features: [{name: a, type: dialogue}]
+output_features: [{name: b, type: text}]
+data:
+  mix: [{source: {type: csv, path: one.csv}}, {source: two.csv}]
+  validation: {type: jsonl, path: valid.jsonl}
+simulation:
+  world: {type: user_sim}
+  max_turns: 4
+  agents: {user: {type: model, file: user.yaml, prompt: You ask.}}
+  tasks: {source: tasks.jsonl}
+"""
+    )
+    config = load_config("exp/run.yaml").config
+    assert config.base_model == "../configs/models/small"
+    assert config.data.mix is not None
+    one, two = (part.source for part in config.data.mix)
+    assert isinstance(one, FileSource)
+    assert isinstance(config.data.validation, FileSource)
+    assert (one.path, two, config.data.validation.path) == (
+        "../configs/one.csv",
+        "../configs/two.csv",
+        "../configs/valid.jsonl",
+    )
+    assert config.simulation is not None
+    user = config.simulation.agents.user
+    assert isinstance(user, ModelAgentConfig)
+    assert (user.file, config.simulation.tasks.source) == ("../configs/user.yaml", "../configs/tasks.jsonl")
+
+
+def test_paths_of_the_main_file_overrides_and_dictionaries_stay_as_they_are() -> None:
+    Path("configs/base.yaml").write_text(f"{BASE}data: {{source: rows.csv, validation: valid.csv}}\n")
+    Path("exp/run.yaml").write_text("extends: ../configs/base.yaml\ndata: {source: mine.csv}\n")
+    data = load_config("exp/run.yaml", overrides=["data.test=test.csv"]).config.data
+    assert (data.source, data.validation, data.test) == ("mine.csv", "../configs/valid.csv", "test.csv")
+    over = load_config(["configs/base.yaml", {"data": {"test": "rows"}}]).config.data
+    assert (over.source, over.test) == ("rows.csv", "rows")
+    extended = load_config({"extends": "configs/base.yaml", "data": {"test": "t.csv"}})
+    assert (extended.folder, extended.config.data.source, extended.config.data.test) == (
+        Path(),
+        "configs/rows.csv",
+        "t.csv",
+    )
+
+
+def test_the_last_of_several_files_is_the_base_of_relative_paths() -> None:
+    Path("configs/base.yaml").write_text(f"{BASE}data: {{source: rows.csv}}\n")
+    Path("exp/more.yaml").write_text("data: {validation: valid.csv}\n")
+    loaded = load_config(["configs/base.yaml", "exp/more.yaml"])
+    assert (loaded.folder, loaded.config.data.source, loaded.config.data.validation) == (
+        Path("exp"),
+        "../configs/rows.csv",
+        "valid.csv",
+    )
+
+
+def test_a_path_behind_a_symbolic_link_names_the_same_file() -> None:
+    Path("real/deep").mkdir(parents=True)
+    Path("link").symlink_to("real/deep")
+    Path("configs/base.yaml").write_text(f"{BASE}data: {{source: rows.csv}}\n")
+    Path("configs/rows.csv").touch()
+    Path("link/run.yaml").write_text("extends: ../../configs/base.yaml\n")
+    loaded = load_config("link/run.yaml")
+    assert (loaded.folder / str(loaded.config.data.source)).samefile("configs/rows.csv")
