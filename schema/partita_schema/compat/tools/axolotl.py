@@ -1,0 +1,244 @@
+"""Conversion of axolotl's files."""
+
+import re
+from typing import Any
+
+from partita_schema.compat.tools.axolotl_datasets import convert_dataset
+from partita_schema.compat.tools.axolotl_keys import TEMPLATE
+from partita_schema.compat.tools.conversion import Conversion, Missing, Unneeded, names_of
+from partita_schema.compat.tools.rows import (
+    RowFormat,
+    common_format,
+    convert_validation_size,
+    put_features,
+    put_sources,
+)
+from partita_schema.compat.tools.training_arguments import (
+    SHARDING_KEYS,
+    convert_attention,
+    convert_optimizer,
+    convert_packed_attention,
+    convert_schedule,
+    convert_sharding,
+    convert_training,
+    move_local_model,
+    write_schedule_defaults,
+)
+
+
+def convert_axolotl(conversion: Conversion) -> None:
+    """Convert a file of axolotl.
+
+    Raises:
+        ConfigError: The file trains on preferences, or its datasets cannot be read by one configuration.
+    """
+    refuse_preferences(conversion)
+    convert_model(conversion)
+    convert_adapter(conversion)
+    rows = convert_datasets(conversion)
+    convert_optimizer(conversion, key="optimizer")
+    convert_schedule(conversion, key="lr_scheduler")
+    convert_lengths(conversion, rows)
+    convert_training(conversion)
+    convert_sizes(conversion)
+    convert_trackers(conversion)
+    conversion.apply_table(later=SHARDING_KEYS)
+    write_defaults(conversion)
+    convert_packed_attention(conversion)
+    convert_sharding(conversion)
+
+
+def refuse_preferences(conversion: Conversion) -> None:
+    for key in ("rl", "reward_model", "process_reward_model"):
+        if conversion.is_on(key):
+            what = conversion.get(key) if key == "rl" else key
+            raise conversion.refusal(
+                key,
+                f"{what}: training on preferences and rewards is not available yet, so there is nothing to convert; "
+                "remove the key and name datasets with correct answers for supervised training",
+            )
+
+
+def convert_model(conversion: Conversion) -> None:
+    """Convert the base model, its kernels and its data type."""
+    move_local_model(conversion, "base_model")
+    template = conversion.get("chat_template")
+    if template is not None:
+        entry = TEMPLATE if "tokenizer_default" not in str(template) else Unneeded("it is that of the model")
+        conversion.drop("chat_template", entry)
+    for key, kernel in (
+        ("flash_attention", "flash_attention_2"),
+        ("sdp_attention", "sdpa"),
+        ("eager_attention", "eager"),
+    ):
+        if conversion.is_on(key):
+            conversion.move(key, "model_parameters.attention", kernel)
+        else:
+            conversion.drop(key, Unneeded("it is off"))
+    convert_attention(conversion)
+    for key, dtype in (("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32")):
+        if conversion.is_on(key):
+            conversion.move(key, "model_parameters.dtype", dtype)
+
+
+def convert_adapter(conversion: Conversion) -> None:
+    """Convert the adapter and the quantization that goes with it."""
+    kind = conversion.get("adapter")
+    if kind in ("lora", "qlora"):
+        conversion.move("adapter", "adapter.type", "lora")
+        convert_targets(conversion)
+        init = conversion.get("peft_init_lora_weights")
+        if init is not None and init is not False:
+            conversion.move("peft_init_lora_weights", "adapter.init", "default" if init is True else init)
+        loftq = conversion.get("peft")
+        if isinstance(loftq, dict) and set(loftq) == {"loftq_config"}:
+            node = conversion.take("peft", "adapter.init")
+            conversion.put("adapter.init", "loftq", at=node)
+            conversion.put("adapter.loftq_bits", (loftq["loftq_config"] or {}).get("loftq_bits", 4), at=node)
+        conversion.default("lora_dropout", "adapter.dropout", 0)
+    elif kind is not None:
+        conversion.miss("adapter", f"{kind} is converted by hand; write adapter: {{type: peft, peft_type: ...}}")
+    else:
+        for key in [key for key in conversion.left if key.startswith(("lora_", "peft", "qlora_"))]:
+            conversion.drop(key, Unneeded("there is no adapter"))
+    for key, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):
+        if conversion.is_on(key) and not conversion.has("quantization"):
+            conversion.move(key, "quantization.bits", bits)
+        else:
+            conversion.drop(key, Unneeded("it is off"))
+    if kind == "qlora" and not conversion.has("quantization"):
+        conversion.put("quantization.bits", 4)
+
+
+def convert_targets(conversion: Conversion) -> None:
+    if conversion.is_on("lora_target_linear"):
+        conversion.move("lora_target_linear", "adapter.target_modules", "all-linear")
+        conversion.drop("lora_target_modules", Unneeded("lora_target_linear is set"))
+        return
+    modules = conversion.get("lora_target_modules")
+    if modules is None:
+        conversion.note(
+            "without lora_target_linear, axolotl adapts the modules that peft chooses for the architecture; here all "
+            "linear layers are adapted"
+        )
+        return
+    value = modules if isinstance(modules, list) or re.search(r"[*.\\|^$()\[\]]", str(modules)) else names_of(modules)
+    conversion.move("lora_target_modules", "adapter.target_modules", value)
+
+
+def convert_datasets(conversion: Conversion) -> RowFormat:
+    """Convert the datasets, and return the format of their rows."""
+    key = next((key for key in ("datasets", "pretraining_dataset") if key in conversion.left), None)
+    if key is None:
+        conversion.note("the file names no datasets; write data.source, or train with --dataset")
+        rows = RowFormat("dialogue")
+        put_features(conversion, rows)
+        return rows
+    entries = read_entries(conversion, key)
+    rows = one_format(conversion, key, [entry[1] for entry in entries])
+    node = conversion.take(key, "data.source" if len(entries) == 1 else "data.mix")
+    put_sources(conversion, [entry[0] for entry in entries])
+    put_features(conversion, rows, at=node)
+    conversion.drop("pretraining_dataset", Missing("there are datasets as well; write one of the two"))
+    if "test_datasets" in conversion.left:
+        tests = read_entries(conversion, "test_datasets")
+        node = conversion.take("test_datasets", "data.validation")
+        conversion.put("data.validation", tests[0][0].value, at=node)
+        if len(tests) > 1:
+            conversion.note("only the first of test_datasets is used; join the others into one file")
+    if key == "datasets":
+        convert_validation_size(conversion, "val_set_size")
+    conversion.drop("val_set_size", Unneeded("a stream is not divided"))
+    return rows
+
+
+def read_entries(conversion: Conversion, key: str) -> list[tuple[Any, RowFormat]]:
+    """Return the source and the format of each dataset of a list."""
+    node = conversion.left[key]
+    items = node.value if isinstance(node.value, list) else [node]
+    streaming = key == "pretraining_dataset"
+    return [
+        convert_dataset(conversion, item, prefix=f"{key}[{index}]", streaming=streaming)
+        for index, item in enumerate(items)
+    ]
+
+
+def one_format(conversion: Conversion, key: str, formats: list[RowFormat]) -> RowFormat:
+    rows = common_format(formats)
+    if rows is None:
+        kinds = ", ".join(dict.fromkeys(one.kind for one in formats))
+        raise conversion.refusal(
+            key,
+            f"the datasets have rows of different kinds ({kinds}), and a configuration has one list of features; "
+            "convert the file with one of them, or bring the rows into one format",
+        )
+    return rows
+
+
+def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
+    """Convert the maximum length, and whether rows are packed or documents joined."""
+    packing = conversion.is_on("sample_packing")
+    length = conversion.get("sequence_len", 512)
+    if rows.kind == "document":
+        conversion.put("data.batching.type", "chunk")
+        conversion.move("sequence_len", "data.batching.context_length")
+        conversion.default("sequence_len", "data.batching.context_length", length)
+        joined = conversion.is_on("pretraining_sample_concatenation")
+        if not joined and conversion.get("pretrain_multipack_attn", True):
+            conversion.put("data.batching.isolate_documents", True)
+        for key in ("sample_packing", "pretraining_sample_concatenation"):
+            if key in conversion.left:
+                conversion.take(key, "data.batching")
+        return
+    conversion.move("sequence_len", "preprocessing.global_max_sequence_length")
+    conversion.default("sequence_len", "preprocessing.global_max_sequence_length", length)
+    if packing:
+        conversion.move("sample_packing", "data.batching.type", "pack")
+        conversion.drop("group_by_length", Unneeded("rows are packed"))
+    else:
+        conversion.drop("sample_packing", Unneeded("it is off"))
+
+
+def convert_sizes(conversion: Conversion) -> None:
+    if conversion.get("evals_per_epoch") == 0:
+        conversion.move("evals_per_epoch", "trainer.skip_all_evaluation", True)
+    conversion.move("evals_per_epoch", "trainer.evaluations_per_epoch")
+    if conversion.get("train_on_inputs") is True:
+        conversion.move("train_on_inputs", "trainer.completion_only_loss", False)
+    else:
+        conversion.drop("train_on_inputs", Unneeded("it is off"))
+    if conversion.get("batch_size") is not None and conversion.get("gradient_accumulation_steps") is None:
+        conversion.move("batch_size", "trainer.effective_batch_size")
+    conversion.drop("batch_size", Unneeded("micro_batch_size and gradient_accumulation_steps are set"))
+
+
+def convert_trackers(conversion: Conversion) -> None:
+    """Convert the trackers that have a project, and drop their other options."""
+    trackers = {"wandb": "wandb", "mlflow": "mlflow", "comet": "comet_ml", "tensorboard": "tensorboard"}
+    used = []
+    for name, tracker in trackers.items():
+        keys = [key for key in conversion.left if key.startswith((f"{name}_", f"use_{name}"))]
+        switched_off = conversion.get(f"use_{name}") is False or conversion.get(f"{name}_mode") == "disabled"
+        on = any(key in (f"{name}_project", f"{name}_project_name", f"use_{name}") for key in keys)
+        if on and not switched_off:
+            used.append(tracker)
+        for key in keys:
+            if key.startswith("use_") and on and not switched_off:
+                conversion.take(key, "tracking")
+            elif on and not switched_off:
+                conversion.drop(key, Missing(f"set it in the environment, such as {name.upper()}_PROJECT"))
+            else:
+                conversion.drop(key, Unneeded(f"{name} is not used"))
+    if used:
+        conversion.put("tracking", used)
+
+
+def write_defaults(conversion: Conversion) -> None:
+    """Write out axolotl's defaults that differ from those of partita."""
+    conversion.default("micro_batch_size", "trainer.batch_size", 1)
+    if not conversion.has("trainer.effective_batch_size"):
+        conversion.default("gradient_accumulation_steps", "trainer.gradient_accumulation_steps", 1)
+    if not conversion.has("trainer.max_steps"):
+        conversion.default("num_epochs", "trainer.epochs", 1)
+    write_schedule_defaults(conversion, key="lr_scheduler", decay="cosine", warmup=None)
+    conversion.default("load_best_model_at_end", "trainer.restore_best", False)

@@ -1,0 +1,170 @@
+"""Features and sources for the rows of the tools' datasets."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from partita_schema.compat.tools.conversion import Conversion
+from partita_schema.yaml.tree import Node
+
+REPLY = "reply"
+"""Name of the output of dialogues."""
+
+MESSAGE_FORMATS = {
+    ("role", "content"): "messages",
+    ("from", "value"): "sharegpt",
+    ("speaker", "text"): "turns",
+    ("speaker", "utterance"): "turns",
+}
+"""Formats of dialogues by the keys of the role and of the text of a message."""
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """What the rows of a dataset are."""
+
+    kind: str
+    """dialogue, prompt or document."""
+    column: str = "messages"
+    """Column of a dialogue or of a document."""
+    form: str = "auto"
+    """Format of dialogues."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """Columns of dialogues with another name in the data than in the format: the format's name, and the data's."""
+    inputs: tuple[str, ...] = ()
+    """Input columns of a prompt."""
+    optional: tuple[str, ...] = ()
+    """Input columns that may be empty."""
+    output: str = ""
+    """Column of the answer to a prompt."""
+    template: str | None = None
+    """Template of a prompt; None if the values are put one after the other."""
+    chat: bool = True
+    """Whether the model's chat template is put around a prompt."""
+    system: str | None = None
+    """System message of a prompt."""
+
+
+@dataclass(frozen=True)
+class FoundSource:
+    """Where the rows of a dataset are."""
+
+    value: str | Mapping[str, object]
+    """A value of `data.source`."""
+    at: Node | None
+    """The value in the file that names it."""
+    weight: float | None = None
+
+
+def common_format(formats: Sequence[RowFormat]) -> RowFormat | None:
+    """Return the format of all datasets, or None if one configuration cannot read them all.
+
+    Dialogues and standard Alpaca rows are read together, row by row.
+    """
+    first = formats[0]
+    if all(one == first for one in formats):
+        return first
+    if all(one.kind == "dialogue" and one.columns == first.columns for one in formats):
+        columns = {one.column for one in formats if one.form not in ("alpaca", "prompt_completion")}
+        if len(columns) <= 1 or columns <= {"messages", "conversations"}:
+            column = next(iter(sorted(columns, reverse=True)), "messages")
+            return RowFormat("dialogue", column=column, columns=first.columns)
+    return None
+
+
+def put_features(conversion: Conversion, rows: RowFormat, *, at: Node | None = None) -> None:
+    """Write the features and the prompt for the format of the rows."""
+    if rows.kind == "document":
+        conversion.put("output_features", [{"name": rows.column, "type": "text"}], at=at)
+        return
+    if rows.kind == "dialogue":
+        conversion.put("input_features", [{"name": rows.column, "type": "dialogue"}], at=at)
+        name = REPLY if rows.column != REPLY else "answer"
+        conversion.put("output_features", [{"name": name, "type": "text"}], at=at)
+        if rows.form != "auto":
+            conversion.put("data.dialogue.format", rows.form, at=at)
+        if rows.columns:
+            conversion.put("data.dialogue.columns", dict(rows.columns), at=at)
+        return
+    optional = {"preprocessing": {"missing_value_strategy": "fill_with_const"}}
+    inputs = [{"name": name, "type": "text"} | (optional if name in rows.optional else {}) for name in rows.inputs]
+    conversion.put("input_features", inputs, at=at)
+    conversion.put("output_features", [{"name": rows.output, "type": "text"}], at=at)
+    if rows.template is not None:
+        conversion.put("prompt.template", rows.template, at=at)
+    if rows.system is not None:
+        conversion.put("prompt.system", rows.system, at=at)
+    if not rows.chat:
+        conversion.put("prompt.chat", False, at=at)
+
+
+def put_sources(conversion: Conversion, sources: Sequence[FoundSource]) -> None:
+    """Write one source, or several as a mix in which each row occurs once."""
+    if len(sources) == 1:
+        conversion.put("data.source", sources[0].value, at=sources[0].at)
+        return
+    parts = [{"source": one.value} | ({"weight": one.weight} if one.weight is not None else {}) for one in sources]
+    conversion.put("data.mix", parts, at=sources[0].at)
+    if all(one.weight is None for one in sources):
+        conversion.put("data.stop", "all_once")
+
+
+def put_split(conversion: Conversion, validation: float, *, at: Node | None = None, written: str | None = None) -> None:
+    """Write a random split without test rows.
+
+    Args:
+        conversion: The conversion.
+        validation: Share of validation rows.
+        at: The value in the file that it comes from.
+        written: The key in the file.
+    """
+    conversion.put("data.split.type", "random", at=at, written=written)
+    shares = [round(1 - validation, 6), validation, 0]
+    conversion.put("data.split.probabilities", shares, at=at, written=written)
+
+
+def convert_validation_size(conversion: Conversion, key: str) -> None:
+    """Convert the share of rows that are held out; without one, all rows are trained on."""
+    size = conversion.get(key, 0)
+    if conversion.has("data.validation"):
+        conversion.miss(key, "there is a dataset for validation")
+        return
+    if isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size < 1:
+        if key in conversion.left:
+            node = conversion.take(key, "data.split")
+            put_split(conversion, float(size), at=node, written=conversion.name(key))
+        else:
+            put_split(conversion, 0.0)
+            conversion.report.defaults.append((key, "data.split", 0))
+        return
+    conversion.miss(key, "a number of rows is not available; write a share in data.split.probabilities")
+
+
+def hub_source(
+    name: str, *, subset: object = None, split: object = None, revision: object = None, streaming: bool = False
+) -> str | dict[str, object]:
+    """Return the value of `data.source` for a dataset on the Hub: its id, or a mapping if more is set.
+
+    Args:
+        name: Id of the dataset.
+        subset: Its configuration.
+        split: Its split.
+        revision: Its revision.
+        streaming: Whether rows are streamed.
+    """
+    extra = {"subset": subset, "split": split if split != "train" else None, "revision": revision}
+    options: dict[str, object] = {key: value for key, value in extra.items() if value is not None}
+    options |= {"streaming": True} if streaming else {}
+    return {"type": "hub", "name": name, **options} if options else name
+
+
+def file_source(path: str, *, kind: str | None = None, streaming: bool = False) -> str | dict[str, object]:
+    """Return the value of `data.source` for a file: its path, or a mapping if more is set."""
+    if kind is None and not streaming:
+        return path
+    kinds = {"json": "jsonl", "text": "txt"}
+    found = kind or next((name for name in FILE_KINDS if f".{name}" in path), "jsonl")
+    return {"type": kinds.get(found, found), "path": path} | ({"streaming": True} if streaming else {})
+
+
+FILE_KINDS = ("jsonl", "json", "csv", "tsv", "parquet", "arrow", "txt")
+"""File extensions of formats."""

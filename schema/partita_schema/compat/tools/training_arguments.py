@@ -1,0 +1,303 @@
+"""Training options that the tools share: those of transformers' TrainingArguments, and their values."""
+
+from collections.abc import Sequence
+
+from partita_schema.compat.tools.conversion import Conversion, Unneeded, names_of
+from partita_schema.rules.sharding import ELEMENTWISE
+
+OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw"), "adamw"),
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit"), "adamw_8bit"),
+    **dict.fromkeys(("paged_adamw_32bit", "paged_adamw"), "paged_adamw"),
+    "paged_adamw_8bit": "paged_adamw_8bit",
+    "adafactor": "adafactor",
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit", "lion"), "lion"),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), "lion_8bit"),
+    "muon": "muon",
+    "schedule_free_adamw": "schedule_free_adamw",
+    "sgd": "sgd",
+}
+"""Optimizers of transformers and axolotl, with the name here."""
+
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_min_lr": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "inverse_sqrt": "inverse_sqrt",
+    "warmup_stable_decay": "wsd",
+}
+"""Learning rate schedules of transformers, with the name here."""
+
+TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+
+
+def convert_base_model(conversion: Conversion) -> None:
+    """Convert the name of the model and its revision, as transformers' tools write them."""
+    move_local_model(conversion, "model_name_or_path")
+    if conversion.get("model_revision") == "main":
+        conversion.drop("model_revision", Unneeded("it is the default"))
+
+
+def move_local_model(conversion: Conversion, key: str) -> None:
+    """Convert the name of the model if it is a local path, which becomes relative to the written file."""
+    base = conversion.get(key)
+    if isinstance(base, str) and (local := conversion.local(base)) is not None:
+        conversion.move(key, "base_model", local)
+
+
+def convert_attention(conversion: Conversion) -> None:
+    if conversion.get("attn_implementation") in ("eager", "sdpa", "flash_attention_2", "flash_attention_3"):
+        conversion.move("attn_implementation", "model_parameters.attention")
+    conversion.miss("attn_implementation", "write model_parameters.attention")
+
+
+def convert_training(conversion: Conversion) -> None:
+    """Convert the keys of TRAINING that are converted by rules."""
+    conversion.put("trainer.type", "finetune")
+    convert_max_steps(conversion)
+    convert_optimizer(conversion, key="optim")
+    convert_schedule(conversion, key="lr_scheduler_type")
+    convert_precision(conversion)
+    for key in ("gradient_checkpointing",):
+        if conversion.get(key) is not None:
+            conversion.move(key, "trainer.gradient_checkpointing", conversion.is_on(key))
+    convert_intervals(conversion)
+    convert_tracking(conversion)
+    if conversion.is_on("group_by_length"):
+        conversion.move("group_by_length", "data.batching.type", "bucket")
+    if conversion.is_on("auto_find_batch_size"):
+        conversion.move("auto_find_batch_size", "trainer.batch_size", "auto")
+        conversion.drop("per_device_train_batch_size", Unneeded("auto_find_batch_size is set"))
+        conversion.drop("micro_batch_size", Unneeded("auto_find_batch_size is set"))
+
+
+def convert_max_steps(conversion: Conversion) -> None:
+    steps = conversion.get("max_steps")
+    if isinstance(steps, int) and steps > 0:
+        conversion.move("max_steps", "trainer.max_steps")
+        for key in ("num_train_epochs", "num_epochs"):  # the tools ignore the epochs then
+            conversion.drop(key, Unneeded("max_steps is set, and epochs have no effect then"))
+    elif steps is not None:
+        conversion.drop("max_steps", Unneeded("it is below 1, so the epochs decide"))
+
+
+def convert_optimizer(conversion: Conversion, *, key: str) -> None:
+    name = conversion.get(key)
+    if isinstance(name, str):
+        name = name.removeprefix("OptimizerNames.").lower()
+        if name in OPTIMIZERS:
+            conversion.move(key, "trainer.optimizer.type", OPTIMIZERS[name])
+        else:
+            known = ", ".join(dict.fromkeys(OPTIMIZERS.values()))
+            conversion.miss(key, f"{name} is not available, and adamw is used; others are {known}")
+    chosen = OPTIMIZERS.get(str(name), "adamw")
+    betas = [conversion.get("adam_beta1"), conversion.get("adam_beta2")]
+    if betas != [None, None] and "adam" in chosen:
+        pair = [0.9 if betas[0] is None else betas[0], 0.999 if betas[1] is None else betas[1]]
+        for beta in ("adam_beta1", "adam_beta2"):
+            conversion.move(beta, "trainer.optimizer.betas", pair)
+    if "adam" in chosen or chosen == "adafactor":
+        conversion.move("adam_epsilon", "trainer.optimizer.eps")
+    norm = conversion.get("max_grad_norm")
+    if norm is not None:
+        conversion.move("max_grad_norm", "trainer.gradient_clipping.clipglobalnorm", norm if norm else None)
+
+
+def convert_schedule(conversion: Conversion, *, key: str) -> None:
+    """Convert the schedule of the learning rate, its warmup and its lowest rate."""
+    name = conversion.get(key)
+    section = "trainer.learning_rate_scheduler"
+    if isinstance(name, str):
+        name = name.removeprefix("SchedulerType.").lower()
+        if name in SCHEDULES:
+            conversion.move(key, f"{section}.decay", SCHEDULES[name])
+        else:
+            known = ", ".join(dict.fromkeys(SCHEDULES.values()))
+            conversion.miss(key, f"{name} is not available, and cosine is used; others are {known}")
+    options = conversion.get("lr_scheduler_kwargs")
+    if isinstance(options, dict) and set(options) == {"min_lr_rate"}:
+        conversion.move("lr_scheduler_kwargs", f"{section}.min_ratio", options["min_lr_rate"])
+    else:
+        conversion.miss("lr_scheduler_kwargs", f"write the keys of {section}")
+    steps, ratio = conversion.get("warmup_steps"), conversion.get("warmup_ratio")
+    if isinstance(steps, float) and 0 < steps < 1:
+        conversion.move("warmup_steps", f"{section}.warmup_fraction")
+        conversion.drop("warmup_ratio", Unneeded("warmup_steps is set"))
+    elif steps:
+        conversion.move("warmup_steps", f"{section}.warmup_steps", int(steps) if isinstance(steps, float) else steps)
+        conversion.drop("warmup_ratio", Unneeded("warmup_steps is set"))
+    elif ratio is not None:
+        conversion.move("warmup_ratio", f"{section}.warmup_fraction")
+        conversion.drop("warmup_steps", Unneeded("warmup_ratio is set"))
+    elif steps is not None:
+        conversion.move("warmup_steps", f"{section}.warmup_steps", 0)
+
+
+def write_schedule_defaults(conversion: Conversion, *, key: str, decay: str, warmup: int | None) -> None:
+    """Write out the schedule of a tool: its decay, its warmup, and that its rate falls to zero.
+
+    Args:
+        conversion: The conversion.
+        key: The tool's key of the schedule.
+        decay: Its default.
+        warmup: Its default number of warmup steps; None if it is that of partita.
+    """
+    section = "trainer.learning_rate_scheduler"
+    conversion.default(key, f"{section}.decay", decay)
+    if warmup is not None and not conversion.has(f"{section}.warmup_fraction"):
+        conversion.default("warmup_steps", f"{section}.warmup_steps", warmup)
+    used = conversion.root.find(tuple(f"{section}.decay".split(".")))
+    if used is not None and used.value == "cosine":
+        conversion.default("lowest learning rate", f"{section}.min_ratio", 0)
+
+
+def write_training_defaults(conversion: Conversion, *, learning_rate: float, checkpointing_key: str) -> None:
+    """Write out the defaults of TrainingArguments, with gradient checkpointing, that differ from those of partita.
+
+    Args:
+        conversion: The conversion.
+        learning_rate: The tool's default.
+        checkpointing_key: The tool's key of gradient checkpointing.
+    """
+    conversion.default("per_device_train_batch_size", "trainer.batch_size", 8)
+    conversion.default("gradient_accumulation_steps", "trainer.gradient_accumulation_steps", 1)
+    conversion.default("learning_rate", "trainer.learning_rate", learning_rate)
+    if not conversion.has("trainer.max_steps"):
+        conversion.default("num_train_epochs", "trainer.epochs", 3)
+    write_schedule_defaults(conversion, key="lr_scheduler_type", decay="linear", warmup=0)
+    conversion.default(checkpointing_key, "trainer.gradient_checkpointing", True)
+    conversion.default("load_best_model_at_end", "trainer.restore_best", False)
+
+
+def convert_precision(conversion: Conversion) -> None:
+    """Convert the flags of the data types; bf16 wins, as in the tools."""
+    bf16, fp16 = conversion.get("bf16"), conversion.get("fp16")
+    if bf16 == "auto":
+        conversion.move("bf16", "trainer.mixed_precision", "auto")
+        conversion.drop("fp16", Unneeded("bf16 is set"))
+    elif conversion.is_on("bf16"):
+        conversion.move("bf16", "trainer.mixed_precision", "bf16")
+        conversion.drop("fp16", Unneeded("bf16 is set"))
+    elif conversion.is_on("fp16"):
+        conversion.move("fp16", "trainer.mixed_precision", "fp16")
+        conversion.move("bf16", "trainer.mixed_precision", "fp16")
+    elif bf16 is not None or fp16 is not None:
+        for key in ("bf16", "fp16"):
+            conversion.move(key, "trainer.mixed_precision", "no")
+
+
+def convert_intervals(conversion: Conversion) -> None:
+    """Convert how often evaluations and checkpoints take place."""
+    for what, keys, steps_path, epoch_path in (
+        ("eval", ("eval_strategy", "evaluation_strategy"), "steps_per_evaluation", "evaluations_per_epoch"),
+        ("save", ("save_strategy",), "steps_per_checkpoint", "checkpoints_per_epoch"),
+    ):
+        strategy = next((key for key in keys if conversion.get(key) is not None), None)
+        chosen = conversion.get(strategy) if strategy else None
+        steps_key = f"{what}_steps"
+        if strategy and chosen in ("no", False):
+            conversion.move(strategy, *never(what))
+            conversion.drop(steps_key, Unneeded(f"{strategy} is no"))
+        elif strategy and chosen in ("epoch", "best"):
+            conversion.move(strategy, f"trainer.{epoch_path}", 1)
+            conversion.drop(steps_key, Unneeded(f"{strategy} is {chosen}"))
+        elif strategy:
+            path = f"trainer.{steps_path}"
+            if conversion.get(steps_key) is None:
+                conversion.default(steps_key, path, 500)
+            conversion.report.mapped.append((conversion.name(strategy), path))
+            conversion.left.pop(strategy)
+        convert_steps(conversion, steps_key, f"trainer.{steps_path}")
+    metric = conversion.get("metric_for_best_model")
+    if metric in ("loss", "eval_loss"):
+        conversion.move("metric_for_best_model", "trainer.validation_metric", "loss")
+    elif metric is not None:
+        conversion.miss("metric_for_best_model", "write trainer.validation_metric; metrics have other names here")
+
+
+def never(what: str) -> tuple[str, object]:
+    """Return the key and value that switch evaluations or checkpoints off."""
+    return ("trainer.skip_all_evaluation", True) if what == "eval" else ("trainer.checkpoints_per_epoch", 0)
+
+
+def convert_steps(conversion: Conversion, key: str, path: str) -> None:
+    """Convert a number of steps between two events, if it is one."""
+    steps = conversion.get(key)
+    if isinstance(steps, float) and steps < 1:
+        conversion.miss(key, f"a share of all steps is not available; write {path}")
+    elif isinstance(steps, float | int) and not isinstance(steps, bool) and steps:
+        conversion.move(key, path, int(steps))
+    else:
+        conversion.drop(key, Unneeded("it is 0"))
+
+
+def convert_tracking(conversion: Conversion) -> None:
+    written = conversion.get("report_to")
+    if written is None:
+        return
+    names = [name for name in names_of(written) if name != "none"]
+    if set(names) <= {*TRACKERS}:
+        conversion.move("report_to", "tracking", names)
+    else:
+        conversion.miss("report_to", f"write tracking with any of {', '.join(TRACKERS)}")
+
+
+def convert_packed_attention(conversion: Conversion) -> None:
+    """Replace an attention implementation that cannot separate packed rows here. Called when both are converted."""
+    attention = conversion.value("model_parameters.attention")
+    packs = conversion.value("data.batching.type") == "pack" or conversion.value("data.batching.isolate_documents")
+    if packs and str(attention).startswith("flash"):
+        conversion.put("model_parameters.attention", "sdpa")
+        conversion.note(f"packed rows are separated by sdpa attention, not by {attention}")
+
+
+SHARDING_KEYS = ("deepspeed", "fsdp", "fsdp_config")
+"""Keys that `convert_sharding` converts."""
+
+
+def convert_sharding(conversion: Conversion) -> None:
+    """Convert deepspeed and FSDP to processes of torchrun, with sharded weights where the rest of the file allows it.
+
+    Called last, because sharding excludes other keys.
+    """
+    deepspeed, fsdp = conversion.get("deepspeed"), conversion.is_on("fsdp") or conversion.is_on("fsdp_config")
+    if not deepspeed and not fsdp:
+        for key in SHARDING_KEYS:
+            conversion.drop(key, Unneeded("it is off"))
+        return
+    stage = deepspeed_stage(deepspeed)
+    sharded = bool(fsdp) or stage == 3
+    for key in SHARDING_KEYS:
+        if key in conversion.left:
+            conversion.move(key, "backend.type", "torchrun")
+    if not sharded:
+        conversion.note("deepspeed is not used: each process holds the whole model (backend.sharding: none)")
+        return
+    obstacles = sharding_obstacles(conversion)
+    if obstacles:
+        conversion.note(f"weights are not sharded, because backend.sharding: full excludes {', '.join(obstacles)}")
+    else:
+        conversion.put("backend.sharding", "full")
+
+
+def deepspeed_stage(written: object) -> int | None:
+    """Return the stage of ZeRO, from a mapping or from the name of the file; None if it is unknown."""
+    if isinstance(written, dict):
+        options = written.get("zero_optimization")
+        stage = options.get("stage") if isinstance(options, dict) else None
+        return stage if isinstance(stage, int) else None
+    name = str(written).rsplit("/", 1)[-1]
+    return next((stage for stage in (3, 2, 1, 0) for mark in ("zero", "z", "stage") if f"{mark}{stage}" in name), None)
+
+
+def sharding_obstacles(conversion: Conversion) -> Sequence[str]:
+    value = conversion.value
+    obstacles = ["quantization"] if conversion.has("quantization") else []
+    if value("trainer.optimizer.type") not in (None, *ELEMENTWISE):
+        obstacles.append(f"the optimizer {value('trainer.optimizer.type')}")
+    obstacles += ["fp16"] if value("trainer.mixed_precision") == "fp16" else []
+    obstacles += ["compile"] if value("trainer.compile") else []
+    obstacles += ["batch_size: auto"] if value("trainer.batch_size") in (None, "auto") else []
+    return obstacles
