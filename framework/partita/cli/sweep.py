@@ -1,0 +1,98 @@
+"""`partita sweep`: run a file with several values of some keys, and name the best ones."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from partita.cli.options import LIBRARIES, AsJson, Files, Overrides, Quiet, print_wrapped
+from partita_schema.common.text import counted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from partita.runs.sweep_result import SweepResult
+
+MAX_TRIALS = 20
+"""Trials in the table."""
+
+
+def sweep(
+    files: Files,
+    dataset: Annotated[
+        str | None, typer.Option(help="Rows to train on instead of data.source.", show_default=False)
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the sweep. Default: sweeps/NAME.", show_default=False)
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that run trials; overrides the file.", show_default=False),
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train the trials of the section `sweep`, and name the best. Rerun to continue."""
+    from partita.cli.options import check_there
+    from partita.runs.log import show_log
+    from partita.runs.waiting import waiting
+
+    show_log(quiet=quiet, rank=0)
+    for path in files:
+        check_there(path)
+    with waiting(LIBRARIES):
+        from partita.sweeps.sweep import Sweep
+    result = Sweep(list(files), overrides=overrides, quiet=quiet).run(dataset, folder, workers=workers)
+    if as_json:
+        from partita.runs.files import strict_json
+
+        print(strict_json(result.record() | {"folder": str(result.folder)}, indent=2))
+        return
+    print_result(result)
+
+
+def print_result(result: "SweepResult") -> None:
+    """Print the trials, the best first, and how to use the best one."""
+    from rich.console import Console
+
+    from partita.runs.sweep_result import value_text
+
+    Console(file=sys.stdout).print(table_of(result))
+    best = result.best
+    assert best is not None
+    values = ", ".join(f"{key}: {value_text(value)}" for key, value in best.values.items())
+    print_wrapped(f"best: trial {best.number}, {result.metric} {result.value_of(best):.4g} ({values})")
+    print_wrapped(f"use it: partita predict {shlex.quote(str(result.model_of(best)))} --dataset ROWS")
+
+
+def table_of(result: "SweepResult") -> "Table":
+    """Return a table with a row per trial, the best first."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from partita.runs.sweep_result import value_text
+
+    ranked = result.ranked
+    trials = [*ranked, *(trial for trial in result.trials if trial not in ranked)]
+    title = f"{counted(len(trials), 'trial')}, the best first"
+    if len(trials) > MAX_TRIALS:
+        title = f"{MAX_TRIALS} of {len(trials):,} trials, the best first (all in {result.folder / 'sweep.json'})"
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column("trial", justify="right")
+    table.add_column(escape(result.metric), justify="right", overflow="fold")
+    for name in short_names(list(result.trials[0].values)):
+        table.add_column(escape(name), justify="right", overflow="fold")
+    for trial in trials[:MAX_TRIALS]:
+        state = trial.result.state if trial.result is not None else "waiting"
+        value = f"{result.value_of(trial):.4g}" if trial in ranked else state
+        table.add_row(str(trial.number), value, *(escape(value_text(one)) for one in trial.values.values()))
+    return table
+
+
+def short_names(keys: list[str]) -> list[str]:
+    """Return the last parts of keys, or whole keys where two end alike."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]

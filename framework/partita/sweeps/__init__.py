@@ -1,0 +1,1 @@
+"""Sweeps: several runs of one file with other values, chosen, placed, compared."""

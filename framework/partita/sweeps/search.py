@@ -1,0 +1,203 @@
+"""Which values a trial has, and whether it is stopped early: functions of the trials before it, computed by Optuna.
+
+Trial k is chosen from the results of trials 0 to k - n, where n is `max_concurrent_trials`; trials k - n + 1 to k - 1
+count as running. Nothing else enters, so the trials are the same for any number of workers up to n and after kills, and
+the only stored state is the result of each trial.
+"""
+
+import itertools
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
+from partita_schema.common.checksums import hash_to_int
+from partita_schema.sections.sweep import (
+    HyperbandPruner,
+    MedianPruner,
+    SearchSpace,
+    SuccessiveHalvingPruner,
+    SweepConfig,
+    values_of,
+)
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
+
+Direction = Literal["minimize", "maximize"]
+UNITS = 1000
+"""Resource of a whole trial for pruners, which count in integers."""
+MAX_STARTUP_TRIALS = 10
+"""Maximum number of random trials before tpe uses results, as in Optuna."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The choice of the values of trials."""
+
+    sweep: SweepConfig
+    direction: Direction
+    seed: int
+
+    def values(self, earlier: Sequence[Trial]) -> dict[str, Any]:
+        """Return the values of the next trial.
+
+        Args:
+            earlier: All trials before it. Results of the last `max_concurrent_trials - 1` of them are not used.
+        """
+        number = len(earlier)
+        if self.sweep.sampler == "grid":
+            return self.grid_values(number)
+        study = self.study(earlier, self.known(number))
+        trial = study.ask(self.distributions())
+        return {key: self.decoded(key, value) for key, value in trial.params.items()}
+
+    def known(self, number: int) -> int:
+        """Return how many trials must have ended before trial `number` is chosen or stopped early."""
+        return max(0, number + 1 - self.sweep.max_concurrent_trials)
+
+    def awaited(self, number: int) -> int:
+        """Return how many trials must have ended before trial `number` can start."""
+        uses_results = self.sweep.sampler == "tpe" or self.sweep.pruner is not None
+        return self.known(number) if uses_results else 0
+
+    def grid_values(self, number: int) -> dict[str, Any]:
+        """Return a combination of the grid; the last parameter varies fastest."""
+        lists = [values_of(space) or [] for space in self.sweep.parameters.values()]
+        chosen = next(itertools.islice(itertools.product(*lists), number, None))
+        return dict(zip(self.sweep.parameters, chosen, strict=True))
+
+    def should_prune(self, earlier: Sequence[Trial], curve: Sequence[TrialEvaluation]) -> tuple[bool, dict[str, Any]]:
+        """Return whether to stop a trial, and what the pruner records of it.
+
+        Args:
+            earlier: All trials before it. Results of the last `max_concurrent_trials - 1` of them are not used.
+            curve: Values of the metric in the trial so far.
+        """
+        if self.sweep.pruner is None or not curve:
+            return False, {}
+        study = self.study(earlier, self.known(len(earlier)))
+        trial = study.ask()
+        stop = False
+        for evaluation in curve:
+            trial.report(evaluation.value, units_of(evaluation))
+            stop = trial.should_prune()
+        return stop, dict(study.trials[-1].system_attrs)
+
+    def study(self, earlier: Sequence[Trial], known: int) -> "Study":
+        """Return a study in memory with the results of the first `known` trials; the others are running.
+
+        Args:
+            earlier: All trials before the next one.
+            known: Number of trials whose results are used.
+        """
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        distributions = self.distributions()
+        with warnings.catch_warnings(action="ignore"):
+            study = optuna.create_study(
+                study_name="sweep", direction=self.direction, sampler=self.sampler(len(earlier)), pruner=self.pruner()
+            )
+            for trial in earlier:
+                study.add_trial(
+                    self.frozen(trial, distributions, result=trial.result if trial.number < known else None)
+                )
+        return study
+
+    def frozen(
+        self, trial: Trial, distributions: "dict[str, BaseDistribution]", *, result: TrialResult | None
+    ) -> "FrozenTrial":
+        """Return a trial for Optuna.
+
+        Args:
+            trial: The trial.
+            distributions: Distributions by parameter.
+            result: Its result, or None while it counts as running.
+        """
+        import optuna
+        from optuna.trial import TrialState
+
+        params = {key: self.encoded(key, value) for key, value in trial.values.items()}
+        if result is None:
+            return optuna.trial.create_trial(state=TrialState.RUNNING, params=params, distributions=distributions)
+        states = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+        return optuna.trial.create_trial(
+            state=states[result.state],
+            value=result.value,
+            params=params,
+            distributions=distributions,
+            intermediate_values={units_of(one): one.value for one in result.curve},
+            system_attrs=dict(result.decisions),
+        )
+
+    def sampler(self, number: int) -> "BaseSampler":
+        """Return the sampler of a trial, with its own seed."""
+        from optuna.samplers import RandomSampler, TPESampler
+
+        seed = hash_to_int(f"{self.seed}:{number}", num_bytes=4)
+        if self.sweep.sampler != "tpe":
+            return RandomSampler(seed=seed)
+        startup = max(self.sweep.max_concurrent_trials, 2 * len(self.sweep.parameters))
+        return TPESampler(seed=seed, n_startup_trials=min(MAX_STARTUP_TRIALS, startup), constant_liar=True)
+
+    def pruner(self) -> "BasePruner":
+        """Return the pruner."""
+        from optuna.pruners import HyperbandPruner as Hyperband
+        from optuna.pruners import MedianPruner as Median
+        from optuna.pruners import NopPruner
+        from optuna.pruners import SuccessiveHalvingPruner as SuccessiveHalving
+
+        match self.sweep.pruner:
+            case MedianPruner(min_share=share, startup_trials=startup):
+                return Median(n_startup_trials=startup, n_warmup_steps=round(share * UNITS))
+            case SuccessiveHalvingPruner(min_share=share, reduction_factor=factor):
+                return SuccessiveHalving(min_resource=max(1, round(share * UNITS)), reduction_factor=factor)
+            case HyperbandPruner(min_share=share, reduction_factor=factor):
+                least = max(1, round(share * UNITS))
+                return Hyperband(min_resource=least, max_resource=UNITS, reduction_factor=factor)
+        return NopPruner()
+
+    def distributions(self) -> "dict[str, BaseDistribution]":
+        """Return Optuna's distributions by parameter."""
+        return {key: self.distribution(space) for key, space in self.sweep.parameters.items()}
+
+    def distribution(self, space: object) -> "BaseDistribution":
+        """Return Optuna's distribution of a parameter; values of a list are categories, as JSON."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        match space:
+            case SearchSpace(uniform=(low, high)):
+                return FloatDistribution(low, high)
+            case SearchSpace(log_uniform=(low, high)):
+                return FloatDistribution(low, high, log=True)
+            case SearchSpace(int=(int() as low, int() as high), step=step):
+                step = step or 1
+                return IntDistribution(low, low + (high - low) // step * step, step=step)
+            case SearchSpace(log_int=(low, high)):
+                return IntDistribution(low, high, log=True)
+        return CategoricalDistribution([json.dumps(value) for value in values_of(space) or ()])
+
+    def encoded(self, key: str, value: Any) -> Any:
+        """Return a value for Optuna: a category as JSON."""
+        return json.dumps(value) if self.is_categorical(key) else value
+
+    def decoded(self, key: str, value: Any) -> Any:
+        """Return a value of Optuna as a value of the file."""
+        return json.loads(value) if self.is_categorical(key) else value
+
+    def is_categorical(self, key: str) -> bool:
+        """Return whether a parameter has a list of values."""
+        space = self.sweep.parameters[key]
+        return not isinstance(space, SearchSpace) or space.choice is not None
+
+
+def units_of(evaluation: TrialEvaluation) -> int:
+    """Return the resource that a trial had used at an evaluation, as an integer."""
+    return round(evaluation.share * UNITS)

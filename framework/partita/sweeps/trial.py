@@ -1,0 +1,182 @@
+"""One trial, in a process of its own: train the configuration in its run directory, and write the result there."""
+
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult, write_result
+from partita.sweeps.search import Search
+from partita_schema.common.files import write_atomically
+from partita_schema.errors import PartitaError, ResumeError, WriteError
+from partita_schema.sections.trainer import FinetuneTrainer
+
+if TYPE_CHECKING:
+    from partita_trainers.callbacks import TrainingState
+
+INTERRUPTED, NOT_WRITTEN, NOT_RESUMED = 130, 74, 75
+"""Exit statuses of a trial without a result: interrupted, its files cannot be written, and it cannot be resumed."""
+LOG, EVALUATIONS = "trial.log", "evaluations.json"
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """Everything that a process needs to run a trial."""
+
+    number: int
+    """Number of the trial."""
+    config: dict[str, Any]
+    """Configuration of the trial, as JSON."""
+    origin: Path
+    """Folder that relative paths of the configuration are resolved against."""
+    run: Path
+    """The run directory."""
+    dataset: str | None
+    """Replaces data.source."""
+    metric: str
+    """Name of the metric on the validation rows."""
+    search: Search
+    """Decides whether a trial is stopped early."""
+    earlier: tuple[Trial, ...]
+    """All trials before this one."""
+    threads: int
+    """Number of threads on the processor."""
+    device: str | None = None
+    """CUDA_VISIBLE_DEVICES of the process; None leaves it unchanged."""
+
+
+def execute(order: TrialOrder) -> int:
+    """Run a trial in this process, with its output in a file, and return the exit status."""
+    os.environ["OMP_NUM_THREADS"] = str(order.threads)
+    if order.device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = order.device
+    started, cpu = time.perf_counter(), time.process_time()
+    try:
+        order.run.mkdir(parents=True, exist_ok=True)
+        redirect_output(order.run / LOG)
+        result = result_or_failure(order)
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+        write_result(order.run, replace(result, seconds=round(seconds, 3), cpu_seconds=round(cpu_seconds, 3)))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (ResumeError, WriteError, OSError) as error:
+        with suppress(OSError):
+            traceback.print_exc()
+        return NOT_RESUMED if isinstance(error, ResumeError) else NOT_WRITTEN
+    return 0
+
+
+def result_or_failure(order: TrialOrder) -> TrialResult:
+    """Run a trial. An error of the trial is its result; one of the disk, or of changed files on resume, is raised."""
+    try:
+        return run_trial(order)
+    except (ResumeError, WriteError):
+        raise
+    except Exception as error:  # whatever ends a trial is its result
+        traceback.print_exc()
+        return TrialResult("failed", error=failure_text(error))
+
+
+def redirect_output(path: Path) -> None:
+    """Append standard output and standard error of this process to a file."""
+    with path.open("ab") as file:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def failure_text(error: Exception) -> str:
+    """Return why a trial failed, in one or a few lines."""
+    if isinstance(error, MemoryError):
+        return "memory ran out; write a smaller batch_size, or fewer workers"
+    if isinstance(error, PartitaError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def run_trial(order: TrialOrder) -> TrialResult:
+    """Train in the run directory, or continue, and return the result."""
+    import torch
+
+    from partita.backends.context import RunContext
+    from partita.backends.folds import train_folds
+    from partita.backends.open import open_backend
+    from partita.report.run_page import try_to_write_report
+    from partita.runs.log import show_log
+    from partita_schema.load import load_config
+
+    torch.set_num_threads(order.threads)
+    show_log(quiet=False, rank=0)
+    loaded = replace(load_config(order.config), folder=order.origin)
+    context = RunContext(loaded, quiet=True)
+    context.write_heads()
+    watch = Watch(order)
+    if context.config.cross_validates:
+        result = train_folds(context, order.dataset, order.run, callbacks=(), report=try_to_write_report)
+    else:
+        callbacks = [watch] if isinstance(loaded.config.trainer, FinetuneTrainer) else []
+        result = open_backend(context).train(order.dataset, order.run, callbacks=callbacks)
+        try_to_write_report(order.run)
+    return watch.result(result_of(dict(result.metrics.get("validation", {})), metric=order.metric))
+
+
+class Watch:
+    """A callback that records the metric of each evaluation, and stops a trial that is not worth its time.
+
+    What it records is in a file, so that a trial that is killed continues, or has a result, as if it had not been.
+    """
+
+    def __init__(self, order: TrialOrder) -> None:
+        """Read what an earlier process has recorded."""
+        self.order = order
+        self.path = order.run / EVALUATIONS
+        recorded = json.loads(self.path.read_bytes()) if self.path.exists() else []
+        self.curve = [TrialEvaluation(**one) for one in recorded]
+
+    def on_start(self, state: "TrainingState") -> None:
+        """Forget evaluations after the checkpoint from which the run resumes."""
+        self.curve = [one for one in self.curve if one.step <= state.step]
+
+    def on_evaluate(self, state: "TrainingState") -> None:
+        """Record an evaluation, and ask the training to stop if the pruner says so."""
+        value = state.metrics.get(self.order.metric, math.nan)
+        if not math.isfinite(value) or not state.total_steps:
+            return
+        self.curve.append(TrialEvaluation(state.step / state.total_steps, state.step, value))
+        write_atomically(self.path, json.dumps([asdict(one) for one in self.curve]))
+        if self.decide()[0]:
+            state.stop("worse than earlier trials of the sweep")
+
+    def decide(self) -> tuple[bool, dict[str, Any]]:
+        """Return whether the trial is stopped at its last evaluation, and what the pruner records.
+
+        At the end of a trial there is nothing to stop.
+        """
+        stop, decisions = self.order.search.should_prune(self.order.earlier, self.curve)
+        return stop and self.curve[-1].share < 1, decisions
+
+    def result(self, at_end: TrialResult) -> TrialResult:
+        """Return the result of the trial, with its curve; `at_end` is that of the trained model."""
+        stopped, decisions = self.decide()
+        if stopped:
+            at_end = TrialResult("pruned", metrics=at_end.metrics)
+        return replace(at_end, curve=tuple(self.curve), decisions=decisions)
+
+
+def result_of(metrics: dict[str, float], *, metric: str) -> TrialResult:
+    """Return the result of a trial that has ended, with its validation metrics."""
+    if metric not in metrics:
+        known = ", ".join(sorted(metrics)) or "none: there are no validation rows"
+        return TrialResult("failed", error=f"the run has no metric {metric} on validation rows; there are {known}")
+    value = metrics[metric]
+    if not math.isfinite(value):
+        return TrialResult("failed", error=f"{metric} is not a finite number")
+    finite = {name: one for name, one in metrics.items() if isinstance(one, int | float) and math.isfinite(one)}
+    return TrialResult("done", value=value, metrics=finite)

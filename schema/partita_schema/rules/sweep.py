@@ -1,0 +1,72 @@
+"""Rules for a sweep and the run that it varies."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from partita_schema.base import Refusal
+from partita_schema.metrics import full_name, metric_problem
+from partita_schema.sections.config_sections import ConfigSections
+from partita_schema.sections.outputs import direction_of
+from partita_schema.sections.sweep import combinations
+from partita_schema.sections.trainer import FinetuneTrainer, NoTrainer
+
+
+def sweep_metric(config: ConfigSections) -> str:
+    """Return the full name of the metric that compares the trials of a sweep."""
+    written = config.sweep.metric if config.sweep is not None else None
+    trained = config.trainer.validation_metric if isinstance(config.trainer, FinetuneTrainer) else "loss"
+    return full_name(written or trained, config.output_features)
+
+
+def sweep_direction(config: ConfigSections) -> Literal["minimize", "maximize"]:
+    """Return whether low or high values of the metric of a sweep are better."""
+    if config.sweep is not None and config.sweep.mode is not None:
+        return config.sweep.mode
+    return "minimize" if direction_of(sweep_metric(config)) == "lower" else "maximize"
+
+
+def unmeasured_sweep(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield a metric that cannot compare trials."""
+    sweep = config.sweep
+    if sweep is None:
+        return
+    problem = metric_problem(sweep.metric, config.output_features) if sweep.metric is not None else None
+    if problem is not None:
+        yield "sweep.metric", problem
+    elif sweep.mode is None and direction_of(sweep_metric(config)) is None:
+        yield "sweep.metric", f"{sweep.metric} does not say which of two trials is better; write mode: maximize"
+    trainer = config.trainer
+    if isinstance(trainer, FinetuneTrainer) and trainer.skip_all_evaluation:
+        yield "trainer.skip_all_evaluation", "a sweep compares validation metrics; remove it"
+    if isinstance(trainer, NoTrainer) and "validation" not in trainer.evaluate:
+        yield "trainer.evaluate", "a sweep compares trials on the validation rows; add validation"
+
+
+def impossible_sweep(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield what has no finite grid, nothing to stop early, or several processes for each trial."""
+    sweep = config.sweep
+    if sweep is None:
+        return
+    if sweep.sampler == "grid" and combinations(sweep) is None:
+        yield "sweep.sampler", "a grid needs lists of values, and a parameter is a range; write random or tpe, or lists"
+    if sweep.sampler == "grid" and sweep.seed is not None:
+        yield "sweep.seed", "a grid has nothing random; remove seed"
+    if config.backend.type == "torchrun":
+        yield "backend", "a trial runs in one process; write backend: {type: local}"
+    if config.backend.type == "ray":
+        yield "backend", "trials run on one machine; write backend: {type: local}, and workers in the section sweep"
+    if sweep.pruner is None:
+        return
+    metric = sweep_metric(config)
+    if config.cross_validates:
+        yield "sweep.pruner", "a trial is the mean of its folds, which is known at its end; remove pruner"
+    elif not isinstance(config.trainer, FinetuneTrainer):
+        yield (
+            "sweep.pruner",
+            f"trainer: {{type: {config.trainer.type}}} does not evaluate while it trains; remove pruner",
+        )
+    elif metric not in ("loss", full_name(config.trainer.validation_metric, config.output_features)):
+        yield (
+            "sweep.pruner",
+            f"{metric} is not computed while a trial trains; write trainer: {{validation_metric: {metric}}}",
+        )

@@ -1,0 +1,200 @@
+"""Tests of sweeps with real processes: kills, workers, interruptions, failures, and the command line."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from partita import Model
+from partita.runs.sweep_record import read_result
+
+from ...forks import ENVIRONMENT
+from ...json_lines import log_of
+from ...seeds import session_seed
+
+pytestmark = pytest.mark.long
+COMMAND = [sys.executable, "-m", "partita", "sweep"]
+
+
+def write_file(colours: Any, folder: Path, **section: Any) -> Path:
+    parameters = {"trainer.learning_rate": {"log_uniform": [1e-4, 1e-1]}, "trainer.batch_size": [8, 16, 32]}
+    config = colours.config(
+        trainer={"epochs": 2, "evaluations_per_epoch": 2, "evaluate_generated": False, "evaluate_test": False},
+        preprocessing={"sample_size": 160},
+        sweep={"parameters": parameters, "trials": 6, "max_concurrent_trials": 2, **section},
+    )
+    file = folder / "colours.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def sweep(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | ENVIRONMENT
+    return subprocess.run(
+        [*COMMAND, *map(str, words)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def trials_of(folder: Path) -> list[Any]:
+    """Return everything about the trials of a sweep that does not depend on time."""
+    written = json.loads((folder / "sweep.json").read_text())
+    return [{key: one[key] for key in one if "seconds" not in key} for one in written["trials"]]
+
+
+def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(colours: Any, tmp_path: Path) -> None:
+    file = write_file(colours, tmp_path, pruner={"type": "median", "startup_trials": 2})
+    done = sweep(file, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "best: trial " in done.stdout
+    whole = trials_of(tmp_path / "sweeps" / "colours")
+    assert {one["state"] for one in whole} == {"done", "pruned"}
+    chance = random.Random(session_seed())
+    killed = tmp_path / "killed"
+    for attempt in range(3):
+        program = subprocess.Popen(
+            [*COMMAND, str(file), "--folder", str(killed), "--workers", str(1 + attempt % 2), "--quiet"],
+            cwd=tmp_path,
+            env=os.environ | ENVIRONMENT,
+        )
+        ended, logged = len(list(killed.glob("trials/*/trial.json"))), chance.randrange(8)
+        while len(list(killed.glob("trials/*/trial.json"))) <= ended and not steps_of(killed, logged):
+            assert program.poll() is None
+            time.sleep(0.01)
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+    done = sweep(file, "--folder", killed, "--workers", 2, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert trials_of(killed) == whole
+    for one in whole:
+        logs = [log_of(place / one["run"]) for place in (killed, tmp_path / "sweeps" / "colours")]
+        assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]
+
+
+def steps_of(folder: Path, count: int) -> bool:
+    """Return whether a trial that runs has taken this many steps."""
+    running = [path for path in folder.glob("trials/*/log.jsonl") if not path.with_name("trial.json").exists()]
+    return any(path.read_bytes().count(b"\n") > count for path in running)
+
+
+def test_a_trial_is_the_run_that_train_makes_with_its_values(colours: Any, tmp_path: Path) -> None:
+    file = write_file(colours, tmp_path, trials=2)
+    done = sweep(file, "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    best = json.loads(done.stdout)["best"]
+    run = tmp_path / "sweeps" / "colours" / best["run"]
+    overrides = ["sweep=null", *(f"{key}={value}" for key, value in best["values"].items())]
+    Model(file, overrides=overrides, quiet=True).train(run=tmp_path / "run")
+    assert [line["loss"] for line in log_of(run)] == [line["loss"] for line in log_of(tmp_path / "run")]
+    assert len(Model.load(run, quiet=True).predict(colours.rows(3))) == 3
+    result = read_result(run)
+    assert result is not None
+    assert result.curve[-1].share == 1
+
+
+def test_an_interrupted_sweep_ends_with_130_and_leaves_no_process(colours: Any, tmp_path: Path) -> None:
+    file = write_file(colours, tmp_path)
+    program = subprocess.Popen(
+        [*COMMAND, str(file), "--workers", "2"],
+        cwd=tmp_path,
+        env=os.environ | ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not steps_of(tmp_path / "sweeps" / "colours", 2):
+        assert program.poll() is None
+        time.sleep(0.01)
+    program.send_signal(signal.SIGINT)
+    _, said = program.communicate(timeout=100)
+    assert program.returncode == 130
+    assert said.endswith("interrupted; progress is saved, rerun the same command to resume\n")
+    left = subprocess.run(["pgrep", "-f", "trial_server"], capture_output=True, text=True, check=False).stdout.split()
+    assert not [pid for pid in left if works_in(pid, tmp_path)]
+    running = list(tmp_path.glob("sweeps/colours/trials/*/manifest.json"))
+    assert "interrupted" in {json.loads(path.read_text())["status"] for path in running}
+
+
+def test_trials_that_have_just_been_started_are_interrupted(colours: Any, tmp_path: Path) -> None:
+    file = write_file(colours, tmp_path)
+    program = subprocess.Popen([*COMMAND, str(file), "--workers", "2"], cwd=tmp_path, env=os.environ | ENVIRONMENT)
+    while not (tmp_path / "sweeps" / "colours" / "sweep.json").exists():
+        assert program.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.5)  # the orders are sent while the process that takes them loads the libraries
+    program.send_signal(signal.SIGINT)
+    assert program.wait(timeout=100) == 130
+    assert not list(tmp_path.glob("sweeps/colours/trials/*/trial.json"))
+
+
+def works_in(pid: str, folder: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()
+    except OSError:
+        return False
+
+
+def test_a_sweep_whose_trials_all_fail_ends_with_1_and_the_reason(colours: Any, tmp_path: Path) -> None:
+    file = write_file(colours, tmp_path, trials=2)
+    done = sweep(file, "--dataset", "missing.jsonl", folder=tmp_path)
+    assert done.returncode == 1
+    assert "error: none of 2 trials has a result; trial 0: " in done.stderr
+    assert "missing.jsonl" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_trial_whose_rows_have_changed_is_not_a_failed_one_and_continues_with_the_old_rows(
+    colours: Any, tmp_path: Path
+) -> None:
+    file = write_file(colours, tmp_path, trials=1)
+    config, rows = yaml.safe_load(file.read_text()), tmp_path / "rows.jsonl"
+    config["data"]["source"] = str(rows)
+    file.write_text(yaml.safe_dump(config))
+    written = "".join(f"{json.dumps(row)}\n" for row in colours.rows(160))
+    rows.write_text(written)
+    program = subprocess.Popen([*COMMAND, str(file), "--quiet"], cwd=tmp_path, env=os.environ | ENVIRONMENT)
+    folder = tmp_path / "sweeps" / "colours"
+    while not list(folder.glob("trials/*/checkpoints/step-*/*")):
+        assert program.poll() is None
+        time.sleep(0.01)
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+
+    rows.write_text(written.replace("red", "rot"))
+    refused = sweep(file, folder=tmp_path)
+    assert refused.returncode == 1
+    assert "error: trial 0 cannot be resumed; see the end of " in refused.stderr
+    assert not list(folder.glob("trials/*/trial.json"))
+
+    rows.write_text(written)
+    assert sweep(file, folder=tmp_path).returncode == 0
+
+
+def test_train_refuses_a_file_with_a_sweep(colours: Any, tmp_path: Path) -> None:
+    file = write_file(colours, tmp_path)
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(
+        [sys.executable, "-m", "partita", "train", str(file)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        f"{file}: sweep: describes several runs, and this is a verb for one; run partita sweep FILE, name the run "
+        "directory of a trial instead of the file, or ignore the section with --set sweep=null\n"
+    )
