@@ -20,7 +20,7 @@ from partita_schema.sections.simulation import EnvironmentWorldConfig
 Path = tuple[str, ...]
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "training": ("trainer", "data.collate", "simulation"),
+    "training": ("trainer", "callbacks", "data.collate", "simulation"),
     "simulation": ("simulation",),
     "data": ("data.source", "data.mix", "data.validation", "data.test"),
 }

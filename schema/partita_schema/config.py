@@ -1,8 +1,10 @@
 """The model of the whole file: its sections, and the rules between them."""
 
+from collections.abc import Iterator
+
 from pydantic import model_validator
 
-from partita_schema.base import rule_error
+from partita_schema.base import Refusal, rule_error
 from partita_schema.common.text import counted
 from partita_schema.rules import RULES
 from partita_schema.sections.config_sections import ConfigSections
@@ -14,10 +16,25 @@ class Config(ConfigSections):
 
     @model_validator(mode="after")
     def rules_between_sections_hold(self) -> "Config":
-        for rule in RULES:
-            for key, message in rule(self):
-                raise rule_error(message, at=key)
+        for key, message in refusals(self):
+            raise rule_error(message, at=key)
         return self
+
+
+def refusals(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield every key that violates a rule between sections. Outputs of a new encoder have a head in all rules."""
+    checked = with_heads(config) if config.is_new_encoder else config
+    for rule in RULES:
+        yield from rule(checked)
+
+
+def with_heads(config: ConfigSections) -> ConfigSections:
+    """Return a copy with `head: linear` in each output that a head can predict."""
+    outputs = tuple(
+        output.model_copy(update={"head": "linear"}) if output.can_have_head and not output.has_head else output
+        for output in config.output_features
+    )
+    return config.model_copy(update={"output_features": outputs})
 
 
 def summary(config: Config) -> str:

@@ -9,6 +9,7 @@ import yaml
 
 from partita_schema.config import Config
 from partita_schema.load import LoadedConfig
+from partita_schema.yaml.block import BlockDumper
 from partita_schema.yaml.tree import Path, dotted
 from partita_schema.yaml.variables import escaped
 
@@ -59,21 +60,22 @@ def native_yaml(config: Config) -> str:
     values = config.model_dump(mode="json", exclude_unset=True)
     values.pop("model_type", None)
     dumped = yaml.dump(
-        {"version": 1, **escaped(values)}, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=100
+        {"version": 1, **types_first(escaped(values))},
+        Dumper=BlockDumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
     )
     assert isinstance(dumped, str)
     return dumped
 
 
-class BlockDumper(yaml.SafeDumper):
-    """YAML dumper that writes multi-line strings as blocks."""
-
-    def represent_text(self, text: str) -> yaml.ScalarNode:
-        style = "|" if "\n" in text else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-BlockDumper.add_representer(str, BlockDumper.represent_text)
+def types_first(value: Any) -> Any:
+    """Return nested mappings with their keys `name` and `type` first."""
+    if isinstance(value, dict):
+        first = {key: value[key] for key in ("name", "type") if key in value}
+        return {key: types_first(item) for key, item in {**first, **value}.items()}
+    return [types_first(item) for item in value] if isinstance(value, list) else value
 
 
 def section_lines(value: Mapping[str, object], path: Path, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,12 @@
 """All errors that partita raises on purpose. They are exported by `partita`."""
 
+import linecache
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import ClassVar
 
 from partita_schema.common.text import counted
@@ -35,6 +40,28 @@ class PartitaError(Exception):
 
     exit_status: ClassVar[int] = 2
     """Exit status of a command that ends with this error: 2 for invalid input, 1 for a failed job."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython and notebooks print: the message, and the lines of the user's own code.
+
+        The frames of partita say nothing about a mistake in a file or in the data. `%debug` still shows them.
+        """
+        places = [place_of(frame, line) for frame, line in traceback.walk_tb(self.__traceback__) if is_own(frame)]
+        return [f"{type(self).__name__}: {self}", *places]
+
+
+def is_own(frame: FrameType) -> bool:
+    """Return whether a frame runs code of the user, not of partita or another package."""
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    installed = any(folder in frame.f_code.co_filename for folder in ("site-packages", sysconfig.get_path("stdlib")))
+    return package not in ("partita", "partita_trainers", "partita_schema") and not installed
+
+
+def place_of(frame: FrameType, line: int) -> str:
+    """Return the line of a frame for a message. The files of notebook cells have no meaningful names."""
+    name = frame.f_code.co_filename
+    place = "the cell" if frame.f_globals.get("__name__") == "__main__" and "ipykernel" in name else Path(name).name
+    return f"  in line {line} of {place}: {linecache.getline(name, line).strip()}".removesuffix(": ")
 
 
 MAX_PATH = 200

@@ -58,6 +58,16 @@ class ManifestRecord(Record):
     metrics = fields.Dict(
         keys=fields.String(), values=fields.Dict(keys=fields.String(), values=fields.Raw(allow_none=True))
     )
+    metrics_base = fields.Dict(
+        keys=fields.String(), values=fields.Dict(keys=fields.String(), values=fields.Raw(allow_none=True))
+    )
+    lengths = fields.Dict(
+        keys=fields.String(), values=fields.Dict(keys=fields.String(), values=fields.List(fields.Integer()))
+    )
+    cost = fields.Dict(keys=fields.String(), values=fields.Float())
+    command = fields.String(allow_none=True)
+    code = fields.Dict(keys=fields.String(), values=fields.String())
+    resumed = fields.List(fields.Integer())
     steps = fields.Integer(validate=validate.Range(min=0))
     stopped_early = fields.Boolean()
     config = fields.Dict(keys=fields.String())

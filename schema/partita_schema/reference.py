@@ -12,7 +12,12 @@ from pydantic import BaseModel
 
 from partita_schema.base import ConfigModel
 from partita_schema.config import Config
+from partita_schema.layers import EXTENDS, EXTENDS_DOC
 from partita_schema.schema_tree import Items, Key, Leaf, Named, OneOf, Section, Shape, Tagged, keys_of, models_of, words
+
+EXTENDS_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
+}
 
 
 @cache
@@ -46,6 +51,9 @@ def json_schema() -> dict[str, Any]:
         for name, entry in definition.get("properties", {}).items():
             entry["description"] = field_docs(model)[name]
             entry.pop("title", None)
+    schema["properties"] = {EXTENDS: EXTENDS_SCHEMA | {"description": EXTENDS_DOC}, **schema["properties"]}
+    # What is required may be in the file that this one extends.
+    schema["anyOf"] = [{"required": [EXTENDS]}, {"required": schema.pop("required")}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "partita configuration"}
 
 
@@ -77,6 +85,8 @@ def markdown() -> str:
         "",
         *table(Config, anchors={}),
     ]
+    heading = lines.index("|---|---|---|---|")
+    lines.insert(heading + 1, f"| `{EXTENDS}` | a text; or a list of texts | null | {escaped(EXTENDS_DOC)} |")
     shown: dict[type[ConfigModel], str] = {Config: ""}
     for key in keys_of(Config).values():
         lines += section_pages(key, key.name, shown)

@@ -2,23 +2,26 @@
 
 A row is a mapping from column to value. The result has values by *feature name*, plus columns that only the template
 names under their own names: text and labels as str, numbers as int or float, JSON as plain values. Other columns are
-ignored. A dialogue is returned in the common form of dialogue_formats, cut before the answer to its last question; that
-answer is the output. An invalid row raises marshmallow's ValidationError with reasons by column. Its `valid_data` is
-incomplete and must not be used.
+ignored. A dialogue is returned in the common form of `dialogues`, cut before the answer to its last question; that
+answer holds the outputs. An invalid row raises marshmallow's ValidationError with reasons by column. Its `valid_data`
+is incomplete and must not be used.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_load
 
 from partita_schema.cells import CellError, is_missing, shown, text_reader
 from partita_schema.config import Config
-from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
+from partita_schema.dialogues.common_form import FormatError, answer_to_learn, is_read, message_text
 from partita_schema.sections.dialogue import DialogueConfig
 from partita_schema.sections.features import DialogueInput, TextInput
 from partita_schema.sections.outputs import OutputFeature
+from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_turns
+from partita_schema.words import Splitting, read_words, tags_of
 
 
 class ValueColumn(fields.Field[Any]):
@@ -43,29 +46,56 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
     `supervised` only if it has labels.
     """
 
-    def __init__(self, *, column: str, options: DialogueConfig, supervised: bool) -> None:
+    def __init__(self, *, column: str, options: DialogueConfig, outputs: TurnOutputs | None, supervised: bool) -> None:
+        """Store how dialogues are read.
+
+        Args:
+            column: Column of the dialogue.
+            options: The section `data.dialogue`.
+            outputs: The outputs of a turn; None if a turn is only a text.
+            supervised: Whether there must be an answer.
+        """
         super().__init__(required=True)
-        self.column, self.options, self.supervised = column, options, supervised
+        self.column, self.options, self.outputs, self.supervised = column, options, outputs, supervised
 
     def _deserialize(self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any) -> dict[str, Any]:
         try:
-            dialogue = read_dialogue(
-                value, column=self.column, form=self.options.format, ignored=self.options.ignore_keys
-            )
+            return self._read(value)
         except FormatError as error:
             raise ValidationError(str(error)) from None
-        if (is_read(value.get(self.column)) or is_read(value)) and (dialogue["labels"] or not self.supervised):
-            return dialogue
+
+    def _read(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the messages up to a question, and the correct answers to it. Raise FormatError."""
+        dialogue = read_turns(
+            row,
+            column=self.column,
+            form=self.options.format,
+            ignored=self.options.ignore_keys,
+            columns=self.options.columns,
+            outputs=self.outputs,
+            supervised=self.supervised,
+        )
+        if (is_read(row.get(self.column)) or is_read(row)) and (dialogue["labels"] or not self.supervised):
+            return dialogue | {"labels": [self._values(label) for label in dialogue["labels"]]}
         messages = dialogue["messages"]
         if self.supervised:
             index = max((index for index, message in enumerate(messages) if message.get("train")), default=None)
             if index is None:
-                raise ValidationError("the dialogue has no answer to learn: no assistant message after a question")
-            right = messages[index].get("labels") or [messages[index]["content"]]
-            return {"messages": messages[:index], "labels": right}
-        while messages[-1]["role"] == "assistant":
+                raise FormatError("the dialogue has no answer to learn: no assistant message after a question")
+            message = messages[index]
+            right = message.get("labels") or [message["values"] if "values" in message else message_text(message)]
+            return dialogue | {"messages": messages[:index], "labels": right} | answer_to_learn(message)
+        while messages and messages[-1]["role"] == "assistant":
             messages = messages[:-1]
-        return {"messages": messages, "labels": []}
+        if not messages:
+            raise FormatError("there is no prompt: all of its text is in the loss")
+        return dialogue | {"messages": messages, "labels": []}
+
+    def _values(self, label: Any) -> Any:
+        """Return a correct answer as values of the outputs; simulations store it as a text. Raise FormatError."""
+        if self.outputs is None or not isinstance(label, str):
+            return label
+        return self.outputs.values_of(label, where="the right answer")
 
 
 @dataclass(frozen=True)
@@ -93,8 +123,10 @@ class RowSchema(Schema):
         unknown = RAISE
 
     cells: tuple[Cell, ...] = ()
-    reply: tuple[str, str] | None = None
-    """Names of the dialogue and of the output that takes its first correct answer."""
+    reply: tuple[str, tuple[str, ...]] | None = None
+    """Names of the dialogue and of the outputs that take its first correct answer."""
+    tagged: tuple[str, OutputFeature] | None = None
+    """Name of the input whose words are tagged, and the output."""
 
     @pre_load
     def pick_columns(self, data: Any, **_: Any) -> dict[str, Any]:
@@ -117,9 +149,25 @@ class RowSchema(Schema):
     def by_name(self, data: Mapping[str, Any], **_: Any) -> dict[str, Any]:
         row = {cell.name: data[str(index)] for index, cell in enumerate(self.cells)}
         if self.reply is not None:
-            dialogue, output = self.reply
-            row[output] = row[dialogue]["labels"][0]
+            dialogue, outputs = self.reply
+            right = row[dialogue]["labels"][0]
+            row |= {name: right[name] if isinstance(right, Mapping) else right for name in outputs}
+        if self.tagged is not None:
+            self.tag_words(row, *self.tagged)
         return row
+
+    def tag_words(self, row: dict[str, Any], name: str, output: OutputFeature) -> None:
+        """Replace spans of characters by tags of words. Raise ValidationError if they do not fit the words."""
+        assert output.word_splitting is not None
+        try:
+            row[output.name] = tags_of(row[name], row[output.name], splitting=output.word_splitting)
+            labels = output.labels
+            unknown = next((tag for tag in row[output.name] if labels is not None and tag not in labels), None)
+            if unknown is not None:
+                raise CellError(output.why_unknown(unknown, labels or ()))
+        except CellError as error:
+            index = next(index for index, cell in enumerate(self.cells) if cell.name == output.name)
+            raise ValidationError({str(index): [str(error)]}) from None
 
     def handle_error(self, error: ValidationError, data: Any, *, many: bool, **_: Any) -> None:
         """Report reasons by column name."""
@@ -135,23 +183,31 @@ def row_schema(config: Config, *, supervised: bool) -> RowSchema:
     dialogue = config.dialogue_input
     inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
     if dialogue is not None:
-        cells = [dialogue_cell(dialogue, options=config.data.dialogue, supervised=supervised)]
+        cells = [dialogue_cell(dialogue, config, supervised=supervised)]
     else:
-        cells = [input_cell(inputs[name]) if name in inputs else template_cell(name) for name in config.shown_columns]
+        splitting = next((output.word_splitting for output in config.output_features), None)
+        cells = [
+            input_cell(inputs[name], splitting=splitting) if name in inputs else template_cell(name)
+            for name in config.shown_columns
+        ]
     if supervised and dialogue is None:
         cells += [output_cell(feature) for feature in config.output_features]
+        cells += [text_cell(column) for feature in config.output_features for column in feature.more_columns]
     kind = RowSchema.from_dict({str(index): cell.field for index, cell in enumerate(cells)}, name="Row")
     schema = kind()
     assert isinstance(schema, RowSchema)
     schema.cells = tuple(cells)
     if supervised and dialogue is not None:
-        schema.reply = dialogue.name, config.output_features[0].name
+        schema.reply = dialogue.name, tuple(output.name for output in config.output_features)
+    if supervised and config.output_features[0].word_splitting is not None:
+        schema.tagged = config.input_features[0].name, config.output_features[0]
     return schema
 
 
-def dialogue_cell(feature: DialogueInput, *, options: DialogueConfig, supervised: bool) -> Cell:
-    column = feature.source_column
-    field = DialogueColumn(column=column, options=options, supervised=supervised)
+def dialogue_cell(feature: DialogueInput, config: Config, *, supervised: bool) -> Cell:
+    column, options = feature.source_column, config.data.dialogue
+    outputs = build_turn_outputs(config)
+    field = DialogueColumn(column=column, options=options, outputs=outputs, supervised=supervised)
     return Cell(name=feature.name, column=column, field=field, whole=True)
 
 
@@ -160,12 +216,20 @@ def template_cell(column: str) -> Cell:
     return Cell(name=column, column=column, field=ValueColumn(text_reader()), fill="")
 
 
-def input_cell(feature: TextInput) -> Cell:
+def text_cell(column: str) -> Cell:
+    """Return the cell of a column of text."""
+    return Cell(name=column, column=column, field=ValueColumn(text_reader()))
+
+
+def input_cell(feature: TextInput, *, splitting: Splitting | None) -> Cell:
     options = feature.preprocessing
+    read: Callable[[Any], Any] = text_reader(lowercase=options.lowercase)
+    if splitting is not None:
+        read = partial(read_words, splitting=splitting, lowercase=options.lowercase)
     return Cell(
         name=feature.name,
         column=feature.source_column,
-        field=ValueColumn(text_reader(lowercase=options.lowercase)),
+        field=ValueColumn(read),
         fill=options.fill_value if options.missing_value_strategy == "fill_with_const" else None,
         absent=True,
     )

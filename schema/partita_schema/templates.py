@@ -9,13 +9,15 @@ TASKS = {
     "answer": "a question gets an answer",
     "score": "a text gets a number",
     "chat": "a message gets a reply, with a system message",
+    "entities": "each word of a text gets a tag, such as the kind of an entity",
+    "continue": "documents are learned as they are (language modelling)",
 }
 """Names of the tasks, with descriptions."""
 
 FEATURES = {
     "classify": """\
 input_features:
-  - {name: text, type: text}              # column: NAME where the column is called otherwise
+  - {name: text, type: text}              # column: NAME if the column has another name
 output_features:
   - name: label
     type: category
@@ -76,6 +78,18 @@ output_features:
 prompt:
   system: You are a friendly assistant. Answer in one or two sentences.
   template: '{message}'                   # the model's chat template is put around it
+""",
+    "entities": """\
+input_features:
+  - {name: tokens, type: text}            # a text, or a list of words
+output_features:
+  - name: tags
+    type: tags
+    decoder: {labels: [O, B-PER, I-PER, B-ORG, I-ORG]}
+""",
+    "continue": """\
+output_features:
+  - {name: text, type: text}              # the column of the documents
 """,
 }
 
@@ -138,6 +152,7 @@ def template(
         f"  dialogue: {{ignore_keys: [{ignored}]}}   # keys of messages that the model does not see\n"
         if ignored
         else "",
+        "  batching: {type: chunk}                 # documents are joined and cut\n" if task == "continue" else "",
         ADAPTER if train and not scratch else "",
         FINETUNE if train else ZERO_SHOT,
     ]

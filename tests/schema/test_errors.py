@@ -46,3 +46,14 @@ def test_every_error_is_documented_with_its_exit_status(tree: list[type[PartitaE
         assert re.search(rf"^\| `{one.__name__}` \|.*\| {one.exit_status} \|$", guide, re.MULTILINE), one
         assert one.exit_status == (1 if issubclass(one, JobError) else 2)
         assert one.__doc__
+
+
+def test_a_notebook_shows_the_message_and_the_lines_of_the_user(tmp_path: Path) -> None:
+    program = tmp_path / "mine.py"
+    program.write_text("from partita_schema.load import load_config\n\nload_config('nothing: 1')\n", encoding="utf8")
+    with pytest.raises(PartitaError) as caught:
+        exec(compile(program.read_text(), program, "exec"), {"__name__": "mine"})
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next  # type: ignore[union-attr]  # without this test
+    message, *places = caught.value._render_traceback_()
+    assert message == f"ConfigError: {caught.value}"
+    assert places == ["  in line 3 of mine.py: load_config('nothing: 1')"]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita_schema.errors import ConfigError
-from partita_schema.load import decoded, load_config
+from partita_schema.load import load_config
+from partita_schema.yaml.files import decoded
 
 from ..properties import examples
 

@@ -110,6 +110,10 @@ def test_labels_are_stripped_and_must_be_known() -> None:
     assert value_of("category", " good ") == "good"
     assert reason_of("category", "great") == "column o: 'great' is none of the labels good, bad"
     assert schema_of("{name: o, type: category}").load({"q": "a", "o": 1})["o"] == "1"
+    assert [schema_of("{name: o, type: category}").load({"q": "a", "o": o})["o"] for o in (True, False)] == [
+        "true",
+        "false",
+    ]
 
 
 @pytest.mark.parametrize(

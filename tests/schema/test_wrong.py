@@ -208,6 +208,43 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
             ),
         ),
         (
+            "data: {source: {type: csv, path: a.csv, delimiter: '::'}}",
+            ("4:52: data.source.delimiter: got '::'; write one character, such as ';', '|' or \"\\t\" for a tab"),
+        ),
+        (
+            "data: {source: {type: csv, path: a.csv, encoding: cp12522}}",
+            (
+                "4:51: data.source.encoding: no encoding is named 'cp12522'; write a name of Python, such as utf-8, "
+                "utf-16, cp1252 (Windows), latin-1, cp1250, gb18030, shift_jis, euc_kr"
+            ),
+        ),
+        (
+            "data: {source: {type: jsonl, path: a.jsonl, delimiter: ','}}",
+            "4:56: data.source.delimiter: delimiter has no effect on jsonl; it is for csv and tsv",
+        ),
+        (
+            "data: {source: {type: csv, path: a.csv, sheet: x}}",
+            "4:48: data.source.sheet: sheet has no effect on csv; it is for xlsx",
+        ),
+        (
+            "data: {dialogue: {columns: {instructions: question}}}",
+            (
+                "4:43: data.dialogue.columns.instructions: no format has a column 'instructions'; write the format's "
+                "name first, as in {output: answer}; did you mean 'instruction'?"
+            ),
+        ),
+        (
+            "prompt: {chat_template_kwargs: {tokenize: true}}",
+            (
+                "4:43: prompt.chat_template_kwargs.tokenize: tokenize is set by partita; write variables that the "
+                "template itself reads"
+            ),
+        ),
+        (
+            "prompt: {chat: false, chat_template_kwargs: {enable_thinking: true}}",
+            "4:23: prompt.chat_template_kwargs: chat_template_kwargs has no effect with chat: false",
+        ),
+        (
             "quantization: {bits: 4}\ntrainer: {type: finetune}",
             (
                 "4:1: quantization: quantized weights cannot be trained; "
@@ -289,7 +326,7 @@ def test_an_empty_dictionary_is_reported_with_the_missing_keys() -> None:
         "base_model: is missing; add base_model: with a Hub id, a folder, or {type: scratch}",
         (
             "output_features: is missing; add output_features: with a list of mappings with type: text, category, "
-            "number, json or set"
+            "number, json, set, tags, score or embedding"
         ),
     ]
 
@@ -306,3 +343,10 @@ def test_keys_of_one_section_and_rules_between_sections_are_reported_together() 
         "generation.top_p",
         "trainer.max_batch_size",
     ]
+
+
+@pytest.mark.parametrize("keys", ["constrain: true", "decoder: {constrain: true}"])
+def test_a_key_of_another_output_type_is_not_advised_to_go_where_it_stands(keys: str) -> None:
+    text = f"base_model: m\ninput_features: [{{name: a}}]\noutput_features: [{{name: b, type: category, {keys}}}]\n"
+    [problem] = problems_of(text)
+    assert problem.message == "unknown key; constrain is for output_features with type: json or set; remove it"

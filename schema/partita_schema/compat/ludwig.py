@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from partita_schema.compat.aliases import ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.compat.ludwig_adapters import convert_adapter
 from partita_schema.compat.ludwig_keys import DISTRIBUTED, IGNORED, METRICS, OPTIMIZERS, RENAMED
+from partita_schema.compat.ludwig_sweeps import convert_hyperopt
 from partita_schema.errors import Problem
 from partita_schema.schema_tree import keys_of
 from partita_schema.sections.trainer import FinetuneTrainer, NoTrainer
@@ -38,6 +39,7 @@ class Converter:
         self.spell_out_types()
         for path, reason in convert_adapter(self.section("adapter")):
             yield from self.take_out(path, reason)
+        yield from self.hyperopt()
         yield from self.take_out_ignored()
         yield from self.feature_prompts()
         yield from self.rename()
@@ -49,6 +51,12 @@ class Converter:
         yield from self.generation()
         yield from self.trainer()
         yield from self.untrained_adapter()
+
+    def hyperopt(self) -> Iterator[Problem]:
+        """Convert `hyperopt` to `sweep`, and remove what is left of it."""
+        for path, reason in [*convert_hyperopt(self.root.mapping())]:
+            yield from self.take_out(path, reason)
+        self.root.mapping().pop("hyperopt", None)
 
     def at(self, path: str) -> Node | None:
         return self.root.find(tuple(path.split(".")))

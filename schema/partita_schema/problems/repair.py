@@ -2,17 +2,19 @@
 
 pydantic skips cross-field rules in a section with an invalid key. To report everything at once, each mistake is
 repaired in a copy of the tree (a misspelled key is renamed, a wrong value is removed), and the copy is checked again
-until no new mistake appears. Mistakes that may only follow from a repair are not reported.
+until no new mistake appears. A rule between sections on a required key cannot be repaired; the rules after it are then
+checked one by one. Mistakes that may only follow from a repair are not reported.
 """
 
 import re
 
 from pydantic import ValidationError
 
-from partita_schema.config import Config
+from partita_schema.config import Config, refusals
 from partita_schema.errors import Problem
-from partita_schema.problems.explain import LocatedProblem, mistakes_of
+from partita_schema.problems.explain import LocatedProblem, mistakes_of, rule_mistake
 from partita_schema.schema_tree import Items, OneOf, Section, Shape, Tagged, keys_of
+from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.yaml.tree import Node, Path, SourcePosition, dotted
 
 MAX_ROUNDS = 10
@@ -34,6 +36,11 @@ def problems_of(root: Node, error: ValidationError) -> tuple[Problem, ...]:
         if not any(repaired):
             break
         current = error_of(tree)
+    # A wrong name changes what the keys mean that name it.
+    hidden = [] if any(path[-1:] == ("name",) for path in problems) else hidden_mistakes(tree)
+    for mistake in hidden:
+        if mistake.path not in problems and not speaks_of(mistake, removed):
+            problems[mistake.path] = problem_of(mistake, tree)
     return tuple(sorted(problems.values(), key=in_file_order))
 
 
@@ -45,9 +52,19 @@ def error_of(tree: Node) -> ValidationError | None:
     return None
 
 
+def hidden_mistakes(tree: Node) -> list[LocatedProblem]:
+    """Return violated rules between sections that no repair reveals: those after a rule on a required key."""
+    try:
+        sections = ConfigSections.model_validate(tree.plain())
+    except ValidationError:
+        return []
+    return [rule_mistake({"at": key, "message": message}, ()) for key, message in refusals(sections)]
+
+
 def speaks_of(mistake: LocatedProblem, removed: set[str]) -> bool:
-    """Return whether a rule mentions a removed key, since only the removal may have violated it."""
-    return mistake.kind == "rule" and not removed.isdisjoint(re.findall(r"\w+", mistake.message))
+    """Return whether a rule is about a removed key, or mentions one: only the removal may have violated it."""
+    words = {*re.findall(r"\w+", mistake.message), *mistake.path[-1:]}
+    return mistake.kind == "rule" and not removed.isdisjoint(words)
 
 
 def repair(tree: Node, mistake: LocatedProblem, removed: set[str]) -> bool:
@@ -74,7 +91,7 @@ def remove(tree: Node, path: Path, removed: set[str]) -> bool:
         if parent is None or not isinstance(key, str) or required(path[:length], tree):
             continue
         if parent.mapping().pop(key, None) is not None:
-            removed.update(part for part in path[length - 1 :] if isinstance(part, str))
+            removed.update(part for part in path[length - 1 :] if isinstance(part, str) and part != "type")
             return True
     return False
 

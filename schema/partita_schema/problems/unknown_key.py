@@ -1,7 +1,7 @@
 """Advice about unknown keys: the key that was meant, or where it belongs."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,7 +10,7 @@ from partita_schema.common.text import folded, nearest
 from partita_schema.compat.aliases import FOREIGN
 from partita_schema.compat.ludwig_keys import IGNORED, RENAMED
 from partita_schema.config import Config
-from partita_schema.schema_tree import Items, Section, Tagged, keys_of, models_of
+from partita_schema.schema_tree import Items, Section, Shape, Tagged, keys_of, models_of
 from partita_schema.sections.trainer import UNSUPPORTED_BY_HOGWILD, HogwildTrainer, NoTrainer
 from partita_schema.yaml.tree import Node, Path, dotted
 
@@ -20,6 +20,11 @@ RENAMED_KEYS = {
     "simulation.train_on": "self_training",
 }
 """Former names of keys, kept until the first release."""
+
+
+EXTENDS_IN_A_SECTION = "write extends at the top of the file"
+EXTENDS_BY_SET = "files are merged before values are set; name both files instead: base.yaml run.yaml"
+"""Advice about `extends`; merging removes it from the top of a file, so there it comes from `--set`."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ def unknown_key(
         return Advice(f"was renamed to {RENAMED_KEYS[where]}")
     if model is HogwildTrainer and key in UNSUPPORTED_BY_HOGWILD:
         return Advice(UNSUPPORTED_BY_HOGWILD[key])
+    if key == "extends":
+        return Advice(f"unknown key; {EXTENDS_BY_SET if len(path) == 1 else EXTENDS_IN_A_SECTION}")
     mangled = mangled_key(key, own)
     if mangled is not None:
         return mangled
@@ -63,6 +70,9 @@ def unknown_key(
     if other is not None:
         return Advice(other)
     elsewhere = paths_of(key)
+    inside = other_type(key, elsewhere, section=where.rpartition(".")[0], model=model)
+    if inside is not None:
+        return Advice(inside)
     if elsewhere:
         sections = [path.rpartition(".")[0] or "the top of the file" for path in elsewhere[:2]]
         return Advice(f"unknown key; {key} belongs to {' or '.join(sections)}")
@@ -91,7 +101,7 @@ def meant(near: list[str], section: Mapping[str, Node]) -> Advice:
 
 
 def allowed(own: Mapping[str, object], model: type[ConfigModel]) -> str:
-    if len(own) <= 20:
+    if len(own) <= 25:
         return f"write one of {', '.join(own)}"
     return "see partita schema --markdown for the keys of this section"
 
@@ -126,6 +136,47 @@ def other_arm(key: str, model: type[ConfigModel], siblings: Tagged | None) -> st
     return f"{key} has no effect with type: {own}; remove it, it belongs to type: {' or '.join(tags[:3])}"
 
 
+def other_type(key: str, paths: Iterable[str], *, section: str, model: type[ConfigModel]) -> str | None:
+    """Return advice about a key that belongs into this section, but with another type of it; otherwise None.
+
+    Args:
+        key: The unknown key.
+        paths: Where a key of this name belongs.
+        section: Path of the section that the key is in, without indices.
+        model: That section.
+    """
+    for path in paths if section else ():
+        if not path.startswith(f"{section}.") or has_key(model, path.removeprefix(f"{section}.").split(".")):
+            continue
+        for length in range(1, path.count(".") + 1):
+            parts = path.split(".")
+            union = shape_at(parts[:length])
+            if isinstance(union, Tagged):
+                tags = [tag for tag, arm in union.arms if has_key(arm, parts[length:])]
+                owner = ".".join(parts[:length])
+                return f"unknown key; {key} is for {owner} with type: {' or '.join(tags[:3])}; remove it"
+    return None
+
+
+def has_key(model: type[ConfigModel], parts: Sequence[str]) -> bool:
+    """Return whether a section has a key, given by its path within the section."""
+    key = keys_of(model).get(parts[0])
+    if key is None or len(parts) == 1:
+        return key is not None
+    return any(has_key(inner, parts[1:]) for _, inner in models_of(key.shape))
+
+
+def shape_at(parts: Sequence[str]) -> Shape | None:
+    """Return the shape of a key of the file, an item's for lists; None inside a union."""
+    shape: Shape = Section(Config)
+    for part in parts:
+        if not isinstance(shape, Section) or part not in keys_of(shape.model):
+            return None
+        shape = keys_of(shape.model)[part].shape
+        shape = shape.item if isinstance(shape, Items) else shape
+    return shape
+
+
 @cache
 def all_paths() -> dict[str, tuple[str, ...]]:
     """Return the paths of every key, shortest first."""
@@ -151,4 +202,4 @@ def known_names() -> list[str]:
 
 def paths_of(name: str) -> tuple[str, ...]:
     """Return the paths where a key of this name belongs; empty for names that occur everywhere."""
-    return () if name in ("type", "name", "column", "split") else all_paths().get(name, ())
+    return () if name in ("type", "name", "column", "split", "int") else all_paths().get(name, ())

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from partita_schema.base import Refusal
+from partita_schema.rules.adapters import inits_on_other_weights, refused_by_virtual_tokens
 from partita_schema.rules.constraints import refused_by_constraints
-from partita_schema.rules.data import streaming_conflicts, two_splits
+from partita_schema.rules.data import impossible_folds, streaming_conflicts, two_splits
+from partita_schema.rules.encoder_decoders import refused_by_new_encoder_decoder
 from partita_schema.rules.endpoint import refused_by_endpoint
 from partita_schema.rules.features import (
     duplicate_names,
@@ -12,18 +14,26 @@ from partita_schema.rules.features import (
     prompts_of_dialogues,
     simulation_without_dialogue,
 )
+from partita_schema.rules.heads import refused_by_heads
 from partita_schema.rules.hogwild import refused_by_hogwild
 from partita_schema.rules.language_modelling import chunk_conflicts, language_modelling_conflicts
+from partita_schema.rules.new_models import refused_by_new_models
 from partita_schema.rules.prompt import leaked_answers, unusable_examples
 from partita_schema.rules.sharding import refused_by_sharding
+from partita_schema.rules.sweep import impossible_sweep, unmeasured_sweep
 from partita_schema.rules.training import (
     fastest_dtype,
+    half_precision,
     impossible_self_training,
+    meaningless_base,
+    packed_attention,
     trained_quantization,
     two_batch_sizes,
+    uncalled_callbacks,
     unknown_metric,
     untrained_adapter,
 )
+from partita_schema.rules.turn_outputs import refused_turn_outputs
 from partita_schema.sections.config_sections import ConfigSections
 
 RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
@@ -33,19 +43,32 @@ RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     leaked_answers,
     unusable_examples,
     features_next_to_a_dialogue,
+    refused_turn_outputs,
     prompts_of_dialogues,
     trained_quantization,
     refused_by_endpoint,
     untrained_adapter,
     refused_by_sharding,
     refused_by_hogwild,
+    refused_by_heads,
+    refused_by_new_encoder_decoder,
+    refused_by_new_models,
+    refused_by_virtual_tokens,
+    inits_on_other_weights,
     simulation_without_dialogue,
     impossible_self_training,
     refused_by_constraints,
     two_splits,
+    impossible_folds,
     fastest_dtype,
+    meaningless_base,
     streaming_conflicts,
     two_batch_sizes,
+    uncalled_callbacks,
     unknown_metric,
+    packed_attention,
+    half_precision,
+    unmeasured_sweep,
+    impossible_sweep,
 )
 """All rules, in the order in which they are checked. The first violation is reported; `problems` finds the others."""

@@ -37,7 +37,7 @@ def refused_by_constrain(config: ConfigSections, at: str) -> Iterator[Refusal]:
         reason = "a server constrains its answers itself"
         yield f"{at}.constrain", f"{reason}; remove it, and write response_format or the like in backend.extra_body"
     for index, output in enumerate(config.output_features):
-        if output.constrain is False:
+        if output.constrain is False and not config.answers_in_sequence:
             reason = "several outputs are one JSON object, which is constrained as a whole"
             at_output = f"output_features.{index}.decoder.constrain"
             yield at_output, f"{reason}; write constrain: true for each {output.type} output, or for none"
@@ -59,8 +59,9 @@ def refused_by_scoring(config: ConfigSections, output: OutputFeature, at: str) -
     """Yield keys that conflict with scored labels. `at` is the path of their output."""
     if isinstance(config.backend, EndpointBackendConfig):
         yield f"{at}.decoder.scoring", "servers do not return the probability of a given text; remove it"
-    if len(config.output_features) > 1:
-        yield f"{at}.decoder.scoring", "only the label of a single output is scored; remove it, or the other outputs"
+    if len(config.output_features) > 1 and not config.answers_in_sequence:
+        instead = "write data.dialogue: {answers: in_sequence}" if config.dialogue_input else "the other outputs"
+        yield f"{at}.decoder.scoring", f"only the label of a single output is scored; remove it, or {instead}"
     if config.data.formatter is not None:
         yield "data.formatter", "a custom formatter writes answers that scoring does not know; remove it, or scoring"
     for part, key in READ_ANSWERS:
@@ -69,6 +70,11 @@ def refused_by_scoring(config: ConfigSections, output: OutputFeature, at: str) -
                 f"{at}.{part}.{key}",
                 f"{key} reads generated answers, and scoring generates none; remove one of the two",
             )
+    if not all(other.scoring for other in config.output_features):
+        for key in NOT_IN_SLOTS:
+            if config.generation.asks_for(key):
+                yield f"generation.{key}", f"labels cannot be scored with {key}; remove it, or scoring"
+        return
     for key in type(config.generation).model_fields:
         if key not in NOT_GENERATING and config.generation.asks_for(key):
             yield f"generation.{key}", f"scoring generates nothing, so {key} has no effect; remove one of the two"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from partita_schema.base import Refusal, is_set
 from partita_schema.sections.config_sections import ConfigSections
+from partita_schema.sections.sources import SimulationSource
 from partita_schema.sections.trainer import FinetuneTrainer
 
 
@@ -11,6 +12,22 @@ def two_splits(config: ConfigSections) -> Iterator[Refusal]:
     """Yield the second of two splits."""
     if config.data.split is not None and config.preprocessing.split is not None:
         yield "preprocessing.split", "preprocessing.split and data.split cannot both be set; write data.split"
+
+
+def impossible_folds(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield what leaves nothing to cross-validate."""
+    if config.split.type != "kfold":
+        return
+    at = "data.split" if config.data.split is not None else "preprocessing.split"
+    if config.data.validation is not None:
+        yield "data.validation", f"with {at}: {{type: kfold}} each fold is validated on its own rows; remove it"
+    if not config.trains:
+        yield at, "cross-validation trains a model per fold; write a trainer, or another split"
+    if config.simulation is not None and config.simulation.self_training is not None:
+        yield at, "self-training makes its own rows; write another split"
+    sources = [config.data.source, *(part.source for part in config.data.mix or ())]
+    if all(source is None or isinstance(source, SimulationSource) for source in sources) and any(sources):
+        yield at, "transcripts of a simulation are training rows only; write another split"
 
 
 def streaming_conflicts(config: ConfigSections) -> Iterator[Refusal]:

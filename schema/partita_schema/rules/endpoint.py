@@ -64,6 +64,14 @@ def refused_prompts(config: ConfigSections, backend: EndpointBackendConfig) -> I
         yield "backend.mode", "completion sends no chat; write mode: chat, or remove prompt.chat"
     if backend.mode == "chat" and config.prompt.chat is False:
         yield "backend.mode", "chat sends messages, and prompt.chat is false; write mode: completion, or remove one"
+    if config.prompt.chat_template_kwargs:
+        yield (
+            "prompt.chat_template_kwargs",
+            (
+                "the chat template is applied by the server; remove it, and write backend.extra_body: "
+                "{chat_template_kwargs: ...}"
+            ),
+        )
     if config.data.formatter is not None:
         yield (
             "data.formatter",

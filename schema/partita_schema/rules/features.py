@@ -42,13 +42,6 @@ def features_next_to_a_dialogue(config: ConfigSections) -> Iterator[Refusal]:
                     "or make it a message of the dialogue"
                 ),
             )
-    if len(config.output_features) > 1:
-        yield "output_features.1", "a dialogue has one output, its reply; remove the others"
-    if not config.output_features[0].free_text:
-        yield (
-            "output_features.0.type",
-            f"the reply of a dialogue is a text, not a {config.output_features[0].type}; write type: text",
-        )
 
 
 def prompts_of_dialogues(config: ConfigSections) -> Iterator[Refusal]:

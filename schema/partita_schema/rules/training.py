@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from partita_schema.base import Refusal
-from partita_schema.common.text import nearest
+from partita_schema.metrics import metric_problem
+from partita_schema.sections.batching import separates_rows
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.model import ScratchModel
-from partita_schema.sections.outputs import ranking_metrics
 from partita_schema.sections.trainer import FinetuneTrainer
 
 
@@ -54,10 +54,50 @@ def impossible_self_training(config: ConfigSections) -> Iterator[Refusal]:
         yield "data", "a new model cannot speak yet; write data.source, rows to learn from"
 
 
+def uncalled_callbacks(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield callbacks that are never called."""
+    if config.callbacks and not config.trains:
+        yield "callbacks", "they are called during training, and trainer.type is none; remove them"
+
+
+def meaningless_base(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield an evaluation of the model before training where that model has learned nothing."""
+    if not isinstance(config.trainer, FinetuneTrainer) or config.trainer.evaluate_base is not True:
+        return
+    adapter, reason = config.adapter, None
+    if isinstance(config.base_model, ScratchModel):
+        reason = "a new model has random weights"
+    elif getattr(adapter, "num_virtual_tokens", 0) and adapter and adapter.pretrained_adapter_weights is None:
+        reason = "new virtual tokens disturb the model until they are trained"
+    if reason is not None:
+        yield "trainer.evaluate_base", f"{reason}, so that its metrics say nothing; remove evaluate_base"
+
+
 def fastest_dtype(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a dtype that is meant for inference only."""
     if config.model_parameters.dtype == "fastest" and config.trains:
         yield "model_parameters.dtype", "fastest is for answers alone; write auto, or with an adapter bfloat16"
+
+
+def packed_attention(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield an attention implementation that cannot separate packed rows."""
+    attention = config.model_parameters.attention
+    if config.trains and separates_rows(config.data.batching) and attention not in ("auto", "sdpa", "eager"):
+        reason = f"rows are packed with sdpa or eager attention only, not with {attention}"
+        yield "model_parameters.attention", f"{reason}; write sdpa, or data.batching: {{type: bucket}}"
+
+
+def half_precision(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield what does not go with `trainer.mixed_precision: fp16`."""
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer) or trainer.mixed_precision != "fp16":
+        return
+    if config.model_parameters.device == "cpu":
+        yield "trainer.mixed_precision", "fp16 needs a GPU; on a CPU write bf16 or no"
+    if trainer.optimizer.type == "muon":
+        yield "trainer.mixed_precision", "fp16 does not go with optimizer.type: muon; write bf16 or no"
+    if trainer.learning_rate == "auto":
+        yield "trainer.mixed_precision", "fp16 does not go with learning_rate: auto; write bf16 or no"
 
 
 def two_batch_sizes(config: ConfigSections) -> Iterator[Refusal]:
@@ -71,21 +111,8 @@ def two_batch_sizes(config: ConfigSections) -> Iterator[Refusal]:
 
 def unknown_metric(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a validation metric that no output has."""
-    if not isinstance(config.trainer, FinetuneTrainer) or config.trainer.validation_metric == "loss":
+    if not isinstance(config.trainer, FinetuneTrainer):
         return
-    wanted, outputs = config.trainer.validation_metric, config.output_features
-    names = [output.name for output in outputs]
-    if "." in wanted and not any(wanted.startswith(f"{name}.") for name in names):
-        yield (
-            "trainer.validation_metric",
-            f"{wanted!r} names no output; write loss, or a metric after one of {', '.join(f'{n}.' for n in names)}",
-        )
-    # A bare name is a metric of the first output, even if all outputs together have a metric of that name.
-    first = f"{names[0]}."
-    full = wanted if "." in wanted else first + wanted
-    known = ["loss", *(f"{output.name}.{metric}" for output in outputs for metric in ranking_metrics(output))]
-    if full not in known and ".field." not in full:
-        short = [name.removeprefix(first) for name in known]
-        near = nearest(wanted, [*short, *known]) or [name for name in known if name.endswith(f".{wanted}")]
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-        yield "trainer.validation_metric", f"no metric is named {wanted}; {hint}"
+    problem = metric_problem(config.trainer.validation_metric, config.output_features)
+    if problem is not None:
+        yield "trainer.validation_metric", problem

@@ -97,3 +97,8 @@ Batching = Annotated[
     AutoBatching | FixedBatching | BucketBatching | TokenBudgetBatching | PackBatching | ChunkBatching,
     Field(discriminator="type"),
 ]
+
+
+def separates_rows(batching: Batching) -> bool:
+    """Return whether several rows or documents of one line must not attend to each other."""
+    return isinstance(batching, PackBatching) or (isinstance(batching, ChunkBatching) and batching.isolate_documents)

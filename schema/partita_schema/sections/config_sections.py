@@ -5,14 +5,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from partita_schema.base import ConfigModel, Name, NonNegativeInt, StrictBool
+from partita_schema.dialogues.common_form import CONTENT
 from partita_schema.sections.adapter import Adapter
 from partita_schema.sections.backend import Backend, LocalBackendConfig
+from partita_schema.sections.callbacks import CallbackConfig
 from partita_schema.sections.data import Data, Preprocessing, RandomSplit, Split
 from partita_schema.sections.features import Defaults, DialogueInput, InputFeature
-from partita_schema.sections.model import EmbeddingBagModel, ModelParameters, Quantization, ScratchModel
+from partita_schema.sections.model import ENCODERS, EmbeddingBagModel, ModelParameters, Quantization, ScratchModel
 from partita_schema.sections.outputs import OutputFeature
 from partita_schema.sections.prompt import SPECIAL_FIELDS, Generation, Prompt, template_fields
 from partita_schema.sections.simulation import Simulation
+from partita_schema.sections.sweep import SweepConfig
 from partita_schema.sections.trainer import NoTrainer, Trainer
 
 Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
@@ -38,7 +41,8 @@ class ConfigSections(ConfigModel):
     """Columns that go into the prompt. `type` defaults to text. Default: none; the output is a text without a prompt
     (language modelling)."""
     output_features: Annotated[tuple[OutputFeature, ...], Field(min_length=1)]
-    """What the model answers. With several outputs, the answer is one JSON object with the output names as keys."""
+    """What the model answers. With several outputs, the answer is one JSON object with the output names as keys; in a
+    dialogue, they can also follow one another (data.dialogue.answers)."""
     prompt: Prompt = Prompt.model_construct()
     """How a row becomes a prompt."""
     generation: Generation = Generation.model_construct()
@@ -59,8 +63,13 @@ class ConfigSections(ConfigModel):
     simulation: Simulation | None = None
     """Multi-turn simulation (`partita simulate`): the model talks to an environment, to the user turns of a dataset, or
     to another model. Default: none."""
+    sweep: SweepConfig | None = None
+    """Several runs with other values of some keys (`partita sweep`). Default: none."""
     tracking: tuple[Tracker, ...] = ()
     """Experiment trackers that receive the metrics, through accelerate. Default: none."""
+    callbacks: tuple[CallbackConfig, ...] = ()
+    """Classes that are called during training, on rank 0: after each step, evaluation and checkpoint. They may end the
+    training. Default: none."""
     defaults: Defaults = Defaults.model_construct()
     """Default options by feature type."""
 
@@ -80,9 +89,36 @@ class ConfigSections(ConfigModel):
         return next((feature for feature in self.input_features if isinstance(feature, DialogueInput)), None)
 
     @property
+    def is_new_encoder(self) -> bool:
+        """Whether the model is a new encoder, whose outputs have a head even if the file does not say so."""
+        return isinstance(self.base_model, ScratchModel) and self.base_model.architecture in ENCODERS
+
+    @property
+    def head_output(self) -> OutputFeature | None:
+        """The output that a head predicts, or None; it is then the only output."""
+        return next((feature for feature in self.output_features if feature.has_head), None)
+
+    @property
+    def has_turn_outputs(self) -> bool:
+        """Whether a turn of a dialogue is answered with named outputs, and not only with a text."""
+        first, *others = self.output_features
+        is_text = first.free_text and first.column in (None, CONTENT)
+        return self.dialogue_input is not None and (bool(others) or not is_text)
+
+    @property
+    def answers_in_sequence(self) -> bool:
+        """Whether the outputs of a turn are answered one after the other."""
+        return self.dialogue_input is not None and self.data.dialogue.answers == "in_sequence"
+
+    @property
     def split(self) -> Split:
         """The split of the source; random 90/5/5 by default."""
         return self.data.split or self.preprocessing.split or RandomSplit()
+
+    @property
+    def cross_validates(self) -> bool:
+        """Whether `train` trains a model per fold."""
+        return self.split.type == "kfold" and self.split.fold is None
 
     @property
     def shown_columns(self) -> tuple[str, ...]:

@@ -71,7 +71,26 @@ class FixedSplit(ConfigModel):
     """Column with 0, 1, 2 or train, validation, test."""
 
 
-Split = Annotated[RandomSplit | HashSplit | StratifySplit | FixedSplit, Field(discriminator="type")]
+class KFoldSplit(ConfigModel):
+    """Cross-validation: each row is a validation row of one fold and a training row of the others."""
+
+    type: Literal["kfold"]
+    """K-fold cross-validation; `train` trains once per fold."""
+    folds: Annotated[int, Field(strict=True, ge=2)] = 5
+    """Number of folds."""
+    column: Name | None = None
+    """Column with the label; every fold has the same share of each label. Default: none; rows are dealt at random."""
+    fold: PositiveInt | None = None
+    """Train only this fold, from 1. Default: all folds, one after another."""
+
+    @model_validator(mode="after")
+    def fold_is_one_of_the_folds(self) -> "KFoldSplit":
+        if self.fold is not None and self.fold > self.folds:
+            raise rule_error(f"there are {self.folds} folds, from 1; got {self.fold}", at="fold")
+        return self
+
+
+Split = Annotated[RandomSplit | HashSplit | StratifySplit | FixedSplit | KFoldSplit, Field(discriminator="type")]
 
 
 class LoaderOptions(ConfigModel):

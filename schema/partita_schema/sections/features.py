@@ -33,6 +33,12 @@ class FeatureBase(ConfigModel):
         """The data column of this feature."""
         return self.column or self.name
 
+    @property
+    def length_limit(self) -> int | None:
+        """Maximum number of tokens kept from this feature; None without a limit."""
+        limit: int | None = getattr(getattr(self, "preprocessing", None), "max_sequence_length", None)
+        return limit
+
 
 class TextInput(FeatureBase):
     """A text column that goes into the prompt."""

@@ -1,7 +1,7 @@
 """The base model: where its weights come from, and how they are stored in memory."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, model_validator
 
@@ -32,6 +32,22 @@ Architecture = Literal[
     "stablelm",
     "olmo2",
 ]
+"""Architectures that write text."""
+EncoderArchitecture = Literal["bert", "roberta", "distilbert", "deberta-v2", "modernbert"]
+"""Architectures that write no text: their outputs have a head."""
+ENCODERS: tuple[str, ...] = get_args(EncoderArchitecture)
+EncoderDecoderArchitecture = Literal["t5", "bart"]
+"""Architectures whose encoder reads the prompt, and whose decoder writes the answer."""
+ENCODER_DECODERS: tuple[str, ...] = get_args(EncoderDecoderArchitecture)
+
+SHAPES = {"nano": (64, 2, 2), "tiny": (128, 4, 4), "mini": (256, 6, 8), "small": (512, 8, 8), "medium": (768, 12, 12)}
+"""Hidden size, layers and attention heads by `size`."""
+ROTATED = {"stablelm": 0.25, "gpt_neox": 0.25, "phi": 0.5}
+"""Fraction of each head with rotary positions, where it is not 1."""
+UNROTATED = ("gpt2", "opt", "bert", "roberta", "distilbert", "deberta-v2", *ENCODER_DECODERS)
+"""Architectures without rotary positions."""
+UNGROUPED = ("gpt2", "gpt_neox", "opt", *ENCODERS, *ENCODER_DECODERS)
+"""Architectures without grouped-query attention."""
 
 
 class ScratchModel(ConfigModel):
@@ -39,15 +55,16 @@ class ScratchModel(ConfigModel):
 
     type: Literal["scratch"]
     """Create a new model instead of loading one."""
-    architecture: Architecture = "llama"
-    """Model architecture, as the `model_type` of a transformers config."""
+    architecture: Literal[Architecture, EncoderDecoderArchitecture, EncoderArchitecture] = "llama"
+    """Model architecture, as the `model_type` of a transformers config. t5 and bart are encoder-decoders. bert,
+    roberta, distilbert, deberta-v2 and modernbert are encoders, which write no text: their outputs have a head."""
     size: Literal["nano", "tiny", "mini", "small", "medium"] = "tiny"
     """Preset for hidden_size x num_hidden_layers, and the number of heads; the keys below override it. nano: 64x2,
     tiny: 128x4, mini: 256x6, small: 512x8, medium: 768x12."""
     hidden_size: PositiveInt | None = None
     """Width of the hidden states. Default: set by `size`."""
     num_hidden_layers: PositiveInt | None = None
-    """Number of transformer layers. Default: set by `size`."""
+    """Number of transformer layers; of an encoder-decoder, layers of each side. Default: set by `size`."""
     num_attention_heads: PositiveInt | None = None
     """Number of attention heads; must divide hidden_size. Default: set by `size`."""
     num_key_value_heads: PositiveInt | None = None
@@ -57,7 +74,8 @@ class ScratchModel(ConfigModel):
     """Width of the feed-forward (MLP) layer. Default: 8/3 of hidden_size rounded up to a multiple of 32 for gated
     layers, otherwise 4 times hidden_size."""
     context_length: PositiveInt = 512
-    """Maximum sequence length in tokens."""
+    """Maximum sequence length in tokens; with bart, of each side. t5 has no maximum, since its positions are
+    relative."""
     tie_word_embeddings: StrictBool = True
     """Share the weights of the input and output embeddings."""
     tokenizer: Literal["bpe", "byte", "char", "word"] = "bpe"
@@ -66,18 +84,47 @@ class ScratchModel(ConfigModel):
     vocab_size: PositiveInt = 2048
     """Maximum vocabulary size of the trained tokenizer, special tokens included."""
 
+    @property
+    def attention_shape(self) -> tuple[int, int, int]:
+        """Hidden size, heads and key/value heads."""
+        width, _, heads = SHAPES[self.size]
+        heads = self.num_attention_heads or heads
+        return self.hidden_size or width, heads, self.num_key_value_heads or heads
+
     @model_validator(mode="after")
     def heads_divide_the_width(self) -> "ScratchModel":
-        heads, width = self.num_attention_heads, self.hidden_size
-        if heads and width and width % heads:
+        width, heads, groups = self.attention_shape
+        at = "num_attention_heads" if self.num_attention_heads else "hidden_size"
+        if self.num_attention_heads and self.hidden_size and width % heads:
             raise rule_error(
-                f"num_attention_heads {heads} does not divide hidden_size {width}; write a divisor of {width}",
-                at="num_attention_heads",
+                f"num_attention_heads {heads} does not divide hidden_size {width}; write a divisor of {width}", at=at
             )
-        if heads and self.num_key_value_heads and heads % self.num_key_value_heads:
+        if width % heads or (width // heads) % 2:
             raise rule_error(
-                f"num_key_value_heads {self.num_key_value_heads} does not divide num_attention_heads {heads}; "
-                f"write a divisor of {heads}",
+                f"hidden_size {width} and num_attention_heads {heads} give no even head width; write a hidden_size "
+                f"that is a multiple of {2 * heads}, or other num_attention_heads",
+                at=at,
+            )
+        if heads % groups:
+            raise rule_error(
+                f"num_key_value_heads {groups} does not divide num_attention_heads {heads}; write a divisor of {heads}",
+                at="num_key_value_heads",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def the_architecture_has_this_attention(self) -> "ScratchModel":
+        width, heads, groups = self.attention_shape
+        share = ROTATED.get(self.architecture, 1.0)
+        if int(width // heads * share) % 2:
+            raise rule_error(
+                f"{self.architecture} rotates {share:.0%} of each head, and {width // heads} dimensions a head leave "
+                f"an odd number; write a hidden_size that is a multiple of {heads * round(2 / share)}",
+                at="num_attention_heads" if self.num_attention_heads else "hidden_size",
+            )
+        if groups != heads and self.architecture in UNGROUPED:
+            raise rule_error(
+                f"{self.architecture} has no grouped-query attention; remove num_key_value_heads",
                 at="num_key_value_heads",
             )
         return self

@@ -19,6 +19,14 @@ from partita_schema.base import (
     rule_error,
 )
 
+TEMPLATE_PARAMETERS = frozenset(
+    (
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
+        *("max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
+        *("tokenize", "tokenizer_kwargs", "tools", "truncation"),
+    )
+)
+"""Parameters of `apply_chat_template`, which partita sets."""
 SPECIAL_FIELDS = ("__sample__", "__task__", "__context__")
 
 
@@ -81,6 +89,9 @@ class Prompt(ConfigModel):
     """System message. Placed before the prompt if the model has no chat template. Default: none."""
     chat: Literal["auto"] | StrictBool = "auto"
     """Apply the chat template of the model. auto: if it has one."""
+    chat_template_kwargs: dict[str, object] = {}
+    """Further variables for the chat template, such as `{enable_thinking: true}` or `{date_string: 26 Jul 2024}`.
+    enable_thinking is false unless it is set here."""
     examples: tuple[dict[str, str | int | float | bool | tuple[str, ...] | None], ...] = ()
     """Few-shot examples shown in every prompt: rows with the input and output columns."""
     retrieval: Retrieval | None = None
@@ -94,6 +105,20 @@ class Prompt(ConfigModel):
         except ValueError as error:
             raise rule_error(str(error)) from None
         return template
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def kwargs_are_variables_of_the_template(cls, kwargs: dict[str, object]) -> dict[str, object]:
+        taken = next((name for name in kwargs if name in TEMPLATE_PARAMETERS), None)
+        if taken is not None:
+            raise rule_error(f"{taken} is set by partita; write variables that the template itself reads", at=taken)
+        return kwargs
+
+    @model_validator(mode="after")
+    def kwargs_need_a_chat_template(self) -> "Prompt":
+        if self.chat_template_kwargs and self.chat is False:
+            raise rule_error("chat_template_kwargs has no effect with chat: false", at="chat_template_kwargs")
+        return self
 
     @model_validator(mode="after")
     def template_shows_what_is_given(self) -> "Prompt":

@@ -134,6 +134,9 @@ class Simulation(ConfigModel):
     or 2048 for models without one."""
     context: ContextPolicy = ContextPolicy.model_construct()
     """What a model sees of an episode that exceeds its context."""
+    reply: Name | None = None
+    """Output that the environment and other agents receive, if a turn has several. Default: the whole answer, as a JSON
+    object."""
     checker: CheckerConfig | None = None
     """Judges each finished episode."""
     limits: Limits = Limits.model_construct()

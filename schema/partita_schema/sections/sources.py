@@ -4,22 +4,63 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from partita_schema.base import ConfigModel, Name, Positive, StrictBool, check_target
+from partita_schema.base import ConfigModel, Name, Positive, StrictBool, check_target, rule_error
+
+FORMATS_OF_OPTIONS = {
+    "delimiter": ("csv", "tsv"),
+    "quoting": ("csv", "tsv"),
+    "encoding": ("csv", "tsv", "json", "jsonl", "txt", "parlai"),
+    "sheet": ("xlsx",),
+}
+"""Formats that have an option of file sources."""
+
+
+def check_delimiter(delimiter: str) -> str:
+    if len(delimiter) != 1 or delimiter in '"\r\n\\ ':
+        raise rule_error(f"got {delimiter!r}; write one character, such as ';', '|' or \"\\t\" for a tab")
+    return delimiter
+
+
+def check_encoding(encoding: str) -> str:
+    try:
+        "".encode(encoding)
+    except LookupError:
+        known = "utf-8, utf-16, cp1252 (Windows), latin-1, cp1250, gb18030, shift_jis, euc_kr"
+        raise rule_error(f"no encoding is named {encoding!r}; write a name of Python, such as {known}") from None
+    return encoding
 
 
 class FileSource(ConfigModel):
     """Rows in files."""
 
-    type: Literal["csv", "tsv", "json", "jsonl", "parquet", "arrow", "txt", "parlai"]
-    """Format of the files. parlai is ParlAI's dialogue text format."""
+    type: Literal["csv", "tsv", "json", "jsonl", "parquet", "arrow", "txt", "parlai", "xlsx"]
+    """Format of the files. parlai is ParlAI's dialogue text format, xlsx are Excel workbooks."""
     path: Name
     """File, glob, or URL that fsspec can open. Relative paths are relative to the folder of the YAML file."""
+    delimiter: Annotated[str, AfterValidator(check_delimiter)] | None = None
+    """Character between the cells of csv and tsv. Default: detected from the first rows: a comma (csv), a tab (tsv), a
+    semicolon or |."""
+    quoting: Literal["minimal", "none"] | None = None
+    """Whether double quotes in csv and tsv enclose cells with delimiters or line breaks (minimal), or are text (none).
+    Default: detected from the first rows."""
+    encoding: Annotated[str, AfterValidator(check_encoding)] | None = None
+    """Encoding of text files, such as utf-16, cp1252 or latin-1. Default: UTF-8; for csv and tsv, detected from the
+    first rows: UTF-8, UTF-16 or cp1252."""
+    sheet: Name | None = None
+    """Sheet of xlsx files. Default: the first."""
     streaming: StrictBool = False
     """Read rows while training, for data that is larger than memory or endless. Memory holds one window of rows per
     shard group, plus the windows that loader workers read ahead. There are up to 16 shard groups, a number that divides
     the micro-batches of an optimizer step."""
+
+    @model_validator(mode="after")
+    def options_fit_the_format(self) -> "FileSource":
+        for key, formats in FORMATS_OF_OPTIONS.items():
+            if getattr(self, key) is not None and self.type not in formats:
+                raise rule_error(f"{key} has no effect on {self.type}; it is for {' and '.join(formats)}", at=key)
+        return self
 
 
 class HubSource(ConfigModel):

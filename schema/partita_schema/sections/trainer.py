@@ -87,8 +87,8 @@ class Optimizer(ConfigModel):
     """Momentum factor (sgd and muon). Default: 0 for sgd, 0.95 for muon."""
     nesterov: StrictBool | None = None
     """Use Nesterov momentum (sgd and muon). Default: the algorithm's own."""
-    fused: StrictBool | Literal["auto"] = "auto"
-    """Use torch's fused implementation (adamw, adam and sgd). auto: on an accelerator."""
+    fused: StrictBool = True
+    """Use torch's fused implementation (adamw, adam and sgd)."""
 
     @model_validator(mode="after")
     def nesterov_has_momentum(self) -> "Optimizer":
@@ -236,6 +236,9 @@ class FinetuneTrainer(TrainerBase):
     none."""
     evaluate_test: StrictBool = True
     """Evaluate the trained model on the test rows, if there are any."""
+    evaluate_base: StrictBool | Literal["auto"] = "auto"
+    """Also evaluate the model before the first step, on the rows of the final evaluation. auto: if that is estimated to
+    cost less than a tenth of the training, and the model is not new."""
 
     @model_validator(mode="after")
     def accumulation_or_effective_batch_size(self) -> "FinetuneTrainer":
@@ -256,9 +259,16 @@ class FinetuneTrainer(TrainerBase):
         return self
 
     @model_validator(mode="after")
-    def early_stopping_evaluates(self) -> "FinetuneTrainer":
-        if self.early_stop and self.skip_all_evaluation:
-            raise rule_error("early_stop needs evaluations; remove it or skip_all_evaluation", at="early_stop")
+    def best_checkpoints_are_evaluated(self) -> "FinetuneTrainer":
+        for key in ("early_stop", "validation_metric"):
+            if self.skip_all_evaluation and is_set(self, key):
+                raise rule_error(f"{key} needs evaluations; remove it or skip_all_evaluation", at=key)
+        return self
+
+    @model_validator(mode="after")
+    def base_is_evaluated_with_the_result(self) -> "FinetuneTrainer":
+        if self.evaluate_base is True and self.skip_all_evaluation:
+            raise rule_error("evaluate_base needs evaluations; remove it or skip_all_evaluation", at="evaluate_base")
         return self
 
     @model_validator(mode="after")

@@ -119,7 +119,7 @@ def test_keys_of_clusters_and_other_bits_give_warnings() -> None:
     assert "3: quantization.bnb_4bit_compute_dtype: has no effect here: it is for 4 bits" in message
     instead = "for several processes write backend: {type: torchrun, processes: N}"
     assert f"backend.type: ray has no effect here: {instead}" in message
-    assert "hyperopt: has no effect here: parameters are not searched for" in message
+    assert "hyperopt: has no effect here: it has no parameters" in message
 
 
 def test_prompt_tuning_and_its_metric_are_translated() -> None:

@@ -59,16 +59,6 @@ TEXT = HEAD + "input_features: [{name: a}]\n" + REPLY
             ),
         ),
         (
-            DIALOGUE + "output_features: [{name: a, type: text}, {name: b, type: text}]",
-            "output_features[1]",
-            "a dialogue has one output, its reply; remove the others",
-        ),
-        (
-            DIALOGUE + "output_features: [{name: a, type: number}]",
-            "output_features[0].type",
-            "the reply of a dialogue is a text, not a number; write type: text",
-        ),
-        (
             GOOD + "prompt: {template: 'Q: {messages}'}",
             "prompt.template",
             "template has no place in a dialogue, whose messages are the prompt; remove it, or write system",

@@ -211,6 +211,13 @@ def test_an_api_key_in_the_configuration_is_refused_without_showing_it() -> None
             ),
         ),
         (
+            {"prompt": {"chat_template_kwargs": {"enable_thinking": True}}},
+            (
+                "prompt.chat_template_kwargs: the chat template is applied by the server; remove it, and write "
+                "backend.extra_body: {chat_template_kwargs: ...}"
+            ),
+        ),
+        (
             {"data": {"encode": "cache"}},
             (
                 "data.encode: tokens are counted by the server, which has the tokenizer, so there are none to keep; "

@@ -85,7 +85,7 @@ def test_every_supported_setting_of_a_bag_of_words_is_accepted(sections: dict[st
         ),
         (
             {"quantization": {"bits": 4}, "adapter": {"type": "lora"}},
-            "adapter: a bag of words is small and trained whole; remove adapter",
+            "quantization: a bag of words is small and trained whole; remove quantization",
         ),
         ({"trust_remote_code": True}, "trust_remote_code: a bag of words comes without code; remove it"),
         (
@@ -101,7 +101,7 @@ def test_every_supported_setting_of_a_bag_of_words_is_accepted(sections: dict[st
         ),
         (
             {"input_features": [{"name": "messages", "type": "dialogue"}]},
-            "output_features[0].type: the reply of a dialogue is a text, not a category; write type: text",
+            "input_features[0].type: a bag holds the words of texts; write type: text",
         ),
         (
             {"output_features": output(decoder={"fallback_label": "one"})},

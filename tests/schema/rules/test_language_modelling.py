@@ -7,7 +7,7 @@ import pytest
 from partita_schema.load import load_config
 from partita_schema.sections.batching import ChunkBatching
 
-from ..refusals import last_line_of
+from ..refusals import problems_of
 
 FILE: dict[str, Any] = {
     "base_model": "m",
@@ -99,4 +99,4 @@ def test_settings_that_language_modelling_supports(sections: dict[str, Any]) -> 
     ],
 )
 def test_what_needs_a_prompt_is_refused(sections: dict[str, Any], text: str) -> None:
-    assert last_line_of(FILE | sections) == text
+    assert text in problems_of(FILE | sections)

@@ -29,6 +29,18 @@ def test_nesterov_needs_momentum() -> None:
     assert problems(optimizer={"type": "muon", "nesterov": True}) == []
 
 
+def test_callbacks_need_a_training() -> None:
+    raw = {
+        "base_model": "m",
+        "input_features": [{"name": "a", "type": "text"}],
+        "output_features": [{"name": "b", "type": "text"}],
+        "callbacks": [{"type": "custom", "target": "mine:Callback"}],
+    }
+    message = "callbacks: they are called during training, and trainer.type is none; remove them"
+    assert problems_of(raw) == [message]
+    assert problems_of(raw | {"trainer": {"type": "finetune"}}) == []
+
+
 @pytest.mark.parametrize("decay", ["none", "constant"])
 def test_a_constant_learning_rate_has_no_minimum(decay: str) -> None:
     reported = problems(learning_rate_scheduler={"decay": decay, "min_ratio": 0.1})
@@ -137,3 +149,55 @@ def test_a_memory_budget_limits_a_run_with_a_number_too() -> None:
     assert problems(batch_size=8, memory_budget="12GB") == []
     assert trainer(memory_budget="12 GB").memory_budget == "12 GB"
     assert problems(memory_budget=12) == ["trainer.memory_budget: got 12; write 12GB, or a share such as 0.5"]
+
+
+def test_a_metric_of_label_scores_needs_scores() -> None:
+    label = {"name": "kind", "type": "category", "decoder": {"labels": ["a", "b"]}}
+    raw: dict[str, Any] = {
+        "base_model": "m",
+        "input_features": [{"name": "a", "type": "text"}],
+        "output_features": [label],
+        "trainer": {"type": "finetune", "validation_metric": "auroc"},
+    }
+    assert problems_of(raw) == [
+        (
+            "trainer.validation_metric: auroc needs a score for every label; write head: linear or decoder: "
+            "{scoring: true} in the output"
+        )
+    ]
+    scored = [{**label, "decoder": {"labels": ["a", "b"], "scoring": True}}]
+    assert problems_of(raw | {"output_features": scored}) == []
+    other = {"type": "finetune", "validation_metric": "kind.average_precison"}
+    assert problems_of(raw | {"output_features": scored, "trainer": other}) == [
+        "trainer.validation_metric: no metric is named kind.average_precison; did you mean kind.average_precision?"
+    ]
+
+
+def test_packed_rows_need_an_attention_that_separates_them() -> None:
+    raw = {
+        "base_model": "m",
+        "input_features": [{"name": "a", "type": "text"}],
+        "output_features": [{"name": "b", "type": "text"}],
+        "model_parameters": {"attention": "flash_attention_2"},
+        "data": {"batching": {"type": "pack"}},
+    }
+    assert problems_of({**raw, "trainer": {"type": "finetune"}}) == [
+        (
+            "model_parameters.attention: rows are packed with sdpa or eager attention only, not with "
+            "flash_attention_2; write sdpa, or data.batching: {type: bucket}"
+        )
+    ]
+    assert problems_of({**raw, "trainer": {"type": "none"}}) == []
+
+
+def test_fp16_excludes_muon_and_the_learning_rate_range_test() -> None:
+    muon = problems(mixed_precision="fp16", optimizer={"type": "muon"})
+    assert muon == ["trainer.mixed_precision: fp16 does not go with optimizer.type: muon; write bf16 or no"]
+    rates = problems(mixed_precision="fp16", learning_rate="auto")
+    assert rates == ["trainer.mixed_precision: fp16 does not go with learning_rate: auto; write bf16 or no"]
+
+
+@pytest.mark.parametrize("key", ["early_stop", "validation_metric"])
+def test_the_choice_of_a_checkpoint_needs_evaluations(key: str) -> None:
+    found = problems(skip_all_evaluation=True, **{key: 3 if key == "early_stop" else "exact_match"})
+    assert found == [f"trainer.{key}: {key} needs evaluations; remove it or skip_all_evaluation"]

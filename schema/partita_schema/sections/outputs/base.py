@@ -9,8 +9,10 @@ from partita_schema.cells import plain_text, shown
 from partita_schema.errors import shortened
 from partita_schema.sections.features import FeatureBase
 from partita_schema.sections.outputs.grammar_rules import json_rule
+from partita_schema.words import Splitting
 
 Direction = Literal["lower", "higher"]
+HeadName = Literal["linear"]
 ReadCell = Callable[[Any], Any]
 """Converts a cell of the data to a value. Raises CellError."""
 
@@ -39,6 +41,8 @@ class OutputBase(FeatureBase):
 
     METRICS: ClassVar[Mapping[str, Direction]]
     """Metrics of this type in addition to `invalid`, `errors` and `n`, and whether lower or higher is better."""
+    SCORE_METRICS: ClassVar[Mapping[str, Direction]] = {}
+    """Further metrics if every label has a score."""
     free_text: ClassVar[bool] = False
     """Whether any text is a value, which may be truncated and is the reply in a dialogue."""
     has_labels: ClassVar[bool] = False
@@ -47,6 +51,18 @@ class OutputBase(FeatureBase):
     """Whether a value is exactly one label, which a classifier can choose."""
     truncated: ClassVar[bool] = True
     """Whether training targets are truncated to preprocessing.max_sequence_length."""
+    head_reads: ClassVar[Literal["text", "words", "pair", "texts"]] = "text"
+    """What a head reads of a row. text: the prompt; words: the words of the input; pair: both inputs together; texts:
+    the prompt, and texts to compare it with."""
+    is_compared: ClassVar[bool] = True
+    """Whether predictions are compared with references; otherwise the metrics are those of the objective."""
+    can_have_head: ClassVar[bool] = False
+    """Whether a head can predict the value in place of generated text; the type then has a key `head`."""
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a head predicts the value, and no text is generated."""
+        return getattr(self, "head", None) is not None
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -64,9 +80,24 @@ class OutputBase(FeatureBase):
         return False
 
     @property
+    def has_scores(self) -> bool:
+        """Whether an answer comes with a score for every label."""
+        return self.scoring or (self.has_head and bool(self.SCORE_METRICS))
+
+    @property
     def answer_format(self) -> str:
         """Name of the way in which values are written, if the type has more than one; empty if it has one."""
         return ""
+
+    @property
+    def more_columns(self) -> tuple[str, ...]:
+        """Columns of texts that training rows hold in addition."""
+        return ()
+
+    @property
+    def word_splitting(self) -> Splitting | None:
+        """How a text is split into words, if the values are tags of words; otherwise None."""
+        return None
 
     @abstractmethod
     def cell_reader(self) -> ReadCell:
@@ -100,6 +131,10 @@ class OutputBase(FeatureBase):
     def answer_member(self, value: Any) -> Any:
         """Return what stands for this value in the JSON object of several outputs."""
         return value
+
+    def head_targets(self, value: Any, labels: Sequence[str]) -> Sequence[float]:
+        """Return the training targets of a value for a head. `labels` are those of the model, in its order."""
+        raise AssertionError(f"an output of type {type(self).__name__} has no head")
 
     def grammar(self, rule: str, *, seen: Sequence[str], alone: bool) -> list[str]:
         """Return grammar rules of a value, the first of which is called `rule`.

@@ -7,7 +7,7 @@ from pydantic import model_validator
 
 from partita_schema.base import ConfigModel, Name, PositiveInt, StrictBool, check_regex, rule_error
 from partita_schema.cells import CellError, text_reader
-from partita_schema.sections.outputs.base import OutputBase, ReadCell
+from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell
 from partita_schema.sections.outputs.grammar_rules import json_rule
 
 
@@ -75,18 +75,23 @@ class CategoryDecoder(ConfigModel):
 
 
 class CategoryOutput(OutputBase):
-    """A label of a fixed set."""
+    """A label of a fixed set. Booleans of the data are the labels true and false."""
 
     type: Literal["category"]
     """Category: one label of a fixed set."""
+    head: HeadName | None = None
+    """Predict with a layer on top of the model in place of generated text. linear: a linear layer, as in
+    AutoModelForSequenceClassification of transformers. Default: linear for encoders such as BERT, otherwise no head."""
     preprocessing: CategoryPreprocessing = CategoryPreprocessing.model_construct()
     """How the column becomes a label."""
     decoder: CategoryDecoder = CategoryDecoder.model_construct()
     """How a label is extracted from an answer."""
 
     METRICS: ClassVar = {"accuracy": "higher", "macro_f1": "higher", "weighted_f1": "higher"}
+    SCORE_METRICS: ClassVar = {"auroc": "higher", "average_precision": "higher"}
     has_labels: ClassVar = True
     one_label: ClassVar = True
+    can_have_head: ClassVar = True
     truncated: ClassVar = False
 
     @model_validator(mode="after")
@@ -128,7 +133,7 @@ class CategoryOutput(OutputBase):
         known = None if labels is None else frozenset(labels)
 
         def read_label(value: Any) -> str:
-            label = read(value).strip()
+            label = read(str(value).lower() if isinstance(value, bool) else value).strip()
             if known is not None and label not in known:
                 raise CellError(self.why_unknown(label, labels or ()))
             return label
@@ -140,6 +145,10 @@ class CategoryOutput(OutputBase):
 
     def answer_labels(self, seen: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(map(self._written, self.labels or seen)))
+
+    def head_targets(self, value: Any, labels: Sequence[str]) -> Sequence[float]:
+        """Return the index of the label."""
+        return (float(labels.index(value)),)
 
     def grammar(self, rule: str, *, seen: Sequence[str], alone: bool) -> list[str]:
         if not seen or self.decoder.match:  # with match rules, any text may contain a label

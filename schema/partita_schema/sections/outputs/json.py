@@ -64,7 +64,14 @@ class JsonOutput(OutputBase):
     decoder: JsonDecoder = JsonDecoder.model_construct()
     """How a JSON value is extracted from an answer."""
 
-    METRICS: ClassVar = {"exact_match": "higher", "valid": "higher", "field_accuracy": "higher"}
+    METRICS: ClassVar = {
+        "exact_match": "higher",
+        "valid": "higher",
+        "field_accuracy": "higher",
+        "joint_accuracy": "higher",
+        "slot_accuracy": "higher",
+        "slot_f1": "higher",
+    }
 
     @property
     def constrain(self) -> bool:

@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from partita_schema.base import ConfigModel, Name, Number, check_regex, rule_error
 from partita_schema.cells import NUMBER, CellError, shown
-from partita_schema.sections.outputs.base import OutputBase, ReadCell, ValuePreprocessing
+from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell, ValuePreprocessing
 from partita_schema.sections.outputs.grammar_rules import json_rule
 
 
@@ -46,15 +46,23 @@ class NumberOutput(OutputBase):
 
     type: Literal["number"]
     """Number."""
+    head: HeadName | None = None
+    """Predict with a layer on top of the model in place of generated text. linear: a linear layer, as in
+    AutoModelForSequenceClassification of transformers. Default: linear for encoders such as BERT, otherwise no head."""
     preprocessing: ValuePreprocessing = ValuePreprocessing.model_construct()
     """How the column becomes the training target."""
     decoder: NumberDecoder = NumberDecoder.model_construct()
     """How a number is extracted from an answer."""
 
     METRICS: ClassVar = {"exact_match": "higher", "mae": "lower", "mse": "lower", "rmse": "lower", "r2": "higher"}
+    can_have_head: ClassVar = True
 
     def cell_reader(self) -> ReadCell:
         return self._read_cell
+
+    def head_targets(self, value: Any, labels: Sequence[str]) -> Sequence[float]:
+        """Return the number itself."""
+        return (float(value),)
 
     def grammar(self, rule: str, *, seen: Sequence[str], alone: bool) -> list[str]:
         limits = {"minimum": self.decoder.minimum, "maximum": self.decoder.maximum}

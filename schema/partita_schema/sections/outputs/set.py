@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from partita_schema.base import ConfigModel, Name, PositiveInt, StrictBool, rule_error
+from partita_schema.base import ConfigModel, Fraction, Name, PositiveInt, StrictBool, rule_error
 from partita_schema.cells import CellError, compact_json, parse_json, plain_text, shown
-from partita_schema.sections.outputs.base import OutputBase, ReadCell
+from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell
 from partita_schema.sections.outputs.grammar_rules import json_rule, quoted
 
 COMMA = ", "
@@ -43,6 +43,8 @@ class SetDecoder(ConfigModel):
     """Extract labels of a fixed set."""
     labels: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     """All labels, in the order in which answers name them. Default: the labels seen in the training data, sorted."""
+    threshold: Fraction = 0.5
+    """With a head, minimum probability of the labels in the set."""
     constrain: StrictBool = False
     """Constrained decoding: only labels can be generated, each at most once, in their order. An answer that reaches the
     token limit is still cut off."""
@@ -70,13 +72,18 @@ class SetOutput(OutputBase):
 
     type: Literal["set"]
     """Set: any number of labels of a fixed set."""
+    head: HeadName | None = None
+    """Predict with a layer on top of the model in place of generated text. linear: a linear layer, as in
+    AutoModelForSequenceClassification of transformers. Default: linear for encoders such as BERT, otherwise no head."""
     preprocessing: SetPreprocessing = SetPreprocessing.model_construct()
     """How the column becomes a set of labels, and how answers are written."""
     decoder: SetDecoder = SetDecoder.model_construct()
     """How labels are extracted from an answer."""
 
     METRICS: ClassVar = {"exact_match": "higher", "micro_f1": "higher", "macro_f1": "higher", "jaccard": "higher"}
+    SCORE_METRICS: ClassVar = {"auroc": "higher", "average_precision": "higher"}
     has_labels: ClassVar = True
+    can_have_head: ClassVar = True
     truncated: ClassVar = False
 
     @model_validator(mode="after")
@@ -139,6 +146,11 @@ class SetOutput(OutputBase):
 
     def answer_member(self, value: Any) -> Any:
         return self.answer_text(value) if self.preprocessing.format == "comma" else value
+
+    def head_targets(self, value: Any, labels: Sequence[str]) -> Sequence[float]:
+        """Return 1 for each label of the set and 0 for the others."""
+        members = frozenset(value)
+        return [float(label in members) for label in labels]
 
     def grammar(self, rule: str, *, seen: Sequence[str], alone: bool) -> list[str]:
         labels, comma = self.answer_labels(seen), self.preprocessing.format == "comma"

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita_schema.config import Config
-from partita_schema.dialogue_formats import FormatError, has_dialogues, read_dialogue
+from partita_schema.dialogues.common_form import FormatError
+from partita_schema.dialogues.read import has_dialogues, read_dialogue
 from partita_schema.rows import check_rows, row_schema
 
 EXPECTED = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "so long")]
@@ -31,6 +32,8 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": listed("role", "content", ROLES)}),
     ("sharegpt", {"conversations": listed("from", "value", ("human", "gpt"))}),
     ("turns", {"turns": listed("speaker", "text", ("user", "system"))}),
+    ("turns", {"utterances": listed("speaker", "text", ("USER", "ASSISTANT"))}),  # Taskmaster
+    ("turns", {"turns": listed("speaker", "utterance", ("USER", "SYSTEM"))}),  # MultiWOZ 2.2
     ("parlai", {"episode": [{"text": "hi", "labels": ["hello"]}, {"text": "bye", "eval_labels": ["so long"]}]}),
     ("alpaca", {"history": [["hi", "hello"]], "instruction": "bye", "input": "", "output": "so long"}),
     ("prompt_completion", {"prompt": listed("role", "content", ROLES)[:3], "completion": "so long"}),
@@ -49,10 +52,80 @@ def test_every_format_is_detected_by_its_columns_and_gives_the_same_dialogue(for
 
 
 def test_formats_with_lists_may_be_in_any_column() -> None:
-    for form, row in FORMS[:4]:
+    for form, row in FORMS[:6]:
         [said] = row.values()
         assert read({"chat": said, "other": 1}, column="chat") == EXPECTED
         assert read({"chat": said}, form, column="chat") == EXPECTED
+
+
+def test_datasets_of_tasks_have_positions_that_are_not_read_and_annotations_that_must_be_ignored() -> None:
+    frames: list[Any] = [{"service": "hotel", "state": {}}]
+    said = [
+        {"speaker": "USER", "turn_id": str(place), "utterance": text, "frames": frames if place == 2 else []}
+        if place % 2 == 0
+        else {"speaker": "SYSTEM", "turn_id": str(place), "utterance": text, "frames": []}
+        for place, text in enumerate(TEXTS)
+    ]
+    with pytest.raises(FormatError, match="message 3 has frames, which is not read; write what the model is to see as"):
+        read({"turns": said})
+    messages = read_dialogue({"turns": said}, column="messages", ignored=["frames"])["messages"]
+    assert [(message["role"], message["content"]) for message in messages] == EXPECTED
+    assert read({"utterances": [{"index": 0, "speaker": "USER", "text": "hi"}]}) == [("user", "hi")]
+
+
+CHATML = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in EXPECTED)
+
+
+@pytest.mark.parametrize("form", ["auto", "chatml"])
+def test_text_in_chatml_is_a_dialogue(form: str) -> None:
+    assert read({"text": CHATML}, form, column="text") == EXPECTED
+    assert read({"text": f"\n{CHATML}<|im_start|>assistant\n"}, form, column="text") == EXPECTED
+    assert read({"text": CHATML.removesuffix("<|im_end|>\n")}, form, column="text") == EXPECTED
+    called = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<tool_call>{}</tool_call><|im_end|>"
+    assert read({"text": called}, form, column="text")[1] == ("assistant", "<tool_call>{}</tool_call>")
+
+
+def segments(*pairs: tuple[bool, str]) -> dict[str, Any]:
+    return {"segments": [{"label": label, "text": text} for label, text in pairs]}
+
+
+@pytest.mark.parametrize("form", ["auto", "segments"])
+def test_segments_are_messages_of_one_text(form: str) -> None:
+    row = segments((True, "<s>a "), (False, "b"), (False, " c\n"), (True, "d"), (True, ""), (True, "e</s>"))
+
+    dialogue = read_dialogue(row, column="messages", form=form)
+
+    assert dialogue["verbatim"] is True
+    assert [(message["role"], message["content"], message.get("train")) for message in dialogue["messages"]] == [
+        ("assistant", "<s>a ", True),
+        ("user", "b c\n", None),
+        ("assistant", "de</s>", True),
+    ]
+
+
+def test_columns_have_the_names_that_the_data_has() -> None:
+    for form, (row, columns) in {
+        "alpaca": (
+            {"question": "Add.", "more": "1 and 2", "answer": "3", "output": 7, "input": "?"},
+            {"instruction": "question", "input": "more", "output": "answer"},
+        ),
+        "prompt_completion": ({"ask": "Add.\n\n1 and 2", "say": "3"}, {"prompt": "ask", "completion": "say"}),
+        "sharegpt": (
+            {"chat": [{"from": "human", "value": "Add.\n\n1 and 2"}, {"from": "gpt", "value": "3"}]},
+            {"conversations": "chat"},
+        ),
+    }.items():
+        for name in ("auto", form):
+            dialogue = read_dialogue(row, column="messages", form=name, columns=columns)
+            assert [message["content"] for message in dialogue["messages"]] == ["Add.\n\n1 and 2", "3"]
+    tools = {"messages": listed("role", "content", ROLES), "functions_json": '[{"name": "f"}]'}
+    assert read_dialogue(tools, column="messages", columns={"tools": "functions_json"})["tools"]
+
+
+def test_errors_name_columns_as_the_data_has_them() -> None:
+    columns = {"instruction": "question", "output": "answer"}
+    with pytest.raises(FormatError, match="column answer: content is not text"):
+        read_dialogue({"question": "a", "answer": {"b": 1}}, column="messages", columns=columns)
 
 
 def test_alpaca_puts_the_input_after_the_instruction() -> None:
@@ -93,19 +166,21 @@ def message(**keys: Any) -> dict[str, Any]:
         (message(content="y"), "message 2 has no role; write one of system, user, assistant, tool"),
         (message(role="narrator", content="y"), "message 2: the role is 'narrator'; write one of system, user"),
         (
-            message(role="assistant", content=None, tool_calls=[{"id": 1}]),
+            message(role="assistant", content="y", citations=[1]),
             (
-                "message 2 has tool_calls, which is not read; write what the model is to see as text in content, or "
-                "data.dialogue: {ignore_keys: [tool_calls]} to leave that out of all rows"
+                "message 2 has citations, which is not read; write what the model is to see as text in content, or "
+                "data.dialogue: {ignore_keys: [citations]} to leave that out of all rows"
             ),
         ),
         (
-            message(role="assistant", content="y", reasoning_content="z", name="b", refusal=None, audio=[]),
+            message(role="assistant", content="y", mood="z", name="b", refusal=None, audio=[]),
             (
-                "message 2 has reasoning_content, name, which are not read; write what the model is to see as text in "
-                "content, or data.dialogue: {ignore_keys: [reasoning_content, name]} to leave that out of all rows"
+                "message 2 has mood, name, which are not read; write what the model is to see as text in "
+                "content, or data.dialogue: {ignore_keys: [mood, name]} to leave that out of all rows"
             ),
         ),
+        (message(role="user", content="y", tool_calls=[{"name": "f"}]), "message 2 has tool_calls, which is not read"),
+        (message(role="user", content="y", reasoning="z"), "message 2 has reasoning, which is not read"),
         (message(role="user", content="y", labels=["z"]), "message 2 has labels, which is not read"),
         (message(role="assistant", content="y", weight=0.5), "message 2: weight is 0.5; write 0 or 1"),
         (
@@ -125,21 +200,40 @@ def message(**keys: Any) -> dict[str, Any]:
             "message 1 has name, which is not read",
         ),
         (
-            {"prompt": "a", "completion": [{"role": "assistant", "content": "a", "thinking": "b"}]},
-            "column completion: message 1 has thinking, which is not read",
+            {"prompt": "a", "completion": [{"role": "assistant", "content": "a", "mood": "b"}]},
+            "column completion: message 1 has mood, which is not read",
         ),
         (
-            {**message(role="assistant", content="y"), "tools": [{"name": "f"}]},
+            {**message(role="assistant", content="y"), "images": ["cat.png"]},
             (
-                "column tools is not read; write the tools as text in a system message, or data.dialogue: "
-                "{ignore_keys: [tools]} to leave that out of all rows"
+                "column images holds images, which are not read; data.dialogue: {ignore_keys: [images]} to leave that "
+                "out of all rows"
             ),
         ),
         (
-            message(role="user", content=[{"type": "image_url", "image_url": "u"}]),
-            "message 2: a part of content is image_url; only text parts are read",
+            message(role="user", content=[{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "u"}]),
+            "message 2: part 2 of content is image_url; only text is read, so leave such rows out of the data",
         ),
         ({"messages": [{"role": "user", "content": "x"}, "y"]}, "message 2 is not a mapping; write role and content"),
+        (
+            {"messages": "<s><|im_start|>user\nx"},
+            "the text begins with '<s>'; ChatML begins with <|im_start|> and a role",
+        ),
+        ({"messages": "<|im_start|>user\nx<|im_end|> y"}, "message 1: there is text after <|im_end|>: 'y'"),
+        (
+            {"messages": "<|im_start|>user\nx<|im_start|>assistant\ny<|im_end|>"},
+            "message 1 does not end with <|im_end|>",
+        ),
+        ({"messages": "<|im_start|>narrator\nx<|im_end|>"}, "message 1: the role is 'narrator'; write one of"),
+        ({"messages": "<|im_start|>"}, "the text has no message; ChatML begins with <|im_start|> and a role"),
+        (
+            {"segments": [{"label": "yes", "text": "a"}]},
+            "segment 1: label is 'yes'; write true if the segment is in the loss, else false",
+        ),
+        ({"segments": [{"label": True, "text": None}]}, "segment 1: text is missing"),
+        ({"segments": [{"label": True, "text": "a", "weight": 2}]}, "segment 1 has weight, which is not read"),
+        ({"segments": [{"label": True, "text": ""}, 3]}, "segment 2 is not a mapping; write label and text"),
+        ({"segments": [{"label": True, "text": ""}]}, "column segments has no text"),
         ({"messages": []}, "column messages is an empty list; write messages with role and content"),
         ({"messages": ["x"]}, "column messages is not a list of messages; write messages with role and content"),
         (

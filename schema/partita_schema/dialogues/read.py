@@ -1,0 +1,173 @@
+"""Read the dialogue of a row in any format."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from partita_schema.dialogues.common_form import (
+    ONE_FORM,
+    OPTIONAL_KEYS,
+    Dialogue,
+    FormatError,
+    UnreadKeysError,
+    is_read,
+)
+from partita_schema.dialogues.formats import CHATML_START, COLUMNS, KEYS_BY_FORMAT, LISTS, READERS, TOOL_COLUMNS
+from partita_schema.dialogues.messages import KnownKeys, way_out
+from partita_schema.dialogues.tools import tools_of
+from partita_schema.dialogues.values import holds, plain_list
+
+MEDIA_COLUMNS = ("images", "videos", "audios")
+"""Columns with content that is not text."""
+
+
+def read_dialogue(
+    row: Mapping[str, Any],
+    *,
+    column: str,
+    form: str = "auto",
+    ignored: Collection[str] = (),
+    columns: Mapping[str, str] | None = None,
+    outputs: Collection[str] = (),
+) -> Dialogue:
+    """Return the dialogue of a row in the common form.
+
+    Args:
+        row: The row, as a mapping from column to value.
+        column: Column of the dialogue feature. Formats that use several columns ignore it, and a format's standard
+            column is used if the row does not have it.
+        form: Name of the format, or auto to detect it.
+        ignored: Message keys and columns to ignore.
+        columns: Names of columns in the data, by the name that a format has for them.
+        outputs: Message keys that hold outputs.
+
+    Raises:
+        FormatError: The row contains no valid dialogue.
+    """
+    cell = row.get(column)
+    if is_read(cell):
+        return dict(cell)
+    if is_read(row):
+        return {name: row[name] for name in (*ONE_FORM, *OPTIONAL_KEYS) if name in row}
+    if columns:
+        with own_names(columns):
+            return read_dialogue(renamed(row, columns), column=column, form=form, ignored=ignored, outputs=outputs)
+    form, column = format_and_column(row, column, form=form)
+    refuse_media(row, ignored)
+    dialogue = READERS[form](row, column, KnownKeys(ignored, outputs))
+    tools = [
+        tool
+        for name in TOOL_COLUMNS
+        if name not in ignored and holds(row.get(name))
+        for tool in tools_of(row[name], f"column {name}")
+    ]
+    return dialogue | {"tools": tools} if tools else dialogue
+
+
+def format_of(row: Mapping[str, Any], *, column: str, form: str, columns: Mapping[str, str]) -> str | None:
+    """Return the name of a row's format; None if it has none, or is in the common form.
+
+    Args:
+        row: The row.
+        column: Column of the dialogue feature.
+        form: Name of the format, or auto to detect it.
+        columns: Names of columns in the data, by the name that a format has for them.
+    """
+    if is_read(row.get(column)) or is_read(row):
+        return None
+    try:
+        return format_and_column(renamed(row, columns), column, form=form)[0]
+    except FormatError:
+        return None
+
+
+def format_and_column(row: Mapping[str, Any], column: str, *, form: str) -> tuple[str, str]:
+    """Return the format, detected if it is auto, and the column of the messages."""
+    if form == "auto":
+        return detect_format(row, column)
+    if form in LISTS and row.get(column) is None:
+        column = next((name for name in LISTS[form] if row.get(name) is not None), column)
+    return form, column
+
+
+def renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return a row with the names that formats have for its columns."""
+    if not columns:
+        return row
+    own = {name: row[written] for name, written in columns.items() if written in row}
+    return {name: value for name, value in row.items() if name not in columns} | own
+
+
+@contextmanager
+def own_names(columns: Mapping[str, str]) -> Iterator[None]:
+    """Write the names of the data in errors."""
+    try:
+        yield
+    except FormatError as error:
+        pattern = rf"\bcolumn ({'|'.join(map(re.escape, columns))})\b"
+        error.args = (re.sub(pattern, lambda match: f"column {columns[match[1]]}", str(error)),)
+        raise
+
+
+def refuse_media(row: Mapping[str, Any], ignored: Collection[str]) -> None:
+    """Raise UnreadKeysError if a row has images, videos or sound."""
+    name = next((name for name in MEDIA_COLUMNS if name not in ignored and holds(row.get(name))), None)
+    if name is not None:
+        raise UnreadKeysError(f"column {name} holds {name}, which are not read; {way_out([name])}", [name])
+
+
+def unread_keys(row: Mapping[str, Any], *, column: str) -> list[str]:
+    """Return the message keys and columns that `ignore_keys` must list to read the dialogue of a row."""
+    keys: list[str] = []
+    while True:
+        try:
+            read_dialogue(row, column=column, ignored=keys)
+        except UnreadKeysError as error:
+            keys += error.keys
+        except FormatError:
+            return keys
+        else:
+            return keys
+
+
+def detect_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
+    """Return the format, detected from the columns and the keys of the messages, and the column of the messages."""
+    for name in (column, *(name for names in LISTS.values() for name in names)):
+        value = row.get(name)
+        if name == column and isinstance(value, str) and CHATML_START in value:
+            return "chatml", name
+        items = plain_list(value)
+        if items is None:
+            continue
+        first = items[0] if items else None
+        if not isinstance(first, Mapping):
+            raise FormatError(
+                f"column {name} is {'an empty list' if not items else 'not a list of messages'}; "
+                "write messages with role and content"
+            )
+        for form, alternatives in KEYS_BY_FORMAT.items():
+            if any(set(keys) <= set(item) for keys in alternatives for item in items if isinstance(item, Mapping)):
+                return form, name
+        raise FormatError(
+            f"column {name}: a message has the keys {', '.join(map(str, first))}; known are role and content, "
+            "from and value, speaker and text or utterance, label and text, text and labels"
+        )
+    for form, (needed, _) in COLUMNS.items():
+        if all(row.get(name) is not None for name in needed):
+            return form, column
+    raise FormatError(
+        f"there is no dialogue: neither a list of messages in column {column} nor the columns of a known format; "
+        f"there are {', '.join(map(str, row)) or 'no columns'}"
+    )
+
+
+def has_dialogues(columns: Sequence[str], *, column: str, form: str = "auto") -> bool:
+    """Return whether rows with these columns can contain dialogues."""
+    if column in columns or set(columns) >= {*ONE_FORM}:
+        return True
+    lists = [names for name, names in LISTS.items() if form in ("auto", name)]
+    spread = [needed for name, (needed, _) in COLUMNS.items() if form in ("auto", name)]
+    return any(name in columns for names in lists for name in names) or any(
+        set(needed) <= set(columns) for needed in spread
+    )

@@ -1,0 +1,84 @@
+"""Tests of the rules for adapters."""
+
+from typing import Any
+
+import pytest
+
+from ..refusals import problems_of
+
+
+def problems(base_model: Any = "m", **sections: Any) -> list[str]:
+    raw = {
+        "base_model": base_model,
+        "input_features": [{"name": "text", "type": "text"}],
+        "output_features": [{"name": "reply", "type": "text"}],
+        "trainer": {"type": "finetune"},
+    }
+    return problems_of(raw | sections)
+
+
+@pytest.mark.parametrize("type_", ["prompt_tuning", "prefix_tuning", "p_tuning"])
+def test_virtual_tokens_are_neither_packed_nor_merged(type_: str) -> None:
+    adapter = {"type": type_, "postprocessor": {"merge_adapter_into_base_model": True}}
+    found = problems(adapter=adapter, data={"batching": {"type": "pack"}})
+    assert sorted(found) == [
+        (
+            "adapter.postprocessor.merge_adapter_into_base_model: virtual tokens are not weights and cannot be merged; "
+            "remove it"
+        ),
+        (
+            f"data.batching.type: rows cannot be packed under the adapter {type_}: its virtual tokens would stand once "
+            "in each line, not before each row; write data.batching: {type: bucket}"
+        ),
+    ]
+
+
+def test_a_prefix_in_the_cache_excludes_beams_and_recomputing() -> None:
+    sections = {
+        "adapter": {"type": "prefix_tuning"},
+        "generation": {"num_beams": 2},
+        "trainer": {"type": "finetune", "gradient_checkpointing": True},
+    }
+    assert sorted(problems(**sections)) == [
+        "generation.num_beams: beam search does not work with prefix_tuning; write num_beams: 1",
+        (
+            "trainer.gradient_checkpointing: prefix_tuning lives in the cache, which recomputing leaves out; write "
+            "gradient_checkpointing: false, or adapter: {type: prompt_tuning}"
+        ),
+    ]
+    assert problems(**sections | {"adapter": {"type": "prompt_tuning"}}) == []
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        ("orthogonal", "orthogonal does not work on a quantized base; write init: default or loftq"),
+        (
+            "pissa",
+            (
+                "pissa changes the base weights, and quantized ones cannot be changed; write init: loftq or default, "
+                "or remove quantization"
+            ),
+        ),
+    ],
+)
+def test_inits_that_change_the_base_are_refused_on_quantized_weights(init: str, message: str) -> None:
+    sections: dict[str, Any] = {"adapter": {"type": "lora", "init": init}, "quantization": {"bits": 4}}
+    assert problems(**sections) == [f"adapter.init: {message}"]
+    sections["adapter"]["pretrained_adapter_weights"] = "./trained"  # not initialized
+    assert problems(**sections) == []
+
+
+def test_loftq_fits_quantized_weights_once() -> None:
+    adapter = {"type": "lora", "init": "loftq", "loftq_iterations": 3}
+    assert problems(adapter=adapter, quantization={"bits": 4}) == [
+        "adapter.loftq_iterations: a quantized base allows 1, its weights stay as they are; write 1"
+    ]
+
+
+def test_olora_does_not_work_on_a_new_gpt2() -> None:
+    adapter = {"type": "lora", "init": "olora"}
+    assert problems({"type": "scratch", "architecture": "gpt2"}, adapter=adapter) == [
+        "adapter.init: olora does not work on layers of gpt2; write init: pissa"
+    ]
+    assert problems({"type": "scratch"}, adapter=adapter) == []
