@@ -40,20 +40,31 @@ def dataset_path(dataset: str | None, stdin_format: str) -> str | None:
     """
     if dataset != STREAM:
         return dataset
+    path = copied_stdin(f"stdin.{stdin_format}", hint="pipe the rows into the command, or name a file after --dataset")
+    if stdin_format == "jsonl":
+        with path.open("rb") as file:
+            check_json_lines(file.read(BEGINNING).decode("utf-8-sig", "replace").strip())
+    return str(path)
+
+
+def config_path(file: Path) -> Path:
+    """Return a file; for `-`, copy standard input to a temporary file. Raise DataError if the input is empty."""
+    return copied_stdin("stdin.yaml", hint="pipe a configuration into the command") if str(file) == STREAM else file
+
+
+def copied_stdin(name: str, *, hint: str) -> Path:
+    """Copy standard input to a temporary file that is removed at exit. Raise DataError with a hint if it is empty."""
     import atexit
     import tempfile
 
     folder = tempfile.mkdtemp(prefix="partita-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = Path(folder) / f"stdin.{stdin_format}"
+    path = Path(folder) / name
     with path.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
     if not path.stat().st_size:
-        raise DataError("standard input is empty; pipe the rows into the command, or name a file after --dataset")
-    if stdin_format == "jsonl":
-        with path.open("rb") as file:
-            check_json_lines(file.read(BEGINNING).decode("utf-8-sig", "replace").strip())
-    return str(path)
+        raise DataError(f"standard input is empty; {hint}")
+    return path
 
 
 def check_json_lines(text: str) -> None:

@@ -126,7 +126,7 @@ def test_a_broken_line_before_json_lines_is_one_bad_row(colours: Any, piped: Pip
     [
         ("", "standard input is empty; pipe the rows into the command, or name a file after --dataset"),
         ("\n", "stdin.jsonl has no rows"),
-        ('\ufeff{"text": "a"}\n', "stdin.jsonl is UTF-16; save it as UTF-8"),
+        ('\ufeff{"text": "a"}\n', "stdin.jsonl is UTF-16; write encoding: utf-16 at its source, or save it as UTF-8"),
     ],
 )
 def test_standard_input_without_rows_is_refused(text: str, message: str, piped: Piped) -> None:
@@ -155,6 +155,17 @@ def test_options_that_conflict_with_standard_streams_are_refused(words: str, mes
     assert (code, out) == (2, "")
     expected = message or "backend: several processes cannot share standard input or output; name a file"
     assert expected in " ".join(err.replace("│", " ").split())
+
+
+def test_convert_reads_standard_input(piped: Piped) -> None:
+    text = "base_model: m\nmodel_type: llm\ninput_features: [{name: a, type: text}]\n"
+    text += "output_features: [{name: b, type: text}]\n"
+
+    status, out, _ = piped("convert -", text)
+
+    assert status == 0
+    assert yaml.safe_load(out)["base_model"] == "m"
+    assert piped("convert -", "") == (2, "", "error: standard input is empty; pipe a configuration into the command\n")
 
 
 def test_convert_prints_to_standard_output(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from partita.data.formats.json import JSON, JSONL
 from partita.data.formats.parlai import PARLAI
 from partita.data.formats.tables import ARROW, PARQUET
 from partita.data.formats.txt import TXT
+from partita.data.formats.xlsx import XLSX
 
 FORMATS: dict[str, FileFormat] = {
-    file_format.name: file_format for file_format in (CSV, TSV, JSON, JSONL, PARQUET, ARROW, TXT, PARLAI)
+    file_format.name: file_format for file_format in (CSV, TSV, JSON, JSONL, PARQUET, ARROW, TXT, PARLAI, XLSX)
 }
 """All formats by name."""
 EXTENSIONS = {extension: file_format.name for file_format in FORMATS.values() for extension in file_format.extensions}

@@ -4,6 +4,7 @@ A malformed row does not affect others: reading continues at the next line. A pr
 encoding, no header, a malformed JSON array) is a DataError.
 """
 
+import codecs
 import gzip
 import json
 import lzma
@@ -11,10 +12,11 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
+from partita.data.formats.encodings import utf8_stream
 from partita.data.rows import Rows
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, shortened
 
 MAX_RAW = 500
 """Maximum number of characters stored of a bad row."""
@@ -29,6 +31,7 @@ SKIP = 1 << 20
 BOM = b"\xef\xbb\xbf"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
+Quoting = Literal["minimal", "none"]
 Position = int | list[Any]
 """Start of a row in its shard, in the source's own terms: a byte, a row, a row group and a row. Checkpoints keep it."""
 
@@ -80,6 +83,28 @@ DEFAULT_SIZES = FileSizes()
 
 
 @dataclass(frozen=True)
+class FileOptions:
+    """How files are written; None if it is detected from their content, or has no effect on their format."""
+
+    encoding: str | None = None
+    """Encoding of text, by its name in Python."""
+    delimiter: str | None = None
+    """Character between cells."""
+    quoting: Quoting | None = None
+    """Whether quotes enclose cells."""
+    sheet: str | None = None
+    """Name of a sheet. Default: the first."""
+
+    @property
+    def is_utf8(self) -> bool:
+        """Whether bytes need no conversion, as far as the options say."""
+        return self.encoding is None or codecs.lookup(self.encoding).name in ("utf-8", "utf-8-sig", "ascii")
+
+
+DEFAULT_OPTIONS = FileOptions()
+
+
+@dataclass(frozen=True)
 class FileSlice:
     """A file or a part of it."""
 
@@ -99,6 +124,8 @@ class FileSlice:
     max_row_bytes: int = MAX_ROW_BYTES
     """Maximum size of a line in bytes; a longer one is a bad row."""
     file_sizes: FileSizes = DEFAULT_SIZES
+    options: FileOptions = DEFAULT_OPTIONS
+    """How the file is written."""
 
 
 Reader = Callable[[BinaryIO, str, int], Iterator[SourceRecord]]
@@ -111,13 +138,14 @@ after it. The same slice from the same position yields the same rows."""
 class RowsOpener(Protocol):
     """Opens the rows of files by index."""
 
-    def __call__(self, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
+    def __call__(self, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int, options: FileOptions) -> Rows:
         """Return the rows of files.
 
         Args:
             paths: Paths or URLs.
             names: Name of each file in keys.
             max_row_bytes: Maximum size of a row of a text file in bytes.
+            options: How the files are written.
 
         Raises:
             DataError: If a file cannot be read, or no row is good.
@@ -147,8 +175,12 @@ class FileFormat:
 
 
 @contextmanager
-def opened(path: str, label: str) -> Iterator[BinaryIO]:
-    """Open a file and yield its decompressed bytes. Raise DataError if opening or reading fails."""
+def opened(path: str, label: str, *, options: FileOptions = DEFAULT_OPTIONS) -> Iterator[BinaryIO]:
+    """Open a file and yield its decompressed bytes, in UTF-8 if `options` name another encoding.
+
+    Raises:
+        DataError: If opening or reading fails.
+    """
     import fsspec  # type: ignore[import-untyped] # it ships no types
 
     try:
@@ -157,7 +189,7 @@ def opened(path: str, label: str) -> Iterator[BinaryIO]:
         raise DataError(f"{label} cannot be read: {error}") from error
     try:
         with file as stream:
-            yield stream
+            yield stream if options.is_utf8 else utf8_stream(stream, label, encoding=str(options.encoding))
     except (OSError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError(f"{label} cannot be read: {error}") from error
     except Exception as error:
@@ -201,7 +233,7 @@ def read_from_start(
         start: Position to start at.
     """
     passed = start if isinstance(start, int) else 0
-    with opened(file_slice.path, file_slice.label) as stream:
+    with opened(file_slice.path, file_slice.label, options=file_slice.options) as stream:
         for index, record in enumerate(read(stream, file_slice.label, file_slice.max_row_bytes)):
             if index >= passed and index % file_slice.parts == file_slice.part:
                 yield stream_row(record, shard), index + 1
@@ -231,7 +263,20 @@ def dump(row: dict[str, Any]) -> bytes:
     return write_json(row).encode("utf-8") + b"\n"
 
 
-SAVE_AS_UTF8 = "save the file as UTF-8, for example with iconv -f latin1 -t utf8"
+def column_names(cells: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return the names of the columns of a table from its header; an empty cell is named by its number.
+
+    Raises:
+        DataError: Two names are equal.
+    """
+    names = tuple(cell.strip() or f"column {number}" for number, cell in enumerate(cells, start=1))
+    twice = next((column for index, column in enumerate(names) if column in names[:index]), None)
+    if twice is not None:
+        raise DataError(f"{name}: the header names {shortened(twice)!r} twice; rename one")
+    return names
+
+
+WRITE_ENCODING = "write its encoding at the source, such as encoding: cp1252, or save the file as UTF-8"
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
@@ -242,4 +287,4 @@ def not_utf8(error: UnicodeDecodeError) -> str:
 def refuse_utf16(start: bytes, name: str) -> None:
     """Raise DataError if a file that starts with these bytes is UTF-16."""
     if start.startswith(UTF16_MARKS):
-        raise DataError(f"{name} is UTF-16; save it as UTF-8")
+        raise DataError(f"{name} is UTF-16; write encoding: utf-16 at its source, or save it as UTF-8")

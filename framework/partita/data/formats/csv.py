@@ -1,79 +1,86 @@
 """Read rows of CSV and TSV files; every cell remains text."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import BinaryIO
 
 from partita.data.formats.base import (
     MAX_ROW_BYTES,
-    SAVE_AS_UTF8,
-    UTF16_MARKS,
+    WRITE_ENCODING,
     FileFormat,
+    FileOptions,
     FileSlice,
     Position,
     SourceRecord,
     StreamRow,
     bad,
+    column_names,
     dump,
     opened,
     seek,
     stream_row,
 )
 from partita.data.formats.csv_rows import CsvRow, CsvRows
+from partita.data.formats.dialect import DELIMITERS, Dialect, differences, opened_dialect
 from partita.data.formats.text_files import open_text
+from partita.data.rows import Rows
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError, shortened
 
-SEPARATORS = {";": "';'", "\t": "a tab", "|": "'|'"}
-"""Separators of files that are called CSV, besides commas, with their names in messages."""
 
-
-def read_csv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
-    """Yield the rows under a header, separated by commas. Every cell remains text."""
-    return read_cells(stream, name, delimiter=",", max_row_bytes=max_row_bytes)
-
-
-def read_tsv(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
-    """Yield the rows under a header, separated by tabs. Every cell remains text."""
-    return read_cells(stream, name, delimiter="\t", max_row_bytes=max_row_bytes)
-
-
-def read_cells(stream: BinaryIO, name: str, *, delimiter: str, max_row_bytes: int) -> Iterator[SourceRecord]:
-    """Yield the rows under a header.
+def read_cells(
+    stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES, *, default: str, options: FileOptions
+) -> Iterator[SourceRecord]:
+    """Yield the rows under a header. Every cell remains text.
 
     Args:
         stream: The file.
         name: Name of the file, for errors.
-        delimiter: Separator of the cells.
         max_row_bytes: Maximum size of a row.
+        default: Delimiter of the format.
+        options: What the configuration says about delimiter, quoting and encoding; the rest is detected from the rows.
     """
+    whole, dialect = opened_dialect(stream, name, default=default, options=options)
     header: tuple[str, ...] | None = None
-    for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=max_row_bytes):
+    delimiter, quoting = dialect.delimiter, dialect.quoting
+    for row in CsvRows(whole, delimiter=delimiter, quoting=quoting, max_row_bytes=max_row_bytes):
         if header is None:
-            header = checked_header(row, name, delimiter)
+            header = checked_header(row, name, options)
         else:
             yield csv_record(row, header, delimiter)
 
 
-def checked_header(row: CsvRow, name: str, delimiter: str) -> tuple[str, ...]:
-    """Return the column names. Raise DataError if the first row cannot be a header, or uses another separator."""
-    if row.cells[0].encode("utf-8", "surrogateescape").startswith(UTF16_MARKS):
-        raise DataError(f"{name} is UTF-16; save it as UTF-8")
+def open_cells(
+    default: str, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int, options: FileOptions
+) -> Rows:
+    """Return the rows of tables by index.
+
+    Args:
+        default: Delimiter of the format.
+        paths: Paths or URLs.
+        names: Name of each file in keys.
+        max_row_bytes: Maximum size of a row in bytes.
+        options: What the configuration says about them.
+
+    Raises:
+        DataError: If a file cannot be read, or no row is good.
+    """
+    read = partial(read_cells, default=default, options=options)
+    return open_text(read, paths, names, max_row_bytes=max_row_bytes, options=options)
+
+
+def checked_header(row: CsvRow, name: str, options: FileOptions) -> tuple[str, ...]:
+    """Return the column names. Raise DataError if the first row cannot be a header, or uses another delimiter."""
     if row.reason:
         raise DataError(f"{name}: the header cannot be read: {row.reason}")
-    names = tuple(cell.strip() or f"column {number}" for number, cell in enumerate(row.cells, start=1))
-    twice = min((cell for cell, count in Counter(names).items() if count > 1), default=None)
-    if twice is not None:
-        raise DataError(f"{name}: the header names {shortened(twice)!r} twice; rename one")
+    names = column_names(row.cells, name)
     if not_text := next((cell for cell in names if not is_utf8(cell)), None):
-        raise DataError(f"{name}: the header is not UTF-8 ({shortened(not_text)!r}); {SAVE_AS_UTF8}")
-    if separator := other_separator(names):
-        wanted = "comma" if delimiter == "," else "tab"
-        known = ", or name it .tsv or write type: tsv for it" if separator == "a tab" else ""
+        raise DataError(f"{name}: the header is not UTF-8 ({shortened(not_text)!r}); {WRITE_ENCODING}")
+    if options.delimiter is None and (delimiter := other_separator(names)):
         raise DataError(
-            f"{name} has a single column, {shortened(names[0])!r}; its separator looks like {separator}: save it with "
-            f"a {wanted} between cells{known}; rename the column if it really is the only one"
+            f"{name} has a single column, {shortened(names[0])!r}; its delimiter may be {delimiter}, but the rows do "
+            "not have as many cells as the header; write its delimiter at the source, such as delimiter: ','"
         )
     return names
 
@@ -82,7 +89,7 @@ def other_separator(columns: Sequence[str]) -> str | None:
     """Return the name of the separator of cells that were all read as one column; None if there is no likely one."""
     if len(columns) != 1:
         return None
-    return next((word for mark, word in SEPARATORS.items() if mark in columns[0]), None)
+    return next((word for mark, word in DELIMITERS.items() if mark != "," and mark in columns[0]), None)
 
 
 def is_utf8(text: str) -> bool:
@@ -103,36 +110,38 @@ def csv_record(row: CsvRow, header: Sequence[str], delimiter: str) -> SourceReco
     try:
         return SourceRecord(row.number, dump(dict(zip(header, row.cells, strict=True))), tuple(header))
     except UnicodeEncodeError:
-        return bad(row.number, f"not UTF-8; {SAVE_AS_UTF8}", delimiter.join(row.cells))
+        return bad(row.number, f"not UTF-8; {WRITE_ENCODING}", delimiter.join(row.cells))
 
 
 def read_cells_slice(
-    delimiter: str, file_slice: FileSlice, shard: int, start: Position | None
+    default: str, file_slice: FileSlice, shard: int, start: Position | None
 ) -> Iterator[tuple[StreamRow, Position]]:
     """Yield the rows under a header, as the reader of whole files does.
 
     A position is the byte after the row, the number of lines and, unless the slice is the whole file, the number of
-    rows so far. In compressed files, the bytes before a position are decompressed again.
+    rows so far. In files that are compressed or not UTF-8, the bytes before a position are read again.
 
     Args:
-        delimiter: Separator of the cells.
+        default: Delimiter of the format.
         file_slice: The file slice.
         shard: Index of the shard.
         start: Position to start at.
     """
     offset, passed, index = (*start, 0)[:3] if isinstance(start, list) else (0, 0, 0)
-    header = read_header(file_slice, delimiter)
+    header = read_header(file_slice, default)
     if header is None:
         return
-    names, head = header
+    names, head, dialect = header
     if not offset:
         offset, passed = head
     part, parts, limit = file_slice.part, file_slice.parts, file_slice.max_row_bytes
-    with opened(file_slice.path, file_slice.label) as stream:
+    options = replace(file_slice.options, encoding=dialect.encoding)
+    with opened(file_slice.path, file_slice.label, options=options) as stream:
         seek(stream, offset)
         rows = CsvRows(
             stream,
-            delimiter=delimiter,
+            delimiter=dialect.delimiter,
+            quoting=dialect.quoting,
             max_row_bytes=limit,
             offset=offset,
             number=passed + 1,
@@ -143,15 +152,19 @@ def read_cells_slice(
             if parts > 1 and (index - 1) % parts != part:
                 continue
             after = [row.end, row.next_number - 1]
-            yield cells_row(row, names, shard=shard, delimiter=delimiter), after if parts == 1 else [*after, index]
+            shown = cells_row(row, names, shard=shard, delimiter=dialect.delimiter)
+            yield shown, after if parts == 1 else [*after, index]
 
 
-def read_header(file_slice: FileSlice, delimiter: str) -> tuple[Sequence[str], tuple[int, int]] | None:
-    """Return the column names, and the bytes and lines before the first row; None for an empty file."""
-    with opened(file_slice.path, file_slice.label) as stream:
+def read_header(file_slice: FileSlice, default: str) -> tuple[Sequence[str], tuple[int, int], Dialect] | None:
+    """Return the column names, the bytes and lines before the first row, and the dialect; None for an empty file."""
+    label, options = file_slice.label, file_slice.options
+    with opened(file_slice.path, label, options=options) as stream:
+        whole, dialect = opened_dialect(stream, label, default=default, options=options)
         limit, block_bytes = file_slice.max_row_bytes, file_slice.file_sizes.block_bytes
-        for row in CsvRows(stream, delimiter=delimiter, max_row_bytes=limit, block_bytes=block_bytes):
-            return checked_header(row, file_slice.label, delimiter), (row.end, row.next_number - 1)
+        delimiter, quoting = dialect.delimiter, dialect.quoting
+        for row in CsvRows(whole, delimiter=delimiter, quoting=quoting, max_row_bytes=limit, block_bytes=block_bytes):
+            return checked_header(row, label, options), (row.end, row.next_number - 1), dialect
     return None
 
 
@@ -169,9 +182,24 @@ def cells_row(row: CsvRow, names: Sequence[str], *, shard: int, delimiter: str) 
     return stream_row(csv_record(row, names, delimiter), shard)
 
 
-CSV = FileFormat(
-    "csv", (".csv",), open=partial(open_text, read_csv), read_slice=partial(read_cells_slice, ","), stdin=True
-)
-TSV = FileFormat(
-    "tsv", (".tsv",), open=partial(open_text, read_tsv), read_slice=partial(read_cells_slice, "\t"), stdin=True
+def found_in_file(file_slice: FileSlice) -> str:
+    """Return the detected options of a table that differ from the default of its format; empty for other formats."""
+    default = DEFAULT_DELIMITERS.get(file_slice.kind)
+    if default is None:
+        return ""
+    with opened(file_slice.path, file_slice.label, options=file_slice.options) as stream:
+        _, dialect = opened_dialect(stream, file_slice.label, default=default, options=file_slice.options)
+    return differences(dialect, default, file_slice.options)
+
+
+DEFAULT_DELIMITERS = {"csv": ",", "tsv": "\t"}
+CSV, TSV = (
+    FileFormat(
+        name,
+        (f".{name}",),
+        open=partial(open_cells, delimiter),
+        read_slice=partial(read_cells_slice, delimiter),
+        stdin=True,
+    )
+    for name, delimiter in DEFAULT_DELIMITERS.items()
 )

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from partita.data.formats.base import BLOCK, BOM, MAX_RAW, MAX_VALUES, too_long
+from partita.data.formats.base import BLOCK, BOM, MAX_RAW, MAX_VALUES, Quoting, too_long
 
 LINE_BREAKS = re.compile(rb"[\r\n]*")
 QUOTED = re.compile(r'"[^"]*"')
@@ -45,6 +45,7 @@ class CsvRows:
         *,
         delimiter: str,
         max_row_bytes: int,
+        quoting: Quoting = "minimal",
         offset: int = 0,
         number: int = 1,
         block_bytes: int = BLOCK,
@@ -56,12 +57,13 @@ class CsvRows:
             delimiter: Separator of cells.
             max_row_bytes: Maximum size of a row in bytes. A longer line is a malformed row, and a quote that opens a
                 longer row counts as never closed.
+            quoting: Whether quotes enclose cells.
             offset: Byte at which the first row starts.
             number: Line number of the first row.
             block_bytes: Bytes that are read at a time.
         """
         self._buffer = LineBuffer(stream, offset=offset, block_bytes=block_bytes)
-        self._parser = CellParser(delimiter)
+        self._parser = CellParser(delimiter, quoting=quoting)
         self._max_row_bytes = max_row_bytes
         self._start = offset
         self._number = number
@@ -136,13 +138,17 @@ class CsvRows:
 class CellParser:
     """Split the text of one row into cells."""
 
-    def __init__(self, delimiter: str) -> None:
+    def __init__(self, delimiter: str, *, quoting: Quoting = "minimal") -> None:
         csv.field_size_limit(sys.maxsize)  # the default of 128 KB rejects long documents
         self._delimiter = delimiter
         self._texts: list[str] = []
         # One reader for all texts, since creating one takes longer than reading a line. It takes its lines from the
         # list. If it needs another line because a quote is open, IndexError passes through it and resets it.
-        self._reader = csv.reader(iter(self._texts.pop, None), delimiter=delimiter, strict=True)
+        lines = iter(self._texts.pop, None)
+        if quoting == "none":
+            self._reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+        else:
+            self._reader = csv.reader(lines, delimiter=delimiter, strict=True)
 
     def parse(self, text: str) -> tuple[list[str], str]:
         """Return the cells, or the reason why there are none: STILL_OPEN if a quote is not closed."""

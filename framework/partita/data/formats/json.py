@@ -21,6 +21,7 @@ from partita.data.formats.base import (
     refuse_utf16,
     too_long,
 )
+from partita.data.formats.encodings import chained
 from partita.data.formats.lines import numbered_lines, read_line_slice
 from partita.data.formats.text_files import open_text
 from partita_schema.errors import DataError
@@ -138,31 +139,13 @@ def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -
         if len(start) > max_row_bytes and not more.strip(BLANKS):
             raise DataError(f"{name} starts with more than {max_row_bytes:,} bytes of blanks")
     refuse_utf16(start, name)
-    rest = chained(start.removeprefix(BOM), stream)
+    rest = chained(start.removeprefix(BOM), stream, buffer_size=READ_SIZE)
     if start.strip(BLANKS).startswith(b"["):
         yield from read_array(rest, name, max_row_bytes)
     elif is_object(start.lstrip(BLANKS).split(b"\n", 1)[0]) and b"\n" in start.strip():
         yield from read_jsonl(rest, name, max_row_bytes)
     else:
         yield from read_whole(rest, name, max_row_bytes)
-
-
-def chained(start: bytes, stream: BinaryIO) -> BinaryIO:
-    """Return a stream of `start` followed by the rest of `stream`."""
-
-    class Chained(io.RawIOBase):
-        left = start
-
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, buffer: Any) -> int:
-            data = self.left[: len(buffer)] if self.left else stream.read(len(buffer))
-            self.left = self.left[len(data) :]
-            buffer[: len(data)] = data
-            return len(data)
-
-    return io.BufferedReader(Chained(), READ_SIZE)
 
 
 def is_object(line: bytes) -> bool:

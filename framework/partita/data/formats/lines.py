@@ -126,7 +126,7 @@ def read_line_slice(
     part, parts, limit = file_slice.part, file_slice.parts, file_slice.max_row_bytes
     block_bytes = file_slice.file_sizes.block_bytes
     offset, number, index = numbers_at(file_slice, start)
-    with opened(file_slice.path, file_slice.label) as stream:
+    with opened(file_slice.path, file_slice.label, options=file_slice.options) as stream:
         first_block = b""
         if by_byte and start is None:
             offset, first_block = first_line(stream, offset, block_bytes=block_bytes)

@@ -22,7 +22,7 @@ from partita.data.formats.base import (
 )
 from partita.data.formats.lines import numbered_lines
 from partita.data.formats.text_files import open_text
-from partita_schema.dialogue_formats import PARLAI_FIELDS
+from partita_schema.dialogues.formats import PARLAI_FIELDS
 
 LABELS = ("labels", "eval_labels")
 

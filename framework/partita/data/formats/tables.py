@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partita.data.formats.base import MAX_RAW, FileFormat, FileSlice, Position, StreamRow, opened
+from partita.data.formats.base import MAX_RAW, FileFormat, FileOptions, FileSlice, Position, StreamRow, opened
 from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, digest, hash_rows
 from partita_schema.errors import DataError
 
@@ -113,7 +113,9 @@ def is_readable(column: "pyarrow.ChunkedArray") -> bool:
     return True
 
 
-def open_tables(kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
+def open_tables(
+    kind: str, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int, options: FileOptions
+) -> Rows:
     """Return the rows of Parquet or Arrow files.
 
     Args:
@@ -121,6 +123,7 @@ def open_tables(kind: str, paths: Sequence[str], names: Sequence[str], *, max_ro
         paths: Paths or URLs.
         names: Name of each file in keys.
         max_row_bytes: Has no effect, since rows have no lines.
+        options: Have no effect.
     """
     import datasets
 

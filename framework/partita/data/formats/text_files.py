@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from partita.data.formats.base import Reader, SourceRecord, opened
+from partita.data.formats.base import FileOptions, Reader, SourceRecord, opened
 from partita.data.rows import BadRow, RowKeys, Rows, digest
 from partita_schema.errors import DataError, WriteError
 
@@ -120,7 +120,9 @@ MOSTLY_BROKEN = 100_000
 """A file or a stream is rejected if this many rows are malformed, and more than are good."""
 
 
-def open_text(read: Reader, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int) -> Rows:
+def open_text(
+    read: Reader, paths: Sequence[str], names: Sequence[str], *, max_row_bytes: int, options: FileOptions
+) -> Rows:
     """Return the rows of all files of a text format.
 
     Args:
@@ -128,12 +130,13 @@ def open_text(read: Reader, paths: Sequence[str], names: Sequence[str], *, max_r
         paths: Paths or URLs.
         names: Name of each file in keys.
         max_row_bytes: Maximum size of a row in bytes.
+        options: How the files are written.
 
     Raises:
         DataError: If a file cannot be read, or no row is good.
     """
     with RowStoreWriter() as spool:
-        reader = FileReader(read, spool, max_row_bytes=max_row_bytes)
+        reader = FileReader(read, spool, max_row_bytes=max_row_bytes, options=options)
         hashes = [reader.read(path, name, index) for index, (path, name) in enumerate(zip(paths, names, strict=True))]
         if not len(spool):
             first = next(iter(reader.bad), None)
@@ -148,8 +151,17 @@ def open_text(read: Reader, paths: Sequence[str], names: Sequence[str], *, max_r
 class FileReader:
     """Copy rows of files to a row store, and collect the bad ones."""
 
-    def __init__(self, read: Reader, spool: RowStoreWriter, *, max_row_bytes: int) -> None:
+    def __init__(self, read: Reader, spool: RowStoreWriter, *, max_row_bytes: int, options: FileOptions) -> None:
+        """Read files into a row store.
+
+        Args:
+            read: Reads a file.
+            spool: Takes the rows.
+            max_row_bytes: Maximum size of a row in bytes.
+            options: How the files are written.
+        """
         self._read = read
+        self._options = options
         self._spool = spool
         self._max_row_bytes = max_row_bytes
         self.columns: dict[str, None] = {}
@@ -162,7 +174,7 @@ class FileReader:
         state = blake2b(digest_size=16)
         good_before, bad_before = len(self._spool), len(self.bad)
         known: tuple[str, ...] = ()
-        with opened(path, name) as stream:
+        with opened(path, name, options=self._options) as stream:
             for record in self._read(stream, name, self._max_row_bytes):
                 if record.reason:
                     key = f"{name}:{record.number}"
