@@ -1,16 +1,17 @@
 """Expand dialogues into rows: the whole dialogue, a row for each answer, or only the last answer.
 
-An expanded row holds the dialogue in its standard form (`partita_schema.dialogue_formats`) under the feature's column:
+An expanded row holds the dialogue in its standard form (`partita_schema.dialogues`) under the feature's column:
 `messages` up to the question, `labels` with the correct answers, and `train_all`, whether the answers among the
-messages are in the loss as well. Rows that are already expanded, or cannot be read, are returned unchanged: the row
-schema reports what is wrong with them.
+messages are in the loss as well; also `output` if the row is for one output of a turn that is answered in sequence.
+Rows that are already expanded, or cannot be read, are returned unchanged: the row schema reports what is wrong with
+them.
 
 `context_length` counts messages, as in ParlAI's flattened episodes: questions and answers count one each, including the
 question that is answered. System messages at the start of a dialogue are shown in every row and do not count.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,8 +19,9 @@ import numpy as np
 from partita.data.rows import RowKeys, Rows, digest
 from partita_schema.common.checksums import hash_to_int
 from partita_schema.config import Config
-from partita_schema.dialogue_formats import FormatError, is_read, read_dialogue
+from partita_schema.dialogues.common_form import ONE_FORM, FormatError, answer_to_learn, is_read, message_text
 from partita_schema.sections.dialogue import DialogueConfig
+from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_turns
 
 Message = dict[str, Any]
 
@@ -73,11 +75,15 @@ def history(
 
 
 def turn_start(messages: Sequence[Message], turns: int) -> int:
-    """Return the start of the last `turns` exchanges; an exchange starts after an answer."""
+    """Return the start of the last `turns` exchanges.
+
+    An exchange starts after an answer. A tool call with its result and the answer to it are one exchange.
+    """
     starts = [
         index
         for index, message in enumerate(messages)
-        if message["role"] != "assistant" and (index == 0 or messages[index - 1]["role"] == "assistant")
+        if message["role"] != "assistant"
+        and (index == 0 or (messages[index - 1]["role"] == "assistant" and not messages[index - 1].get("tool_calls")))
     ]
     return starts[-turns] if len(starts) >= turns else 0
 
@@ -86,7 +92,7 @@ def token_start(messages: Sequence[Message], limit: int, count: Callable[[str], 
     """Return the start of the longest suffix of at most `limit` tokens; at least the last message is kept."""
     total, start = 0, len(messages)
     for index in range(len(messages) - 1, -1, -1):
-        total += count(messages[index]["content"])
+        total += count(message_text(messages[index]))
         if total > limit and start < len(messages):
             break
         start = index
@@ -110,8 +116,16 @@ class Expander:
     mode: Mode
     ignored: tuple[str, ...] = ()
     """Keys of messages that are ignored."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Names of columns in the data, by the name that the format has for them."""
+    packs_segments: bool = True
+    """Whether a text in segments is one row, also if dialogues of messages give several."""
     context: HistoryLimits = ALL
     """Limits of the history in a row; the token limit is applied when the row is formatted, not here."""
+    outputs: TurnOutputs | None = None
+    """The outputs of a turn; None if a turn is only a text."""
+    by_output: bool = False
+    """Whether each output of a turn has its own row, except with packed_dialogue."""
     labels: Literal["first", "all", "random"] = "first"
     all_labels: bool = False
     """Whether a row holds all correct answers, the one in the loss first; used for evaluation."""
@@ -121,11 +135,12 @@ class Expander:
         """Return the rows of a dialogue with their keys: `key#1`, `key#2` ... if there may be several."""
         try:
             if is_read(row.get(self.column)) or is_read(row):
-                return [(key, dict(row))]
-            messages = self._messages(row)
+                return self._by_output(row, key)
+            dialogue = self._dialogue(row)
         except FormatError:
             return [(key, dict(row))]
-        rows = [{self.column: dialogue} for dialogue in self._rows(messages, key)]
+        rest = {name: value for name, value in dialogue.items() if name not in ONE_FORM}
+        rows = [{self.column: rest | part} for part in self._rows(dialogue, key)]
         if not rows:
             return [(key, dict(row))]
         if not self.numbered:
@@ -134,46 +149,83 @@ class Expander:
 
     def count(self, row: Mapping[str, Any]) -> int:
         """Return the number of rows that `expand` returns."""
-        if not self.numbered or is_read(row.get(self.column)) or is_read(row):
+        if not self.numbered:
             return 1
+        if is_read(row.get(self.column)) or is_read(row):
+            return len(self._by_output(row, ""))
         try:
-            messages = self._messages(row)
+            dialogue = self._dialogue(row)
         except FormatError:
             return 1
-        return max(1, sum(self._right_answers(messages[index]) for index in self._answer_indices(messages)))
+        messages = dialogue["messages"]
+        answers = sum(self._right_answers(messages[index]) for index in self._answer_indices(dialogue))
+        return max(1, answers * len(self._targets))
 
-    def _messages(self, row: Mapping[str, Any]) -> list[Message]:
-        """Return the messages of a dialogue. Raise FormatError if it cannot be read."""
-        messages: list[Message] = read_dialogue(row, column=self.column, form=self.form, ignored=self.ignored)[
-            "messages"
+    def _by_output(self, row: Mapping[str, Any], key: str) -> list[tuple[str, Row]]:
+        """Return the rows of an expanded row: one for each output that has its own rows."""
+        cell = row.get(self.column)
+        dialogue = dict(cell) if is_read(cell) else {name: row[name] for name in ONE_FORM}
+        if len(self._targets) == 1 or "output" in dialogue or not dialogue["labels"]:
+            return [(key, dict(row))]
+        return [
+            (f"{key}#{number}", {self.column: dialogue | {"output": name}})
+            for number, name in enumerate(self._targets, start=1)
         ]
-        return messages
+
+    def _dialogue(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a dialogue in its standard form. Raise FormatError if it cannot be read."""
+        return read_turns(
+            row,
+            column=self.column,
+            form=self.form,
+            ignored=self.ignored,
+            columns=self.columns,
+            outputs=self.outputs,
+            supervised=True,
+        )
 
     @property
     def numbered(self) -> bool:
         """Whether a dialogue may give several rows."""
-        return self.mode == "squash" or self.labels == "all"
+        return self.mode == "squash" or self.labels == "all" or len(self._targets) > 1
 
     @property
     def fingerprint(self) -> str:
         """A hash of everything that decides the rows."""
         return digest(repr(self))
 
-    def _answer_indices(self, messages: Sequence[Message]) -> list[int]:
-        indices = answers(messages)
-        return indices if self.mode == "squash" else indices[-1:]
+    @property
+    def _targets(self) -> tuple[str | None, ...]:
+        """The outputs that have their own rows; one None if a row is for the whole answer."""
+        if self.outputs is None or not self.by_output or self.mode == "packed_dialogue":
+            return (None,)
+        return self.outputs.names
+
+    def _mode_of(self, dialogue: Mapping[str, Any]) -> Mode:
+        """Return how this dialogue becomes rows."""
+        return "packed_dialogue" if dialogue.get("verbatim") and self.packs_segments else self.mode
+
+    def _answer_indices(self, dialogue: Mapping[str, Any]) -> list[int]:
+        indices = answers(dialogue["messages"])
+        if self._mode_of(dialogue) != "squash":
+            return indices[-1:]
+        # Nothing stands before a segment at the start of a text, so it is no answer to anything.
+        return [index for index in indices if index] or indices
 
     def _right_answers(self, message: Message) -> int:
         return len(message.get("labels", [None])) if self.labels == "all" else 1
 
-    def _rows(self, messages: Sequence[Message], key: str) -> list[dict[str, Any]]:
+    def _rows(self, dialogue: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+        messages = dialogue["messages"]
         chosen = [self._chosen(message, key, index) for index, message in enumerate(messages)]
-        packed = self.mode == "packed_dialogue"
+        packed = self._mode_of(dialogue) == "packed_dialogue"
         rows = []
-        for index in self._answer_indices(messages):
+        for index in self._answer_indices(dialogue):
             shown = chosen[:index] if packed else history(chosen, index, context=self.context)
-            for labels in self._labels(messages[index], chosen[index]["content"]):
-                rows.append({"messages": shown, "labels": labels, "train_all": packed})
+            answer = answer_to_learn(messages[index])
+            for labels in self._labels(messages[index], right_answer(chosen[index])):
+                row = {"messages": shown, "labels": labels, "train_all": packed, **answer}
+                rows += [row if name is None else row | {"output": name} for name in self._targets]
         return rows
 
     def _chosen(self, message: Message, key: str, index: int) -> Message:
@@ -184,14 +236,20 @@ class Expander:
         number = 0
         if self.labels == "random":
             number = hash_to_int(f"{self.seed}:{key}:{index}") % len(right)
-        return {name: value for name, value in message.items() if name != "labels"} | {"content": right[number]}
+        key = "values" if "values" in message else "content"
+        return {name: value for name, value in message.items() if name != "labels"} | {key: right[number]}
 
-    def _labels(self, message: Message, first: str) -> list[list[str]]:
+    def _labels(self, message: Message, first: Any) -> list[list[Any]]:
         """Return the correct answers of each row that is created for a message."""
-        right: list[str] = message.get("labels", [first])
+        right: list[Any] = message.get("labels", [first])
         if self.labels == "all":
             return [[label] for label in right]
         return [[first, *(label for label in right if label != first)]] if self.all_labels else [[first]]
+
+
+def right_answer(message: Message) -> Any:
+    """Return the answer of a message: its text, or the values of its outputs."""
+    return message["values"] if "values" in message else message_text(message)
 
 
 def build_expander(config: Config, *, mode: Mode) -> Expander | None:
@@ -204,7 +262,11 @@ def build_expander(config: Config, *, mode: Mode) -> Expander | None:
         form=wanted.format,
         mode=mode,
         ignored=wanted.ignore_keys,
+        columns=wanted.columns,
+        packs_segments=wanted.mode in ("auto", "packed_dialogue"),
         context=context_of(wanted)._replace(context_tokens=None),
+        outputs=build_turn_outputs(config),
+        by_output=config.answers_in_sequence,
         labels=wanted.labels,
         seed=config.seed,
     )
@@ -212,7 +274,12 @@ def build_expander(config: Config, *, mode: Mode) -> Expander | None:
 
 def for_scores(expander: Expander) -> Expander:
     """Return the expander for evaluation: a row for each answer, with the reference answers as history."""
-    return replace(expander, mode="squash", labels="first", all_labels=True)
+    return replace(for_loss(expander), by_output=False)
+
+
+def for_loss(expander: Expander) -> Expander:
+    """Return the expander for the loss of an evaluation: as `for_scores`, but a row for each output in sequence."""
+    return replace(expander, mode="squash", labels="first", all_labels=True, packs_segments=False)
 
 
 def context_of(dialogue: DialogueConfig) -> HistoryLimits:

@@ -1,10 +1,12 @@
 """One episode: its messages, its outcome and its line in the transcripts."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from partita_schema.common.checksums import hash_to_int
+from partita_schema.dialogues.common_form import ANSWER
 
 Status = Literal["done", "truncated", "failed"]
 """Status of a finished episode.
@@ -25,16 +27,35 @@ class EpisodeTurn:
     index: int
     """Index of the answer in the messages."""
     text: str
-    """The answer."""
+    """The answer, as the other agents and the environment receive it."""
     tokens: tuple[int, ...]
     """Its token ids."""
     gold: str | None
     """Expected answer, if known."""
+    answer: str | None = None
+    """What the model generated, if a turn has several outputs; in sequence a JSON object with the text of each."""
+    values: str | None = None
+    """The values of several outputs as JSON, in the form of `gold`."""
 
     @property
     def exact(self) -> bool | None:
         """Whether the answer equals the expected one, up to surrounding whitespace; None if that is unknown."""
-        return None if self.gold is None else self.text.strip() == self.gold.strip()
+        if self.gold is None or self.values is None:
+            return None if self.gold is None else self.text.strip() == self.gold.strip()
+        return self.values == self.gold or same_json(self.values, self.gold)
+
+    @property
+    def whole(self) -> str:
+        """The whole answer, in the form of `gold`."""
+        return self.text if self.values is None else self.values
+
+
+def same_json(one: str, other: str) -> bool:
+    """Return whether two texts are JSON with the same value."""
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
 
 
 @dataclass
@@ -90,18 +111,32 @@ class Episode:
         if isinstance(messages, str):
             messages = [{"role": "system" if agent == "system" else "user", "content": messages}]
         self.messages += [
-            {"role": message["role"], "content": message["content"], "agent": agent} for message in messages
+            {"role": message["role"], "content": message["content"], "agent": agent} | answer_part(message)
+            for message in messages
         ]
         self.gold = gold
 
-    def act_as(self, agent: str, text: str, tokens: tuple[int, ...] | None) -> None:
-        """Append a turn of another agent; `tokens` are given if that agent is a model."""
+    def act_as(self, agent: str, text: str, tokens: tuple[int, ...] | None, *, answer: str | None = None) -> None:
+        """Append a turn of another agent.
+
+        Args:
+            agent: Name of the agent.
+            text: What the others receive.
+            tokens: Its token ids, if the agent is a model.
+            answer: What the model generated, if a turn has several outputs.
+        """
         if tokens is not None:
             self.tokens[len(self.messages)] = tokens
-        self.observe([{"role": "user", "content": text}], agent=agent)
+        self.observe([{"role": "user", "content": text, ANSWER: answer}], agent=agent)
 
-    def act(self, text: str, tokens: tuple[int, ...]) -> None:
+    def act(self, text: str, tokens: tuple[int, ...], *, answer: str | None = None, values: str | None = None) -> None:
         """Append an answer of the main agent.
+
+        Args:
+            text: The answer, as the others receive it.
+            tokens: Its token ids.
+            answer: What the model generated, if a turn has several outputs.
+            values: The values of several outputs, as JSON.
 
         Raises:
             ValueError: `shows_gold` is set, and no gold answer is known.
@@ -110,15 +145,10 @@ class Episode:
             raise ValueError(
                 "history: gold needs the right answer of each turn: info['gold'], or episode.gold in a custom world"
             )
-        self.replies.append(EpisodeTurn(len(self.messages), text, tokens, self.gold))
+        self.replies.append(EpisodeTurn(len(self.messages), text, tokens, self.gold, answer, values))
         self.gold = None  # it belongs to this answer; the next one needs its own
-        self.messages.append({"role": "assistant", "content": text, "agent": AGENT, "train": True})
-
-    @property
-    def last_tokens(self) -> tuple[int, ...]:
-        """Tokens of the last message, which must be a model's."""
-        last = len(self.messages) - 1
-        return self.tokens[last] if last in self.tokens else self.replies[-1].tokens
+        message = {"role": "assistant", "content": text, "agent": AGENT, "train": True}
+        self.messages.append(message | answer_part({ANSWER: answer}))
 
     def turns_of(self, agent: str) -> int:
         """Return the number of turns that an agent has had."""
@@ -131,7 +161,7 @@ class Episode:
         if agent == AGENT:
             return self.shown
         return [
-            {"role": "assistant", "content": message["content"], "train": True}
+            {"role": "assistant", "content": message["content"], "train": True} | answer_part(message)
             if message["agent"] == agent
             else {"role": "user", "content": message["content"]}
             for message in self.messages
@@ -145,7 +175,9 @@ class Episode:
             return self.messages
         gold = {reply.index: reply.gold for reply in self.replies}
         return [
-            message | {"content": gold[index]} if index in gold else message
+            {key: value for key, value in message.items() if key != ANSWER} | {"content": gold[index]}
+            if index in gold
+            else message
             for index, message in enumerate(self.messages)
         ]
 
@@ -193,11 +225,18 @@ class Episode:
             "target": self.target,
             "messages": [
                 {"role": message["role"], "content": message["content"], "agent": message["agent"]}
+                | answer_part(message)
+                | ({"values": answers[index].values} if index in answers and answers[index].values is not None else {})
                 | ({"tokens": list(tokens[index])} if index in tokens else {})
                 | ({"gold": answers[index].gold} if index in answers and answers[index].gold is not None else {})
                 for index, message in enumerate(self.messages)
             ],
         }
+
+
+def answer_part(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of a message for the whole answer of a turn with several outputs, if it has one."""
+    return {ANSWER: message[ANSWER]} if message.get(ANSWER) is not None else {}
 
 
 def derived_seed(seed: int, *names: str) -> int:
@@ -212,11 +251,14 @@ def from_line(line: Mapping[str, Any]) -> Episode:
     for index, message in enumerate(line["messages"]):
         # Without `agent`, only messages of the main agent have tokens.
         agent = message.get("agent", AGENT if "tokens" in message else "user")
-        episode.messages.append({"role": message["role"], "content": message["content"], "agent": agent})
+        said = {"role": message["role"], "content": message["content"], "agent": agent} | answer_part(message)
+        episode.messages.append(said)
         if "tokens" in message and agent != AGENT:
             episode.tokens[index] = tuple(message["tokens"])
         elif "tokens" in message:
-            turn = EpisodeTurn(index, message["content"], tuple(message["tokens"]), message.get("gold"))
+            tokens, gold = tuple(message["tokens"]), message.get("gold")
+            answer, values = message.get(ANSWER), message.get("values")
+            turn = EpisodeTurn(index, message["content"], tokens, gold, answer, values)
             episode.replies.append(turn)
     episode.reward, episode.ok, episode.rounds = line["reward"], line["ok"], line["rounds"]
     episode.metrics, episode.target = dict(line["metrics"]), line["target"]

@@ -28,6 +28,15 @@ def squashed(messages: list[dict[str, Any]], context: HistoryLimits, count: Any 
     ]
 
 
+def test_a_tool_call_with_its_result_is_part_of_the_exchange_of_its_question() -> None:
+    called = {"role": "assistant", "content": "", "train": True, "tool_calls": [{"function": {"name": "f"}}]}
+    messages = [*episode(1), {"role": "user", "content": "x2"}, called, {"role": "tool", "content": "t"}]
+
+    assert history(messages, 5, context=HistoryLimits(context_turns=1)) == messages[2:]
+    counted = history(messages, 5, context=HistoryLimits(context_tokens=5), count=len)
+    assert counted == messages[4:]
+
+
 # The tables of ParlAI's document on squashed episodes: an episode of four exchanges.
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from marshmallow import ValidationError
 
 from partita.data.dialogue import for_scores
-from partita.data.formatting.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
+from partita.data.formatting.row_tokenizer import Example, RowTokenizer
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import RowError
 from partita_schema.rows import row_schema
@@ -138,7 +139,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_its_message(
     [refused] = examples(encoder, ROW)
 
     assert str(refused) == (
-        "the chat template writes message 2 or what stands before it in another way once the dialogue goes on, so not "
+        "the chat template renders the dialogue up to message 2 differently once more messages follow, so not "
         "all answers can be learned in one row; write data.dialogue: {mode: squash}, or last_turn"
     )
     whole = turn("user", "x1") + turn("assistant", "(old)y1") + turn("user", "x2") + "<|im_start|>assistant\n"
@@ -169,7 +170,7 @@ def test_a_changing_date_in_a_template_counts_as_rewriting(make_config: Make, ch
 
     [refused] = examples(encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "packed_dialogue"}}), ROW)
 
-    assert "writes message 2 or what stands before it in another way" in str(refused)
+    assert "renders the dialogue up to message 2 differently" in str(refused)
 
 
 def test_a_dialogue_that_the_template_refuses_is_skipped(make_config: Make, chat_tokenizer: Any) -> None:

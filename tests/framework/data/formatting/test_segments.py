@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from partita.data.formatting.base import Segment
-from partita.data.formatting.row_tokenizer import build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.segments import SegmentTokenizer
 from partita.tokenizers.load import END, PAD, UNKNOWN, byte_pair_backend, byte_tokenizer, wrap
 
