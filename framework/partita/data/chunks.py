@@ -70,6 +70,9 @@ class EncodedChunk:
     bad: tuple[BadChunkRow, ...] = ()
     num_unreadable: int = 0
     """Bad rows that are not rows at all: malformed lines, or JSON that is not an object."""
+    targets: np.ndarray | None = None
+    """For a model with a head, the targets of all loss tokens, float32, [loss tokens, targets]; None without examples
+    or without a head."""
 
 
 class ChunkEncoder:
@@ -166,16 +169,22 @@ def shown(row: Any) -> Any:
 def flat(
     examples: Sequence[tuple[int, int, Example]], bad: tuple[BadChunkRow, ...], *, unknown: int | None
 ) -> EncodedChunk:
-    """Return examples with the indices of their rows as arrays; `unknown` is the tokenizer's unknown token."""
+    """Return examples with the indices of their rows as arrays.
+
+    `unknown` is the tokenizer's unknown token, which is counted where it would be learned: not before a head.
+    """
     rows = [example for *_, example in examples]
+    has_targets = any(example.targets for example in rows)
     used = UsedRows(
         rows=len({index for index, *_ in examples} - {row.index for row in bad}),
         cut=sum(example.cut_tokens > 0 for example in rows),
         cut_tokens=sum(example.cut_tokens for example in rows),
         loss_tokens=sum(end - start for example in rows for start, end in example.spans),
         unknown_tokens=0
-        if unknown is None
+        if unknown is None or has_targets
         else sum(example.input_ids[start:end].count(unknown) for example in rows for start, end in example.spans),
+        widened_spans=sum(len(example.widened_spans) for example in rows),
+        widened_such_as=next((f"{row.key}: {row.widened_spans[0]}" for row in rows if row.widened_spans), ""),
     )
     return EncodedChunk(
         ids=np.array([token for example in rows for token in example.input_ids], dtype=np.int32),
@@ -186,4 +195,7 @@ def flat(
         numbers=np.array([number for _, number, _ in examples], dtype=np.int32),
         used=used,
         bad=bad,
+        targets=np.array([target for example in rows for target in example.targets], dtype=np.float32)
+        if has_targets
+        else None,
     )

@@ -2,26 +2,44 @@
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from partita_schema.cells import CellError, plain_text
+from partita_schema.dialogues.formats import CHATML_START
+
 MAX_LABELS = 20
 """Maximum number of distinct values of a category."""
+MAX_NAMED_LABELS = 300
+"""Maximum number of distinct values of a category in a column named like one."""
+ROWS_PER_LABEL = 3
+"""Minimum mean number of rows per value of a category with many values."""
 LABEL_CHARACTERS = 60
 """Maximum number of characters of a label."""
 
 NUMBER_NAMES = ("score", "rating", "stars", "grade", "price", "amount")
 """Names of columns whose few distinct integers are numbers, not classes."""
+LABEL_NAMES = ("label", "labels", "class", "category", "intent", "topic", "emotion", "sentiment", "team", "target")
+"""Names of columns with the label of a text."""
 KEY_NAMES = ("id", "idx", "index", "key", "uuid", "guid")
 """Names of columns that only identify rows."""
+ABOUT_NAMES = (
+    *("url", "uri", "link", "date", "time", "datetime", "timestamp", "created_at", "updated_at"),
+    *("meta", "metadata", "file", "filename", "file_name", "path", "split", "license"),
+)
+"""Names of columns that say where a row is from."""
+ABOUT_VALUE = re.compile(r"(\w+://\S+|\d{4}-\d\d?-\d\d?([T ][\d:.+Z-]*)?|\d\d?[./]\d\d?[./]\d{2,4})")
+"""An address or a date."""
 SEPARATORS = (";", "|", ",")
 """Separators of labels in text, the likeliest first."""
-MESSAGE_KEYS = ({"role"}, {"from"}, {"speaker"}, {"text", "labels"})
-"""Keys of a message, in the formats of dialogues; the last are ParlAI's."""
+MESSAGE_KEYS = ({"role"}, {"from"}, {"speaker"}, {"text", "labels"}, {"text", "label"})
+"""Keys of a message, in the formats of dialogues; the last are ParlAI's, and those of segments."""
 
-Kind = Literal["text", "category", "number", "json", "set", "dialogue", "key", "empty"]
+Kind = Literal["text", "category", "number", "json", "set", "tags", "dialogue", "key", "empty"]
+"""What a column holds; a key only identifies a row, or says where it is from."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,10 @@ class Column:
     """An example object, if the column is JSON."""
     only_value: str | None = None
     """The value that all rows share; None if they differ or there is only one row."""
+    words: str | None = None
+    """The column of the words, if this one has their tags."""
+    characters: int = 0
+    """Mean length of the values as text."""
 
 
 def column_of(name: str, values: Sequence[Any]) -> Column:
@@ -50,9 +72,20 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
     missing = len(present) < len(values)
     if not present:
         return Column(name, "empty", missing)
-    counts = Counter(map(str, present))
+    counts = Counter(map(label_text, present))
     only_value = next(iter(counts)) if len(counts) == 1 < len(present) else None
-    return replace(column_of_kind(name, present, counts, missing=missing), only_value=only_value)
+    characters = sum(len(text) * count for text, count in counts.items()) // len(present)
+    return replace(column_of_kind(name, present, counts, missing=missing), only_value=only_value, characters=characters)
+
+
+def label_text(value: Any) -> str:
+    """Return the label of a value."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    try:
+        return plain_text(value)
+    except CellError:
+        return str(value)
 
 
 def column_of_kind(name: str, present: Sequence[Any], counts: Counter[str], *, missing: bool) -> Column:
@@ -67,7 +100,11 @@ def column_of_kind(name: str, present: Sequence[Any], counts: Counter[str], *, m
     named_key = name.lower() in KEY_NAMES or name.lower().endswith("_id")
     if len(counts) == len(present) > 1 and (named_key or is_numbering(present)):
         return Column(name, "key", missing)
+    if is_about_the_row(name, present):
+        return Column(name, "key", missing)
     if all(isinstance(value, list) and value and is_message(value[0]) for value in present):
+        return Column(name, "dialogue", missing)
+    if all(isinstance(value, str) and value.lstrip().startswith(CHATML_START) for value in present):
         return Column(name, "dialogue", missing)
     labels, separator = labels_of_sets(present)
     if labels:
@@ -78,7 +115,9 @@ def column_of_kind(name: str, present: Sequence[Any], counts: Counter[str], *, m
     bounds = (min(numbers), max(numbers)) if len(numbers) == len(present) else None
     if bounds and (len(counts) > MAX_LABELS or is_measured(name, numbers)):
         return Column(name, "number", missing, bounds=bounds)
-    if len(counts) <= min(MAX_LABELS, max(1, len(present) // 2)) and max(map(len, counts)) <= LABEL_CHARACTERS:
+    repeated = len(present) >= ROWS_PER_LABEL * len(counts)
+    most = MAX_NAMED_LABELS if name.lower() in LABEL_NAMES and repeated else MAX_LABELS
+    if len(counts) <= min(most, max(1, len(present) // 2)) and max(map(len, counts)) <= LABEL_CHARACTERS:
         labels = tuple(label for label, _ in counts.most_common())
         return Column(name, "category", missing, labels=labels, bounds=bounds)
     return Column(name, "number" if bounds else "text", missing, bounds=bounds)
@@ -135,6 +174,13 @@ def number_of(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def is_about_the_row(name: str, values: Sequence[Any]) -> bool:
+    """Return whether a column says where rows are from: an address, a date, metadata."""
+    if name.lower() in ABOUT_NAMES:
+        return True
+    return all(isinstance(value, str) and ABOUT_VALUE.fullmatch(value.strip()) is not None for value in values)
 
 
 def is_numbering(values: Sequence[Any]) -> bool:

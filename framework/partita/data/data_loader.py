@@ -10,11 +10,13 @@ from partita.data.ledger import Ledger, RowCounts
 from partita.data.loader import Loader
 from partita.data.run_data import open_run_data
 from partita.data.splits import TRAINING
-from partita.data.training_rows import configured_row_tokenizer, open_loader, tokenized_rows
+from partita.data.training_rows import LoaderSetup, configured_row_tokenizer, tokenized_rows
 from partita.distributed.init import joined_process_group
+from partita.lm.encoders import heads_of_encoder
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
+from partita_schema.layers import ConfigSource
 from partita_schema.load import load_config
 from partita_schema.sections.batching import TokenBudgetBatching
 from partita_schema.sections.trainer import HogwildTrainer
@@ -45,7 +47,7 @@ class DataLoader:
 
     def __init__(
         self,
-        config: "str | Path | Mapping[str, object] | Config",
+        config: ConfigSource,
         dataset: Any = None,
         *,
         overrides: Sequence[str] = (),
@@ -59,7 +61,7 @@ class DataLoader:
         No model is loaded, and no run directory is written.
 
         Args:
-            config: A path, YAML text, a dictionary or a Config, with a trainer.
+            config: A path, YAML text, a dictionary or a Config, or a list of these that is merged; with a trainer.
             dataset: Replaces data.source: a path or glob, a Hub name, a pandas frame, a dataset of `datasets` or torch,
                 a generator function, a list of dicts or a dict of lists.
             overrides: Values for keys of the file, such as `data.batching.type=pack`.
@@ -79,27 +81,21 @@ class DataLoader:
         loaded = load_config(config, overrides=overrides)
         for warning in loaded.warnings:
             file_logger.warning("%s", warning)
-        config, size = sized(loaded.config, batch_size)
-        group = joined_process_group() if process_group is None else process_group
-        self._process_group = group
-        self._ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)
-        with synchronized_errors(group, "reading the rows"):
-            data = open_run_data(config, folder=loaded.folder, dataset=dataset)
-            encoder = configured_row_tokenizer(
-                config, data, tokenizer, folder=loaded.folder, context_length=context_length
-            )
-            rows = tokenized_rows(data, encoder, self._ledger, ranks=group.world_size)
-            self._loader = open_loader(
+        config, size = sized(heads_of_encoder(loaded.config, folder=loaded.folder), batch_size)
+        self._process_group = joined_process_group() if process_group is None else process_group
+        with synchronized_errors(self._process_group, "reading the rows"):
+            setup = training_setup(
                 config,
-                rows,
-                encoder,
-                self._ledger,
-                size=rows.shape.with_tokens(BatchSize(rows=size, origin="file", device="none")),
-                batches_per_step=group.world_size,
+                dataset,
                 folder=loaded.folder,
-                process_group=group,
+                size=size,
+                tokenizer=tokenizer,
+                context_length=context_length,
+                process_group=self._process_group,
             )
-        self._tokenizer: PreTrainedTokenizerFast = encoder.formatter.tokenizer
+            self._loader = setup.open()
+        self._ledger = setup.ledger
+        self._tokenizer: PreTrainedTokenizerFast = setup.encoder.formatter.tokenizer
         self._restarts_epoch = config.data.resume == "restart_epoch"
         self._steps: Generator[GlobalBatch] | None = None
         self._started = False
@@ -226,11 +222,48 @@ class DataLoader:
         return self._loader.merge_state_dicts(self._process_group.all_gather_object(position, "the data position"))
 
     def _log_left_out(self) -> None:
-        self._ledger.warn_of_unknown_tokens()
+        self._ledger.log_warnings()
         counts = self.row_counts
         if counts.left_out and self._process_group.rank == 0:
             rows = counted(counts.rows, "training row")
             logger.warning("%d of %s left out:\n%s", counts.left_out, rows, self._ledger.main_reasons())
+
+
+def training_setup(
+    config: Config,
+    dataset: Any,
+    *,
+    folder: Path,
+    size: int,
+    tokenizer: "PreTrainedTokenizerFast | None",
+    context_length: int | None,
+    process_group: ProcessGroup,
+) -> LoaderSetup:
+    """Open and tokenize the training rows; return them with everything that their loader needs.
+
+    Args:
+        config: The configuration.
+        dataset: Replaces data.source.
+        folder: Base of relative paths in the configuration.
+        size: Rows per batch.
+        tokenizer: Replaces the tokenizer of the base model.
+        context_length: Replaces the context of the model.
+        process_group: The ranks that share the batches; each gets one batch per step.
+    """
+    ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)
+    data = open_run_data(config, folder=folder, dataset=dataset)
+    encoder = configured_row_tokenizer(config, data, tokenizer, folder=folder, context_length=context_length)
+    rows = tokenized_rows(data, encoder, ledger, ranks=process_group.world_size)
+    return LoaderSetup(
+        config=config,
+        rows=rows,
+        encoder=encoder,
+        ledger=ledger,
+        size=rows.shape.with_tokens(BatchSize(rows=size, origin="file", device="none")),
+        batches_per_step=process_group.world_size,
+        folder=folder,
+        process_group=process_group,
+    )
 
 
 def sized(config: Config, batch_size: int | None) -> tuple[Config, int]:

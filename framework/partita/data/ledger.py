@@ -14,7 +14,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,7 +35,7 @@ MAX_REASONS = 100
 """Maximum number of distinct reasons; further ones are counted together."""
 ROWS_FOR_A_SHARE = 1000
 """Minimum number of rows before the share of bad ones is judged."""
-NUMBERS = ("rows", "used", "cut", "cut_tokens", "loss_tokens", "unknown_tokens", "left_out")
+NUMBERS = ("rows", "used", "cut", "cut_tokens", "loss_tokens", "unknown_tokens", "widened_spans", "left_out")
 """Counts that are saved with a data position."""
 UNKNOWN_WARNED = 0.001
 """Share of unknown tokens among the loss tokens above which a warning is logged."""
@@ -57,9 +57,14 @@ class UsedRows:
     loss_tokens: int = 0
     unknown_tokens: int = 0
     """Loss tokens that are the tokenizer's unknown token."""
+    widened_spans: int = 0
+    """Spans of characters that begin or end inside a word, which has their tag as a whole."""
+    widened_such_as: str = ""
+    """The first of them, with the key of its row."""
 
     def __add__(self, other: "UsedRows") -> "UsedRows":
-        return UsedRows(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        sums = {name: value + getattr(other, name) for name, value in vars(self).items() if isinstance(value, int)}
+        return replace(self, **sums, widened_such_as=self.widened_such_as or other.widened_such_as)
 
 
 @dataclass
@@ -78,6 +83,10 @@ class RowCounts:
     """Loss tokens of all used rows."""
     unknown_tokens: int = 0
     """Loss tokens that are the tokenizer's unknown token."""
+    widened_spans: int = 0
+    """Spans of characters that begin or end inside a word, which has their tag as a whole."""
+    widened_such_as: str = ""
+    """The first of them, with the key of its row."""
     left_out: int = 0
     """Rows that cannot be used."""
     reasons: Counter[str] = field(default_factory=Counter)
@@ -87,6 +96,7 @@ class RowCounts:
         """Add the counts of `other`."""
         for name in NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.widened_such_as = self.widened_such_as or other.widened_such_as
         for reason, number in other.reasons.items():
             self.add_reason(reason, number)
 
@@ -131,6 +141,8 @@ class Ledger:
         counts.cut_tokens += used.cut_tokens
         counts.loss_tokens += used.loss_tokens
         counts.unknown_tokens += used.unknown_tokens
+        counts.widened_spans += used.widened_spans
+        counts.widened_such_as = counts.widened_such_as or used.widened_such_as
 
     def leave_out(
         self,
@@ -220,11 +232,13 @@ class Ledger:
             + self.main_reasons()
         )
 
-    def warn_of_unknown_tokens(self) -> None:
-        """Log a warning for each split whose loss tokens contain too many unknown tokens."""
+    def log_warnings(self) -> None:
+        """Warn of each split with too many unknown tokens in the loss, or with spans that are no whole words."""
         for split, counts in self.splits.items():
             if counts.unknown_tokens > UNKNOWN_WARNED * counts.loss_tokens:
                 logger.warning("%s: %s", split, unknown_share(counts))
+            if counts.widened_spans:
+                logger.warning("%s: %s", split, widened_in_words(counts))
 
     def refuse_unknown_tokens(self, split: str, *, least: int = 0) -> None:
         """Raise DataError if more than 5 % of the loss tokens of a split are the unknown token.
@@ -326,12 +340,26 @@ def unknown_share(counts: RowCounts) -> str:
     )
 
 
+def widened_in_words(counts: RowCounts) -> str:
+    """Return a phrase with the number of spans that begin or end inside a word."""
+    verbs = "begins or ends" if counts.widened_spans == 1 else "begin or end"
+    return (
+        f"{counted(counts.widened_spans, 'span')} {verbs} inside a word, which is tagged as a whole (such as "
+        f"{counts.widened_such_as}); correct them if that is wrong"
+    )
+
+
 def read_counts(folder: Path) -> dict[str, RowCounts]:
     """Read the counts that a ledger saved in a folder, by split. Raise DataError if they cannot be read."""
     path = folder / LEDGER
     try:
         splits = parse_json(path.read_bytes())["splits"]
-        return {name: replace(numbers(saved), reasons=Counter(saved["reasons"])) for name, saved in splits.items()}
+        return {
+            name: replace(
+                numbers(saved), reasons=Counter(saved["reasons"]), widened_such_as=str(saved["widened_such_as"])
+            )
+            for name, saved in splits.items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); the run writes it again") from None
 

@@ -1,7 +1,7 @@
 """What a run reads: rendered rows with loss tokens marked, row lengths, and rows left out with their reasons."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,18 +10,23 @@ from typing import Any
 import numpy as np
 
 from partita.data.batching.collate import evenly
-from partita.data.dialogue import expanded, for_scores
+from partita.data.dialogue import expanded
+from partita.data.eval_rows import build_eval_rows
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
-from partita.data.formatting.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
+from partita.data.formatting.row_tokenizer import Example, RowTokenizer
 from partita.data.ledger import LEDGER, QUARANTINE, Ledger, RowCounts, read_counts, read_quarantine
 from partita.data.rows import Rows
 from partita.data.run_data import find_labels, open_run_data, rows_with_known_labels
-from partita.data.sources.sources import open_rows
+from partita.data.sources.sources import found_in_files, open_rows
 from partita.data.splits import TRAINING, has_answers, is_streamed, open_splits
 from partita.data.tokenized import encoded_chunks, note_chunk
+from partita.lm.encoders import heads_of_encoder
 from partita_schema.config import Config
+from partita_schema.dialogues.read import format_of
 from partita_schema.errors import DataError
 from partita_schema.sections.model import ScratchModel
+from partita_schema.sections.outputs import OutputFeature
 
 MEASURED_ROWS = 1000
 """Number of evenly spaced training rows whose lengths are measured; of dialogues, all rows expanded from them."""
@@ -64,8 +69,14 @@ class Preview:
     """Whether the model's chat template is used."""
     supervised: bool
     """Whether the rows hold answers; if not, only prompts are shown."""
+    head: str | None = None
+    """What a head learns, in words; None without a head, where rows have loss tokens."""
     mode: str = ""
     """How dialogues become rows; empty for other rows."""
+    formats: tuple[str, ...] = ()
+    """Formats of the measured dialogues, the most frequent first."""
+    files: tuple[str, ...] = ()
+    """Detected options of files that differ from the default of their format, such as a delimiter."""
     streamed: bool = False
     """Whether there may be more rows."""
     chunk_length: int | None = None
@@ -89,6 +100,7 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
     """
     from partita_schema.rows import row_schema
 
+    config = heads_of_encoder(config, folder=folder)
     data = open_run_data(config, folder=folder, dataset=dataset)
     rows = data.training if data.training is not None else next(iter(data.splits.values()))
     supervised = config.trains or has_answers(rows, config)
@@ -96,6 +108,7 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
     labels = find_labels(config, rows if supervised else None)
     encoder = preview_encoder(config, rows, folder=folder, labels=labels, supervised=supervised)
     first, some = rows.select(range(min(count, len(rows)))), rows.select(evenly(len(rows), MEASURED_ROWS))
+    formats = formats_of(some, config)
     if supervised:
         first, some = expanded(first, encoder.expander), expanded(some, encoder.expander)
     shown = preview_rows(first.select(range(min(count, len(first)))), encoder, schema, supervised=supervised)
@@ -106,12 +119,50 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
         num_rows=len(rows),
         left_out=Counter([*(row.reasons[0] for row in measured if row.reasons), *(row.reason for row in rows.bad)]),
         limit=encoder.max_length,
-        chat=encoder.formatter.chat,
+        chat=encoder.formatter.chat and formats != ("segments",),
         supervised=supervised,
-        mode=encoder.expander.mode if encoder.expander is not None else "",
+        head=None if config.head_output is None else target_in_words(config.head_output),
+        mode=mode_of(encoder, formats),
+        formats=formats,
+        files=tuple(files_found(config, folder=folder, dataset=dataset)),
         streamed=data.streams is not None,
         chunk_length=encoder.chunk_length,
     )
+
+
+def target_in_words(output: OutputFeature) -> str:
+    """Return what the head of an output learns, in words."""
+    return {"words": "tags", "texts": "the matching text"}.get(output.head_reads, f"the {output.type}")
+
+
+def files_found(config: Config, *, folder: Path, dataset: Any) -> Iterator[str]:
+    """Yield the detected options of the files of training rows that differ from the default, file by file."""
+    if dataset is not None:
+        yield from found_in_files(dataset, folder=Path.cwd())
+        return
+    for source in (config.data.source, *(part.source for part in config.data.mix or ())):
+        yield from found_in_files(source, folder=folder)
+
+
+def formats_of(rows: Rows, config: Config) -> tuple[str, ...]:
+    """Return the formats of dialogues, the most frequent first; none for other rows."""
+    feature, options = config.dialogue_input, config.data.dialogue
+    if feature is None:
+        return ()
+    names = Counter(
+        format_of(row, column=feature.source_column, form=options.format, columns=options.columns)
+        for chunk in rows.iterate()
+        for row in chunk
+    )
+    return tuple(name for name, _ in names.most_common() if name is not None)
+
+
+def mode_of(encoder: RowTokenizer, formats: Sequence[str]) -> str:
+    """Return how dialogues become rows; empty for other rows."""
+    expander = encoder.expander
+    if expander is None:
+        return ""
+    return "packed_dialogue" if tuple(formats) == ("segments",) and expander.packs_segments else expander.mode
 
 
 def preview_encoder(
@@ -127,13 +178,16 @@ def preview_encoder(
         supervised: Whether the rows hold answers.
     """
     from partita.data.tokenized import texts
+    from partita.lm.context_length import configured_context
     from partita.tokenizers.load import load_tokenizer
 
+    context_length, answers = configured_context(config, folder=folder)
     tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, supervised=supervised))
     return build_row_tokenizer(
         config,
         tokenizer=tokenizer,
-        context_length=context_of(config, tokenizer),
+        context_length=context_of(config, tokenizer) if answers is None else context_length,
+        answers=answers,
         labels=labels,
         retriever=build_retriever(config, training=rows, folder=folder),
         folder=folder,
@@ -165,9 +219,14 @@ def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: 
     clean, keys = list(checked.clean.values()), [rows.key(index) for index in indices]
     tokenizer = encoder.formatter.tokenizer
     if supervised:
-        for index, key, example in zip(indices, keys, encoder.encode_rows(clean, keys), strict=True):
-            good = isinstance(example, Example)
-            previews[index] = supervised_row(example, tokenizer) if good else PreviewRow(key, reasons=(str(example),))
+        output = encoder.formatter.config.head_output
+        for index, key, row, example in zip(indices, keys, clean, encoder.encode_rows(clean, keys), strict=True):
+            if not isinstance(example, Example):
+                previews[index] = PreviewRow(key, reasons=(str(example),))
+            elif output is None:
+                previews[index] = supervised_row(example, tokenizer)
+            else:
+                previews[index] = row_of_head(example, tokenizer, target=output.answer_text(row[output.name]))
     else:
         for index, prompt in zip(indices, encoder.encode_prompts(clean, keys), strict=True):
             reasons = (prompt.error,) if prompt.error else ()
@@ -186,6 +245,12 @@ def supervised_row(example: Any, tokenizer: Any) -> PreviewRow:
         done = end
     loss_tokens = sum(end - max(start, 1) for start, end in example.spans)
     return PreviewRow(example.key, tuple(pieces), len(example.input_ids), loss_tokens, example.cut_tokens)
+
+
+def row_of_head(example: Example, tokenizer: Any, *, target: str) -> PreviewRow:
+    """Return a row for a head: the tokens that it reads, and the value that it learns in place of loss tokens."""
+    pieces = PreviewSpan(tokenizer.decode(example.input_ids), False), PreviewSpan(target, True)
+    return PreviewRow(example.key, pieces, len(example.input_ids), len(example.targets), example.cut_tokens)
 
 
 def histogram(lengths: np.ndarray, *, bins: int = 10) -> list[tuple[int, int, int]]:
@@ -228,6 +293,7 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
     Raises:
         DataError: For streams, which are read during training, and for rows without answers.
     """
+    config = heads_of_encoder(config, folder=folder)
     if config.data.streaming and dataset is None:
         raise DataError(
             "a stream is read while it is trained on; name the directory of the run, or with --dataset some of its rows"
@@ -247,10 +313,11 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
         for split, rows in splits.items():
             if split != TRAINING:
                 rows = rows_with_known_labels(rows, config, labels, ledger=ledger, split=split)
-            expander = encoder.expander
-            if expander is not None and (split != TRAINING or not config.trains):
-                expander = for_scores(expander)
-            expanded_rows = expanded(rows, expander)
+            if split != TRAINING or not config.trains:
+                answers = build_eval_rows(rows, encoder.expander, config, labels, ledger=ledger, split=split)
+                expanded_rows = answers.learned
+            else:
+                expanded_rows = expanded(rows, encoder.expander)
             ledger.leave_out_unreadable(expanded_rows.bad, split=split)
             for start, encoded in encoded_chunks(expanded_rows, encoder, options=config.data.loader, chunk=1000):
                 note_chunk(expanded_rows, start, encoded, ledger, split=split)

@@ -1,36 +1,39 @@
-"""Propose features, types, labels and the task for a file of rows, for `partita init --data`."""
+"""Propose features, types, labels and the task for columns, for `partita init --data`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from partita.data.columns import Column, Kind, column_of
-from partita.data.formats import FORMATS
-from partita.data.formats.base import FileSlice
-from partita.data.formats.json import json_row
-from partita.data.sources.sources import find_files, source_of
+from partita.data.columns import LABEL_NAMES, Column, Kind
 from partita_schema.common.text import counted
-from partita_schema.dialogue_formats import unread_keys
 from partita_schema.dump import scalar
-from partita_schema.errors import DataError, shortened
-from partita_schema.sections.sources import FileSource
+from partita_schema.errors import shortened
 
 FIRST_ROWS = 2000
 """Number of rows that are examined."""
 OUTPUT_NAMES = (
     *("label", "labels", "class", "category", "target", "answer", "output", "response", "completion", "reply"),
-    *("score", "rating", "sentiment", "intent", "team", "summary", "translation"),
+    *("score", "rating", "sentiment", "intent", "team", "summary", "highlights", "translation"),
 )
 """Names of columns that hold the prediction target, the likeliest first."""
+DOCUMENT_NAMES = ("text", "content", "document", "body")
+"""Names of columns that hold whole documents, the likeliest first."""
+DOCUMENT_CHARACTERS = 200
+"""Minimum mean number of characters of a text column that may hold documents although there are other columns."""
 TASK_OF_KIND: Mapping[Kind, str] = {
     "category": "classify",
     "set": "tag",
     "json": "extract",
     "number": "score",
     "text": "answer",
+    "tags": "entities",
 }
+FORMATS_IN_COLUMNS = {
+    "chosen_rejected": ("chosen", "rejected"),
+    "alpaca": ("instruction", "output"),
+    "prompt_completion": ("prompt", "completion"),
+}
+"""Formats of dialogues that are spread over columns, with the columns that identify them."""
 
 
 @dataclass(frozen=True)
@@ -49,77 +52,42 @@ class Proposal:
     """Why a model would learn nothing from the rows; empty if there is no objection."""
 
 
-@dataclass(frozen=True)
-class FirstRows:
-    """Columns of a file, from its first rows."""
-
-    columns: Sequence[Column]
-    complete: bool
-    """Whether these are all rows of the file."""
-    ignore_keys: tuple[str, ...] = ()
-    """Keys of messages and columns that are not read as part of a dialogue."""
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns."""
-        return [column.name for column in self.columns]
-
-    def propose(self, task: str | None) -> Proposal | None:
-        """Return the proposal, for `task` if one is given; None if no column fits it."""
-        proposal = proposal_of(self.columns, task=task, complete=self.complete)
-        if proposal is None or proposal.task != "chat" or not self.ignore_keys:
-            return proposal
-        summary = f"{proposal.summary}; ignored: {', '.join(self.ignore_keys)}"
-        return replace(proposal, ignore_keys=self.ignore_keys, summary=summary)
+MESSAGES = "messages"
+"""Name of the input for dialogues that are spread over columns."""
 
 
-def read_first_rows(path: str) -> FirstRows | None:
-    """Return the columns of a local file; None for a URL or a Hub name.
+def format_in_columns(columns: Sequence[Column]) -> str | None:
+    """Return the format of dialogues that are spread over columns; None if the columns have none.
 
-    Raises:
-        DataError: If there is no such file, or it has no readable row.
+    A label for each answer, as for KTO, is a column to predict.
     """
-    source = source_of(path, folder=Path())
-    if "://" in path or not isinstance(source, FileSource):
-        return None
-    file = find_files(path, folder=Path())[0]
-    rows = list(islice(readable_rows(FileSlice(file, path, source.type)), FIRST_ROWS + 1))
-    if not rows:
-        raise DataError(f"{path} has no row that can be read")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [column_of(name, [row.get(name) for row in rows[:FIRST_ROWS]]) for name in names]
-    dialogue = next((column.name for column in columns if column.kind == "dialogue"), None)
-    ignored = [key for row in rows if dialogue is not None for key in unread_keys(row, column=dialogue)]
-    return FirstRows(columns, complete=len(rows) <= FIRST_ROWS, ignore_keys=tuple(dict.fromkeys(ignored)))
-
-
-def readable_rows(file: FileSlice) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a file, without those that cannot be read."""
-    for row, _ in FORMATS[file.kind].read_slice(file, 0, None):
-        values: Any = row.row
-        reason = row.reason
-        if not reason and isinstance(values, bytes):
-            values, reason = json_row(values)
-        if not reason:
-            yield values
+    names = {column.name for column in columns}
+    labelled = any(column.name in LABEL_NAMES for column in columns if column.kind == "category")
+    return next(
+        (form for form, needed in FORMATS_IN_COLUMNS.items() if names >= set(needed) and not labelled),
+        None,
+    )
 
 
 def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) -> Proposal | None:
     """Return features for these columns; `complete` says whether they hold all rows of the file."""
-    dialogue = next((column for column in columns if column.kind == "dialogue"), None)
-    if dialogue is not None and task in (None, "chat"):
-        features = (
-            f"input_features:\n  - {{name: {scalar(dialogue.name)}, type: dialogue}}\n"
-            "output_features:\n  - {name: reply, type: text}         # what the assistant says in the dialogue\n"
-        )
-        return Proposal("chat", features, f"input {dialogue.name} (dialogue), output: the assistant's replies")
+    if task in (None, "chat") and (proposal := dialogue_proposal(columns)) is not None:
+        return proposal
+    document = document_of(columns, task=task)
+    if document is not None:
+        features = f"output_features:\n  - {{name: {scalar(document.name)}, type: text}}          # the document\n"
+        unused = [column.name for column in columns if column is not document]
+        rest = f"; not used: {', '.join(unused)}" if unused else ""
+        return Proposal("continue", features, f"documents in {document.name} (language modelling){rest}")
     output = output_of(columns, task=task)
     if output is None:
         return None
     others = [column for column in columns if column.name != output.name]
-    inputs = [column for column in others if column.kind == "text"] or [
-        column for column in others if column.kind in TASK_OF_KIND
-    ]
+    inputs = (
+        [column for column in others if column.name == output.words]
+        or [column for column in others if column.kind == "text"]
+        or [column for column in others if column.kind in TASK_OF_KIND]
+    )
     if not inputs:
         return None
     unused = [column.name for column in others if column not in inputs]
@@ -127,7 +95,7 @@ def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) 
     features = "".join(
         (inputs_yaml(inputs, unused), output_yaml(output, complete=complete), prompt_yaml(inputs, output))
     )
-    labels = f", {counted(len(output.labels), 'label')}" if output.kind in ("category", "set") else ""
+    labels = f", {counted(len(output.labels), 'label')}" if output.kind in ("category", "set", "tags") else ""
     rest = f"; not used: {', '.join(unused)}" if unused else ""
     return Proposal(
         task,
@@ -135,6 +103,46 @@ def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) 
         f"input {', '.join(one.name for one in inputs)}, output {output.name} ({output.kind}{labels}){rest}",
         warning=one_value_warning(output, complete=complete),
     )
+
+
+def dialogue_proposal(columns: Sequence[Column]) -> Proposal | None:
+    """Return the features for dialogues, in a column or spread over columns; None if there are none."""
+    form = format_in_columns(columns)
+    column = next((column.name for column in columns if column.kind == "dialogue"), None)
+    if form == "chosen_rejected" or (form is not None and column is None):
+        name, what = MESSAGES, f"{', '.join(FORMATS_IN_COLUMNS[form])} (dialogue in columns)"
+    elif column is not None:
+        name, what = column, f"{column} (dialogue)"
+    else:
+        return None
+    features = (
+        f"input_features:\n  - {{name: {scalar(name)}, type: dialogue}}\n"
+        "output_features:\n  - {name: reply, type: text}         # what the assistant says in the dialogue\n"
+    )
+    warning = "only chosen is learned: training on preferences is not available yet"
+    return Proposal(
+        "chat",
+        features,
+        f"input {what}, output: the assistant's replies",
+        warning=warning if form == "chosen_rejected" else "",
+    )
+
+
+def document_of(columns: Sequence[Column], *, task: str | None) -> Column | None:
+    """Return the column of documents for language modelling: the only text, or a long one with a usual name next to
+    columns that are no answer."""
+    texts = [column for column in columns if column.kind == "text"]
+    named = [column for name in DOCUMENT_NAMES for column in texts if column.name.lower() == name]
+    if task == "continue":
+        return next(iter([*named, *sorted(texts, key=lambda one: -one.characters)]), None)
+    others = [column for column in columns if column.kind in TASK_OF_KIND or column.kind in ("dialogue", "tags")]
+    if task is not None or not texts:
+        return None
+    if len(others) == 1:
+        return texts[0]
+    is_alone = not any(column.name.lower() in OUTPUT_NAMES or column.kind == "category" for column in others)
+    long = [column for column in named if column.characters >= DOCUMENT_CHARACTERS]
+    return long[0] if long and is_alone else None
 
 
 def one_value_warning(output: Column, *, complete: bool) -> str:
@@ -163,7 +171,10 @@ def output_of(columns: Sequence[Column], *, task: str | None) -> Column | None:
         return None
     named = [column for name in OUTPUT_NAMES for column in usable if column.name.lower() == name]
     by_kind = [
-        column for kind in ("category", "set", "number", "json") for column in reversed(usable) if column.kind == kind
+        column
+        for kind in ("tags", "category", "set", "number", "json")
+        for column in reversed(usable)
+        if column.kind == kind
     ]
     return (named or by_kind or usable[-1:])[0]
 
@@ -188,12 +199,13 @@ def output_yaml(output: Column, *, complete: bool) -> str:
         lines.append(f"    preprocessing: {{separator: {scalar(output.separator)}}}")
     elif output.kind == "set" and output.missing:
         lines.append("    # preprocessing: {missing_value_strategy: fill_with_const}   # if no value means no label")
-    if output.kind in ("category", "set"):
+    if output.kind in ("category", "set", "tags"):
         labels = f"labels: [{', '.join(map(scalar, output.labels))}]"
-        if complete and len(output.labels) > 1 and not {"True", "False"} & set(output.labels):
+        if complete and len(output.labels) > 1:
             lines += ["    decoder:", f"      {labels}"]
         else:  # other labels may follow later in the file; without a list, those of the training rows are used
-            lines += [f"    # decoder: {{{labels}}}   # labels of the first {FIRST_ROWS:,} rows"]
+            of = "all rows" if complete else f"the first {FIRST_ROWS:,} rows"
+            lines += [f"    # decoder: {{{labels}}}   # labels of {of}"]
     if output.kind == "number" and output.bounds:
         low, high = output.bounds
         lines += [f"    # decoder: {{minimum: {low:g}, maximum: {high:g}}}   # as in the first rows"]
@@ -204,7 +216,9 @@ def output_yaml(output: Column, *, complete: bool) -> str:
 
 
 def prompt_yaml(inputs: Sequence[Column], output: Column) -> str:
-    """Return a first version of the task in words, for the user to improve."""
+    """Return a first version of the task in words, for the user to improve; empty for tags, which need none."""
+    if output.kind == "tags":
+        return ""
     sources = " and the ".join(one.name for one in inputs)
     if output.kind == "category":
         choice = f" as {', '.join(output.labels[:-1])} or {output.labels[-1]}" if 1 < len(output.labels) <= 10 else ""
@@ -215,6 +229,10 @@ def prompt_yaml(inputs: Sequence[Column], output: Column) -> str:
         task = f"Write the {output.name} of the {sources} as a number."
     elif output.kind == "json":
         task = f"Write the {output.name} in the {sources} as JSON."
+    elif len(inputs) == 1 and output.name.lower() in ("summary", "highlights"):
+        task = f"Summarize the {sources}."
+    elif len(inputs) == 1 and inputs[0].name.lower() in ("question", "query") and output.name.lower() == "answer":
+        task = "Answer the question."
     else:
         task = f"Write the {output.name} for the {sources}."
     return f"prompt:\n  task: {scalar(task)}\n"

@@ -271,15 +271,23 @@ def hash_rows(store: Store, indices: np.ndarray | None = None, *, chunk: int = 1
     chosen = np.arange(len(store)) if indices is None else indices
     for start in range(0, len(chosen), chunk):
         rows = store.read(chosen[start : start + chunk])
-        try:
-            state.update(json.dumps(rows, default=repr).encode())
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-        ):  # values that JSON cannot represent, or nested too deeply for it
-            state.update(b"".join(map(row_bytes, rows)))
+        content = json_bytes(rows)
+        state.update(b"".join(map(row_bytes, rows)) if content is None else content)
     return state.hexdigest()
+
+
+def json_bytes(value: Any) -> bytes | None:
+    """Return a value as JSON; None if JSON cannot represent it, or it is nested too deeply for it."""
+    try:
+        return json.dumps(value, default=repr).encode()
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def row_content(row: Mapping[str, Any]) -> bytes:
+    """Return the content of a row for a hash."""
+    content = json_bytes(row)
+    return row_bytes(row) if content is None else content
 
 
 def row_bytes(row: Any) -> bytes:

@@ -9,11 +9,12 @@ from typing import Any
 
 from partita.data.batching.policies import Fixed, Policy
 from partita.data.chunks import Unreadable, parsed
+from partita.data.dialogue import build_expander, expanded, for_scores
 from partita.data.formats.base import MAX_ROW_BYTES, Position, StreamRow
 from partita.data.ledger import Ledger
 from partita.data.rows import ListStore, Rows, digest
 from partita.data.sources.python_datasets import splits_of
-from partita.data.sources.sources import errors_at, find_files, source_of
+from partita.data.sources.sources import errors_at, find_files, options_of, source_of
 from partita.data.splits import TRAINING, check_columns, is_streamed, open_splits
 from partita.data.streams.base import Stream
 from partita.data.streams.custom import PassedSource, open_custom_stream
@@ -212,7 +213,14 @@ def open_stream(
         return source.open(name="dataset", least_shards=least_shards)
     if isinstance(source, FileSource):
         paths = find_files(source.path, folder=folder)
-        return FileStream(source.type, paths, name=source.path, least_shards=least_shards, max_row_bytes=max_row_bytes)
+        return FileStream(
+            source.type,
+            paths,
+            name=source.path,
+            least_shards=least_shards,
+            max_row_bytes=max_row_bytes,
+            options=options_of(source),
+        )
     if isinstance(source, HubSource):
         return open_hub_stream(source, folder=folder, least_shards=least_shards, max_row_bytes=max_row_bytes)
     if not isinstance(source, CustomSource):
@@ -246,7 +254,8 @@ def find_labels(config: Config, rows: Rows | None) -> dict[str, tuple[str, ...]]
     seen: dict[str, set[str]] = {feature.name: set() for feature in unknown}
     if unknown and rows is not None:
         schema = row_schema(config, supervised=True)
-        for chunk in rows.iterate():
+        expander = build_expander(config, mode="squash")
+        for chunk in expanded(rows, None if expander is None else for_scores(expander)).iterate():
             for row in check_rows(schema, chunk).clean.values():
                 for feature in unknown:
                     seen[feature.name].update(feature.labels_in(row[feature.name]))
@@ -260,6 +269,23 @@ def find_labels(config: Config, rows: Rows | None) -> dict[str, tuple[str, ...]]
 
 
 def rows_with_known_labels(
+    rows: Rows, config: Config, labels: Mapping[str, Sequence[str]], *, ledger: Ledger, split: str
+) -> Rows:
+    """Return `without_unknown_labels`; dialogues unchanged, whose turns are checked one by one in `build_eval_rows`.
+
+    Args:
+        rows: Rows to evaluate on.
+        config: The configuration.
+        labels: Labels by output, from the training rows.
+        ledger: Records the rows that are left out.
+        split: Name of the split in the ledger.
+    """
+    if config.dialogue_input is not None:
+        return rows
+    return without_unknown_labels(rows, config, labels, ledger=ledger, split=split)
+
+
+def without_unknown_labels(
     rows: Rows, config: Config, labels: Mapping[str, Sequence[str]], *, ledger: Ledger, split: str
 ) -> Rows:
     """Return the rows without those whose label is none of `labels`, which no answer can equal.

@@ -4,7 +4,7 @@ The split of a row depends on the number of rows, the seed and, if configured, a
 processes or a global random state. Within a split, rows keep the order of the source.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from partita.data.sources.sources import errors_at, open_rows
 from partita_schema.common.checksums import hash_to_int
 from partita_schema.common.text import nearest
 from partita_schema.config import Config
-from partita_schema.dialogue_formats import has_dialogues
+from partita_schema.dialogues.read import has_dialogues, renamed
 from partita_schema.errors import DataError
-from partita_schema.sections.data import FixedSplit, HashSplit, StratifySplit
+from partita_schema.sections.data import FixedSplit, HashSplit, KFoldSplit, StratifySplit
+from partita_schema.sections.dialogue import DialogueConfig
 from partita_schema.sections.features import DialogueInput, TextInput
 from partita_schema.sections.sources import SimulationSource
 
@@ -95,6 +96,8 @@ def passed_splits(config: Config, dataset: Any, *, without: frozenset[str]) -> d
     """
     limit, streamed = config.data.max_row_bytes, is_streamed(config, dataset)
     named = splits_of(dataset)
+    if isinstance(config.split, KFoldSplit):
+        check_foldable(dataset, named or {}, streamed=streamed)
     if named is None:
         if streamed:
             return {}
@@ -112,7 +115,27 @@ def passed_splits(config: Config, dataset: Any, *, without: frozenset[str]) -> d
     }
     if set(splits) == {TRAINING}:
         return divide(splits[TRAINING], config, without=without)
+    if isinstance(config.split, KFoldSplit):
+        return splits | divide(splits[TRAINING], config, without=without | {TEST})
     return splits
+
+
+def check_foldable(dataset: Any, named: Mapping[str, Any], *, streamed: bool) -> None:
+    """Raise DataError if the training rows of a dataset that replaces the source cannot be divided into folds.
+
+    Args:
+        dataset: A path, a Hub name or an object.
+        named: Its splits, if it has any.
+        streamed: Whether its training rows are streamed.
+    """
+    kind = type(dataset).__name__
+    if streamed:
+        raise DataError(f"the {kind} is a stream, which is not divided into folds; write another data.split")
+    if VALIDATION in named:
+        raise DataError(
+            f"the {kind} has a validation split, and data.split: {{type: kfold}} validates each fold on its own rows; "
+            "remove one of them"
+        )
 
 
 def is_streamed(config: Config, dataset: Any = None) -> bool:
@@ -127,7 +150,7 @@ def is_streamed(config: Config, dataset: Any = None) -> bool:
 def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
     """Raise DataError if a column is missing that prompts show or, if `supervised`, answers are learned from."""
     if config.dialogue_input is not None:
-        require_dialogues(rows, config.dialogue_input, form=config.data.dialogue.format)
+        require_dialogues(rows, config.dialogue_input, options=config.data.dialogue)
         return
     inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
     needed = {}
@@ -140,6 +163,7 @@ def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
     for output in config.output_features if supervised else ():
         if output.preprocessing.missing_value_strategy == "drop_row":
             needed[output.source_column] = f"output {output.name}"
+        needed |= dict.fromkeys(output.more_columns, f"output {output.name}")
     for column, user in needed.items():
         require_column(rows, column, user=user)
 
@@ -154,10 +178,12 @@ def has_answers(rows: Rows, config: Config) -> bool:
     return bool(check_rows(row_schema(config, supervised=True), first).clean)
 
 
-def require_dialogues(rows: Rows, feature: DialogueInput, *, form: str) -> None:
+def require_dialogues(rows: Rows, feature: DialogueInput, *, options: DialogueConfig) -> None:
     """Raise DataError if both the feature's column and the columns of the format are missing."""
-    column = feature.source_column
-    if not has_dialogues(rows.columns, column=column, form=form):
+    column, form = feature.source_column, options.format
+    if not has_dialogues(list(renamed(dict.fromkeys(rows.columns), options.columns)), column=column, form=form):
+        for name, written in options.columns.items():
+            require_column(rows, written, user=f"data.dialogue.columns.{name}")
         near = nearest(column, rows.columns)
         raise DataError(
             f"{rows.keys.names[0]} has no column {column!r}, which dialogue {feature.name} needs, and not the columns "
@@ -217,6 +243,9 @@ def divide(rows: Rows, config: Config, *, without: frozenset[str], total: int | 
     split_N = assign_splits(sampled, config, without=without)
     if not np.any(split_N == 0):
         raise DataError(f"no row of {rows.keys.names[0]} is a training row; see data.split")
+    if isinstance(config.split, KFoldSplit) and len(sampled) < config.split.folds:
+        message = f"{rows.keys.names[0]} has {len(sampled)} rows, fewer than {config.split.folds} folds; write fewer"
+        raise DataError(f"{message} data.split.folds")
     if np.all(split_N == 0):
         return {TRAINING: sampled.with_bad(rows.bad)}
     names = [name for name in (TRAINING, VALIDATION, TEST) if name not in without]
@@ -245,6 +274,11 @@ def assign_splits(rows: Rows, config: Config, *, without: frozenset[str]) -> np.
             if name in without:
                 split_N[split_N == number] = -1
         return split_N
+    if isinstance(split, KFoldSplit):
+        labels = None if split.column is None else column_of(rows, split.column, "data.split")
+        fold_N = folds_of(rows.keys, split.folds, seed=config.seed, labels=labels)
+        validated_N: np.ndarray = (fold_N == (split.fold or 1) - 1).astype(np.int8)
+        return validated_N
     shares = (
         0.0 if VALIDATION in without else split.probabilities[1],
         0.0 if TEST in without else split.probabilities[2],
@@ -278,6 +312,26 @@ def hash_splits(values: Sequence[str], shares: Sequence[float], *, seed: int) ->
     if len(marks) and not np.any(split_N == 0):
         split_N[marks == marks.min()] = 0
     return split_N
+
+
+def folds_of(keys: Sequence[str], folds: int, *, seed: int, labels: Sequence[str] | None) -> np.ndarray:
+    """Assign each row to a fold, from 0, by the order of the hashes of the row keys.
+
+    Sizes of the folds differ by at most one row; with labels, so do the rows of each label in them.
+
+    Args:
+        keys: Row keys, [N].
+        folds: Number of folds.
+        seed: The seed of the run.
+        labels: Label of each row, [N].
+    """
+    marks_N = np.array([hash_share(key, seed) for key in keys])
+    codes_N = np.zeros(len(keys), dtype=np.int64)
+    if labels is not None:
+        codes_N = np.unique(np.asarray(labels), return_inverse=True)[1]
+    fold_N = np.empty(len(keys), dtype=np.int64)
+    fold_N[np.lexsort((marks_N, codes_N))] = np.arange(len(keys)) % folds
+    return fold_N
 
 
 def hash_share(value: str, seed: int) -> float:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +23,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita_schema.common.checksums import DamagedError, sealed, unsealed
 from partita_schema.common.files import write_atomically
 
-FORMAT = 3
+FORMAT = 4
 """Increased whenever the meaning of the files changes."""
 CONTENTS = "contents.json"
 ARRAYS: dict[str, np.dtype[Any]] = {
@@ -34,8 +35,10 @@ ARRAYS: dict[str, np.dtype[Any]] = {
     "key_numbers": np.dtype(np.int64),
     "key_parts": np.dtype(np.int32),
     "indices": np.dtype(np.int64),
+    "targets": np.dtype(np.float32),
 }
-"""Name and type of each array, as in TokenizedDataset and RowKeys; key_parts is empty if the keys have no parts."""
+"""Name and type of each array, as in TokenizedDataset and RowKeys. key_parts is empty if the keys have no parts, and
+targets if the model has no head."""
 COUNTS = (LEDGER, QUARANTINE)
 """Files of the ledger in the same folder."""
 BLOCK = 1 << 20
@@ -87,6 +90,8 @@ class TokenWriter:
         if chunk_keys.parts is not None:
             self._write("key_parts", chunk_keys.parts)
         self._write("indices", indices)
+        if chunk.targets is not None:
+            self._write("targets", chunk.targets)
         self.rows += len(indices)
 
     def finish(self, *, names: tuple[str, ...], made_from: Mapping[str, str], parts: Mapping[str, str]) -> None:
@@ -143,7 +148,7 @@ def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDatas
         check_file(folder / name, contents)
     arrays = {name: mapped(folder / name) for name in ARRAYS}
     parts = arrays["key_parts"] if len(arrays["key_parts"]) else None
-    return TokenizedDataset(
+    rows = TokenizedDataset(
         ids_L=arrays["ids"],
         starts_N1=arrays["starts"],
         loss_spans_S2=arrays["spans"].reshape(-1, 2),
@@ -152,6 +157,9 @@ def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDatas
         indices_N=arrays["indices"],
         parts=contents["parts"],
     )
+    if not len(arrays["targets"]):
+        return rows
+    return replace(rows, targets_NK=arrays["targets"].reshape(int(rows.loss_tokens.sum()), -1))
 
 
 def read_contents(folder: Path) -> dict[str, Any]:

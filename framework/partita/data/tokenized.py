@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class TokenizedDataset:
     """Inputs that decided the rows and their ids, by readable names: files, tokenizer, prompt ..."""
     isolated: bool = False
     """Whether each loss span is a document that does not attend to the others of its row; see `cut_chunks`."""
+    targets_NK: np.ndarray | None = None
+    """For a model with a head, the targets of all loss tokens in order, float32; otherwise None."""
     text_bytes: int | None = None
     """Bytes of all texts in UTF-8, for bits per byte; None unless all tokens of the texts are in the loss."""
 
@@ -100,7 +103,8 @@ class TokenizedDataset:
     def fingerprint(self) -> str:
         """Return a hash of keys, ids and loss spans."""
         arrays = (self.ids_L, self.starts_N1, self.loss_spans_S2, self.span_starts_N1)
-        return digest(self.keys.digest(), *arrays)
+        targets = () if self.targets_NK is None else (self.targets_NK,)
+        return digest(self.keys.digest(), *arrays, *targets)
 
     def ids(self, index: int) -> np.ndarray:
         """Return the token ids of a row."""
@@ -114,8 +118,28 @@ class TokenizedDataset:
         """Return a copy of the rows at `indices`, in that order; it holds no reference to the other rows."""
         ids, ends = taken(self.ids_L, self.starts_N1, indices)
         spans, span_ends = taken(self.loss_spans_S2, self.span_starts_N1, indices)
-        keys, row_indices = self.keys.take(indices), self.indices_N[indices]
-        return TokenizedDataset(ids, ends, spans, span_ends, keys, row_indices, self.parts, isolated=self.isolated)
+        return TokenizedDataset(
+            ids,
+            ends,
+            spans,
+            span_ends,
+            self.keys.take(indices),
+            self.indices_N[indices],
+            self.parts,
+            isolated=self.isolated,
+            targets_NK=self.targets(indices),
+        )
+
+    def targets(self, indices: np.ndarray) -> np.ndarray | None:
+        """Return the targets of the loss tokens of the rows at `indices`, in that order; None without a head."""
+        if self.targets_NK is None:
+            return None
+        return taken(self.targets_NK, self._target_starts_N1, indices)[0]
+
+    @cached_property
+    def _target_starts_N1(self) -> np.ndarray:
+        """Start of each row in targets_NK, followed by their number."""
+        return starts([self.loss_tokens])
 
 
 NO_ROWS = TokenizedDataset(
@@ -220,7 +244,14 @@ class FlatBuilder:
             keys=keys,
             indices_N=indices,
             parts=parts,
+            targets_NK=concatenated([chunk.targets for chunk in self._chunks]),
         )
+
+
+def concatenated(targets: list[np.ndarray | None]) -> np.ndarray | None:
+    """Concatenate the targets of chunks. Chunks without examples have no targets; None if none has."""
+    present = [chunk for chunk in targets if chunk is not None]
+    return np.concatenate(present) if present else None
 
 
 def taken(flat: np.ndarray, starts_N1: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -259,7 +290,8 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
         if checked.bad and not reason:
             reason = f"; such as {training_rows.key(min(checked.bad))}: {checked.bad[min(checked.bad)][0]}"
         for row in checked.clean.values():
-            formatted = formatter.format(row) if supervised else formatter.format_prompt(row)
+            shows_answer = supervised and config.head_output is None
+            formatted = formatter.format(row) if shows_answer else formatter.format_prompt(row)
             yield from (segment.text for segment in formatted.segments)
     if not good:
         raise DataError(f"no row for the tokenizer of the new model can be used, of {len(training_rows):,}{reason}")

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partita.data.batching.collate import build_collate, collate_parts
+from partita.data.batching.collate import Collate, build_collate, collate_parts
 from partita.data.batching.cursor import batching_parts
 from partita.data.batching.documents import cut_chunks
 from partita.data.dialogue import expanded
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
-from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
+from partita.data.formatting.row_tokenizer import RowTokenizer
+from partita.data.formatting.sides import SideRowTokenizer
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, Ledger
 from partita.data.loader import Loader
 from partita.data.rows import Rows
@@ -71,7 +73,7 @@ def configured_row_tokenizer(
         DataError: There are no training rows.
         ModelError: The tokenizer cannot be used, or a file of the base model cannot be read.
     """
-    from partita.lm.loading import configured_context_length
+    from partita.lm.context_length import configured_context
 
     rows = data.training
     if rows is None:
@@ -82,12 +84,12 @@ def configured_row_tokenizer(
         raise ModelError(f"the tokenizer is a {type(tokenizer).__name__}; pass a fast one, as AutoTokenizer loads it")
     elif tokenizer.pad_token_id is None:
         raise ModelError("the tokenizer has no pad token; set tokenizer.pad_token = tokenizer.eos_token")
-    if context_length is None:
-        context_length = configured_context_length(config, folder=folder)
+    known_length, answers = configured_context(config, folder=folder)
     return build_row_tokenizer(
         config,
         tokenizer=tokenizer,
-        context_length=context_length,
+        context_length=known_length if context_length is None else context_length,
+        answers=answers,
         labels=find_labels(config, rows),
         retriever=build_retriever(config, training=rows, folder=folder),
         folder=folder,
@@ -191,69 +193,85 @@ def encode_first(data: RunData, encoder: RowTokenizer) -> TokenizedDataset | Non
     return encoded
 
 
-def open_loader(
-    config: Config,
-    rows: TrainingRows,
-    encoder: RowTokenizer,
-    ledger: Ledger,
-    *,
-    size: BatchSize,
-    batches_per_step: int,
-    folder: Path,
-    process_group: ProcessGroup = SINGLE_PROCESS,
-) -> Loader | StreamLoader:
-    """Return the loader of training rows.
+@dataclass(frozen=True, kw_only=True)
+class LoaderSetup:
+    """Everything that the loader of training rows needs."""
 
-    Args:
-        config: The configuration.
-        rows: The training rows.
-        encoder: Tokenizes streamed rows.
-        ledger: Counts the streamed rows that cannot be used.
-        size: Batch size, with its number of tokens if batches are filled up to one.
-        batches_per_step: Batches in one step, summed over all ranks.
-        folder: Base of relative paths in the configuration.
-        process_group: The ranks that share the batches of a step.
+    config: Config
+    rows: TrainingRows
+    encoder: RowTokenizer
+    """Tokenizes streamed rows."""
+    ledger: Ledger
+    """Counts the streamed rows that cannot be used."""
+    size: BatchSize
+    """Batch size, with its number of tokens if batches are filled up to one."""
+    batches_per_step: int
+    """Batches in one step, summed over all ranks."""
+    folder: Path
+    """Base of relative paths in the configuration."""
+    process_group: ProcessGroup = SINGLE_PROCESS
+    """The ranks that share the batches of a step."""
 
-    Raises:
-        DataError: There is nothing to read, or the batches of a step cannot be divided evenly among the ranks.
-        ConfigError: The class in data.collate does not exist.
-    """
-    shape = rows.shape
-    pad_token_id = encoder.formatter.tokenizer.pad_token_id
-    collate_batch = build_collate(config.data.collate, folder=folder, pad_token_id=pad_token_id)
-    more_parts = collate_parts(config.data.collate, folder=folder)
-    if rows.streams is None:
+    def open(self) -> Loader | StreamLoader:
+        """Return the loader.
+
+        Raises:
+            DataError: There is nothing to read, or the batches of a step cannot be divided evenly among the ranks.
+            ConfigError: The class in data.collate does not exist.
+        """
+        return self._loader() if self.rows.streams is None else self._stream_loader(self.rows.streams)
+
+    def _loader(self) -> Loader:
+        """Return the loader of tokenized rows."""
         return Loader(
-            rows.encoded,
-            batching=shape.batching,
-            batch_size=size.rows,
-            max_tokens=size.max_tokens,
-            batches_per_step=batches_per_step,
-            seed=config.seed,
-            pad_token_id=pad_token_id,
-            order=shape.order,
-            more_parts={**rows.order_parts, **more_parts},
-            collate_batch=collate_batch,
-            resume=config.data.resume,
-            process_group=process_group,
+            self.rows.encoded,
+            batching=self.rows.shape.batching,
+            batch_size=self.size.rows,
+            max_tokens=self.size.max_tokens,
+            batches_per_step=self.batches_per_step,
+            seed=self.config.seed,
+            pad_token_id=self._pad_token_id,
+            order=self.rows.shape.order,
+            more_parts={**self.rows.order_parts, **self._collate_parts()},
+            collate_batch=self._collate(),
+            resume=self.config.data.resume,
+            process_group=self.process_group,
         )
-    policy = shape.policy(size.rows, max_tokens=size.max_tokens)
-    num_groups = count_shard_groups(batches_per_step, sources=len(rows.streams.sources))
-    batching = batching_parts(
-        shape.batching,
-        batch_size=size.rows,
-        max_tokens=size.max_tokens,
-        batches_per_step=batches_per_step,
-        seed=config.seed,
-    )
-    return StreamLoader(
-        rows.streams.plan(policy, num_groups=num_groups, chunks=shape.chunks),
-        encoder,
-        options=config.data.loader,
-        batches_per_step=batches_per_step,
-        parts=batching | more_parts,
-        ledger=ledger,
-        collate_batch=collate_batch,
-        resume=config.data.resume,
-        process_group=process_group,
-    )
+
+    def _stream_loader(self, streams: TrainingStreams) -> StreamLoader:
+        """Return the loader that reads and tokenizes rows of streams during training."""
+        shape = self.rows.shape
+        policy = shape.policy(self.size.rows, max_tokens=self.size.max_tokens)
+        num_groups = count_shard_groups(self.batches_per_step, sources=len(streams.sources))
+        batching = batching_parts(
+            shape.batching,
+            batch_size=self.size.rows,
+            max_tokens=self.size.max_tokens,
+            batches_per_step=self.batches_per_step,
+            seed=self.config.seed,
+        )
+        return StreamLoader(
+            streams.plan(policy, num_groups=num_groups, chunks=shape.chunks),
+            self.encoder,
+            options=self.config.data.loader,
+            batches_per_step=self.batches_per_step,
+            parts=batching | self._collate_parts(),
+            ledger=self.ledger,
+            collate_batch=self._collate(),
+            resume=self.config.data.resume,
+            process_group=self.process_group,
+        )
+
+    def _collate(self) -> Collate:
+        """Return what builds the tensors of a batch."""
+        two_sided = isinstance(self.encoder, SideRowTokenizer)
+        return build_collate(
+            self.config.data.collate, folder=self.folder, pad_token_id=self._pad_token_id, two_sided=two_sided
+        )
+
+    def _collate_parts(self) -> dict[str, str]:
+        return collate_parts(self.config.data.collate, folder=self.folder)
+
+    @property
+    def _pad_token_id(self) -> int:
+        return int(self.encoder.formatter.tokenizer.pad_token_id)

@@ -22,6 +22,7 @@ from partita_schema.sections.batching import (
     FixedBatching,
     PackBatching,
     TokenBudgetBatching,
+    separates_rows,
 )
 from partita_schema.sections.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer, HogwildTrainer
 from partita_trainers.batch_size.probe import BatchSize, Volume
@@ -207,11 +208,6 @@ class TrainingShape:
         counted = policy.count(rows)
         batches = max(1, round(batches * share)) if counted is None else counted
         return Volume(batches=batches, tokens=round(tokens * share), rows=rows)
-
-
-def separates_rows(batching: Batching) -> bool:
-    """Return whether several rows or documents of one line must not attend to each other."""
-    return isinstance(batching, PackBatching) or (isinstance(batching, ChunkBatching) and batching.isolate_documents)
 
 
 def training_shape(

@@ -221,7 +221,7 @@ HINTS = (
     ),
     (
         ("Unrecognized configuration class",),
-        "it is not a causal language model (an encoder, or an encoder-decoder); choose a decoder-only model",
+        "it is neither a causal language model nor an encoder-decoder, nor an encoder of text; choose one of these",
     ),
 )
 

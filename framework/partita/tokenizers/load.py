@@ -14,7 +14,7 @@ from partita.tokenizers.hub import check_intact, digest, find_base, loading
 from partita_schema.common.files import replacing_folder
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.sections.model import NewModel, ScratchModel
+from partita_schema.sections.model import ENCODERS, NewModel, ScratchModel
 from partita_trainers.file_sums import write_sums
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
+BEGIN, MASK = "<s>", "<mask>"
+"""Further special tokens of encoders."""
 CHARACTER = r"[\s\S]"
 WORD = r" ?\w+| ?[^\w\s]|\s"
 """A word or a punctuation mark with the space before it, so that decoding restores the text."""
@@ -99,15 +101,35 @@ def with_pad_token(tokenizer: "PreTrainedTokenizerFast", *, source: str) -> "Pre
 
 
 def train_tokenizer(base: NewModel, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """Create a tokenizer of the configured type, with at most `vocab_size` tokens."""
+    """Create a tokenizer of the configured type, with at most `vocab_size` tokens.
+
+    That of an encoder puts special tokens around a text, as BERT does.
+    """
     longest = base.context_length if isinstance(base, ScratchModel) else None
+    encodes = isinstance(base, ScratchModel) and base.architecture in ENCODERS
+    vocab_size = base.vocab_size - (2 if encodes else 0)
     if base.tokenizer == "byte":
-        return byte_tokenizer(max_length=longest)
-    if base.tokenizer == "bpe":
-        return wrap(byte_pair_backend(texts, vocab_size=base.vocab_size), max_length=longest)
-    pattern = CHARACTER if base.tokenizer == "char" else WORD
-    backend = piece_backend(texts, pattern=pattern, vocab_size=base.vocab_size)
-    return wrap(backend, max_length=longest, unknown=UNKNOWN)
+        tokenizer = byte_tokenizer(max_length=longest)
+    elif base.tokenizer == "bpe":
+        tokenizer = wrap(byte_pair_backend(texts, vocab_size=vocab_size), max_length=longest)
+    else:
+        pattern = CHARACTER if base.tokenizer == "char" else WORD
+        backend = piece_backend(texts, pattern=pattern, vocab_size=vocab_size)
+        tokenizer = wrap(backend, max_length=longest, unknown=UNKNOWN)
+    return for_encoder(tokenizer) if encodes else tokenizer
+
+
+def for_encoder(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedTokenizerFast":
+    """Add the special tokens of encoders, and put them around a text and between two texts."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer.add_special_tokens({"cls_token": BEGIN, "sep_token": END, "mask_token": MASK})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{BEGIN} $A {END}",
+        pair=f"{BEGIN} $A {END} $B:1 {END}:1",
+        special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in (BEGIN, END)],
+    )
+    return tokenizer
 
 
 def byte_tokenizer(*, max_length: int | None = None) -> "PreTrainedTokenizerFast":

@@ -7,7 +7,7 @@ import pytest
 
 from partita.data.chunks import ChunkEncoder, RawChunk, Unreadable, parsed
 from partita.data.dialogue import build_expander
-from partita.data.formatting.row_tokenizer import build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
 
 SAID = {"episode": [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["y2"]}]}
 

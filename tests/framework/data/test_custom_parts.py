@@ -10,7 +10,8 @@ import torch
 
 from partita.data.batching.collate import build_collate
 from partita.data.batching.plan import NOTHING, PlannedBatch, alone
-from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
+from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.sources.sources import open_rows
 from partita.data.token_cache import TokenCache

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partita.data.batching.collate import EvaluationBatches, collate, evenly
 from partita.data.batching.plan import NOTHING, PlannedBatch, alone
-from partita.data.formatting.row_tokenizer import build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.sources.sources import open_rows
@@ -476,7 +476,7 @@ def test_unknown_tokens_in_the_loss_give_a_warning_and_from_5_percent_an_error(
     encoder = build_row_tokenizer(CONFIG, tokenizer=tokenizer, context_length=64)
 
     TokenizedDataset.build(open_rows(rows, folder=Path()), encoder, ledger=ledger)
-    ledger.warn_of_unknown_tokens()
+    ledger.log_warnings()
 
     message = f"training: {share} are the tokenizer's unknown token"
     assert caplog.messages == ([message] if share else [])

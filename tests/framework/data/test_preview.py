@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from partita.cli.main import app
 from partita.cli.preview import print_preview
 from partita.data.preview import PreviewSpan, histogram, preview
+from partita_schema.load import load_config
 
 from ...json_lines import write_json_lines
 
@@ -34,6 +35,17 @@ def printed(found: Any, *, terminal: bool) -> str:
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
+
+
+def test_what_is_found_about_files_is_shown(make_config: Make, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("question;answer\nZo\u00eb?;yes\nwhy?;no\n".encode("cp1252"))
+    (tmp_path / "b.csv").write_text("question,answer\nwhere?,there\n")
+    glob = preview(make_config(base_model=SCRATCH, data={"source": "*.csv"}), folder=tmp_path)
+    said = {"type": "csv", "path": "a.csv", "delimiter": ";", "encoding": "cp1252"}
+
+    assert glob.files == ("a.csv: delimiter ';', encoding cp1252",)
+    assert preview(make_config(base_model=SCRATCH, data={"source": said}), folder=tmp_path).files == ()
+    assert preview(make_config(base_model=SCRATCH), folder=tmp_path, dataset=str(tmp_path / "b.csv")).files == ()
 
 
 def test_rows_are_shown_from_the_training_tokens(make_config: Make) -> None:
@@ -67,6 +79,35 @@ def test_loss_tokens_are_green_on_a_terminal_and_otherwise_marked(make_config: M
     assert "⟦" not in coloured
 
 
+def test_rows_of_a_head_show_what_it_learns_and_rows_of_one_length_are_one_line() -> None:
+    config = load_config(
+        {
+            "base_model": {"type": "scratch", "architecture": "bert", "tokenizer": "word"},
+            "input_features": [{"name": "question", "type": "text"}],
+            "output_features": [{"name": "answer", "type": "category"}],
+            "trainer": {"type": "finetune"},
+        }
+    ).config
+    rows = [{"question": f"{word} now", "answer": word} for word in ("here", "there", "where")] * 20
+    lines = printed(preview(config, folder=Path(), dataset=rows, count=1), terminal=False).splitlines()
+
+    assert re.match(r"dataset:\d+: 4 tokens ─", lines[0])
+    assert re.fullmatch(r"<s>(\w+) now</s>⟦\1⟧", lines[1])
+    assert lines[3].endswith(" rows, the category between ⟦ and ⟧")
+    assert re.fullmatch(r"  4 █{40} \d+", lines[-1])
+
+
+def test_a_long_summary_takes_two_lines(make_config: Make) -> None:
+    config = make_config(
+        base_model=SCRATCH | {"context_length": 200}, input_features=[{"name": "messages", "type": "dialogue"}]
+    )
+    messages = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}]
+    lines = printed(preview(config, folder=Path(), dataset=[{"messages": messages}]), terminal=False).splitlines()
+
+    start = lines.index("1 dialogues (messages, squash), without a chat template,")
+    assert lines[start + 1] == "loss tokens between ⟦ and ⟧"
+
+
 def test_the_reasons_why_rows_cannot_be_used_are_counted_unreadable_lines_included(
     make_config: Make, tmp_path: Path
 ) -> None:
@@ -90,6 +131,7 @@ def test_rows_without_loss_tokens_are_refused_as_in_training_even_if_no_row_has_
 
     result = preview(make_config(base_model=SCRATCH, **dialogue), folder=Path(), dataset=[{"messages": said}] * 3)
 
+    assert result.formats == ("messages",)
     reason = "column messages: the dialogue has no answer to learn: no assistant message after a question"
     assert [row.reasons for row in result.rows] == [(reason,)] * len(result.rows)
     assert result.left_out.total() == result.num_rows

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.columns import Column, column_of
-from partita.data.proposal import FIRST_ROWS, Proposal, proposal_of, read_first_rows
+from partita.data.first_rows import read_first_rows
+from partita.data.proposal import FIRST_ROWS, Proposal, proposal_of
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.load import load_config
@@ -76,7 +77,7 @@ def test_numbers_are_a_score_if_the_name_or_the_task_suggests_it(tmp_path: Path)
 
 def test_questions_have_answers_and_inputs_with_missing_values_are_filled(tmp_path: Path) -> None:
     rows = [{"instruction": f"do {n}", "input": "" if n % 2 else f"to {n}", "output": f"done {n}"} for n in range(20)]
-    task, config = config_of(rows_file(tmp_path, rows))
+    task, config = config_of(rows_file(tmp_path, rows), "answer")
     assert (task, shape(config)) == ("answer", (["instruction", "input"], [("output", "text")]))
     assert [one.preprocessing.missing_value_strategy for one in config.input_features] == [
         "drop_row",
@@ -120,15 +121,105 @@ def test_messages_are_a_dialogue(tmp_path: Path) -> None:
     assert [(one.name, one.type) for one in config.input_features] == [("messages", "dialogue")]
 
 
-def test_message_keys_that_are_not_read_are_written_as_ignored_and_named(tmp_path: Path) -> None:
-    chat = [{"speaker": "user", "text": "hi", "state": {"a": 1}}, {"speaker": "system", "text": "hello", "my id": 2}]
-    path = rows_file(tmp_path, [{"turns": chat, "tools": [1], "note": "x"}, {"turns": chat[:1]}])
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"instruction": "do", "input": "", "output": "done"}, "instruction, output"),
+        ({"prompt": "do", "completion": "done"}, "prompt, completion"),
+        ({"prompt": "do", "chosen": "done", "rejected": "no"}, "chosen, rejected"),
+    ],
+)
+def test_dialogues_that_are_spread_over_columns_are_recognized(
+    row: dict[str, str], columns: str, tmp_path: Path
+) -> None:
+    path = rows_file(tmp_path, [{key: f"{value} {n}" for key, value in row.items()} for n in range(20)])
     proposal = propose(path, task=None)
     assert proposal is not None
-    assert proposal.summary == "input turns (dialogue), output: the assistant's replies; ignored: tools, state, my id"
+    assert proposal.summary == f"input {columns} (dialogue in columns), output: the assistant's replies"
+    assert shape(config_of(path)[1]) == (["messages"], [("reply", "text")])
+    expected = "only chosen is learned: training on preferences is not available yet" if "chosen" in row else ""
+    assert proposal.warning == expected
+
+
+def test_answers_with_a_verdict_are_classified(tmp_path: Path) -> None:
+    rows = [{"prompt": f"do {n}", "completion": f"done {n}", "label": bool(n % 2)} for n in range(20)]
+    task, config = config_of(rows_file(tmp_path, rows))
+    assert (task, shape(config)) == ("classify", (["prompt", "completion"], [("label", "category")]))
+    assert config.output_features[0].labels == ("false", "true")
+
+
+def test_dialogues_that_cannot_be_read_give_a_warning(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": "hi"}, {"role": "narrator", "content": "x"}]}] * 3
+    proposal = propose(rows_file(tmp_path, rows), task=None)
+    assert proposal is not None
+    assert proposal.warning == (
+        "all rows cannot be read as dialogues, the first because message 2: the role is 'narrator'; write one of "
+        "system, user, assistant, tool"
+    )
+
+
+@pytest.mark.parametrize("about", [{}, {"url": "https://host/a", "meta": {"n": 1}, "date": "2024-05-01"}])
+def test_text_without_an_answer_is_language_modelling(about: dict[str, Any], tmp_path: Path) -> None:
+    path = rows_file(tmp_path, [{"text": f"a long story {n} " * 20} | about for n in range(9)])
+    task, config = config_of(path)
+    assert (task, shape(config), config.data.batching.type) == ("continue", ([], [("text", "text")]), "chunk")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("one\ntwo\n", encoding="utf8")
+    assert config_of(str(lines))[0] == "continue"
+    labelled = rows_file(tmp_path, [{"text": f"a long story {n} " * 20, "label": "ab"[n % 2]} for n in range(9)])
+    assert config_of(labelled)[0] == "classify"
+    assert config_of(labelled, "continue")[1].plain_text
+
+
+def test_addresses_and_dates_are_not_shown_to_the_model(tmp_path: Path) -> None:
+    rows = [
+        {"review": f"text {n}", "when": f"2024-01-{n % 28 + 1:02}", "seen": f"http://h/{n}", "stars": 1 + n % 5}
+        for n in range(40)
+    ]
+    proposal = propose(rows_file(tmp_path, rows), task=None)
+    assert proposal is not None
+    assert proposal.summary == "input review, output stars (number); not used: when, seen"
+
+
+def test_many_labels_are_a_category_in_a_column_that_is_named_like_one(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "intent": f"intent {n % 60}"} for n in range(600)]
+    _, config = config_of(rows_file(tmp_path, rows))
+    assert len(config.output_features[0].labels or ()) == 60
+    named = rows_file(tmp_path, [{"text": f"text {n}", "city": f"city {n % 60}"} for n in range(600)])
+    assert shape(config_of(named)[1])[1] == [("city", "text")]
+
+
+def test_lists_next_to_words_are_their_tags(tmp_path: Path) -> None:
+    rows = [{"id": n, "tokens": ["in", f"Oslo{n}"], "ner_tags": ["O", "B-LOC" if n % 2 else "O"]} for n in range(20)]
+    task, config = config_of(rows_file(tmp_path, rows))
+    assert (task, shape(config)) == ("entities", (["tokens"], [("ner_tags", "tags")]))
+    assert config.output_features[0].labels == ("B-LOC", "O")
+    other = rows_file(tmp_path, [row | {"ner_tags": ["O"]} for row in rows])
+    assert shape(config_of(other)[1])[1] != [("ner_tags", "tags")]
+
+
+def test_rows_that_cannot_be_read_and_a_missing_header_give_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a", "label": "x"}\n{broken\n{"text": "b", "label": "y"}\n', encoding="utf8")
+    proposal = propose(str(path), task=None)
+    assert proposal is not None
+    assert proposal.warning.startswith("1 row of the first 3 cannot be read, the first because not JSON: ")
+    table = tmp_path / "rows.csv"
+    table.write_text("I did not like this one,bad\nfine,good\n", encoding="utf8")
+    proposal = propose(str(table), task=None)
+    assert proposal is not None
+    assert proposal.warning.startswith("its first line looks like a row; write a line with the names of the columns")
+
+
+def test_message_keys_that_are_not_read_are_written_as_ignored_and_named(tmp_path: Path) -> None:
+    chat = [{"speaker": "user", "text": "hi", "state": {"a": 1}}, {"speaker": "system", "text": "hello", "my id": 2}]
+    path = rows_file(tmp_path, [{"turns": chat, "note": "x"}, {"turns": chat[:1]}])
+    proposal = propose(path, task=None)
+    assert proposal is not None
+    assert proposal.summary == "input turns (dialogue), output: the assistant's replies; ignored: state, my id"
     keys = proposal.ignore_keys
     text = template(proposal.task, model="scratch", data=path, train=True, features=proposal.features, ignore_keys=keys)
-    assert load_config(text).config.data.dialogue.ignore_keys == ("tools", "state", "my id")
+    assert load_config(text).config.data.dialogue.ignore_keys == ("state", "my id")
 
 
 def test_labels_of_only_the_first_rows_are_written_as_a_comment(tmp_path: Path) -> None:
@@ -140,8 +231,9 @@ def test_labels_of_only_the_first_rows_are_written_as_a_comment(tmp_path: Path) 
 
 
 def test_without_a_fitting_column_or_file_there_is_no_proposal(tmp_path: Path) -> None:
-    path = rows_file(tmp_path, [{"text": f"{n} words"} for n in range(9)])
+    path = rows_file(tmp_path, [{"translation": {"en": f"{n}", "fr": f"{n}"}} for n in range(9)])
     assert propose(path, task=None) is None
+    assert propose(rows_file(tmp_path, [{"n": n} for n in range(9)]), task="continue") is None
     assert propose(rows_file(tmp_path, [{"q": f"a {n}", "a": f"b {n}"} for n in range(9)]), task="classify") is None
     assert read_first_rows("s3://bucket/rows.jsonl") is None
     assert read_first_rows("owner/dataset") is None
@@ -183,7 +275,7 @@ def test_episodes_of_parlai_are_dialogues(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{broken\n", encoding="utf8")
-    with pytest.raises(DataError, match="has no row that can be read"):
+    with pytest.raises(DataError, match="has no row that can be read: not JSON: "):
         read_first_rows(str(tmp_path / "rows.jsonl"))
     (tmp_path / "rows.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match="cannot be read"):

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.run_data import find_labels, rows_with_known_labels, training_streams
 from partita.data.sources.sources import open_rows
-from partita.data.splits import check_columns, hash_splits, open_splits, random_splits, stratified_splits
+from partita.data.splits import check_columns, folds_of, hash_splits, open_splits, random_splits, stratified_splits
 from partita_schema.errors import DataError
 
 Make = Callable[..., Any]
@@ -199,6 +200,61 @@ def test_stratified_and_hash_splits_are_configured(make_config: Make) -> None:
     assert {name: len(rows) for name, rows in splits.items()} != {"training": 40, "validation": 20, "test": 20}
 
 
+@given(labels=st.lists(st.sampled_from("abc"), min_size=5, max_size=200), folds=st.integers(2, 5))
+def test_every_row_is_in_one_fold_and_folds_have_the_same_size_and_labels(labels: list[str], folds: int) -> None:
+    keys = [f"rows.jsonl:{number}" for number in range(len(labels))]
+    fold_N = folds_of(keys, folds, seed=3, labels=labels)
+    assert set(fold_N.tolist()) <= set(range(folds))
+    for wanted in (set("abc"), *({label} for label in "abc")):
+        counts = [
+            sum(label in wanted for label, fold in zip(labels, fold_N, strict=True) if fold == k) for k in range(folds)
+        ]
+        assert max(counts) - min(counts) <= 1
+    order = np.random.default_rng(len(labels)).permutation(len(labels))
+    moved = folds_of([keys[at] for at in order], folds, seed=3, labels=[labels[at] for at in order])
+    assert np.array_equal(moved, fold_N[order])
+
+
+def test_each_row_is_validated_in_one_fold_and_trained_on_in_the_others(make_config: Make) -> None:
+    validated: list[int] = []
+    for fold in (1, 2, 3):
+        split = {"type": "kfold", "folds": 3, "fold": fold}
+        splits = open_splits(make_config(data={"split": split}), folder=Path(), dataset=table(20))
+        assert sorted(numbers(splits["training"]) + numbers(splits["validation"])) == list(range(20))
+        validated += numbers(splits["validation"])
+    assert sorted(validated) == list(range(20))
+
+
+def test_fewer_rows_than_folds_are_refused(make_config: Make) -> None:
+    config = make_config(data={"split": {"type": "kfold", "folds": 5}})
+    assert failure(config, table(4)) == ("dataset has 4 rows, fewer than 5 folds; write fewer data.split.folds")
+
+
+def test_training_rows_of_a_dataset_with_splits_are_divided_into_folds_and_its_test_rows_are_kept(
+    make_config: Make,
+) -> None:
+    parts = {"train": datasets.Dataset.from_list(table(9)), "test": datasets.Dataset.from_list(table(4))}
+    validated: list[int] = []
+    for fold in (1, 2, 3):
+        config = make_config(data={"split": {"type": "kfold", "folds": 3, "fold": fold}})
+        splits = open_splits(config, folder=Path(), dataset=datasets.DatasetDict(parts))
+        assert {name: len(rows) for name, rows in splits.items()} == {"training": 6, "validation": 3, "test": 4}
+        validated += numbers(splits["validation"])
+    assert sorted(validated) == list(range(9))
+
+
+def test_rows_that_are_not_divided_into_folds_are_refused(make_config: Make) -> None:
+    config = make_config(data={"split": {"type": "kfold", "folds": 3}})
+    rows = datasets.Dataset.from_list(table(9))
+    assert failure(config, datasets.DatasetDict({"train": rows, "validation": rows})) == (
+        "the DatasetDict has a validation split, and data.split: {type: kfold} validates each fold on its own rows; "
+        "remove one of them"
+    )
+    assert failure(config, rows.to_iterable_dataset()) == (
+        "the IterableDataset is a stream, which is not divided into folds; write another data.split"
+    )
+
+
 def test_wrong_columns_are_reported(make_config: Make) -> None:
     assert failure(make_config(), [{"questoin": "x", "answer": "y"}]) == (
         "dataset has no column 'question', which input question needs; its columns are questoin, answer; "
@@ -259,6 +315,21 @@ def test_rows_without_a_dialogue_are_reported_with_their_columns(make_config: Ma
         "dataset has no column 'messages', which dialogue messages needs, and not the columns of another format; "
         "its columns are message, team; write column: message at the input"
     )
+
+
+def test_a_mapped_column_that_is_missing_is_reported_with_its_key(make_config: Make) -> None:
+    config = make_config(
+        input_features=[{"name": "messages", "type": "dialogue"}],
+        output_features=[{"name": "reply", "type": "text"}],
+        data={"dialogue": {"columns": {"instruction": "question", "output": "answer"}}},
+    )
+    with pytest.raises(DataError) as caught:
+        open_splits(config, folder=Path(), dataset=[{"questions": "a", "answer": "b"}])
+    assert str(caught.value) == (
+        "dataset has no column 'question', which data.dialogue.columns.instruction needs; its columns are questions, "
+        "answer; did you mean 'questions'?"
+    )
+    assert open_splits(config, folder=Path(), dataset=[{"question": "a"}])
 
 
 def test_rows_to_evaluate_on_with_an_unknown_label_are_left_out_and_do_not_stop_training(make_config: Make) -> None:

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from partita.data.dialogue import build_expander, expanded
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
-from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
+from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.sources.sources import open_rows
@@ -204,7 +205,7 @@ def edit_the_quarantine(folder: Path) -> None:
         (drop, "spans cannot be read: No such file or directory"),
         (edit, "contents.json is not as it was written"),
         (tear, "contents.json is not JSON ("),
-        (age, "format 0, this partita reads 3"),
+        (age, "format 0, this partita reads 4"),
         (exchange, "made from other settings"),
         (lose_the_counts, "ledger.json cannot be read: No such file or directory"),
         (edit_the_quarantine, "quarantine.jsonl has "),
@@ -349,7 +350,7 @@ import os, resource, signal, sys
 from pathlib import Path
 from partita.data.ledger import Ledger
 from partita.data.sources.sources import open_rows
-from partita.data.formatting.row_tokenizer import build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.token_cache import TokenCache
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.config import Config

@@ -330,3 +330,13 @@ def test_workers_ignore_ctrl_c() -> None:
         time.sleep(0.2)
 
         assert pool.submit(1)() == worker
+
+
+def test_tokenizing_and_reading_answers_imports_no_model_library() -> None:
+    code = (
+        "import sys, partita.data.workers, partita.data.token_cache, partita.data.formatting.build, "
+        "partita.outputs.registry, partita.generation.predictions; "
+        "print(sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

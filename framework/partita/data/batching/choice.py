@@ -19,6 +19,7 @@ hold a varying number of rows, so it is used only if it is configured.
 import numpy as np
 
 from partita.data.batching.policies import Policy, build_policy
+from partita_schema.common.text import counted
 from partita_schema.sections.batching import AutoBatching, Batching, BucketBatching, FixedBatching
 
 LITTLE_PADDING = 0.03
@@ -78,8 +79,10 @@ def expected_padding(lengths: np.ndarray, policy: Policy) -> float:
 
 def span(lengths: np.ndarray) -> str:
     """Return shortest, median and longest length in words."""
-    middle = int(np.median(lengths))
-    return f"{int(lengths.min()):,} to {int(lengths.max()):,} tokens, half of them up to {middle:,}"
+    shortest, middle, longest = int(lengths.min()), int(np.median(lengths)), int(lengths.max())
+    if shortest == longest:
+        return counted(longest, "token")
+    return f"{shortest:,} to {longest:,} tokens, half of them up to {middle:,}"
 
 
 def percent(share: float) -> str:

@@ -5,6 +5,8 @@ or several rows packed one after the other.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,18 @@ Collate = Callable[[TokenizedDataset, PlannedBatch], Batch]
 """Builds the tensors of a planned batch."""
 
 
-def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: int) -> Batch:
+def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: int, two_sided: bool = False) -> Batch:
     """Return the planned rows as a batch. Without rows, B = 0 and T = 0.
 
     A row's first token is never in the loss: nothing precedes it, or, in a packed line, another row does. Position ids
-    are set, and restart with each row, only if a line holds several rows, or several isolated documents.
+    are set, and restart with each row, only if a line holds several rows, or several isolated documents. With targets
+    for a head, any token can be in the loss.
+
+    Args:
+        encoded: Tokenized rows.
+        planned: Which of them are in the batch, and in which line.
+        pad_token_id: Id that fills short rows.
+        two_sided: Whether the rows are those of an encoder-decoder.
     """
     if encoded.isolated:
         encoded, planned = isolated_documents(encoded, planned)
@@ -51,7 +60,9 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     for cell, row in zip(cells_n.tolist(), rows_n.tolist(), strict=True):
         for start, end in encoded.loss_spans(row).tolist():
             labels[cell + start : cell + end] = input_ids[cell + start : cell + end]
-    labels[cells_n] = IGNORED
+    targets = encoded.targets(rows_n)
+    if targets is None:
+        labels[cells_n] = IGNORED
     positions_BT = None
     if lines < len(rows_n):
         positions = np.zeros(shape[0] * shape[1], dtype=np.int64)
@@ -63,6 +74,8 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
         lengths_B=torch.from_numpy(lengths_B),
         keys=tuple(encoded.keys.take(rows_n)),
         position_ids_BT=positions_BT,
+        targets_NK=None if targets is None else torch.from_numpy(targets),
+        two_sided=two_sided,
     )
 
 
@@ -70,7 +83,13 @@ class EvaluationBatches:
     """Yield every row exactly once, the longest first, so that running out of memory happens at once."""
 
     def __init__(
-        self, encoded: TokenizedDataset, *, batch_size: int, pad_token_id: int, indices: np.ndarray | None = None
+        self,
+        encoded: TokenizedDataset,
+        *,
+        batch_size: int,
+        pad_token_id: int,
+        two_sided: bool = False,
+        indices: np.ndarray | None = None,
     ) -> None:
         """Batch rows for evaluation.
 
@@ -78,11 +97,12 @@ class EvaluationBatches:
             encoded: Tokenized rows.
             batch_size: Rows per batch.
             pad_token_id: Id that fills short rows.
+            two_sided: Whether the rows are those of an encoder-decoder.
             indices: Indices of the rows; None for all.
         """
         self._encoded = encoded
         self._batch_size = batch_size
-        self._pad_token_id = pad_token_id
+        self._collate = partial(collate, pad_token_id=pad_token_id, two_sided=two_sided)
         indices = np.arange(len(encoded)) if indices is None else indices
         self._rows = indices[np.argsort(-encoded.lengths[indices], kind="stable")]
 
@@ -90,9 +110,13 @@ class EvaluationBatches:
         return -(-len(self._rows) // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
+        return (batch for _, batch in self.numbered())
+
+    def numbered(self) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield the batches with the indices of their rows."""
         for start in range(0, len(self._rows), self._batch_size):
             rows = self._rows[start : start + self._batch_size]
-            yield collate(self._encoded, alone(rows), pad_token_id=self._pad_token_id)
+            yield rows, self._collate(self._encoded, alone(rows))
 
 
 def evenly(length: int, wanted: int | None) -> np.ndarray:
@@ -102,25 +126,26 @@ def evenly(length: int, wanted: int | None) -> np.ndarray:
     return np.arange(wanted) * length // wanted
 
 
-def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int) -> Collate:
+def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int, two_sided: bool = False) -> Collate:
     """Return the collate function: `data.collate`, created as `Class()`, called with (encoded, planned, pad_token_id).
 
     Args:
         target: `module:Class`; None for the built-in collate function.
         folder: Folder of the configuration file, where the module may be.
         pad_token_id: Id that fills short rows.
+        two_sided: Whether the rows are those of an encoder-decoder.
 
     Raises:
         ConfigError: If there is no such class.
     """
     if target is None:
-        return lambda encoded, planned: collate(encoded, planned, pad_token_id=pad_token_id)
+        return partial(collate, pad_token_id=pad_token_id, two_sided=two_sided)
     collate_rows = load_part(target, key="data.collate", folder=folder)()
 
     def custom(encoded: TokenizedDataset, planned: PlannedBatch) -> Batch:
         batch: Batch = collate_rows(encoded, planned, pad_token_id)
         check_batch(batch, wanted=tuple(encoded.keys.take(planned.rows)), lines=planned.lines, target=target)
-        return batch
+        return replace(batch, two_sided=two_sided)
 
     return custom
 

@@ -39,6 +39,8 @@ class FormattedText:
     """Whether the tokenizer's BOS token precedes it; a chat template writes its own."""
     ends: bool = False
     """Whether the end-of-text token follows it."""
+    needs_prompt: bool = True
+    """Whether the row is unusable if its first token is in the loss."""
     cut_tokens: int = 0
     """Tokens of inputs and outputs truncated to a feature's max_sequence_length."""
 

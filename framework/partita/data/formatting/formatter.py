@@ -11,6 +11,7 @@ from partita.data.dialogue import Expander, build_expander
 from partita.data.formatting.base import FormattedText, Retriever, Row, Segment
 from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.dialogue import DialogueFormatter
+from partita.data.formatting.turns import clip
 from partita.data.parts import load_part, source_digest
 from partita_schema.cells import compact_json
 from partita_schema.common.text import counted
@@ -53,7 +54,9 @@ class Formatter:
         self._examples = [worked_example(config, index, labels or {}) for index in range(len(config.prompt.examples))]
         self._chat = chat
         if chat is None and uses_chat(config, tokenizer):
-            self._chat = ChatTemplate(tokenizer, system=config.prompt.system)
+            self._chat = ChatTemplate(
+                tokenizer, system=config.prompt.system, arguments=config.prompt.chat_template_kwargs
+            )
         self._dialogues = self._dialogue_formatter()
 
     @property
@@ -65,6 +68,11 @@ class Formatter:
     def chat(self) -> bool:
         """Whether prompts use the model's chat template."""
         return self._chat is not None
+
+    @property
+    def writes_before_answers(self) -> bool:
+        """Whether the chat template writes text between a prompt and an answer, such as an empty thought."""
+        return self._chat is not None and self._chat.writes_before_answers
 
     @property
     def expander(self) -> Expander | None:
@@ -130,7 +138,7 @@ class Formatter:
         """Return the user's part of the prompt: the template, or task, context and sample separated by blank lines.
 
         A single input without anything else is returned as it is. Anything longer ends with a line break, so that the
-        answer starts on a new line; in a chat the answer is a separate turn.
+        answer starts on a new line; in a chat the answer is a separate turn, and with a head there is none.
         """
         prompt, sample = self._prompt, sample_text(text_inputs(self.config), row)
         if prompt.template is not None:
@@ -139,7 +147,8 @@ class Formatter:
             return f"{context}\n\n{text}" if context and "__context__" not in self._fields else text
         blocks = [block for block in (prompt.task, context, sample) if block]
         alone = len(self.config.input_features) == 1 and not prompt.task and not context
-        return "\n\n".join(blocks) + ("" if alone or self._chat is not None else "\n")
+        is_whole = alone or self._chat is not None or self.config.head_output is not None
+        return "\n\n".join(blocks) + ("" if is_whole else "\n")
 
     def _limited(self, row: Row) -> tuple[Row, int]:
         """Truncate the row's texts to their features' max_sequence_length; return it with the number of tokens removed.
@@ -149,7 +158,7 @@ class Formatter:
         limited, total = dict(row), 0
         outputs = self.config.output_features if len(self.config.output_features) > 1 else ()
         for feature in (*text_inputs(self.config), *(output for output in outputs if output.free_text)):
-            limit = feature.preprocessing.max_sequence_length if self.tokenizer is not None else None
+            limit = feature.length_limit if self.tokenizer is not None else None
             value = limited.get(feature.name)
             if limit is not None and isinstance(value, str):
                 limited[feature.name], cut = clip(value, limit, self.tokenizer)
@@ -164,7 +173,8 @@ def uses_chat(config: Config, tokenizer: Any) -> bool:
         raise ModelError(
             f"prompt.chat is true, but the tokenizer of {config.base_model} has no chat template; write chat: auto"
         )
-    return has_template and config.prompt.chat is not False and not config.plain_text
+    writes_nothing = config.plain_text or config.head_output is not None
+    return has_template and config.prompt.chat is not False and not writes_nothing
 
 
 def document_text(config: Config, row: Row) -> FormattedText:
@@ -214,17 +224,6 @@ def worked_example(config: Config, index: int, labels: Mapping[str, Sequence[str
             message = f"{feature.name} is {wrong!r}, none of the labels {', '.join(known)}"
             raise DataError(f"prompt.examples[{index}]: {message}")
     return row
-
-
-def clip(text: str, limit: int, tokenizer: Any) -> tuple[str, int]:
-    """Return the text up to the end of token number `limit`, and the number of tokens removed."""
-    if len(text) * 4 <= limit:  # no tokenizer produces more tokens than bytes
-        return text, 0
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    offsets = encoding["offset_mapping"]
-    if len(offsets) <= limit:
-        return text, 0
-    return text[: offsets[limit - 1][1]], len(offsets) - limit
 
 
 class CustomFormatter:

@@ -7,27 +7,23 @@ rejected.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from itertools import pairwise
 
 from partita.data.dialogue import Expander
-from partita.data.formatting.base import FormattedText, Retriever, Row, Segment
+from partita.data.formatting.base import FormattedText, Row, Segment
 from partita.data.formatting.formatter import CustomFormatter, Formatter
 from partita.data.formatting.segments import SegmentTokenizer
 from partita.data.rows import digest
-from partita_schema.config import Config
-from partita_schema.errors import ModelError, RowError
-from partita_schema.sections.batching import Batching, ChunkBatching
+from partita.lm.continuation import decode_continuation
+from partita_schema.errors import RowError
 
 Span = tuple[int, int]
 """First token and one past the last."""
 IGNORED = -100
 """Label of tokens that are not in the loss."""
-DEFAULT_CHUNK = 2048
-"""Maximum tokens of a chunk, unless the configuration sets them."""
-RULES = "2: joined text"
+RULES = "3: tool calls, reasoning and segments"
 """Version of the rules that turn text into tokens and loss. Changing it invalidates cached tokens."""
 
 
@@ -41,6 +37,10 @@ class Example:
     """Spans of loss tokens."""
     cut_tokens: int
     """Number of tokens removed by limits of features, of the answer and of the example."""
+    targets: Sequence[Sequence[float]] = ()
+    """For a model with a head, the targets of each loss token."""
+    widened_spans: tuple[str, ...] = ()
+    """For tags of words, the spans of characters that begin or end inside a word, which has the tag as a whole."""
 
     @property
     def labels(self) -> list[int]:
@@ -131,6 +131,40 @@ class RowTokenizer:
         ids_of_rest = [token for part, _ in parts for token in part]
         return self._checked_prompt([*earlier_ids, *end, *ids_of_rest], formatted.text, key)
 
+    def encode_next_output(
+        self, row: Row, answered: Mapping[str, str], *, key: str, earlier_ids: Sequence[int], earlier_text: str
+    ) -> PromptExample:
+        """Tokenize the prompt of the next output of a turn that is answered in sequence.
+
+        Args:
+            row: The dialogue before the turn.
+            answered: The answers to the outputs before it, by name.
+            key: Key of the row.
+            earlier_ids: Token ids of the text so far; empty to tokenize all of it.
+            earlier_text: The text so far: the prompt of the output before, and the answer to it.
+        """
+        feature = self.formatter.config.dialogue_input
+        assert feature is not None, "only turns of dialogues are answered in sequence"
+        row = {**row, feature.name: {**row[feature.name], "answered": dict(answered)}}
+        return self.encode_turn(row, key=key, earlier_ids=earlier_ids, earlier_text=earlier_text)
+
+    def question_tokens(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Return the maximum number of tokens between the end of an answer and the next output, for each output."""
+        feature = self.formatter.config.dialogue_input
+        assert feature is not None, "only turns of dialogues are answered in sequence"
+        messages = [{"role": "user", "content": "QUESTION"}]
+        row = {feature.name: {"messages": messages, "labels": [], "train_all": False}}
+        lengths = [
+            len(
+                self.encode_next_output(
+                    row, dict.fromkeys(names[:index], "x"), key="", earlier_ids=(), earlier_text=""
+                ).input_ids
+            )
+            for index in range(len(names))
+        ]
+        # The token of the answer is counted too, and another one in case that a token spans the end of an answer.
+        return (0, *(max(0, after - before) + 1 for before, after in pairwise(lengths)))
+
     def answer_ids(self, answer: str) -> tuple[int, ...]:
         """Return the tokens of an answer as they are in the loss after any prompt, with the template's end token."""
         assert isinstance(self.formatter, Formatter), "a custom formatter formats only the answers of rows"
@@ -139,6 +173,23 @@ class RowTokenizer:
         return tuple(
             token for segment, part in zip(segments, parts, strict=True) if segment.supervised for token in part
         )
+
+    def reference(self, row: Row, *, key: str) -> Row:
+        """Return a row whose answer is what the chat template writes for it, with which a generated one is compared.
+
+        That differs from the answer of the data if it has tool calls or reasoning, or if the template writes text
+        before every answer, such as an empty thought.
+        """
+        config = self.formatter.config
+        feature, outputs = config.dialogue_input, config.output_features
+        if feature is None or len(outputs) > 1 or not outputs[0].free_text:
+            return row
+        has_prefix = isinstance(self.formatter, Formatter) and self.formatter.writes_before_answers
+        if "verbatim" in row[feature.name] or ("answer" not in row[feature.name] and not has_prefix):
+            return row
+        example = replace(self, completion_only=True).encode(row, key=key)
+        ids = [token for start, end in example.spans for token in example.input_ids[start:end]]
+        return {**row, outputs[0].name: decode_continuation(self.formatter.tokenizer, ids)}
 
     def encode_rows(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
         """Tokenize rows for training in one tokenizer call; a bad row is returned as a RowError."""
@@ -191,7 +242,7 @@ class RowTokenizer:
             raise RowError("the answer is empty: there is nothing to learn")
         if self.formatter.config.plain_text:
             spans[0] = (0, spans[0][1])
-        elif not spans[0][0]:
+        elif formatted.needs_prompt and not spans[0][0]:
             raise RowError("the prompt is empty")
         limit = len(tokens) if self.max_length is None else self.max_length
         if spans[0][0] >= limit:
@@ -292,67 +343,6 @@ class RowTokenizer:
         }
 
 
-def build_row_tokenizer(
-    config: Config,
-    *,
-    tokenizer: Any,
-    context_length: int | None,
-    labels: Mapping[str, Sequence[str]] | None = None,
-    retriever: Retriever | None = None,
-    folder: Path | None = None,
-) -> RowTokenizer:
-    """Return the row tokenizer of a run.
-
-    Args:
-        config: The configuration.
-        tokenizer: A fast transformers tokenizer.
-        context_length: The model's context in tokens; None for no limit.
-        labels: Labels of each output.
-        retriever: Selects worked examples for each row.
-        folder: Folder of the configuration file.
-
-    Raises:
-        ModelError: If preprocessing.global_max_sequence_length exceeds the context.
-    """
-    wanted = config.preprocessing.global_max_sequence_length
-    if wanted is not None and context_length is not None and wanted > context_length:
-        raise ModelError(
-            f"preprocessing.global_max_sequence_length is {wanted:,}, above the model's context of {context_length:,} "
-            f"tokens; write at most {context_length}"
-        )
-    outputs = config.output_features
-    chunk_length = length_of_chunks(config.data.batching, context_length)
-    return RowTokenizer(
-        Formatter(config, tokenizer=tokenizer, labels=labels, retriever=retriever)
-        if config.data.formatter is None
-        else CustomFormatter(config, tokenizer=tokenizer, folder=folder),
-        max_length=wanted or context_length if chunk_length is None else None,
-        answer_limit=outputs[0].preprocessing.max_sequence_length
-        if len(outputs) == 1 and outputs[0].truncated
-        else None,
-        completion_only=getattr(config.trainer, "completion_only_loss", True),
-        chunk_length=chunk_length,
-        beginning=beginning_of(tokenizer),
-    )
-
-
-def length_of_chunks(batching: Batching, context_length: int | None) -> int | None:
-    """Return the tokens of a chunk with `data.batching: {type: chunk}`, else None.
-
-    Raises:
-        ModelError: If it exceeds the model's context.
-    """
-    if not isinstance(batching, ChunkBatching):
-        return None
-    length = batching.context_length or min(DEFAULT_CHUNK, context_length or DEFAULT_CHUNK)
-    if context_length is not None and length > context_length:
-        raise ModelError(
-            f"data.batching.context_length is {length:,}, above the model's context of {context_length:,} tokens; "
-            f"write at most {context_length}"
-        )
-    return length
-
-
 def segments_of(formatted: FormattedText | RowError) -> tuple[Segment, ...]:
     """Return the segments of a row; none for a bad one."""
     return formatted.segments if isinstance(formatted, FormattedText) else ()
@@ -364,12 +354,6 @@ def tokens_after(segments: Sequence[Segment], ids: Sequence[list[int]], index: i
     while later and later[0][0].supervised:
         later.pop(0)
     return sum(len(part) for _, part in later) if any(segment.supervised for segment, _ in later) else 0
-
-
-def beginning_of(tokenizer: Any) -> tuple[int, ...]:
-    """Return the BOS token if the tokenizer puts one before a text, else nothing."""
-    ids = tokenizer("", verbose=False)["input_ids"]
-    return (ids[0],) if ids and ids[0] == tokenizer.bos_token_id else ()
 
 
 def too_long(prompt: int, limit: int) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from partita.data.formats import EXTENSIONS, FORMATS, format_of
-from partita.data.formats.base import MAX_ROW_BYTES
+from partita.data.formats.base import MAX_ROW_BYTES, FileOptions, FileSlice
+from partita.data.formats.csv import found_in_file
 from partita.data.formats.tables import load, readable_rows
 from partita.data.rows import RowKeys, Rows
 from partita.data.sources.in_memory import open_custom, open_in_memory
@@ -23,6 +24,9 @@ from partita.data.sources.transcripts import open_transcripts
 from partita_schema.common.text import nearest
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, SimulationSource, Source
+
+SHOWN_FILES = 10
+"""Number of files of a source whose options are detected for a preview."""
 
 
 def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
@@ -106,7 +110,32 @@ def source_of_mapping(mapping: Mapping[str, Any]) -> Source:
 def open_files(source: FileSource, *, folder: Path, max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
     """Return the rows of all files of a source, in the order of their names."""
     paths = find_files(source.path, folder=folder)
-    return FORMATS[source.type].open(paths, short_names(paths), max_row_bytes=max_row_bytes)
+    options = options_of(source)
+    return FORMATS[source.type].open(paths, short_names(paths), max_row_bytes=max_row_bytes, options=options)
+
+
+def options_of(source: FileSource) -> FileOptions:
+    """Return how the files of a source are written."""
+    return FileOptions(encoding=source.encoding, delimiter=source.delimiter, quoting=source.quoting, sheet=source.sheet)
+
+
+def found_in_files(dataset: Any, *, folder: Path) -> Iterator[str]:
+    """Yield the detected options of the first files of a dataset that differ from the default of their format.
+
+    Args:
+        dataset: A dataset as for `open_rows`. Only files are looked at.
+        folder: Base of relative paths.
+
+    Raises:
+        DataError: If a file does not exist or cannot be read.
+    """
+    source = named_source(dataset, folder=folder)
+    if not isinstance(source, FileSource):
+        return
+    paths = find_files(source.path, folder=folder)
+    for path, label in zip(paths[:SHOWN_FILES], short_names(paths), strict=False):
+        if text := found_in_file(FileSlice(path, label, source.type, options=options_of(source))):
+            yield f"{label}: {text}"
 
 
 def open_hub(source: HubSource, *, folder: Path) -> Rows:

@@ -1,6 +1,6 @@
 """Read transcripts of simulations as training rows: the correct answer after the model's own conversation.
 
-A row is a dialogue in its standard form (`partita_schema.dialogue_formats`): everything up to an answer of the model,
+A row is a dialogue in its standard form (`partita_schema.dialogues`): everything up to an answer of the model,
 including the model's own messages, with the correct answer as the label. So training covers the mistakes that the model
 makes itself (DAgger, Ross et al. 2011).
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.data.episode import Episode, from_line
+from partita.data.episode import Episode, answer_part, from_line
 from partita.data.rows import Rows
 from partita.data.sources.in_memory import open_in_memory
 from partita_schema.common.checksums import DamagedError, unsealed_line
@@ -87,7 +87,7 @@ def right_answer(episode: Episode, number: int) -> str | None:
     """Return the correct answer of the model's turn `number`; None if it is unknown."""
     reply = episode.replies[number]
     if episode.succeeded:
-        return reply.text.strip() or None
+        return reply.whole.strip() or None
     last = number == len(episode.replies) - 1
     return (episode.target if last and episode.target is not None else reply.gold) or None
 
@@ -96,7 +96,8 @@ def row_of(episode: Episode, end: int, right: str) -> Row:
     """Return the messages before the one at `end`, with the correct answer as the label."""
     own = {reply.index for reply in episode.replies}
     messages = [
-        {"role": message["role"], "content": message["content"]} | ({"train": True} if index in own else {})
+        {"role": message["role"], "content": message["content"]}
+        | ({"train": True} | answer_part(message) if index in own else {})
         for index, message in enumerate(episode.messages[:end])
     ]
     return {"messages": messages, "labels": [right], "train_all": False}

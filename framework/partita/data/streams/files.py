@@ -12,7 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from partita.data.formats import FORMATS, is_compressed
-from partita.data.formats.base import DEFAULT_SIZES, MAX_ROW_BYTES, FileSizes, FileSlice, Position, StreamRow
+from partita.data.formats.base import (
+    DEFAULT_OPTIONS,
+    DEFAULT_SIZES,
+    MAX_ROW_BYTES,
+    FileOptions,
+    FileSizes,
+    FileSlice,
+    Position,
+    StreamRow,
+)
 from partita.data.formats.lines import line_ranges
 from partita.data.rows import digest
 from partita.data.sources.sources import missing, short_names
@@ -50,6 +59,7 @@ class FileStream:
         least_shards: int,
         max_row_bytes: int = MAX_ROW_BYTES,
         file_sizes: FileSizes = DEFAULT_SIZES,
+        options: FileOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Split `paths` into shards.
 
@@ -60,6 +70,7 @@ class FileStream:
             least_shards: Minimum number of shards.
             max_row_bytes: Maximum size of a row in bytes.
             file_sizes: Sizes that decide how files are split.
+            options: How the files are written.
 
         Raises:
             DataError: If there is nothing to read.
@@ -69,9 +80,10 @@ class FileStream:
         sizes, marks = zip(*(known(path, label) for path, label in zip(paths, labels, strict=True)), strict=True)
         if not any(size is None or size for size in sizes):
             raise DataError(f"{', '.join(labels[:3])}{' ...' if len(labels) > 3 else ''} has no rows")
-        self.fingerprint = digest(kind, *(part for pair in zip(labels, marks, strict=True) for part in pair))
+        written = [] if options == DEFAULT_OPTIONS else [repr(options)]
+        self.fingerprint = digest(kind, *written, *(part for pair in zip(labels, marks, strict=True) for part in pair))
         wholes = [
-            FileSlice(path, label, kind, max_row_bytes=max_row_bytes, file_sizes=file_sizes)
+            FileSlice(path, label, kind, max_row_bytes=max_row_bytes, file_sizes=file_sizes, options=options)
             for path, label in zip(paths, labels, strict=True)
         ]
         slices = cut(wholes, sizes, least_shards)
@@ -187,7 +199,7 @@ def warn_if_uneven(name: str, sizes: Sequence[float], num_groups: int) -> None:
 
 def cuttable(whole: FileSlice) -> bool:
     """Return whether the next row can be found from any byte."""
-    return FORMATS[whole.kind].splits_at_lines and not is_compressed(whole.path)
+    return FORMATS[whole.kind].splits_at_lines and not is_compressed(whole.path) and whole.options.is_utf8
 
 
 def splits_cheaply(whole: FileSlice, size: float) -> bool:

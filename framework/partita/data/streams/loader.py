@@ -41,7 +41,7 @@ MAX_READERS = 48
 def count_shard_groups(batches_per_step: int, *, sources: int = 1) -> int:
     """Return the largest number of shard groups that divides the batches of a step.
 
-    It is at most MOST_LANES, and lower if there are many sources.
+    It is at most MAX_SHARD_GROUPS, and lower if there are many sources.
     """
     most = max(1, min(MAX_SHARD_GROUPS, MAX_READERS // sources, batches_per_step))
     return max(number for number in range(1, most + 1) if batches_per_step % number == 0)

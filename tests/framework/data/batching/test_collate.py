@@ -8,7 +8,7 @@ import pytest
 
 from partita.data.batching.collate import collate
 from partita.data.batching.plan import PlannedBatch
-from partita.data.formatting.row_tokenizer import build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.sources.sources import open_rows
 from partita.data.tokenized import TokenizedDataset

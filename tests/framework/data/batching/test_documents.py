@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from partita.data.batching.collate import collate
 from partita.data.batching.documents import cut_chunks, cut_pieces
 from partita.data.batching.plan import alone
-from partita.data.formatting.row_tokenizer import build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import RowKeys
 from partita.data.sources.sources import open_rows
@@ -190,5 +190,5 @@ def test_chunks_longer_than_the_context_are_refused() -> None:
     with pytest.raises(ModelError) as error:
         build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=15)
     assert str(error.value) == (
-        "data.batching.context_length is 16, above the model's context of 15 tokens; write at most 15"
+        "data.batching.context_length: 16 is above the model's context of 15 tokens; write at most 15"
     )

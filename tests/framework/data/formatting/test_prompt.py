@@ -136,7 +136,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(make_config: Make, ch
     formatter = Formatter(make_config(), tokenizer=chat_tokenizer)
     chat_tokenizer.chat_template = original.replace("{{ message['content'] }}", "{{ messages|length }}")
 
-    with pytest.raises(RowError, match=r"writes the prompt in another way once the answer is there"):
+    with pytest.raises(RowError, match=r"renders the prompt differently if the answer follows"):
         formatter.format(ROW)
     with pytest.raises(
         ModelError, match=r"no answer after the prompt .* cannot be separated from the prompt's; write "

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from partita.data.formatting import retrieval
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
-from partita.data.formatting.row_tokenizer import build_row_tokenizer
 from partita.data.rows import Rows
 from partita.data.sources.sources import open_rows
 from partita_schema.errors import DataError, ModelError

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.formatter import Formatter
-from partita.data.formatting.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
+from partita.data.formatting.row_tokenizer import Example, RowTokenizer
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import ModelError, RowError
 
@@ -202,7 +203,7 @@ def test_a_length_above_the_context_is_refused(make_config: Make, tokenizer: Any
     config = make_config(preprocessing={"global_max_sequence_length": 2048})
 
     with pytest.raises(
-        ModelError, match=r"global_max_sequence_length is 2,048, above the model's context of 512 tokens"
+        ModelError, match=r"global_max_sequence_length: 2,048 is above the model's context of 512 tokens"
     ):
         encoder_of(config, tokenizer, 512)
 

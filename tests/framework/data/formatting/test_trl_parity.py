@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from partita.data.formatting.row_tokenizer import Example, RowTokenizer, build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
+from partita.data.formatting.row_tokenizer import Example, RowTokenizer
 from partita.tokenizers.load import byte_pair_backend, read_tokenizer, wrap
 from partita_schema.config import Config
 

@@ -13,7 +13,7 @@ import torch
 
 from partita.data.batching.collate import collate
 from partita.data.batching.policies import build_policy
-from partita.data.formatting.row_tokenizer import build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.run_data import open_run_data
 from partita.data.sources.python_datasets import MapStore, is_stream, splits_of

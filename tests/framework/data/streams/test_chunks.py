@@ -13,7 +13,7 @@ import pytest
 
 from partita.data.batching.collate import collate
 from partita.data.batching.policies import build_policy
-from partita.data.formatting.row_tokenizer import build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.run_data import TrainingStreams
 from partita.data.streams.loader import StreamLoader, count_shard_groups

@@ -92,6 +92,12 @@ def write(folder: Path, kind: str, name: str = "rows") -> str:
         path.write_text("".join(f"{row['question']}\n" for row in ROWS))
     elif kind == "parlai":
         path.write_text("".join(f"text:{row['question']}\tlabels:ah\tepisode_done:True\n" for row in ROWS))
+    elif kind == "xlsx":
+        openpyxl = pytest.importorskip("openpyxl", reason="needs openpyxl: pip install 'partita[excel]'")
+        workbook = openpyxl.Workbook()
+        for cells in (list(ROWS[0]), *(list(row.values()) for row in ROWS)):
+            workbook.active.append(cells)
+        workbook.save(path)
     elif kind == "parquet":
         pyarrow.parquet.write_table(table, path, row_group_size=5)
     elif kind == "arrow":
@@ -100,7 +106,7 @@ def write(folder: Path, kind: str, name: str = "rows") -> str:
     return path.name
 
 
-KINDS = ["jsonl", "txt", "csv", "tsv", "json", "parlai", "parquet", "arrow"]
+KINDS = ["jsonl", "txt", "csv", "tsv", "json", "parlai", "xlsx", "parquet", "arrow"]
 
 
 def test_every_format_is_tested_here() -> None:
@@ -117,8 +123,11 @@ def test_a_streamed_file_has_the_rows_and_keys_of_reading_by_index(kind: str, tm
     assert len(keyed(stream)) == 23
 
 
-@pytest.mark.parametrize("shards", [1, 2, 5, 40])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "shards"),
+    # A workbook is opened again for each position, which takes long.
+    [(kind, shards) for kind in KINDS for shards in (1, 2, 5, 40) if kind != "xlsx" or shards == 2],
+)
 def test_each_row_is_in_one_shard_and_every_position_can_be_resumed(kind: str, shards: int, tmp_path: Path) -> None:
     name = write(tmp_path, kind)
     stream = stream_of(tmp_path, name, kind, shards)
@@ -353,11 +362,42 @@ def test_a_line_that_is_too_long_is_a_bad_row_and_not_kept_in_memory(tmp_path: P
     check_resume(stream)
 
 
-def test_a_stream_of_csv_with_another_separator_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"text;label\nyes;x\n")
+def test_a_stream_of_csv_whose_delimiter_is_unclear_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"text;label\nyes\n")
 
-    with pytest.raises(DataError, match=r"^a\.csv has a single column, 'text;label'; its separator looks like ';': "):
+    with pytest.raises(DataError, match=r"^a\.csv has a single column, 'text;label'; its delimiter may be ';', but "):
         read(stream_of(tmp_path, "a.csv", "csv", 1))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "cp1252"])
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_tables_in_another_dialect_are_streamed_as_they_are_read_by_index(
+    delimiter: str, encoding: str, shards: int, tmp_path: Path
+) -> None:
+    cells = "".join(f'{row["question"]}{delimiter}"{row["answer"]}"\r\n' for row in ROWS)
+    (tmp_path / "a.csv").write_bytes(f"question{delimiter}answer\r\n{cells}".encode(encoding))
+    stream = stream_of(tmp_path, "a.csv", "csv", shards)
+
+    assert keyed(stream) == indexed(tmp_path, "a.csv", "csv")
+    assert sorted(row["question"] for row in keyed(stream).values()) == sorted(row["question"] for row in ROWS)
+    check_resume(stream)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "txt", "parlai"])
+@pytest.mark.parametrize("encoding", ["utf-16", "shift_jis"])
+def test_a_configured_encoding_is_streamed_as_it_is_read_by_index(kind: str, encoding: str, tmp_path: Path) -> None:
+    text = (tmp_path / write(tmp_path, kind)).read_bytes().decode()
+    text = json.dumps(json.loads(text), ensure_ascii=False) if kind == "json" else text
+    text = text.replace("\u00e9", "\u30a2")
+    (tmp_path / f"rows.{kind}").write_bytes(text.encode(encoding))
+    source = FileSource(type=kind, path=f"rows.{kind}", encoding=encoding)
+    rows = open_rows(source, folder=tmp_path)
+    stream = open_stream(source, folder=tmp_path, least_shards=2)
+
+    assert sorted(map(json.dumps, keyed(stream).values())) == sorted(map(json.dumps, rows.get(range(len(rows)))))
+    assert sum("\u30a2" in str(row) for row in keyed(stream).values()) == 15
+    check_resume(stream)
 
 
 def test_bad_rows_of_csv_are_reported_and_reading_continues(tmp_path: Path) -> None:
@@ -368,16 +408,16 @@ def test_bad_rows_of_csv_are_reported_and_reading_continues(tmp_path: Path) -> N
     assert {row.number: row.reason for row in read(stream) if row.reason} == {
         3: "1 cell, the header has 2",
         4: "broken CSV: a quote opens here that is never closed",
-        6: "not UTF-8; save the file as UTF-8, for example with iconv -f latin1 -t utf8",
+        6: "not UTF-8; write its encoding at the source, such as encoding: cp1252, or save the file as UTF-8",
     }
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "txt", "csv", "json"])
+@pytest.mark.parametrize("kind", ["jsonl", "txt", "json"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_utf_16_is_refused(kind: str, shards: int, tmp_path: Path) -> None:
     (tmp_path / f"a.{kind}").write_bytes("a\nb\n".encode("utf-16"))
 
-    with pytest.raises(DataError, match=rf"a.{kind}(@0)? is UTF-16; save it as UTF-8"):
+    with pytest.raises(DataError, match=rf"a.{kind}(@0)? is UTF-16; write encoding: utf-16 at its source, or "):
         read(stream_of(tmp_path, f"a.{kind}", kind, shards, CUT_ALL))
 
 

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from partita.data.batching.collate import collate
 from partita.data.batching.policies import Policy, build_policy
 from partita.data.chunks import ChunkEncoder
-from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
+from partita.data.formatting.build import build_row_tokenizer
+from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.run_data import TrainingStreams
 from partita.data.streams import shard_group as shard_group_module

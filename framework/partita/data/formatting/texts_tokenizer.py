@@ -1,0 +1,196 @@
+"""Tokenize rows of several texts for a head: two texts that are scored together, and texts that are embedded."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from partita.data.formatting.base import Row
+from partita.data.formatting.head_tokenizer import NO_TOKENS, HeadTokenizer
+from partita.data.formatting.row_tokenizer import Example, PromptExample
+from partita.lm.marks import with_marks
+from partita_schema.errors import RowError
+from partita_schema.sections.outputs.embedding import EmbeddingOutput
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+NOT_UNICODE = "not Unicode: half of a surrogate pair"
+
+
+class TextsTokenizer(HeadTokenizer):
+    """Tokenize several texts of a row in one sequence."""
+
+    def encode_rows(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
+        """Tokenize rows with their targets; a bad row is returned as a RowError."""
+        examples: list[Example | RowError] = []
+        for row, key, texts in zip(rows, keys, self._encoded([self.texts(row) for row in rows]), strict=True):
+            try:
+                examples.append(self.example(row, key, checked(texts)))
+            except RowError as error:
+                examples.append(error)
+        return examples
+
+    def encode_prompts(self, rows: Sequence[Row], keys: Sequence[str]) -> list[PromptExample]:
+        """Tokenize rows for prediction."""
+        asked = [self.asked_texts(row) for row in rows]
+        examples = []
+        for key, texts, encoded in zip(keys, asked, self._encoded(asked), strict=True):
+            try:
+                examples.append(PromptExample(key, "\n".join(texts), self.prompt_ids(checked(encoded))))
+            except RowError as error:
+                examples.append(PromptExample(key, "", [], str(error)))
+        return examples
+
+    @abstractmethod
+    def texts(self, row: Row) -> list[str]:
+        """Return the texts of a row in training."""
+
+    @abstractmethod
+    def asked_texts(self, row: Row) -> list[str]:
+        """Return the texts of a row in prediction."""
+
+    @abstractmethod
+    def example(self, row: Row, key: str, texts: "Sequence[Encoding]") -> Example:
+        """Return the tokenized row for training. Raise RowError."""
+
+    @abstractmethod
+    def prompt_ids(self, texts: "Sequence[Encoding]") -> list[int]:
+        """Return the tokens of the row for prediction."""
+
+    def _encoded(self, rows: Sequence[Sequence[str]]) -> "list[list[Encoding] | None]":
+        """Return the tokens of each text without special tokens; None for a row that is not valid Unicode."""
+        self.formatter.tokenizer("", verbose=False)  # disables truncation and padding
+        try:
+            encoded = self._encode([text for texts in rows for text in texts])
+        except (TypeError, UnicodeEncodeError):
+            return [self._encode_row(texts) for texts in rows]
+        parts = iter(encoded)
+        return [[next(parts) for _ in texts] for texts in rows]
+
+    def _encode(self, texts: Sequence[str]) -> "list[Encoding]":
+        backend = self.formatter.tokenizer.backend_tokenizer
+        return list(backend.encode_batch(list(texts), add_special_tokens=False))
+
+    def _encode_row(self, texts: Sequence[str]) -> "list[Encoding] | None":
+        try:
+            return self._encode(texts)
+        except (TypeError, UnicodeEncodeError):
+            return None
+
+
+class PairTokenizer(TextsTokenizer):
+    """Tokenize two texts as one sequence, as the tokenizer writes pairs; the loss token is the first of the second.
+
+    Sequences beyond the context lose tokens of the longer text first, as with `truncation=True` of transformers.
+    """
+
+    def texts(self, row: Row) -> list[str]:
+        """Return the two inputs; if the tokenizer writes nothing between texts, the second after a line break."""
+        first, second = (str(row[feature.name]) for feature in self.formatter.config.input_features)
+        return [first, second if self._has_separator else f"\n{second}"]
+
+    asked_texts = texts
+
+    def example(self, row: Row, key: str, texts: "Sequence[Encoding]") -> Example:
+        """Return the row with its score."""
+        ids, second, cut = self._pair(texts)
+        return Example(key, ids, ((second, second + 1),), cut, [self.targets_of(row)])
+
+    def prompt_ids(self, texts: "Sequence[Encoding]") -> list[int]:
+        """Return the tokens with the first of the second text marked."""
+        ids, second, _ = self._pair(texts)
+        return with_marks(ids, {second})
+
+    def _pair(self, texts: "Sequence[Encoding]") -> tuple[list[int], int, int]:
+        """Return the tokens, the index of the first token of the second text, and the number of tokens removed."""
+        first, second = texts
+        lengths = len(first.ids), len(second.ids)
+        if self.max_length is not None:
+            kept = longest_first(*lengths, room=self.max_length - self._special_tokens)
+            for text, length in zip(texts, kept, strict=True):
+                text.truncate(length)
+        whole = self.formatter.tokenizer.backend_tokenizer.post_process(first, second, True)
+        ids: list[int] = whole.ids
+        after = len(ids) - next(index for index, of in enumerate(reversed(whole.sequence_ids)) if of == 1)
+        return ids, after - len(second.ids), sum(lengths) - len(first.ids) - len(second.ids)
+
+    @cached_property
+    def _special_tokens(self) -> int:
+        count: int = self.formatter.tokenizer.num_special_tokens_to_add(pair=True)
+        return count
+
+    @cached_property
+    def _has_separator(self) -> bool:
+        alone: int = self.formatter.tokenizer.num_special_tokens_to_add(pair=False)
+        return self._special_tokens > alone
+
+
+class EmbeddingTokenizer(TextsTokenizer):
+    """Tokenize texts one after the other, each with its special tokens; the loss tokens are the last ones of the texts.
+
+    The first text of a row is the anchor, the second the positive, and the others are negatives.
+    """
+
+    def texts(self, row: Row) -> list[str]:
+        """Return the input as the prompt writes it, and the texts that it is compared with."""
+        output = self.formatter.config.head_output
+        assert isinstance(output, EmbeddingOutput)
+        prefix = output.preprocessing.prefix
+        others = [row[output.name], *(row[column] for column in output.more_columns)]
+        return [*self.asked_texts(row), *(f"{prefix}{text}" for text in others)]
+
+    def asked_texts(self, row: Row) -> list[str]:
+        """Return the input as the prompt writes it."""
+        [formatted] = self.formatter.format_all([row], [""], supervised=False)
+        return [formatted.text]
+
+    def example(self, row: Row, key: str, texts: "Sequence[Encoding]") -> Example:
+        """Return the texts of the row."""
+        ids, spans, cut = list[int](), list[tuple[int, int]](), 0
+        for text in texts:
+            of_text = self._whole(text)
+            cut += sum(len(part.ids) for part in text.overflowing)
+            ids += of_text
+            spans.append((len(ids) - 1, len(ids)))
+        return Example(key, ids, tuple(spans), cut, [(float(min(role, 2)),) for role in range(len(texts))])
+
+    def prompt_ids(self, texts: "Sequence[Encoding]") -> list[int]:
+        """Return the tokens of the text."""
+        return self._whole(texts[0])
+
+    def _whole(self, text: "Encoding") -> list[int]:
+        """Return a text within the context with its special tokens."""
+        if self.max_length is not None:
+            text.truncate(self.max_length - self._special_tokens)
+        ids: list[int] = self.formatter.tokenizer.backend_tokenizer.post_process(text, None, True).ids
+        return ids
+
+    @cached_property
+    def _special_tokens(self) -> int:
+        count: int = self.formatter.tokenizer.num_special_tokens_to_add(pair=False)
+        return count
+
+
+def checked(texts: "Sequence[Encoding] | None") -> "Sequence[Encoding]":
+    """Return the tokens of the texts of a row. Raise RowError if a text has none, or is not valid Unicode."""
+    if texts is None:
+        raise RowError(NOT_UNICODE)
+    if not all(len(text.ids) for text in texts):
+        raise RowError(NO_TOKENS)
+    return texts
+
+
+def longest_first(first: int, second: int, *, room: int) -> tuple[int, int]:
+    """Return the tokens of two texts that are kept: the longer one is shortened first, then both alike.
+
+    Args:
+        first: Tokens of the first text.
+        second: Tokens of the second text.
+        room: Tokens that fit.
+    """
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    longer = min(max(first, second), room - shorter)
+    return (longer, shorter) if first > second else (shorter, longer)

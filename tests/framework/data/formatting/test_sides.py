@@ -1,0 +1,164 @@
+"""Rows of encoder-decoders as tokens: both sides as the tokenizer writes them, and their limits."""
+
+import pickle
+from typing import Any
+
+import pytest
+
+from partita.data.formatting.build import build_row_tokenizer
+from partita.data.formatting.row_tokenizer import RowTokenizer
+from partita.lm.base import AnswerContext
+from partita_schema.config import Config
+from partita_schema.errors import RowError
+
+from ....encoder_decoders import SIZES, build_tokenizer
+
+TOKENIZERS = {architecture: build_tokenizer(architecture) for architecture in SIZES}
+FEATURES = {
+    "base_model": "model",
+    "input_features": [{"name": "text", "type": "text"}],
+    "output_features": [{"name": "say", "type": "text"}],
+    "trainer": {"type": "finetune"},
+}
+DIALOGUE = {"input_features": [{"name": "messages", "type": "dialogue"}]}
+ROW = {"text": "I see the red ball", "say": "four and one"}
+
+
+def build(
+    architecture: str = "t5", *, reads: int | None = None, writes: int | None = None, **sections: Any
+) -> RowTokenizer:
+    config = Config.model_validate(FEATURES | sections)
+    return build_row_tokenizer(
+        config, tokenizer=TOKENIZERS[architecture], context_length=reads, answers=AnswerContext(writes)
+    )
+
+
+@pytest.mark.parametrize("architecture", SIZES)
+def test_both_sides_are_those_of_the_tokenizer_with_its_special_tokens(architecture: str) -> None:
+    rows = [ROW, {"text": "the box", "say": ""}, {"text": "one  two,\nred", "say": "I see"}]
+    examples = build(architecture).encode_rows(rows, ["1", "2", "3"])
+    for row, example in zip(rows, examples, strict=True):
+        assert not isinstance(example, RowError)
+        wanted = TOKENIZERS[architecture](row["text"], text_target=row["say"])
+        assert example.input_ids == [*wanted["input_ids"], *wanted["labels"]]
+        assert example.spans == ((len(wanted["input_ids"]), len(example.input_ids)),)
+        assert example.cut_tokens == 0
+
+
+@pytest.mark.parametrize("architecture", SIZES)
+def test_a_prompt_is_the_same_in_training_and_in_prediction(architecture: str) -> None:
+    encoder = build(architecture)
+    example, prompt = encoder.encode(ROW, key="1"), encoder.encode_prompt({"text": ROW["text"]}, key="1")
+    assert prompt.error is None
+    assert prompt.input_ids == example.input_ids[: example.spans[0][0]]
+
+
+def test_the_line_break_before_an_answer_is_not_read() -> None:
+    encoder = build("bart", input_features=[{"name": name, "type": "text"} for name in ("text", "more")])
+    prompt = encoder.encode_prompt({"text": "a", "more": "b"}, key="1")
+    assert prompt.text == "text: a\nmore: b\n"
+    assert prompt.input_ids == TOKENIZERS["bart"]("text: a\nmore: b")["input_ids"]
+
+
+@pytest.mark.parametrize("architecture", SIZES)
+def test_answer_ids_are_those_that_are_learned(architecture: str) -> None:
+    encoder = build(architecture)
+    example = encoder.encode(ROW, key="1")
+    assert list(encoder.answer_ids(ROW["say"])) == example.input_ids[example.spans[0][0] :]
+
+
+def test_an_answer_gets_an_end_token_if_the_tokenizer_adds_none() -> None:
+    from partita.tokenizers.load import byte_tokenizer
+
+    tokenizer = byte_tokenizer()
+    config = Config.model_validate(FEATURES)
+    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None, answers=AnswerContext())
+    example = encoder.encode(ROW, key="1")
+    assert example.input_ids[-1] == tokenizer.eos_token_id
+    assert example.input_ids.count(tokenizer.eos_token_id) == 1
+
+
+@pytest.mark.parametrize(("architecture", "first"), [("t5", 0), ("bart", 1), ("pegasus", 0)])
+def test_an_answer_is_cut_at_the_limit_of_its_text_and_loses_its_end(architecture: str, first: int) -> None:
+    features = [{"name": "say", "type": "text", "preprocessing": {"max_sequence_length": 2}}]
+    encoder = build(architecture, output_features=features)
+    whole = TOKENIZERS[architecture](text_target=ROW["say"])["input_ids"]
+    example = encoder.encode(ROW, key="1")
+    answer = example.input_ids[example.spans[0][0] :]
+    assert answer == whole[: first + 2]
+    assert example.cut_tokens == len(whole) - len(answer)
+
+
+def test_each_side_has_its_own_limit_and_the_row_has_one_for_both() -> None:
+    prompt, answer = (len(TOKENIZERS["t5"](text)["input_ids"]) for text in (ROW["text"], ROW["say"]))
+    assert len(build(reads=prompt, writes=answer).encode(ROW, key="1").input_ids) == prompt + answer
+    short = build(reads=prompt, writes=answer - 1).encode(ROW, key="1")
+    assert (short.spans, short.cut_tokens) == (((prompt, prompt + answer - 1),), 1)
+    total = {"preprocessing": {"global_max_sequence_length": prompt + 1}}
+    both = build(**total).encode(ROW, key="1")
+    assert (both.spans, both.cut_tokens) == (((prompt, prompt + 1),), answer - 1)
+
+
+def test_a_prompt_that_does_not_fit_is_an_error_that_says_so() -> None:
+    message = "the prompt has 6 tokens, and the encoder reads 5; preprocessing: {max_sequence_length: ...} of an input"
+    encoder = build(reads=5)
+    with pytest.raises(RowError, match=message):
+        encoder.encode(ROW, key="1")
+    assert message in (encoder.encode_prompt(ROW, key="1").error or "")
+    whole = build(preprocessing={"global_max_sequence_length": 6})
+    with pytest.raises(RowError, match="the prompt has 6 tokens, which leaves no room for an answer within 6"):
+        whole.encode(ROW, key="1")
+    cut = [{"name": "text", "type": "text", "preprocessing": {"max_sequence_length": 4}}]
+    example = build(reads=5, input_features=cut).encode(ROW, key="1")
+    assert example.spans[0][0] == 5
+    assert example.cut_tokens == 1
+
+
+def test_an_empty_prompt_is_an_error_although_the_tokenizer_adds_an_end() -> None:
+    encoder = build()
+    with pytest.raises(RowError, match="the prompt is empty"):
+        encoder.encode({"text": " ", "say": "one"}, key="1")
+    assert encoder.encode_prompt({"text": ""}, key="1").error == "the prompt is empty"
+
+
+def test_text_that_is_not_unicode_is_an_error_of_its_row() -> None:
+    good, bad = build().encode_rows([ROW, {"text": "\ud800", "say": "one"}], ["1", "2"])
+    assert not isinstance(good, RowError)
+    assert str(bad) == "not Unicode: half of a surrogate pair"
+
+
+def test_each_answer_of_a_dialogue_is_a_row_with_the_history_for_the_encoder() -> None:
+    encoder = build(**DIALOGUE)
+    assert encoder.expander is not None
+    assert encoder.expander.mode == "squash"
+    messages = [
+        {"role": role, "content": text}
+        for role, text in [("user", "one"), ("assistant", "red"), ("user", "two"), ("assistant", "blue")]
+    ]
+    rows = [row for _, row in encoder.expander.expand({"messages": messages}, "1")]
+    from partita_schema.rows import check_rows, row_schema
+
+    clean = check_rows(row_schema(encoder.formatter.config, supervised=True), rows).clean
+    first, second = (encoder.encode(row, key="1") for row in clean.values())
+    history = encoder.formatter.format_all([{"messages": {"messages": messages[:3]}}], ["1"], supervised=False)[0].text
+    assert history.index("one") < history.index("red") < history.index("two")
+    wanted = TOKENIZERS["t5"](history, text_target="blue")
+    assert second.input_ids == [*wanted["input_ids"], *wanted["labels"]]
+    assert len(first.input_ids) < len(second.input_ids)
+
+
+def test_a_chat_template_is_not_used_because_the_tokenizer_adds_the_special_tokens() -> None:
+    tokenizer = build_tokenizer("t5")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+    config = Config.model_validate(FEATURES)
+    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None, answers=AnswerContext())
+    assert encoder.encode_prompt(ROW, key="1").input_ids == TOKENIZERS["t5"](ROW["text"])["input_ids"]
+
+
+def test_the_row_tokenizer_can_be_pickled_and_its_parts_name_the_limits() -> None:
+    encoder = build(reads=9, writes=7)
+    encoder.encode(ROW, key="1")
+    copy = pickle.loads(pickle.dumps(encoder))
+    assert copy.encode(ROW, key="1") == encoder.encode(ROW, key="1")
+    assert encoder.parts()["encoder and decoder"] == "9 and 7 tokens"
+    assert encoder.parts() != build(reads=9, writes=8).parts()
