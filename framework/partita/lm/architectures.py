@@ -4,42 +4,56 @@ Parameters of a llama with a vocabulary of 2,048 and tied embeddings: nano 0.2 M
 medium 87 M. Dropout is off, so that small data can be fitted exactly.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita_schema.errors import ModelError
-from partita_schema.sections.model import ScratchModel
+from partita_schema.sections.model import ENCODER_DECODERS, ENCODERS, SHAPES, ScratchModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-SHAPES = {"nano": (64, 2, 2), "tiny": (128, 4, 4), "mini": (256, 6, 8), "small": (512, 8, 8), "medium": (768, 12, 12)}
-"""Hidden size, layers, attention heads."""
-UNGATED = ("gpt2", "gpt_neox", "opt", "phi")
+UNGATED = ("gpt2", "gpt_neox", "opt", "phi", "bert", "roberta", "distilbert", "deberta-v2", *ENCODER_DECODERS)
 """Architectures with two feed-forward matrices; the others have a gate and so three."""
-UNGROUPED = ("gpt2", "gpt_neox", "opt")
-"""Architectures without grouped-query attention."""
-ROTATED = {"stablelm": 0.25, "gpt_neox": 0.25, "phi": 0.5}
-"""Fraction of each head with rotary positions, where it is not 1."""
+OFFSET_POSITIONS = (
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "roberta-prelayernorm",
+    "camembert",
+    "data2vec-text",
+    "xmod",
+    "ibert",
+    "longformer",
+    "mpnet",
+    "esm",
+)
+"""Architectures whose positions begin after the id of the pad token."""
 DROPOUT = {
     "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     "gpt_neox": ("hidden_dropout", "attention_dropout"),
     "opt": ("dropout", "attention_dropout"),
     "phi": ("resid_pdrop", "embd_pdrop", "attention_dropout"),
+    "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "roberta": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "distilbert": ("dropout", "attention_dropout", "seq_classif_dropout"),
+    "deberta-v2": ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout"),
+    "t5": ("dropout_rate",),
+    "bart": ("dropout", "attention_dropout", "activation_dropout"),
 }
 
 
 def scratch_config(base: ScratchModel, *, tokenizer: "PreTrainedTokenizerFast") -> "PretrainedConfig":
-    """Return the transformers config of a new model, with one embedding per token. Raise ModelError."""
+    """Return the transformers config of a new model, with one embedding per token."""
     from transformers import AutoConfig
 
-    width, heads, key_value_heads = attention_shape(base)
+    width, heads, key_value_heads = base.attention_shape
     layers = base.num_hidden_layers or SHAPES[base.size][1]
     inner = base.intermediate_size or default_intermediate_size(base.architecture, width=width)
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": len(tokenizer),
-        "max_position_embeddings": base.context_length,
+        "max_position_embeddings": base.context_length + unused_positions(base.architecture, tokenizer.pad_token_id),
         "hidden_size": width,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -50,37 +64,20 @@ def scratch_config(base: ScratchModel, *, tokenizer: "PreTrainedTokenizerFast") 
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
+    if base.architecture in ENCODER_DECODERS:
+        shape = {"vocab_size": len(tokenizer), **two_sided_shape(base, width=width, layers=layers, heads=heads)}
+        start = tokenizer.pad_token_id if base.architecture == "t5" else tokenizer.eos_token_id
+        special["decoder_start_token_id"] = start
+    if base.architecture in ENCODERS:
+        special |= {"cls_token_id": tokenizer.cls_token_id, "sep_token_id": tokenizer.sep_token_id}
     dropout = dict.fromkeys(DROPOUT.get(base.architecture, ()), 0.0)
     tied = {"tie_word_embeddings": base.tie_word_embeddings}
     return AutoConfig.for_model(base.architecture, **shape, **special, **dropout, **tied)
 
 
-def attention_shape(base: ScratchModel) -> tuple[int, int, int]:
-    """Return hidden size, heads and key/value heads. Raise ModelError if they do not divide."""
-    width, _, heads = SHAPES[base.size]
-    width = base.hidden_size or width
-    heads = base.num_attention_heads or heads
-    groups = base.num_key_value_heads or heads
-    if width % heads or (width // heads) % 2:
-        raise ModelError(
-            f"base_model: hidden_size {width} and num_attention_heads {heads} give no even head width; "
-            f"write a hidden_size that is a multiple of {2 * heads}, or other num_attention_heads"
-        )
-    share = ROTATED.get(base.architecture, 1.0)
-    if int(width // heads * share) % 2:
-        raise ModelError(
-            f"base_model: {base.architecture} rotates {share:.0%} of each head, and {width // heads} dimensions a head "
-            f"leave an odd number; write a hidden_size that is a multiple of {heads * round(2 / share)}"
-        )
-    if heads % groups:
-        raise ModelError(
-            f"base_model.num_key_value_heads: {groups} does not divide num_attention_heads {heads}; write a divisor"
-        )
-    if groups != heads and base.architecture in UNGROUPED:
-        raise ModelError(
-            f"base_model.num_key_value_heads: {base.architecture} has no grouped-query attention; remove it"
-        )
-    return width, heads, groups
+def unused_positions(model_type: str, pad_token_id: int | None) -> int:
+    """Return how many position embeddings are never used: those of RoBERTa begin after the id of the pad token."""
+    return (pad_token_id or 0) + 1 if model_type in OFFSET_POSITIONS else 0
 
 
 def default_intermediate_size(architecture: str, *, width: int) -> int:
@@ -102,6 +99,13 @@ def architecture_shape(base: ScratchModel, *, inner: int, key_value_heads: int, 
         return {"n_inner": inner}
     if name == "opt":
         return {"ffn_dim": inner}
+    if name == "distilbert":
+        return {"hidden_dim": inner}
+    if name == "deberta-v2":
+        attention = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+        return {"intermediate_size": inner, "pooler_hidden_size": base.hidden_size or SHAPES[base.size][0], **attention}
+    if name in ENCODERS:
+        return {"intermediate_size": inner}
     if name == "gpt_neox":
         return {"intermediate_size": inner}
     shape: dict[str, Any] = {"intermediate_size": inner, "num_key_value_heads": key_value_heads}
@@ -114,6 +118,29 @@ def architecture_shape(base: ScratchModel, *, inner: int, key_value_heads: int, 
     if name == "mixtral":
         shape |= {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
     return shape
+
+
+def two_sided_shape(base: ScratchModel, *, width: int, layers: int, heads: int) -> dict[str, Any]:
+    """Return the config keys of an encoder-decoder whose two sides have the same shape.
+
+    Args:
+        base: The new model's section.
+        width: Hidden size.
+        layers: Number of layers of each side.
+        heads: Number of attention heads.
+    """
+    inner = base.intermediate_size or default_intermediate_size(base.architecture, width=width)
+    if base.architecture == "t5":
+        return {"d_model": width, "d_kv": width // heads, "d_ff": inner, "num_layers": layers, "num_heads": heads}
+    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": inner}
+    both = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    # transformers' default would force an end token, and so change what is generated.
+    return {"d_model": width, "max_position_embeddings": base.context_length, "forced_eos_token_id": None, **both}
+
+
+def nothing(name: str) -> bool:
+    """Return False for every weight."""
+    return False
 
 
 RANGES = {
@@ -193,9 +220,9 @@ def check_tokens(settings: Any, *, source: str, file: str) -> None:
                 )
 
 
-def check_loaded(found: dict[str, Any], *, source: str) -> None:
-    """Raise ModelError if weights are missing in the files: they would be random."""
-    missing = sorted(found.get("missing_keys", ()))
+def check_loaded(found: dict[str, Any], *, source: str, may_lack: Callable[[str], bool] = nothing) -> None:
+    """Raise ModelError if weights are missing in the files, except those that `may_lack` names: they are random."""
+    missing = sorted(name for name in found.get("missing_keys", ()) if not may_lack(name))
     if missing:
         more = f" and {len(missing) - 2:,} more" if len(missing) > 2 else ""
         raise ModelError(

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from partita.lm.base import (
     PADDED,
+    AnswerContext,
     AnsweringSlots,
     BatchWay,
     Generated,
@@ -27,8 +29,9 @@ from partita.lm.base import (
     SlotAnswer,
     SlotRequest,
 )
+from partita.lm.devices import seeded
 from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
-from partita.lm.loading import seeded
+from partita.lm.heads import check_numbers
 from partita.tokenizers.hub import check_intact, digest, tensors_digest
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.config import Config
@@ -51,6 +54,7 @@ class BagLanguageModel:
     """A classifier of bags that answers prompts with labels."""
 
     context_length: int | None = None
+    answer_context: AnswerContext | None = None
     """Unlimited."""
 
     def __init__(
@@ -204,17 +208,10 @@ class BagLanguageModel:
 
     def answer(self, scores: Sequence[float], options: GenerationOptions) -> Generated:
         """Return the label with the highest score, the first one of a tie. Raise ModelError for NaN."""
-        if any(score != score for score in scores):
-            raise ModelError("the weights are not numbers any more; train again with a lower trainer.learning_rate")
-        best = max(range(len(scores)), key=lambda index: scores[index])
-        by_label = {label.text: score for label, score in zip(self.labels, scores, strict=True)}
-        return Generated(
-            (),
-            self.labels[best].text,
-            "stop",
-            scores[best] if options.logprobs else None,
-            scores=by_label if options.labels else None,
-        )
+        check_numbers(scores)
+        texts = [label.text for label in self.labels]
+        answer = Generated.most_probable(texts, scores, logprobs=options.logprobs)
+        return answer if options.labels else replace(answer, scores=None)
 
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int

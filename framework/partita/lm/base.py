@@ -24,6 +24,8 @@ class BatchWay(NamedTuple):
     """padded: rows of any length, with padding; equal lengths: rows of one length; one row: batch size 1."""
     reason: str | None = None
     """Why rows of different lengths cannot share a batch."""
+    scores_labels: bool = False
+    """Whether `generate` scores labels."""
 
     def describe(self, reason: str) -> str:
         """Describe how rows are batched, given the reason why slots cannot be used."""
@@ -39,6 +41,14 @@ PADDED = BatchWay()
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerContext:
+    """The context of answers where prompts are not part of it: the decoder's of an encoder-decoder."""
+
+    length: int | None = None
+    """Maximum tokens of an answer; None without limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One row to generate for."""
 
@@ -48,6 +58,10 @@ class GenerationRequest:
     """Maximum number of new tokens; prompt and new tokens fit the context."""
     key: bytes = field(default=b"", kw_only=True)
     """Seeds the random numbers of this row, together with the global seed."""
+    encoder_ids: Sequence[int] | None = field(default=None, kw_only=True)
+    """What the encoder reads, where `input_ids` is the beginning of the decoder's sequence; None without an encoder."""
+    form: int = field(default=0, kw_only=True)
+    """Index of its constraints in `GenerationOptions.forms`, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,16 @@ class Label:
 
 
 @dataclass(frozen=True)
+class AnswerForm:
+    """Constraints of one of several answers that follow one another."""
+
+    grammar: str | None = None
+    """Grammar that constrains the answer, in the syntax of llguidance."""
+    labels: tuple[Label, ...] = ()
+    """Answers of which the most probable is chosen."""
+
+
+@dataclass(frozen=True)
 class GenerationOptions:
     """Generation settings of a run, resolved from the config; independent of rows."""
 
@@ -88,6 +112,8 @@ class GenerationOptions:
     """Grammar that constrains the output, in the syntax of llguidance."""
     labels: tuple[Label, ...] = ()
     """Answers of which the most probable is chosen. If there are any, nothing is generated."""
+    forms: tuple[AnswerForm, ...] = ()
+    """Constraints of requests, each of which names its own, in place of `grammar` and `labels`."""
 
     @property
     def samples(self) -> bool:
@@ -101,14 +127,31 @@ class GenerationOptions:
 
     @property
     def form(self) -> str:
-        """Hash of the output constraints (grammar and labels); empty without constraints."""
-        held = repr((self.grammar, self.labels))
-        return hashlib.sha256(held.encode()).hexdigest()[:16] if self.grammar or self.labels else ""
+        """Hash of the output constraints (grammars and labels); empty without constraints."""
+        held = repr((self.grammar, self.labels, *self.forms))
+        return hashlib.sha256(held.encode()).hexdigest()[:16] if self.is_constrained or self.scores_labels else ""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar constrains answers."""
+        return self.grammar is not None or any(form.grammar is not None for form in self.forms)
+
+    @property
+    def scores_labels(self) -> bool:
+        """Whether answers are chosen among labels."""
+        return bool(self.labels) or any(form.labels for form in self.forms)
+
+    def of_form(self, index: int) -> "GenerationOptions":
+        """Return the options of requests with this form, with its constraints as `grammar` and `labels`."""
+        if not self.forms:
+            return self
+        form = self.forms[index]
+        return replace(self, grammar=form.grammar, labels=form.labels, forms=())
 
     @property
     def free(self) -> "GenerationOptions":
-        """The same options without grammar and labels."""
-        return replace(self, grammar=None, labels=())
+        """The same options without grammars and labels."""
+        return replace(self, grammar=None, labels=(), forms=())
 
 
 @dataclass(frozen=True)
@@ -125,8 +168,21 @@ class Generated:
     """Natural log probability of all its tokens, including the end token; None if not requested."""
     reported_num_tokens: int | None = None
     """Number of new tokens where a server reports only that and `ids` is empty; otherwise None."""
-    scores: Mapping[str, float] | None = None
-    """Log probability of each label, if labels were scored."""
+    scores: Mapping[str, Any] | None = None
+    """Log probability of each label, if labels were scored; for several answers, by output."""
+
+    @classmethod
+    def most_probable(cls, labels: Sequence[str], scores: Sequence[float], *, logprobs: bool = False) -> "Generated":
+        """Return the most probable label, the first one of a tie, with the scores of all.
+
+        Args:
+            labels: The labels.
+            scores: Log probability of each label.
+            logprobs: Whether the log probability of the answer was requested.
+        """
+        best = max(range(len(scores)), key=lambda index: scores[index])
+        by_label = dict(zip(labels, scores, strict=True))
+        return cls((), labels[best], "stop", scores[best] if logprobs else None, scores=by_label)
 
     @property
     def num_tokens(self) -> int:
@@ -198,7 +254,14 @@ class GenerativeModel(LanguageModel, Protocol):
 
     @property
     def context_length(self) -> int | None:
-        """Maximum sequence length in tokens, without virtual tokens of an adapter; None without limit."""
+        """Maximum tokens of a prompt and its answer, without virtual tokens of an adapter; None without limit.
+
+        With an `answer_context`, the maximum tokens of a prompt alone.
+        """
+
+    @property
+    def answer_context(self) -> AnswerContext | None:
+        """The context of answers; None if prompt and answer share `context_length`."""
 
     @property
     def token_ids(self) -> Sequence[int]:

@@ -13,13 +13,14 @@ Some models differ only in rows beyond a certain length. Testing such rows would
 """
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from partita.lm.base import PADDED, BatchWay, GenerationRequest
-from partita.lm.generation import end_token_ids, prompt_inputs
-from partita.lm.loaded_model import LoadedModel
+from partita.lm.generation import end_token_ids
+from partita.lm.loaded_model import TextModel
 from partita.lm.packing_check import rounding_limit
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.batch_size.memory import is_out_of_memory
@@ -51,7 +52,7 @@ class ForcedLogits:
         return torch.full_like(scores, -torch.inf).scatter_(1, wanted_B1, 0.0)
 
 
-def find_batch_way(lm: LoadedModel) -> BatchWay:
+def find_batch_way(lm: TextModel) -> BatchWay:
     """Return which rows can share a batch, tested on short rows.
 
     Raises:
@@ -72,36 +73,48 @@ def find_batch_way(lm: LoadedModel) -> BatchWay:
     return BatchWay("one row", f"{name} {changes(equal)} beside another row")
 
 
-@torch.no_grad()
-def check_causal(lm: LoadedModel) -> None:
+def check_causal(lm: TextModel) -> None:
     """Raise ModelError if logits depend on later tokens of the row or on padding."""
     row = random_rows(lm)[0]
     short, pad = row[: len(row) // 2], lm.tokenizer.pad_token_id
+
+    def logits() -> Iterator[torch.Tensor]:
+        yield forward(lm, short, length=len(short))
+        yield forward(lm, row, length=len(row))
+        yield forward(lm, [*short, *[pad] * len(short)], length=len(short))
+
+    check_context(lm, logits(), where="other tokens", instead="choose a model that sees only the tokens before")
+
+
+@torch.no_grad()
+def check_context(lm: TextModel, logits: Iterator[torch.Tensor], *, where: str, instead: str) -> None:
+    """Raise ModelError if the logits of a row change with what follows it. A model that raises is not checked.
+
+    Args:
+        lm: The model.
+        logits: Computes the logits [T, V] of a row alone, then of longer ones that start with it: with other tokens
+            after it, and with padding.
+        where: What follows, besides padding, for the message.
+        instead: What to do, for the message.
+    """
     try:
         with lm.evaluating():
-            alone, followed, padded = (
-                forward(lm, ids, length=length)[: len(short)]
-                for ids, length in (
-                    (short, len(short)),
-                    (row, len(row)),
-                    ([*short, *[pad] * len(short)], len(short)),
-                )
-            )
+            alone, *longer = logits
     except REFUSALS as refusal:
         if is_out_of_memory(refusal):
             raise OutOfMemory(TOO_SMALL) from refusal
         logger.debug("the loss was not checked: %s", refusal)
         return
-    error = max(relative_error(alone, followed), relative_error(alone, padded))
-    logger.debug("tokens that follow change logits by %.1e of their spread", error)
+    error = max(relative_error(alone, other[: len(alone)]) for other in longer)
+    logger.debug("%s and padding that follow change logits by %.1e of their spread", where, error)
     if error > rounding_limit(lm):
         raise ModelError(
-            f"base_model: {type(lm.base).__name__} {changes(error)} where other tokens or padding follow: it would "
-            "learn its answers by reading them; choose a model that sees only the tokens before"
+            f"base_model: {type(lm.base).__name__} {changes(error)} where {where} or padding follow: it would "
+            f"learn its answers by reading them; {instead}"
         )
 
 
-def forward(lm: LoadedModel, ids: list[int], *, length: int) -> torch.Tensor:
+def forward(lm: TextModel, ids: list[int], *, length: int) -> torch.Tensor:
     """Return logits [T, V] of a row, whose first `length` tokens are not padding, as for the loss."""
     ids_1T = torch.tensor([ids], device=lm.device)
     mask_1T = (torch.arange(len(ids), device=lm.device) < length).long()[None]
@@ -110,7 +123,7 @@ def forward(lm: LoadedModel, ids: list[int], *, length: int) -> torch.Tensor:
     return logits
 
 
-def padding_limit(lm: LoadedModel) -> tuple[int, str] | None:
+def padding_limit(lm: TextModel) -> tuple[int, str] | None:
     """Return the row length in tokens beyond which padding changes a row, and why; None if there is none."""
     config = lm.base.config.get_text_config()
     rotary = getattr(config, "rope_parameters", None) or {}
@@ -128,11 +141,11 @@ def padding_limit(lm: LoadedModel) -> tuple[int, str] | None:
 def changes(error: float) -> str:
     """Describe by how much logits differ from those of a row alone."""
     if error == float("inf"):
-        return "gives no numbers"
+        return "gives NaN"
     return f"changes its logits by {error:.0%}" if error >= 0.01 else f"changes its logits by {error:.2%}"
 
 
-def random_rows(lm: LoadedModel) -> list[list[int]]:
+def random_rows(lm: TextModel) -> list[list[int]]:
     """Return prompts with their next tokens, without end tokens, at which `generate` would stop."""
     chance = torch.Generator().manual_seed(0)
     ends = end_token_ids(lm.base, tokenizer=lm.tokenizer)
@@ -141,7 +154,7 @@ def random_rows(lm: LoadedModel) -> list[list[int]]:
     return [ordinary[torch.randint(len(ordinary), (length,), generator=chance)].tolist() for length in lengths]
 
 
-def largest_error(lm: LoadedModel, rows: list[list[int]], alone: list[Any]) -> float:
+def largest_error(lm: TextModel, rows: list[list[int]], alone: list[Any]) -> float:
     """Return the error of batched logits against those of single rows; infinity if the model raises."""
     together = logits_of(lm, rows)
     worst = relative_error(torch.cat(alone), together) if together is not None else float("inf")
@@ -157,7 +170,7 @@ def relative_error(wanted: torch.Tensor, found: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def logits_of(lm: LoadedModel, rows: list[list[int]]) -> torch.Tensor | None:
+def logits_of(lm: TextModel, rows: list[list[int]]) -> torch.Tensor | None:
     """Return the logits [B, STEPS + 1, V] that `generate` computes after each prompt and each further token.
 
     Returns None if the model raises.
@@ -177,8 +190,8 @@ def logits_of(lm: LoadedModel, rows: list[list[int]]) -> torch.Tensor | None:
     try:
         with lm.evaluating():
             lm.forget_rows()
-            inputs = prompt_inputs(lm, requests, beams=1)
-            output = lm.base.generate(**inputs, generation_config=settings, logits_processor=forced)
+            prompts = lm.batch_prompts(requests, beams=1)
+            output = lm.base.generate(**prompts.inputs, generation_config=settings, logits_processor=forced)
     except REFUSALS as refusal:
         if is_out_of_memory(refusal):
             raise OutOfMemory(TOO_SMALL) from refusal

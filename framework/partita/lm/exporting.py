@@ -9,7 +9,7 @@ import torch
 
 from partita.lm.adapters.merging import merged_model
 from partita.lm.loaded_model import LoadedModel
-from partita.lm.loading import load_base, local_folder, quiet_progress
+from partita.lm.loading import BaseLoader, quiet_progress
 from partita.lm.precision import quantized_layers
 from partita.lm.saving import adapter_tensors, save_adapter
 from partita.tokenizers.hub import BASE, digest, folder_digest, hub_commit
@@ -57,7 +57,11 @@ def must_merge(lm: LoadedModel) -> bool:
 
 
 def export_plain(lm: LoadedModel, model: "PreTrainedModel", folder: Path) -> None:
-    """Write a model with the original generation config of its checkpoint."""
+    """Write a model with the original generation config of its checkpoint, if it generates."""
+    if lm.head is not None:
+        model.save_pretrained(str(folder))
+        lm.head.write_files(folder, model=model, max_length=lm.context_length)
+        return
     quiet, model.generation_config = model.generation_config, lm.own_settings
     try:
         model.save_pretrained(str(folder))
@@ -70,7 +74,8 @@ def export_base(lm: LoadedModel, folder: Path) -> None:
     if lm.source is not None:
         shutil.copytree(lm.source, folder, dirs_exist_ok=True)
         return
-    fresh = load_base(lm.config, source=None, tokenizer=lm.tokenizer, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    fresh = BaseLoader(lm.config, source=None, tokenizer=lm.tokenizer, device=cpu, head=lm.head).load()
     fresh.save_pretrained(str(folder))
 
 
@@ -102,3 +107,8 @@ def identity(lm: LoadedModel) -> str:
     moved = bool(lm.initial) and lm.base.dtype != torch.float32
     dtypes = sorted({str(parameter.dtype) for parameter in lm.module.parameters()})
     return digest(base, dumped, kernels, moved, dtypes, lm.device.type, tokenizer_digest(lm.tokenizer))
+
+
+def local_folder(source: str | None) -> Path | None:
+    """Return the path if the source is a local folder, else None."""
+    return Path(source) if source is not None and Path(source).is_dir() else None

@@ -20,11 +20,6 @@ def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def recompute_activations(base: Any, config: Config) -> None:
     """Enable activation checkpointing without reentrant autograd, which needs inputs that require gradients."""
-    if config.adapter is not None and config.adapter.type == "prefix_tuning":
-        raise ModelError(
-            "trainer.gradient_checkpointing: prefix_tuning lives in the cache, which recomputing leaves out; "
-            "write gradient_checkpointing: false, or adapter: {type: prompt_tuning}"
-        )
     enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
     enable({"use_reentrant": False})
 

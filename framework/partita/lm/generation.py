@@ -11,18 +11,21 @@ import logging
 import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest, SlotRequest
+from partita.lm.batch_prompts import BatchPrompts, Decode
 from partita.lm.continuation import decode_continuation
 from partita.lm.generation_defaults import BEAMS, SAMPLING, effective_generation
-from partita.lm.loaded_model import LoadedModel
+from partita.lm.loaded_model import TextModel
 from partita.lm.row import NOT_NUMBERS, Row
 from partita.lm.sampler import Sampler, row_processors
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, shortened
+from partita_schema.rules.adapters import NO_BEAMS
 from partita_schema.sections.prompt import Generation
 
 if TYPE_CHECKING:
@@ -144,7 +147,11 @@ class RowChoices:
         self.seen = prompt_length
         """Number of tokens per row of the batch that have been processed."""
         self.rows = [
-            Row(SlotRequest(request.input_ids, request.max_new_tokens, row, key=request.key))
+            Row(
+                SlotRequest(
+                    request.input_ids, request.max_new_tokens, row, key=request.key, encoder_ids=request.encoder_ids
+                )
+            )
             for row, request in enumerate(requests)
         ]
         self.going = list(range(len(self.rows)))
@@ -213,10 +220,9 @@ class BeamScores:
 
 def generate_batch(
     model: "PreTrainedModel",
-    requests: Sequence[GenerationRequest],
+    prompts: BatchPrompts,
     options: GenerationOptions,
     *,
-    inputs: dict[str, Any],
     sampler: Sampler,
     tokenizer: "PreTrainedTokenizerFast",
 ) -> list[Generated]:
@@ -224,9 +230,8 @@ def generate_batch(
 
     Args:
         model: The model.
-        requests: Prompts with their limits.
+        prompts: The padded prompts with their limits.
         options: Generation settings.
-        inputs: The padded prompts, as keyword arguments of `generate`.
         sampler: Chooses the tokens.
         tokenizer: Decodes the tokens.
 
@@ -235,14 +240,14 @@ def generate_batch(
     """
     from transformers import StoppingCriteriaList
 
-    limits = [request.max_new_tokens for request in requests]
-    width = inputs["input_ids"].shape[1]
-    processor = score_processor(options, requests, sampler=sampler, prompt_length=width)
+    limits = [request.max_new_tokens for request in prompts.requests]
+    width = prompts.length
+    processor = score_processor(options, prompts.requests, sampler=sampler, prompt_length=width)
     settings = generation_settings(options, max_new_tokens=max(limits), end_ids=sampler.end_ids, tokenizer=tokenizer)
     criterion = RowLimits(limits, stop=options.stop, prompt_length=width, tokenizer=tokenizer)
     with torch.no_grad():
         sequences = model.generate(
-            **inputs,
+            **prompts.inputs,
             generation_config=settings,
             logits_processor=[processor],
             stopping_criteria=StoppingCriteriaList([criterion]),
@@ -258,7 +263,7 @@ def generate_batch(
             limit=limit,
             ends=sampler.end_ids,
             stop=options.stop,
-            tokenizer=tokenizer,
+            decode=prompts.decode,
             logprob=logprobs[index] if logprobs else None,
         )
         for index, (ids, limit) in enumerate(zip(answers, limits, strict=True))
@@ -313,7 +318,7 @@ def finish(
     limit: int,
     ends: Sequence[int],
     stop: Sequence[str],
-    tokenizer: "PreTrainedTokenizerFast",
+    decode: Decode,
     logprob: float | None = None,
 ) -> Generated:
     """Cut a row at its limit, at its end token and at a stop string.
@@ -323,7 +328,7 @@ def finish(
         limit: Maximum number of new tokens.
         ends: End tokens.
         stop: Stop strings.
-        tokenizer: Decodes the tokens.
+        decode: Decodes the tokens.
         logprob: Log probability of the completion.
     """
     ids = row[:limit]
@@ -331,7 +336,7 @@ def finish(
     ended = end is not None
     if ended:
         ids = ids[:end]
-    text = decode_continuation(tokenizer, ids)
+    text = decode(ids)
     cut = first_stop(text, stop)
     if cut is None:
         return Generated(tuple(ids), text, "stop" if ended else "length", logprob)
@@ -340,7 +345,7 @@ def finish(
     needed = bisect_left(
         range(len(ids)),
         True,
-        key=lambda length: first_stop(decode_continuation(tokenizer, ids[:length]), stop) is not None,
+        key=lambda length: first_stop(decode(ids[:length]), stop) is not None,
     )
     return Generated(tuple(ids[:needed]), text[:cut], "stop", logprob)
 
@@ -371,8 +376,15 @@ def left_padded(
     return ids_BT.to(device), mask_BT.to(device)
 
 
+def left_padded_prompts(lm: TextModel, requests: Sequence[GenerationRequest], *, beams: int) -> BatchPrompts:
+    """Return the prompts of a causal model, whose sequences continue them."""
+    inputs = prompt_inputs(lm, requests, beams=beams)
+    decode = partial(decode_continuation, lm.tokenizer)
+    return BatchPrompts(inputs, requests, inputs["input_ids"].shape[1], decode)
+
+
 @torch.no_grad()
-def prompt_inputs(lm: LoadedModel, requests: Sequence[GenerationRequest], *, beams: int) -> dict[str, Any]:
+def prompt_inputs(lm: TextModel, requests: Sequence[GenerationRequest], *, beams: int) -> dict[str, Any]:
     """Return the inputs of the base model's `generate`; virtual tokens are between padding and prompt."""
     pad, count = lm.tokenizer.pad_token_id, lm.virtual_tokens
     ids_BT, mask_BT = left_padded(requests, pad_token_id=pad, device=lm.device, gap=count if lm.embedded else 0)
@@ -386,7 +398,7 @@ def prompt_inputs(lm: LoadedModel, requests: Sequence[GenerationRequest], *, bea
             embedded[row, start : start + count] = learned[row].to(embedded.dtype)
         return {"input_ids": ids_BT, "inputs_embeds": embedded, "attention_mask": mask_BT}
     if beams > 1:
-        raise ModelError("generation.num_beams: beam search does not work with prefix_tuning; write num_beams: 1")
+        raise ModelError(f"generation.num_beams: {NO_BEAMS}")
     front = ids_BT.new_full((len(requests), count), pad)
     return {
         "input_ids": torch.cat([front, ids_BT], dim=1),
@@ -403,6 +415,11 @@ def end_token_ids(model: "PreTrainedModel", *, tokenizer: "PreTrainedTokenizerFa
     return tuple(sorted(ids))
 
 
+def answer_ends(lm: TextModel, options: GenerationOptions) -> list[int]:
+    """Return the tokens that end an answer, sorted: those of `end_token_ids` and of the options."""
+    return sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
+
+
 def quiet_settings(model: "PreTrainedModel") -> Any:
     """Reset the model's generation config, so that transformers applies none of it; return the original."""
     from transformers import GenerationConfig
@@ -411,7 +428,10 @@ def quiet_settings(model: "PreTrainedModel") -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.generation_config = GenerationConfig(
-            bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
+            bos_token_id=own.bos_token_id,
+            eos_token_id=own.eos_token_id,
+            pad_token_id=own.pad_token_id,
+            decoder_start_token_id=own.decoder_start_token_id,
         )
     return own
 

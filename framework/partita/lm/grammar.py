@@ -129,7 +129,7 @@ class Grammar:
         return held_NV.masked_fill(~allowed_NV.any(-1, keepdim=True), torch.nan)
 
     def allowed(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Return which tokens may come next [N, V], on the CPU."""
+        """Return which tokens may come next [N, V], on the CPU; all of them in rows without a matcher."""
         masks = np.zeros((len(rows), (self.size + 31) // 32), dtype=np.uint32)
         follows = [self.follow(row) for row in rows]
         asked = [(row.matcher, index) for index, row in enumerate(rows) if follows[index]]
@@ -139,7 +139,9 @@ class Grammar:
         allowed_NV = torch.from_numpy(bits.view(np.bool_))
         some_N: list[bool] = np.any(masks, axis=1).tolist()
         for index, row in enumerate(rows):
-            if row.matcher.is_error():
+            if row.matcher is None:
+                allowed_NV[index] = True
+            elif row.matcher.is_error():
                 allowed_NV[index] = False
                 row.reason = f"{NO_TOKEN} ({first_line(row.matcher.get_error())})"
             elif row.matcher.is_stopped():
@@ -151,6 +153,8 @@ class Grammar:
 
     def follow(self, row: Row) -> bool:
         """Advance a row's matcher by its new tokens; return whether it can compute a mask."""
+        if row.matcher is None:
+            return False
         new, row.matched = row.new[row.matched :], len(row.new)
         if new and not row.matcher.is_stopped():
             row.matcher.consume_tokens(new)

@@ -1,43 +1,31 @@
 """A language model loaded with transformers, peft and bitsandbytes: `load_model` creates it."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
 
-from partita.lm.adapters.adalora import AdaloraBudget
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_check import check_causal, find_batch_way, padding_limit
-from partita.lm.exporting import changed_tensors, export, identity
-from partita.lm.freezing import trained_parameters
-from partita.lm.generation import end_token_ids, generate_batch, may_run_past_context, prompt_inputs
-from partita.lm.loaded_model import LoadedModel
-from partita.lm.loading import seeded
+from partita.lm.batch_prompts import BatchPrompts
+from partita.lm.devices import seeded
+from partita.lm.generation import answer_ends, generate_batch, left_padded_prompts, may_run_past_context
+from partita.lm.loaded_model import TextModel
 from partita.lm.loss import label_cross_entropy
 from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
-from partita.lm.neftune import EmbeddingNoise
 from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
 from partita.lm.sampler import Sampler, row_seed
-from partita.lm.saving import (
-    INITIAL,
-    check_initial,
-    read_checkpoint,
-    restore_parameters,
-    write_checkpoint,
-)
 from partita.lm.scoring import ScoringSlots
 from partita.lm.slot_check import find_way, why_unsupported
 from partita.lm.slots import Slots, SlotWay
+from partita.lm.trained_model import TrainedModel
 from partita.lm.worst_case import TIMED_STEPS, batch_decode_step, batch_worst_case, reachable_tokens, timed_length
 from partita.lm.worst_slots import slots_decode_step, slots_worst_case
-from partita.tokenizers.hub import digest, tensors_digest
 from partita_schema.errors import ModelError
-from partita_schema.sections.adapter import AdaloraAdapter
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Purpose, Timing
@@ -45,19 +33,8 @@ from partita_trainers.batch_size.probe import Purpose, Timing
 logger = logging.getLogger(__name__)
 
 
-class HuggingFaceModel(LoadedModel):
+class HuggingFaceModel(TrainedModel, TextModel):
     """Implements `partita.lm.base.GenerativeModel`; created by `load_model`."""
-
-    def __post_init__(self) -> None:
-        """Set up what training changes about the module."""
-        super().__post_init__()
-        noise_alpha = self.config.model_parameters.neftune_noise_alpha
-        self.noise = EmbeddingNoise(self.base.get_input_embeddings(), alpha=noise_alpha) if noise_alpha else None
-        adapter = self.config.adapter
-        trains_ranks = isinstance(adapter, AdaloraAdapter) and bool(trained_parameters(self.module))
-        self.budget = AdaloraBudget(self.adapted, adapter) if trains_ranks else None  # type: ignore[arg-type]
-        self._identity: str | None = None
-        self._fingerprint: str | None = None
 
     # Training
 
@@ -109,73 +86,7 @@ class HuggingFaceModel(LoadedModel):
         """Raise ModelError if packed rows attend to each other."""
         logger.debug("packed rows are kept apart by %s", self.isolation)
 
-    def prepare_training(self, total_steps: int) -> None:
-        """Set up what depends on the number of optimizer steps."""
-        if self.budget is not None:
-            self.budget.plan(total_steps)
-
-    def auxiliary_loss(self) -> torch.Tensor | None:
-        """Return AdaLoRA's weighted regularization loss; None for other adapters."""
-        return self.budget.penalty() if self.budget is not None else None
-
-    def after_step(self, step: int) -> None:
-        """Update AdaLoRA's rank budget. Call it before gradients are cleared."""
-        if self.budget is not None:
-            self.budget.after_step(step)
-
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Switch to training mode, with NEFTune noise if configured; restore the mode on exit."""
-        before = self.module.training
-        self.module.train()
-        try:
-            with self.noise.switched_on() if self.noise is not None else nullcontext():
-                yield
-        finally:
-            self.module.train(before)
-
-    # Files
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """Write the trained state, bit for bit."""
-        extra = self.budget.tensors() if self.budget is not None else {}
-        ranks = self.budget.ranks() if self.budget is not None else None
-        write_checkpoint(folder, module=self.module, initial=self.initial, extra=extra, ranks=ranks)
-
-    def load_checkpoint(self, folder: Path) -> None:
-        """Load the trained state in place.
-
-        Raises:
-            ResumeError: The checkpoint does not match the model.
-        """
-        tensors, notes = read_checkpoint(folder)
-        first = {name.removeprefix(INITIAL): value for name, value in tensors.items() if name.startswith(INITIAL)}
-        check_initial(first, self.initial, folder=folder)
-        budget = {name: value for name, value in tensors.items() if name.startswith("rank_budget.")}
-        trained = {name: value for name, value in tensors.items() if not name.startswith((INITIAL, "rank_budget."))}
-        restore_parameters(self.module, trained, folder=folder)
-        self.initial = first
-        if self.budget is not None:
-            self.budget.restore(budget, ranks=notes["ranks"])
-
-    def save(self, folder: Path) -> None:
-        """Write the model and its tokenizer in the layout of transformers or peft."""
-        export(self, folder)
-
     # Inference
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of what affects outputs; equal for a trained model in memory and its saved files, unless merged.
-
-        Trained weights are hashed by content, an unchanged base model by its files or its Hub commit.
-        """
-        if self._fingerprint is not None and not self.trainable:
-            return self._fingerprint
-        if self._identity is None:
-            self._identity = identity(self)
-        self._fingerprint = digest(self._identity, tensors_digest(sorted(changed_tensors(self).items())))
-        return self._fingerprint
 
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
@@ -187,10 +98,7 @@ class HuggingFaceModel(LoadedModel):
             # transformers samples jointly for all rows of a batch, so a row is independent only in a batch by itself.
             return [self.generate([request], options, seed=seed)[0] for request in requests]
         groups = [list(range(len(requests)))]
-        longest = max(len(request.input_ids) for request in requests)
-        end = longest + max(request.max_new_tokens for request in requests)
-        past = self.context_length is not None and end > self.context_length and not may_run_past_context(self.base)
-        if past or options.beams > 1:
+        if options.beams > 1 or self.runs_past_context(requests):
             # Rows at their limit continue until the batch ends: beams would keep growing, and learned positions run
             # out.
             limits = sorted({request.max_new_tokens for request in requests})
@@ -199,21 +107,24 @@ class HuggingFaceModel(LoadedModel):
         with ExitStack() as stack:
             stack.enter_context(seeded(row_seed(seed, requests[0].key) % 2**63, device=self.device))
             stack.enter_context(self.evaluating())
-            ends = {*end_token_ids(self.base, tokenizer=self.tokenizer), *options.stop_token_ids}
+            ends = answer_ends(self, options)
             sampler = Sampler(options, ends=tuple(ends), seed=seed, device=self.device)
             for group in groups:
                 self.forget_rows()
-                chosen = [requests[index] for index in group]
-                completions = generate_batch(
-                    self.base,
-                    chosen,
-                    options,
-                    inputs=prompt_inputs(self, chosen, beams=options.beams),
-                    sampler=sampler,
-                    tokenizer=self.tokenizer,
-                )
+                prompts = self.batch_prompts([requests[index] for index in group], beams=options.beams)
+                completions = generate_batch(self.base, prompts, options, sampler=sampler, tokenizer=self.tokenizer)
                 answers.update(zip(group, completions, strict=True))
         return [answers[index] for index in range(len(requests))]
+
+    def batch_prompts(self, requests: Sequence[GenerationRequest], *, beams: int) -> BatchPrompts:
+        """Return the prompts, padded on the left."""
+        return left_padded_prompts(self, requests, beams=beams)
+
+    def runs_past_context(self, requests: Sequence[GenerationRequest]) -> bool:
+        """Return whether a row at its limit would leave the context before the batch ends."""
+        longest = max(len(request.input_ids) for request in requests)
+        end = longest + max(request.max_new_tokens for request in requests)
+        return self.context_length is not None and end > self.context_length and not may_run_past_context(self.base)
 
     def reachable_tokens(self, prompt_tokens: int, new_tokens: int) -> int:
         """Return the new tokens that every row of a batch can reach after a prompt of this length."""
@@ -299,11 +210,11 @@ class HuggingFaceModel(LoadedModel):
 
     def open_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
-    ) -> Slots | ScoringSlots:
+    ) -> Slots:
         """Start continuous batching, by scoring if there are labels.
 
         See `GenerativeModel.open_slots` for the arguments.
         """
-        if options.labels:
-            return ScoringSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, way=self.slot_way)
+        if options.scores_labels:
+            return ScoringSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, way=self.slot_way)
         return Slots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, way=self.slot_way)

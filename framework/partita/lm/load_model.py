@@ -1,6 +1,7 @@
 """Loading of a model with its adapter: the model of the config, or one that `save` wrote."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,15 @@ import torch
 from partita.lm.adapters.build import add_adapter, check_type, read_adapter
 from partita.lm.adapters.inits import initial_adapter
 from partita.lm.adapters.lora_linear import fuse_lora
+from partita.lm.devices import find_device, seeded
+from partita.lm.encoder_decoder import EncoderDecoderModel
 from partita.lm.freezing import freeze, recompute_activations
 from partita.lm.generation import quiet_settings
+from partita.lm.head_model import HeadModel
+from partita.lm.heads import Head
 from partita.lm.huggingface import HuggingFaceModel
-from partita.lm.loading import find_device, load_base, seeded
+from partita.lm.kinds import ModelKind, model_kind
+from partita.lm.loading import BaseLoader
 from partita.lm.precision import choose_kernels
 from partita.tokenizers.hub import find_sources, quiet_libraries
 from partita_schema.config import Config
@@ -23,6 +29,9 @@ from partita_trainers.base import Batch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+MODELS: dict[ModelKind, type[HuggingFaceModel]] = {"decoder": HuggingFaceModel, "encoder-decoder": EncoderDecoderModel}
+"""The class of each kind of model."""
+
 
 def load_model(
     config: Config,
@@ -32,7 +41,8 @@ def load_model(
     saved: Path | None = None,
     batches: Callable[[], Iterable[Batch]] | None = None,
     trainable: bool,
-) -> HuggingFaceModel:
+    head: Head | None = None,
+) -> HuggingFaceModel | HeadModel:
     """Load the model of the config, or the one that `save` wrote.
 
     Args:
@@ -43,6 +53,7 @@ def load_model(
         batches: Returns training batches, for adapter inits that depend on data.
         trainable: Whether parameters require gradients. If False, an adapter without weights in `saved` or
             `pretrained_adapter_weights` is skipped: untrained, it has no effect.
+        head: Head on top of the model; None for a model that writes text.
 
     Raises:
         ModelError: The model cannot be loaded.
@@ -50,31 +61,24 @@ def load_model(
     quiet_libraries()
     device = find_device(config.model_parameters)
     source, adapter_source, plain = find_sources(config, folder=folder, saved=saved)
-    base = load_base(config, source=source, tokenizer=tokenizer, device=device, plain=plain)
-    own_settings = quiet_settings(base)
+    loader = BaseLoader(config, source=source, tokenizer=tokenizer, device=device, plain=plain, head=head)
+    base = loader.load()
+    if head is not None:
+        head = head.loaded_with(base.config)
+        loader = replace(loader, head=head)
+    own_settings = quiet_settings(base) if head is None else None
     # Before any forward pass, which would repack the weights. A trained model predicts with the kernels it was
     # evaluated with.
     choose_kernels(base, may_pack=not trainable and not config.trains)
     base.requires_grad_(config.adapter is None and trainable)
-    module: Any = base
-    initial: dict[str, torch.Tensor] = {}
-    if adapter_source is not None:
-        pickles = config.model_parameters.pickled_weights
-        module = read_adapter(base, adapter_source, trainable=trainable, pickles=pickles)
-        if config.adapter is not None:
-            check_type(module, config.adapter, source=adapter_source)
-    elif config.adapter is not None and trainable:
-        module = new_adapter(base, config.adapter, config, source=source, tokenizer=tokenizer, batches=batches)
-        initial = initial_adapter(module, config.adapter)
+    module, initial = with_adapter(base, loader, adapter_source=adapter_source, trainable=trainable, batches=batches)
     if trainable:
-        freeze(module, config)
-        if isinstance(config.trainer, FinetuneTrainer) and config.trainer.gradient_checkpointing:
-            recompute_activations(base, config)
-        fuse_lora(module)
+        prepare_for_training(module, base, config)
     else:
         module.requires_grad_(False)
     module.eval()
-    return HuggingFaceModel(
+    loaded_class = HeadModel if head is not None else MODELS[model_kind(base.config, source=source or "scratch")]
+    return loaded_class(
         module,
         config=config,
         tokenizer=tokenizer,
@@ -85,32 +89,85 @@ def load_model(
         own_settings=own_settings,
         plain=plain,
         trainable=trainable,
+        head=head,
     )
+
+
+def with_adapter(
+    base: "PreTrainedModel",
+    loader: BaseLoader,
+    *,
+    adapter_source: str | None,
+    trainable: bool,
+    batches: Callable[[], Iterable[Batch]] | None,
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return the base model with its adapter, if it has one, and initial values of an adapter that moved base weights.
+
+    Args:
+        base: The base model.
+        loader: Loaded the base model.
+        adapter_source: Folder or Hub id of a saved adapter; None for a new one or none.
+        trainable: Whether parameters of the adapter require gradients; a new adapter is added only then.
+        batches: Returns training batches, for adapter inits that depend on data.
+    """
+    adapter = loader.config.adapter
+    if adapter_source is not None:
+        return saved_adapter(base, loader.config, adapter_source=adapter_source, trainable=trainable), {}
+    if adapter is None or not trainable:
+        return base, {}
+    module = new_adapter(base, adapter, loader, batches=batches)
+    return module, initial_adapter(module, adapter)
+
+
+def saved_adapter(base: "PreTrainedModel", config: Config, *, adapter_source: str, trainable: bool) -> Any:
+    """Return the base model with a saved adapter. Raise ModelError if it is not of the configured type.
+
+    Args:
+        base: The base model.
+        config: The config.
+        adapter_source: Folder or Hub id of the adapter.
+        trainable: Whether parameters of the adapter require gradients.
+    """
+    pickles = config.model_parameters.pickled_weights
+    module = read_adapter(base, adapter_source, trainable=trainable, pickles=pickles)
+    if config.adapter is not None:
+        check_type(module, config.adapter, source=adapter_source)
+    return module
 
 
 def new_adapter(
     base: "PreTrainedModel",
     adapter: Adapter,
-    config: Config,
+    loader: BaseLoader,
     *,
-    source: str | None,
-    tokenizer: "PreTrainedTokenizerFast",
     batches: Callable[[], Iterable[Batch]] | None,
 ) -> Any:
-    """Add a new adapter to the base model, initialized from the seed of the config.
+    """Return the base model with a new adapter, initialized from the seed of the config.
 
     Args:
         base: The base model.
         adapter: The adapter section.
-        config: The config.
-        source: Folder or Hub id of the base model; None for random weights.
-        tokenizer: Tokenizer of the model.
+        loader: Loaded the base model, and loads its original weights for inits that depend on them.
         batches: Returns training batches, for adapter inits that depend on data.
     """
 
     def original_weights() -> dict[str, torch.Tensor]:
-        cpu = torch.device("cpu")
-        return dict(load_base(config, source=source, tokenizer=tokenizer, device=cpu, plain=True).state_dict())
+        return dict(replace(loader, device=torch.device("cpu"), plain=True).load().state_dict())
 
-    with seeded(config.seed, device=base.device):
-        return add_adapter(base, adapter, batches=batches, original_weights=original_weights, tokenizer=tokenizer)
+    with seeded(loader.config.seed, device=base.device):
+        return add_adapter(
+            base,
+            adapter,
+            batches=batches,
+            original_weights=original_weights,
+            tokenizer=loader.tokenizer,
+            head=loader.head,
+        )
+
+
+def prepare_for_training(module: Any, base: "PreTrainedModel", config: Config) -> None:
+    """Freeze what the config says, and set up gradient checkpointing and fused LoRA layers."""
+    freeze(module, config)
+    if isinstance(config.trainer, FinetuneTrainer) and config.trainer.gradient_checkpointing:
+        recompute_activations(base, config)
+    fuse_lora(module)

@@ -1,9 +1,11 @@
 """A loaded model with what every part of `partita.lm` reads of it: module, tokenizer, device, limits.
 
-The parts (generation, slots, checks, export) take a `LoadedModel`. `HuggingFaceModel` extends it by the methods of
-`partita.lm.base.GenerativeModel`, which call these parts.
+The parts (generation, slots, checks, export) take a `LoadedModel`, or a `TextModel` if they need what only models that
+write text have. `HuggingFaceModel` and `HeadModel` extend them by the methods of `partita.lm.base.GenerativeModel`,
+which call these parts.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -13,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from partita.lm.base import GenerationRequest
+from partita.lm.batch_prompts import BatchPrompts
+from partita.lm.context_length import context_length, described_answer_context, read_config
 from partita.lm.grammar import Grammar
-from partita.lm.loading import context_length
+from partita.lm.heads import Head, fit_labels
 from partita.lm.loss import AnswerPositions
 from partita.lm.onednn_linear import use_onednn
 from partita_schema.config import Config
+from partita_schema.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -44,11 +50,13 @@ class LoadedModel:
     initial: dict[str, torch.Tensor]
     """Initial values of the adapter, if its init moved base weights."""
     own_settings: Any
-    """The checkpoint's generation config."""
+    """The checkpoint's generation config; None for a model with a head."""
     plain: bool
     """Whether the base weights were saved by a run."""
     trainable: bool
     """Whether parameters require gradients."""
+    head: Head | None = None
+    """The head, with its labels; None for a model that writes text."""
 
     def __post_init__(self) -> None:
         """Derive what the parts of `partita.lm` need from the module."""
@@ -62,13 +70,28 @@ class LoadedModel:
             self.virtual_tokens = int(settings.num_virtual_tokens)
             self.embedded = settings.peft_type.value in EMBEDDED
         self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
+        self.answer_context = described_answer_context(self.base.config)
         self.wide = use_onednn(self.module) > 0
-        self.positions = AnswerPositions(self.base.get_output_embeddings())
-        self._grammars: dict[tuple[str, tuple[int, ...]], Grammar] = {}
+
+    @property
+    def has_new_head(self) -> bool:
+        """Whether the head has random weights, because the checkpoint has none for the same labels."""
+        if self.head is None or self.head.is_bare or self.adapter_source is not None:
+            return False
+        if self.source is None:
+            return True
+        try:
+            described = read_config(self.config, self.source)
+            fit_labels(self.head, described, source=self.source, listed=True, may_be_new=False)
+        except ModelError:
+            return True
+        return False
 
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:
-        """Content of the checkpoint's generation_config.json."""
+        """Content of the checkpoint's generation_config.json; empty without one."""
+        if self.own_settings is None:
+            return {}
         settings: dict[str, Any] = self.own_settings.to_dict()
         return {key: value for key, value in settings.items() if value is not None}
 
@@ -91,6 +114,30 @@ class LoadedModel:
         layer = self.base.get_output_embeddings()
         return int(layer.weight.shape[0]) if layer is not None else int(self.base.config.get_text_config().vocab_size)
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Switch to evaluation mode, and restore the mode on exit."""
+        before = self.module.training
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self.module.train(before)
+
+
+class TextModel(LoadedModel, ABC):
+    """A loaded model that writes text."""
+
+    def __post_init__(self) -> None:
+        """Prepare the computation of logits only where they are needed, and the cache of grammars."""
+        super().__post_init__()
+        self.positions = AnswerPositions(self.base.get_output_embeddings())
+        self._grammars: dict[tuple[str, tuple[int, ...]], Grammar] = {}
+
+    @abstractmethod
+    def batch_prompts(self, requests: Sequence[GenerationRequest], *, beams: int) -> BatchPrompts:
+        """Return prompts of any lengths as one batch for `generate` of the base model."""
+
     def grammar(self, text: str, *, ends: Sequence[int]) -> Grammar:
         """Return the compiled grammar for this tokenizer, where `ends` are the end tokens. Raise ModelError."""
         key = (text, tuple(ends))
@@ -104,13 +151,3 @@ class LoadedModel:
         for module in self.base.modules():
             if hasattr(module, "conv1d_state"):
                 module.conv1d_state = None
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Switch to evaluation mode, and restore the mode on exit."""
-        before = self.module.training
-        self.module.eval()
-        try:
-            yield
-        finally:
-            self.module.train(before)

@@ -1,23 +1,25 @@
 """Loading of base models from a folder, the Hub or random weights, with the configured dtype and device."""
 
+import copy
 import logging
-import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partita.distributed.init import local_device_index
-from partita.lm.architectures import check_loaded, check_numbers, check_pickles, check_tokens, scratch_config
-from partita.lm.onednn_linear import keep_few_kernels
+from partita.lm.architectures import check_loaded, check_numbers, check_pickles, check_tokens, nothing, scratch_config
+from partita.lm.context_length import read_config, scale_positions
+from partita.lm.devices import seeded
+from partita.lm.heads import Head, fit_labels, head_modules, is_of_head, is_of_pooler
+from partita.lm.kinds import class_of_kind, model_kind
 from partita.lm.precision import bitsandbytes_config, faster_dtype
-from partita.tokenizers.hub import check_intact, find_base, loading
+from partita.tokenizers.hub import check_intact, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.sections.model import EmbeddingBagModel, ModelParameters, RopeScaling, ScratchModel
+from partita_schema.sections.model import ModelParameters, Quantization, ScratchModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -25,167 +27,145 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@contextmanager
-def seeded(seed: int, *, device: torch.device) -> Iterator[None]:
-    """Seed torch on the CPU and on `device` in this context, and restore the random state on exit."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
-    states = [generator.get_state() for generator in generators]
-    # MPS has functions for its generator, but not the generator itself.
-    mps_state = torch.mps.get_rng_state() if device.type == "mps" else None
-    try:
-        for generator in generators:
-            generator.manual_seed(seed)
-        if mps_state is not None:
-            torch.mps.manual_seed(seed)
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-        if mps_state is not None:
-            torch.mps.set_rng_state(mps_state)
+@dataclass(frozen=True)
+class BaseLoader:
+    """Loads the base model of a config onto a device, with or without a head."""
 
+    config: Config
+    _: KW_ONLY
+    source: str | None
+    """Folder or Hub id; None for random weights."""
+    tokenizer: "PreTrainedTokenizerFast"
+    device: torch.device
+    """Device of the weights."""
+    plain: bool = False
+    """Whether to ignore quantization and rope scaling of the config, which saved weights already include."""
+    head: Head | None = None
+    """Head on top of the model, with its labels; None for a model that writes text."""
 
-def find_device(parameters: ModelParameters) -> torch.device:
-    """Return the configured device; auto is the first accelerator that torch finds.
+    def load(self) -> "PreTrainedModel":
+        """Return the model on its device, in evaluation mode. Raise ModelError if it cannot be loaded."""
+        return self._new_model() if self.source is None else self._saved_model(self.source)
 
-    On CUDA the allocator is set to expandable segments, if CUDA is not initialized yet. On a CPU the oneDNN kernel
-    cache is limited.
-
-    Raises:
-        ModelError: The device does not exist.
-    """
-    device = asked_device(parameters)
-    if device.type == "cuda":
-        grow_segments()
-    elif device.type == "cpu":
-        keep_few_kernels()
-    return device
-
-
-def grow_segments() -> None:
-    """Enable expandable segments of CUDA's allocator, unless the user configured it or CUDA is initialized."""
-    chosen = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-    # On other platforms torch only warns that it is not supported.
-    able = sys.platform == "linux" and torch.version.hip is None
-    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types there
-    if able and not chosen and not begun:
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-
-
-def asked_device(parameters: ModelParameters) -> torch.device:
-    """Return the configured device without setting it up. Raise ModelError if it does not exist."""
-    wanted = parameters.device
-    if wanted == "auto":
-        for kind in ("cuda", "xpu", "mps"):
-            if is_there(kind):
-                return torch.device(kind, local_device_index(kind)) if kind != "mps" else torch.device(kind)
-        return torch.device("cpu")
-    device = torch.device(wanted)
-    if device.type in ("cuda", "xpu") and device.index is None:
-        device = torch.device(device.type, local_device_index(device.type) if is_there(device.type) else 0)
-    if device.type != "cpu" and not is_there(device.type):
-        raise ModelError(f"model_parameters.device: torch sees no {device.type} device here; write auto or cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ModelError(
-            f"model_parameters.device: there is no {wanted}; torch sees {torch.cuda.device_count()} cuda devices"
-        )
-    return device
-
-
-def is_there(kind: str) -> bool:
-    """Return whether torch finds a device of this type."""
-    backend = torch.backends.mps if kind == "mps" else getattr(torch, kind)
-    return bool(backend.is_available())
-
-
-def load_base(
-    config: Config,
-    *,
-    source: str | None,
-    tokenizer: "PreTrainedTokenizerFast",
-    device: torch.device,
-    plain: bool = False,
-) -> "PreTrainedModel":
-    """Load the base model onto its device, in evaluation mode.
-
-    Args:
-        config: The config.
-        source: Folder or Hub id; None for random weights.
-        tokenizer: Tokenizer of the model.
-        device: Device of the weights.
-        plain: Whether to ignore quantization and rope scaling of the config, which saved weights already include.
-
-    Raises:
-        ModelError: The model cannot be loaded.
-    """
-    parameters = config.model_parameters
-    scaling = None if plain else parameters.rope_scaling
-    if source is None:
-        if not isinstance(config.base_model, ScratchModel):
+    def _new_model(self) -> "PreTrainedModel":
+        """Create a model with random weights from the seed, drawn on the CPU so that all devices start equal."""
+        base = self.config.base_model
+        if not isinstance(base, ScratchModel):
             raise AssertionError("a model without a source is made from scratch")
-        return new_model(config, config.base_model, tokenizer=tokenizer, device=device)
-    check_intact(source)
-    check_pickles(source, allowed=parameters.pickled_weights, key="base_model")
-    with loading(source, part="weights"), quiet_progress():
-        from transformers import AutoConfig, AutoModelForCausalLM
+        described = scratch_config(base, tokenizer=self.tokenizer)
+        if self.config.model_parameters.rope_scaling is not None:
+            scale_positions(described, self.config.model_parameters.rope_scaling)
+        dtype = weights_dtype(self.config, device=self.device)
+        implementation = attention(self.config.model_parameters)
+        with loading("scratch", part="weights"), seeded(self.config.seed, device=torch.device("cpu")):
+            auto_class = model_class(self.head, described, tokenizer=self.tokenizer)
+            model = auto_class.from_config(described, dtype=torch.float32, attn_implementation=implementation)
+        model.eval()
+        return model.to(self.device, torch.float32 if dtype == "auto" else dtype)
 
-        origin: dict[str, Any] = {"revision": parameters.revision, "trust_remote_code": config.trust_remote_code}
-        described = AutoConfig.from_pretrained(source, **origin)
-        check_decoder(described, source=source)
+    def _saved_model(self, source: str) -> "PreTrainedModel":
+        """Load weights from a folder or the Hub, after checks of the files, and check what was loaded."""
+        check_intact(source)
+        check_pickles(source, allowed=self.config.model_parameters.pickled_weights, key="base_model")
+        with loading(source, part="weights"), quiet_progress():
+            described = self._checked_config(source)
+            head = self._fitted_head(described, source=source)
+            auto_class = model_class(head, described, tokenizer=self.tokenizer)
+            model, loading_info = self._from_pretrained(auto_class, described, source=source)
+            check_loaded(loading_info, source=source, may_lack=self._may_lack(model))
+            if getattr(model, "generation_config", None) is not None:
+                check_tokens(model.generation_config, source=source, file="generation_config.json")
+            check_vocabulary(model, self.tokenizer, source=source)
+            keep_scale(model)
+        # Quantized weights were loaded onto the device.
+        return model.to(self.device) if self._quantization is None else model
+
+    @property
+    def _quantization(self) -> Quantization | None:
+        return None if self.plain else self.config.quantization
+
+    @property
+    def _may_add_head(self) -> bool:
+        """Whether a head may have random weights, which are then trained or loaded."""
+        trains_all = self.config.trains and not self.plain
+        return self.head is not None and (self.config.adapter is not None or trains_all)
+
+    def _checked_config(self, source: str) -> "PretrainedConfig":
+        """Return the transformers config of the checkpoint, with the configured rope scaling."""
+        described = read_config(self.config, source)
+        check_kind(described, head=self.head, source=source)
         check_numbers(described, source=source)
-        if scaling is not None:
+        scaling = self.config.model_parameters.rope_scaling
+        if scaling is not None and not self.plain:
             scale_positions(described, scaling)
-        quantization: dict[str, Any] = {}
-        if config.quantization is not None and not plain:
-            quantization = {
-                "quantization_config": bitsandbytes_config(config.quantization, device=device),
-                "device_map": {"": device},
-            }
-        model, loading_info = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=described,
-            dtype=weights_dtype(config, device=device),
-            attn_implementation=attention(parameters),
-            use_safetensors=None if parameters.pickled_weights else True,
-            output_loading_info=True,
-            **origin,
-            **quantization,
-        )
-        check_loaded(loading_info, source=source)
-        if model.generation_config is not None:
-            check_tokens(model.generation_config, source=source, file="generation_config.json")
-        check_vocabulary(model, tokenizer, source=source)
-        keep_scale(model)
-    return model if quantization else model.to(device)
+        return described
+
+    def _fitted_head(self, described: "PretrainedConfig", *, source: str) -> Head | None:
+        """Return the head with the labels in the order of the checkpoint."""
+        if self.head is None:
+            return None
+        listed = self.config.head_output is not None and self.config.head_output.labels is not None
+        return fit_labels(self.head, described, source=source, listed=listed, may_be_new=self._may_add_head)
+
+    def _from_pretrained(
+        self, auto_class: Any, described: "PretrainedConfig", *, source: str
+    ) -> tuple["PreTrainedModel", dict[str, Any]]:
+        """Load the weights; return the model and what transformers reports about missing and unused weights."""
+        parameters = self.config.model_parameters
+        with seeded(self.config.seed, device=torch.device("cpu")):  # a new head has random weights
+            model, loading_info = auto_class.from_pretrained(
+                source,
+                config=described,
+                revision=parameters.revision,
+                trust_remote_code=self.config.trust_remote_code,
+                dtype=weights_dtype(self.config, device=self.device),
+                attn_implementation=attention(parameters),
+                use_safetensors=None if parameters.pickled_weights else True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=self.head is not None,
+                **self._quantization_arguments(auto_class, described),
+            )
+        return model, loading_info
+
+    def _quantization_arguments(self, auto_class: Any, described: "PretrainedConfig") -> dict[str, Any]:
+        """Return the arguments of `from_pretrained` that quantize the weights; empty without quantization."""
+        if self._quantization is None:
+            return {}
+        trained = modules_of_head(auto_class, described) if self.head is not None else ()
+        return {
+            "quantization_config": bitsandbytes_config(self._quantization, device=self.device, trained=trained),
+            "device_map": {"": self.device},
+        }
+
+    def _may_lack(self, model: "PreTrainedModel") -> Callable[[str], bool]:
+        """Return a function that says whether a checkpoint may lack a weight."""
+        if self.head is not None and self.head.is_bare:
+            return is_of_pooler
+        return partial(is_of_head, prefix=model.base_model_prefix) if self._may_add_head else nothing
 
 
-def new_model(
-    config: Config, base: ScratchModel, *, tokenizer: "PreTrainedTokenizerFast", device: torch.device
-) -> "PreTrainedModel":
-    """Create a model with random weights from the seed, drawn on the CPU so that all devices start equal.
+def model_class(head: Head | None, described: "PretrainedConfig", *, tokenizer: "PreTrainedTokenizerFast") -> Any:
+    """Return the class of transformers that builds the model; write a head into its config.
 
     Args:
-        config: The config.
-        base: The new model's section.
-        tokenizer: Tokenizer, whose size is that of the vocabulary.
-        device: Device of the weights.
+        head: The head; None for a model that writes text.
+        described: The transformers config.
+        tokenizer: Tokenizer of the model.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    described = scratch_config(base, tokenizer=tokenizer)
-    parameters = config.model_parameters
-    if parameters.rope_scaling is not None:
-        scale_positions(described, parameters.rope_scaling)
-    dtype = weights_dtype(config, device=device)
-    with loading("scratch", part="weights"), seeded(config.seed, device=torch.device("cpu")):
-        model = AutoModelForCausalLM.from_config(
-            described, dtype=torch.float32, attn_implementation=attention(parameters)
-        )
-    model.eval()
-    return model.to(device, torch.float32 if dtype == "auto" else dtype)
+    if head is None:
+        return class_of_kind(model_kind(described, source="base_model"))
+    head.describe(described)
+    # A decoder reads the last token of a row that is not the pad token.
+    described.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return getattr(transformers, head.auto_class)
+
+
+def modules_of_head(auto_class: Any, described: "PretrainedConfig") -> list[str]:
+    """Return the names of the modules that a model has for its head, without its weights."""
+    with torch.device("meta"):
+        return head_modules(auto_class.from_config(copy.deepcopy(described)))
 
 
 def attention(parameters: ModelParameters) -> str | None:
@@ -207,15 +187,14 @@ def weights_dtype(config: Config, *, device: torch.device) -> Any:
     return torch.float32 if device.type == "cpu" else "auto"
 
 
-def check_decoder(described: "PretrainedConfig", *, source: str) -> None:
-    """Raise ModelError for encoders, which transformers would load as a decoder with a warning."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    encoder = described.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(described, "is_decoder", False)
-    if encoder or getattr(described, "is_encoder_decoder", False):
+def check_kind(described: "PretrainedConfig", *, head: Head | None, source: str) -> None:
+    """Raise ModelError if the model writes no text, or cannot have a head."""
+    if head is None:
+        model_kind(described, source=source)
+    elif described.is_encoder_decoder:
         raise ModelError(
-            f"base_model: {source} is a {described.model_type} model, an encoder that writes no text; "
-            "choose a decoder-only (causal) language model"
+            f"output_features: {source} is a {described.model_type} model, an encoder-decoder, which writes its "
+            "answers; remove head, or choose an encoder or a causal language model"
         )
 
 
@@ -238,68 +217,6 @@ def keep_scale(model: "PreTrainedModel") -> None:
         model.config.rescale_every = 0
 
 
-def scale_positions(described: "PretrainedConfig", scaling: RopeScaling) -> None:
-    """Write the configured rope scaling into a model's config, and extend its maximum length."""
-    own = getattr(described, "rope_parameters", None)
-    if not own:
-        raise ModelError(
-            f"model_parameters.rope_scaling: a {described.model_type} model has no rotary positions; remove it"
-        )
-    settings = scaling.model_dump(exclude_none=True, exclude={"type"})
-    settings |= {key: list(value) for key, value in settings.items() if isinstance(value, tuple)}
-    described.rope_parameters = {**own, **settings, "rope_type": scaling.type}
-    trained = scaling.original_max_position_embeddings or described.max_position_embeddings
-    if scaling.factor is not None and scaling.type != "dynamic":
-        described.rope_parameters.setdefault("original_max_position_embeddings", trained)
-        described.max_position_embeddings = round(trained * scaling.factor)
-
-
-def context_length(model: "PreTrainedModel", *, virtual_tokens: int) -> int | None:
-    """Return the maximum sequence length in tokens without virtual tokens; None without limit."""
-    return described_length(model.config, virtual_tokens=virtual_tokens)
-
-
-def described_length(described: "PretrainedConfig", *, virtual_tokens: int) -> int | None:
-    """Return the context length of a model with this config.json, without virtual tokens; None without limit."""
-    described = described.get_text_config()
-    limit = getattr(described, "max_position_embeddings", None)
-    if limit is None or limit < 0:  # XLNet's is -1
-        return None
-    scaling = getattr(described, "rope_parameters", None) or {}
-    if scaling.get("rope_type") == "dynamic":
-        limit = round(limit * scaling.get("factor", 1))
-    return int(limit) - virtual_tokens
-
-
-def configured_context_length(config: Config, *, folder: Path) -> int | None:
-    """Return the context length that the configured model will have, without loading its weights.
-
-    Args:
-        config: The configuration.
-        folder: Base of relative paths in the configuration.
-
-    Raises:
-        ModelError: The model's config.json cannot be read.
-    """
-    base = config.base_model
-    virtual_tokens = getattr(config.adapter, "num_virtual_tokens", 0)
-    if isinstance(base, EmbeddingBagModel):
-        return None
-    if isinstance(base, ScratchModel):
-        return base.context_length - virtual_tokens
-    source = find_base(base, folder=folder)
-    with loading(source, part="config"):
-        from transformers import AutoConfig
-
-        parameters = config.model_parameters
-        described = AutoConfig.from_pretrained(
-            source, revision=parameters.revision, trust_remote_code=config.trust_remote_code
-        )
-        if parameters.rope_scaling is not None:
-            scale_positions(described, parameters.rope_scaling)
-    return described_length(described, virtual_tokens=virtual_tokens)
-
-
 @contextmanager
 def quiet_progress() -> Iterator[None]:
     """Disable progress bars in this context."""
@@ -312,8 +229,3 @@ def quiet_progress() -> Iterator[None]:
     finally:
         if before:
             library.enable_progress_bar()
-
-
-def local_folder(source: str | None) -> Path | None:
-    """Return the path if the source is a local folder, else None."""
-    return Path(source) if source is not None and Path(source).is_dir() else None

@@ -31,6 +31,8 @@ class AnswerPositions:
 
     def __init__(self, output_layer: nn.Module | None) -> None:
         self.indices_K: torch.Tensor | None = None
+        if isinstance(output_layer, nn.Embedding):  # FSMT multiplies by the matrix of the decoder's embedding
+            output_layer = None
         self.attached = output_layer is not None
         if output_layer is not None:
             output_layer.register_forward_pre_hook(self.select)

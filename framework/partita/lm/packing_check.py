@@ -14,10 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from partita.lm.loaded_model import LoadedModel
+from partita.lm.loaded_model import TextModel
 from partita.lm.precision import quantized_layers
 from partita.lm.transformers_internals import attention_of
 from partita_schema.errors import ModelError
+from partita_schema.rules.adapters import NOT_PACKED
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +53,11 @@ def pair_mask(positions_BT: torch.Tensor, *, model: Any) -> torch.Tensor:
     )
 
 
-def find_isolation(lm: LoadedModel) -> Isolation:
+def find_isolation(lm: TextModel) -> Isolation:
     """Return how this model separates packed rows. Raise ModelError if it cannot."""
     name = type(lm.base).__name__
     if lm.virtual_tokens:
-        raise ModelError(
-            f"data.batching.type: rows cannot be packed under the adapter {lm.adapter_method}: its virtual tokens "
-            f"would stand once in each line, not before each row; {ADVICE}"
-        )
+        raise ModelError(f"data.batching.type: {NOT_PACKED.format(lm.adapter_method)}")
     attention = attention_of(lm.base.config)
     if attention not in ("sdpa", "eager"):
         raise ModelError(
@@ -82,7 +80,7 @@ def find_isolation(lm: LoadedModel) -> Isolation:
     )
 
 
-def rounding_limit(lm: LoadedModel) -> float:
+def rounding_limit(lm: TextModel) -> float:
     """Return the relative error of a model's logits that rounding can explain."""
     exact = not quantized_layers(lm.module)
     return TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE
@@ -96,7 +94,7 @@ def sees_all_before(config: Any) -> bool:
 
 
 @torch.no_grad()
-def isolation_error(lm: LoadedModel, isolation: Isolation) -> float | None:
+def isolation_error(lm: TextModel, isolation: Isolation) -> float | None:
     """Return the root mean square difference between packed and single logits of two rows, over their spread.
 
     Two lines contain the rows in either order, followed by a padding token. Returns None if the model rejects the

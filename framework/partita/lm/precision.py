@@ -6,6 +6,7 @@ are never repacked; see docs/decisions/0004-qlora-on-cpu.md.
 """
 
 import logging
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +84,13 @@ PACKED_ROWS = 32
 """Number of outputs the packed CPU kernel processes at a time; it fails an assertion for a remainder."""
 
 
-def bitsandbytes_config(quantization: Quantization, *, device: torch.device) -> "BitsAndBytesConfig":
-    """Convert the section to the config of transformers."""
+def bitsandbytes_config(
+    quantization: Quantization, *, device: torch.device, trained: Sequence[str] = ()
+) -> "BitsAndBytesConfig":
+    """Convert the section to the config of transformers. `trained` names modules that are trained whole."""
     from transformers import BitsAndBytesConfig
 
-    skip = list(quantization.skip_modules) if quantization.skip_modules is not None else None
+    skip = None if quantization.skip_modules is None and not trained else [*(quantization.skip_modules or ()), *trained]
     if quantization.bits == 8:
         return BitsAndBytesConfig(
             load_in_8bit=True,

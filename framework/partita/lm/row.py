@@ -6,7 +6,7 @@ from typing import Any
 
 from partita.lm.base import SlotRequest
 
-NOT_NUMBERS = "the model's scores are not numbers (NaN)"
+NOT_NUMBERS = "the model's scores are NaN"
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ class Sampler:
         ends: Sequence[int],
         seed: int,
         device: torch.device,
-        grammar: Grammar | None = None,
+        grammars: Sequence[Grammar | None] = (None,),
     ) -> None:
         """Prepare the processors that are shared by all rows.
 
@@ -61,9 +61,11 @@ class Sampler:
             ends: End tokens.
             seed: Seed of sampling.
             device: Device of the scores.
-            grammar: Grammar that constrains the output.
+            grammars: Grammar that constrains the answer to a request, by `form` of the request.
         """
-        self.grammar = grammar
+        self.grammars = grammars
+        # Masks are computed from the matchers of rows, so that any of the grammars computes them for all rows.
+        self.grammar = next((grammar for grammar in grammars if grammar is not None), None)
         self.arguments = options.arguments
         self.logprobs = options.logprobs
         self.seed, self.device = seed, device
@@ -81,8 +83,9 @@ class Sampler:
             row.uniforms = random_numbers(self.seed, request.key, count=request.max_new_tokens)
         if self.by_row:
             row.processors = row_processors(self.arguments, request, ends=self.ends)
-        if self.grammar is not None:
-            row.matcher = self.grammar.matcher()
+        grammar = self.grammars[request.form]
+        if grammar is not None:
+            row.matcher = grammar.matcher()
 
     def choose(
         self, logits_NV: torch.Tensor, rows: Sequence[Row], *, doubts: bool = False
@@ -175,7 +178,8 @@ def row_processors(
     """
     import transformers as library
 
-    prompt = torch.tensor([list(request.input_ids)], device=ends.device)
+    encoded = request.input_ids if request.encoder_ids is None else request.encoder_ids
+    prompt = torch.tensor([list(encoded)], device=ends.device)
     length, most = len(request.input_ids), request.max_new_tokens
     where = str(ends.device)
     first = length + (length <= 1 and arguments.get("forced_bos_token_id") is not None)

@@ -10,19 +10,20 @@ tree; L tokens of the longest prompt, E end tokens.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from partita.lm.base import Generated, GenerationOptions, Label, SlotAnswer, SlotRequest
-from partita.lm.generation import end_token_ids
-from partita.lm.loaded_model import LoadedModel
-from partita.lm.row import NOT_NUMBERS
+from partita.lm.generation import answer_ends
+from partita.lm.loaded_model import TextModel
+from partita.lm.row import NOT_NUMBERS, Row
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import ModelError
 
 MOST_ELEMENTS = 2**27
 """Maximum number of logits of trees held at a time."""
+LEAST_SCORE = -1e30
+"""Score of impossible labels; JSON has no infinity."""
 NO_END = "decoder.scoring: the model has no token that ends an answer; remove scoring"
 
 
@@ -67,99 +68,52 @@ class LabelTree:
         return seen_TT
 
 
-class ScoringSlots:
-    """Implements `partita.lm.base.AnsweringSlots` by scoring labels: rows finish with prefill."""
+class LabelScorer:
+    """Scores the labels of an answer after prompts in slots."""
 
-    live: Sequence[Any] = ()
-
-    def __init__(
-        self,
-        lm: LoadedModel,
-        options: GenerationOptions,
-        *,
-        slots: int,
-        tokens: int,
-        prefix: Sequence[int],
-        way: SlotWay,
-    ) -> None:
-        """Allocate slots and prefill the prefix.
-
-        Args:
-            lm: The model.
-            options: Generation settings with labels.
-            slots: Number of slots.
-            tokens: Maximum length of a row, prompt and new tokens.
-            prefix: Tokens that all prompts start with.
-            way: What the model supports.
-        """
-        self.lm, self.options = lm, options
-        ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
+    def __init__(self, lm: TextModel, options: GenerationOptions, labels: Sequence[Label]) -> None:
+        """Build the tree of the labels. Raise ModelError if the model has no end token."""
+        self.lm, self.logprobs = lm, options.logprobs
+        ends = answer_ends(lm, options)
         if not ends:
             raise ModelError(NO_END)
-        self.tree = LabelTree([before_end(label, ends=ends) for label in options.labels])
+        self.texts = [label.text for label in labels]
+        self.tree = LabelTree([before_end(label, ends=ends) for label in labels])
         self.longest = max(map(len, self.tree.paths))
-        width = len(self.tree.tokens)
-        self.slots = Slots(
-            lm, options.free, slots=slots, tokens=tokens + width, prefix=prefix, seed=0, way=way, exact=True
-        )
+        self.width = len(self.tree.tokens)
+        self.max_rows = max(1, MOST_ELEMENTS // (self.width * lm.vocabulary_size))
+        """Maximum number of rows whose trees are computed in one pass."""
         self.tokens_T = torch.tensor(self.tree.tokens, device=lm.device)
         self.contexts_T = torch.tensor(self.tree.parents, device=lm.device) + 1
         self.depths_T = torch.tensor(self.tree.depths, device=lm.device)
         self.seen_TT = self.tree.attention_mask().to(lm.device)
         self.ends_E = torch.tensor(ends, device=lm.device)
-        self.rows = max(1, min(self.slots.read_tokens // width, MOST_ELEMENTS // (width * lm.vocabulary_size)))
-        """Number of rows whose trees are computed in one pass."""
 
-    def readable(self, tokens: int, most: int) -> int:
-        """Return how many prompts to prefill in one pass, from 1 to `most`."""
-        return self.slots.readable(tokens, most)
+    def scores(self, slots: Slots, first_NV: torch.Tensor, lengths: Sequence[int], *, first: int) -> list[list[float]]:
+        """Return the scores of all labels for each row.
 
-    def read_length(self, tokens: int) -> int:
-        """Return the padded prefill length per prompt if the longest has `tokens` after the prefix."""
-        return self.slots.read_length(tokens)
-
-    def unread(self, request: SlotRequest) -> int:
-        """Return the number of prompt tokens after the prefix: nothing is cached."""
-        return self.slots.unread(request)
-
-    def forget(self, row: int) -> None:
-        """Do nothing: nothing is cached."""
-
-    def close(self) -> None:
-        """Restore the model to its previous state."""
-        self.slots.close()
-
-    def step(self) -> list[SlotAnswer]:
-        """Return nothing: no row needs another step."""
-        return []
-
-    def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
-        """Prefill prompts, score the labels of each, and choose."""
-        crowded = [request for request in requests if request.max_new_tokens < self.longest]
-        asked = [request for request in requests if request.max_new_tokens >= self.longest]
-        answers = [SlotAnswer(request, None, error=self.no_room(request)) for request in crowded]
-        return [*answers, *map(self.answer, asked, self.scores(asked))] if asked else answers
-
-    def scores(self, requests: Sequence[SlotRequest]) -> list[list[float]]:
-        """Return the scores of all labels for each row."""
-        prefix = self.slots.prefix
-        prompts = [list(request.input_ids[prefix:]) for request in requests]
-        first_NV = self.slots.forward(prompts, first=0, start=prefix)
-        lengths = [len(request.input_ids) for request in requests]
+        Args:
+            slots: The slots, with the prompts in those from `first` on.
+            first_NV: Logits after the prompts.
+            lengths: Length of each prompt in tokens.
+            first: First slot.
+        """
+        rows = max(1, min(slots.read_tokens // self.width, self.max_rows))
         scores_of_rows: list[list[float]] = []
-        for start in range(0, len(requests), self.rows):
-            part = slice(start, start + self.rows)
-            later_NTV = self.read_labels(lengths[part], first=start, start=max(lengths))
+        for start in range(0, len(lengths), rows):
+            part = slice(start, start + rows)
+            later_NTV = self.read_labels(slots, lengths[part], first=first + start, start=max(lengths))
             scores_of_rows += self.sums(first_NV[part], later_NTV)
         for index, scores in enumerate(scores_of_rows):
             if any(score != score for score in scores):
-                self.slots.pool.clear(index, start=prefix)
+                slots.pool.clear(first + index, start=slots.prefix)
         return scores_of_rows
 
-    def read_labels(self, lengths: Sequence[int], *, first: int, start: int) -> torch.Tensor:
+    def read_labels(self, slots: Slots, lengths: Sequence[int], *, first: int, start: int) -> torch.Tensor:
         """Return logits [N, T, V] of the tree after prompts in slots from `first` on.
 
         Args:
+            slots: The slots.
             lengths: Length of each prompt in tokens.
             first: First slot.
             start: Position of the tree in the slots, after the longest prompt.
@@ -171,8 +125,8 @@ class ScoringSlots:
         seen_NTW = torch.cat([prompts_NTL, self.seen_TT.expand(rows, -1, -1)], dim=2)
         mask = torch.zeros(seen_NTW.shape, dtype=self.lm.base.dtype, device=device)
         mask = mask.masked_fill_(~seen_NTW, -torch.inf)[:, None]
-        self.slots.pool.layout.read(first, rows, start=start)
-        return self.slots.run(self.tokens_T.expand(rows, -1), positions_NT, mask)
+        slots.pool.layout.read(first, rows, start=start)
+        return slots.run(self.tokens_T.expand(rows, -1), positions_NT, mask)
 
     def sums(self, first_NV: torch.Tensor, later_NTV: torch.Tensor) -> list[list[float]]:
         """Return the scores of all labels for each row, from the logits after the prompt and after each token."""
@@ -185,26 +139,95 @@ class ScoringSlots:
         scores = [
             tokens_NT[:, path].sum(1) + ends_NC[:, last] for path, last in zip(self.tree.paths, lasts, strict=True)
         ]
-        # JSON has no infinity, the score of an impossible label.
-        values: list[list[float]] = torch.stack(scores, dim=1).clamp(min=-1e30).tolist()
+        values: list[list[float]] = torch.stack(scores, dim=1).clamp(min=LEAST_SCORE).tolist()
         return values
 
     def answer(self, request: SlotRequest, scores: Sequence[float]) -> SlotAnswer:
         """Return the most probable label, the first one of a tie."""
         if any(score != score for score in scores):
             return SlotAnswer(request, None, error=NOT_NUMBERS)
-        best = max(range(len(scores)), key=lambda index: scores[index])
-        texts = [label.text for label in self.options.labels]
-        logprob = scores[best] if self.options.logprobs else None
-        by_label = dict(zip(texts, scores, strict=True))
-        return SlotAnswer(request, Generated((), texts[best], "stop", logprob, scores=by_label))
+        return SlotAnswer(request, Generated.most_probable(self.texts, scores, logprobs=self.logprobs))
 
-    def no_room(self, request: SlotRequest) -> str:
-        """Return why a row cannot be scored."""
+    def no_room(self, request: SlotRequest) -> str | None:
+        """Return why a row cannot be scored; None if it can."""
+        if request.max_new_tokens >= self.longest:
+            return None
         return (
             f"the prompt has {len(request.input_ids):,} tokens and the context leaves room for "
             f"{request.max_new_tokens:,} more, but the longest label has {self.longest:,}"
         )
+
+
+class ScoringSlots(Slots):
+    """Slots in which a request is generated or scored, by its form; a scored row finishes with its prefill."""
+
+    def __init__(
+        self,
+        lm: TextModel,
+        options: GenerationOptions,
+        *,
+        slots: int,
+        tokens: int,
+        prefix: Sequence[int],
+        seed: int,
+        way: SlotWay,
+    ) -> None:
+        """Allocate slots and prefill the prefix.
+
+        Args:
+            lm: The model.
+            options: Generation settings with labels.
+            slots: Number of slots.
+            tokens: Maximum length of a row, prompt and new tokens.
+            prefix: Tokens that all prompts start with.
+            seed: Seed of sampling.
+            way: What the model supports.
+        """
+        labels = [form.labels for form in options.forms] if options.forms else [options.labels]
+        self.scorers = [LabelScorer(lm, options, known) if known else None for known in labels]
+        width = max(scorer.width for scorer in self.scorers if scorer is not None)
+        super().__init__(lm, options, slots=slots, tokens=tokens + width, prefix=prefix, seed=seed, way=way, exact=True)
+
+    def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
+        """Prefill prompts, score the labels of those that have labels, and choose the first token of the others."""
+        by_form: dict[int, list[SlotRequest]] = {}
+        for request in requests:
+            by_form.setdefault(request.form, []).append(request)
+        answers, others = [], list[SlotRequest]()
+        for form, group in by_form.items():
+            scorer = self.scorers[form]
+            if scorer is None:
+                others += group
+            else:
+                answers += self.score(scorer, group)
+        # Last, because from here on the rows are active: nothing can fail after it.
+        return [*answers, *super().admit(others)] if others else answers
+
+    def step(self) -> list[SlotAnswer]:
+        """Decode one token for every active row, if there are any; return rows that ended with it."""
+        return super().step() if self.rows else []
+
+    def score(self, scorer: LabelScorer, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
+        """Return the labels that are chosen for prompts."""
+        reasons = [scorer.no_room(request) for request in requests]
+        crowded = [
+            SlotAnswer(request, None, error=reason)
+            for request, reason in zip(requests, reasons, strict=True)
+            if reason is not None
+        ]
+        asked = [request for request, reason in zip(requests, reasons, strict=True) if reason is None]
+        if not asked:
+            return crowded
+        by_slot, first_NV = self.prefill(asked)
+        lengths = [len(request.input_ids) for request in by_slot]
+        scores = scorer.scores(self, first_NV, lengths, first=len(self.rows))
+        answers = [
+            scorer.answer(request, scores_of_row) for request, scores_of_row in zip(by_slot, scores, strict=True)
+        ]
+        for index, answer in enumerate(answers):
+            if answer.request.keep and answer.generated is not None:
+                self.kept.keep(Row(answer.request), slot=len(self.rows) + index)
+        return [*crowded, *answers]
 
 
 def before_end(label: Label, *, ends: Sequence[int]) -> tuple[int, ...]:

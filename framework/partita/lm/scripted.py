@@ -46,6 +46,7 @@ class ScriptedModel:
     ) -> None:
         self.answer = answer
         self.context_length = context_length
+        self.answer_context = None
         self.tokenizer = byte_tokenizer(max_length=context_length)
         self.module: nn.Module = TokenFrequencies(len(self.tokenizer))
         self.device = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch
 
 from partita.lm.base import GenerationOptions
 from partita.lm.batch_check import REFUSALS
-from partita.lm.loaded_model import LoadedModel
+from partita.lm.loaded_model import TextModel
 from partita.lm.packing_check import rounding_limit
 from partita.lm.slot_attention import attends
 from partita.lm.slots import Slots, SlotWay
@@ -34,7 +34,7 @@ WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window
 The last three are those of GPT-Neo, Doge and Llama 4."""
 
 
-def why_unsupported(lm: LoadedModel, options: GenerationOptions, *, tokens: int) -> str | None:
+def why_unsupported(lm: TextModel, options: GenerationOptions, *, tokens: int) -> str | None:
     """Return a reason against slots that needs no test; None if there is none."""
     config = lm.base.config
     text = config.get_text_config()
@@ -63,7 +63,7 @@ def why_unsupported(lm: LoadedModel, options: GenerationOptions, *, tokens: int)
     return None
 
 
-def find_way(lm: LoadedModel) -> SlotWay:
+def find_way(lm: TextModel) -> SlotWay:
     """Return how a model supports slots, or why it does not.
 
     Raises:
@@ -86,14 +86,14 @@ def find_way(lm: LoadedModel) -> SlotWay:
     return SlotWay(reason=reason)
 
 
-def ways(lm: LoadedModel) -> list[SlotWay]:
+def ways(lm: TextModel) -> list[SlotWay]:
     """Return the candidates, the best first."""
     lean = [True, False] if attends(lm.base) else [False]
     return [SlotWay(narrows, here) for narrows in (True, False) for here in lean]
 
 
 @torch.no_grad()
-def largest_error(lm: LoadedModel, *, way: SlotWay) -> float:
+def largest_error(lm: TextModel, *, way: SlotWay) -> float:
     """Return the root mean square difference between logits in slots and alone, over their spread, at worst."""
     chance = torch.Generator().manual_seed(0)
     ordinary = torch.tensor(lm.token_ids)

@@ -13,15 +13,16 @@ row.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.continuation import decode_continuation
-from partita.lm.generation import end_token_ids, finish, first_stop
+from partita.lm.generation import answer_ends, finish, first_stop
 from partita.lm.last_layer import LastTokens, last_layer
-from partita.lm.loaded_model import LoadedModel
+from partita.lm.loaded_model import TextModel
 from partita.lm.onednn_linear import round_up, using_onednn
 from partita.lm.row import Row
 from partita.lm.sampler import Sampler
@@ -58,7 +59,7 @@ class Slots:
 
     def __init__(
         self,
-        lm: LoadedModel,
+        lm: TextModel,
         options: GenerationOptions,
         *,
         slots: int,
@@ -84,13 +85,14 @@ class Slots:
         """
         self.lm, self.options = lm, options
         self.prefix = len(prefix)
-        self.ends = sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
-        grammar = lm.grammar(options.grammar, ends=self.ends) if options.grammar is not None else None
+        self.ends = answer_ends(lm, options)
+        texts = [form.grammar for form in options.forms] if options.forms else [options.grammar]
+        grammars = [None if text is None else lm.grammar(text, ends=self.ends) for text in texts]
         # Reported log probabilities, and sampling among thousands of tokens, expose the last digits of every sum.
         self.wide = lm.wide and not (exact or options.logprobs or options.samples)
         self.careful = not (options.logprobs or options.samples)
         """Whether rows that keep their slot are recomputed at near ties."""
-        self.sampler = Sampler(options, ends=self.ends, seed=seed, device=lm.device, grammar=grammar)
+        self.sampler = Sampler(options, ends=self.ends, seed=seed, device=lm.device, grammars=grammars)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
         last = last_layer(lm.base) if way.narrows_reads else None
         self.narrow = LastTokens(last[0], number=last[1]) if last is not None else None
@@ -158,14 +160,7 @@ class Slots:
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
         """Prefill prompts in one pass and choose the first token of each; return rows that ended with it."""
         first = len(self.rows)
-        # New rows take the slots after the active ones: kept caches are moved there, and requests ordered by slot.
-        requests, unread = self.kept.move_to_slots(requests, first=first)
-        prompts = [list(request.input_ids) for request in requests]
-        if all(len(prompt) - self.prefix == new for prompt, new in zip(prompts, unread, strict=True)):
-            logits_NV = self.forward([prompt[self.prefix :] for prompt in prompts], first=first, start=self.prefix)
-        else:
-            logits_NV = self.prefill_rest(prompts, max(unread), first=first)
-        self.largest_pass = max(self.largest_pass, len(prompts) * max(unread))
+        requests, logits_NV = self.prefill(requests)
         new = [Row(request) for request in requests]
         for row in new:
             self.sampler.prepare(row)
@@ -173,6 +168,18 @@ class Slots:
         self.rows += new
         self.tokens_N = torch.cat([self.tokens_N, tokens_N])
         return self.take(tokens_N, new)
+
+    def prefill(self, requests: Sequence[SlotRequest]) -> tuple[Sequence[SlotRequest], torch.Tensor]:
+        """Prefill prompts into the slots after the active rows; return requests by slot, and their logits [N, V]."""
+        first = len(self.rows)
+        # Kept caches are moved to these slots, and requests ordered by slot.
+        requests, unread = self.kept.move_to_slots(requests, first=first)
+        prompts = [list(request.input_ids) for request in requests]
+        self.largest_pass = max(self.largest_pass, len(prompts) * max(unread))
+        if all(len(prompt) - self.prefix == new for prompt, new in zip(prompts, unread, strict=True)):
+            own = [prompt[self.prefix :] for prompt in prompts]
+            return requests, self.forward(own, first=first, start=self.prefix)
+        return requests, self.prefill_rest(prompts, max(unread), first=first)
 
     def step(self) -> list[SlotAnswer]:
         """Decode one token for every active row; return rows that ended with it."""
@@ -332,7 +339,7 @@ class Slots:
                     limit=row.request.max_new_tokens,
                     ends=self.ends,
                     stop=self.options.stop,
-                    tokenizer=self.lm.tokenizer,
+                    decode=partial(decode_continuation, self.lm.tokenizer),
                     logprob=row.logprob if self.options.logprobs else None,
                 )
                 ended[id(row)] = SlotAnswer(row.request, answer)

@@ -7,14 +7,16 @@ otherwise (state space models, sliding windows, prompt learning).
 Shapes: B rows, S tokens of a prompt, L positions of the KV cache.
 """
 
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from partita.lm.base import BatchWay, GenerationOptions, GenerationRequest
-from partita.lm.generation import generation_settings, may_run_past_context, prompt_inputs, score_processor
-from partita.lm.loaded_model import LoadedModel
+from partita.lm.batch_prompts import BatchPrompts
+from partita.lm.generation import generation_settings, may_run_past_context, score_processor
+from partita.lm.loaded_model import TextModel
 from partita.lm.sampler import Sampler
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Timing
@@ -50,7 +52,7 @@ class ForwardClock:
 
 
 def batch_worst_case(
-    lm: LoadedModel, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, way: BatchWay
+    lm: TextModel, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, way: BatchWay
 ) -> Timing:
     """Prefill `rows` prompts of S tokens and decode at the full length of the KV cache.
 
@@ -66,10 +68,10 @@ def batch_worst_case(
         way: Which rows can share a batch.
     """
     requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, way=way)
-    inputs = prompt_inputs(lm, requests, beams=options.beams)
+    prompts = lm.batch_prompts(requests, beams=options.beams)
     short = can_skip(lm, options) and new_tokens > 2 * STEPS
     clock = ForwardClock(lm.device)
-    cache = run(lm, inputs, options, new_tokens=1 if short else new_tokens, clock=clock)
+    cache = run(lm, prompts, options, new_tokens=1 if short else new_tokens, clock=clock)
     seconds = clock.seconds
     if not short:
         return Timing(prefill_seconds=seconds[0], decode_seconds=median(seconds[1:] or [0.0]))
@@ -77,15 +79,15 @@ def batch_worst_case(
     if not lengthen(cache, length - 1):
         del cache
         clock = ForwardClock(lm.device)
-        run(lm, inputs, options, new_tokens=new_tokens, clock=clock)
+        run(lm, prompts, options, new_tokens=new_tokens, clock=clock)
         return Timing(prefill_seconds=clock.seconds[0], decode_seconds=median(clock.seconds[1:]))
     prefill = seconds[0]
     clock = ForwardClock(lm.device)
-    run(lm, longer(inputs, length), options, new_tokens=STEPS, clock=clock, cache=cache)
+    run(lm, longer(prompts, length), options, new_tokens=STEPS, clock=clock, cache=cache)
     return Timing(prefill_seconds=prefill, decode_seconds=median(clock.seconds[1:]))
 
 
-def timed_length(lm: LoadedModel, length: int) -> int:
+def timed_length(lm: TextModel, length: int) -> int:
     """Return at how many cached tokens decode steps can be timed: `length`, or what the context leaves room for."""
     if lm.context_length is None:
         return length
@@ -93,7 +95,7 @@ def timed_length(lm: LoadedModel, length: int) -> int:
     return max(1, min(length, lm.context_length - TIMED_STEPS))
 
 
-def batch_decode_step(lm: LoadedModel, rows: int, *, length: int, options: GenerationOptions, way: BatchWay) -> float:
+def batch_decode_step(lm: TextModel, rows: int, *, length: int, options: GenerationOptions, way: BatchWay) -> float:
     """Return the seconds of a decode step with `length` cached tokens, without prefill where possible.
 
     The fastest of several steps counts: other load on the machine only makes steps slower. Exceptions of the device are
@@ -107,23 +109,23 @@ def batch_decode_step(lm: LoadedModel, rows: int, *, length: int, options: Gener
         way: Which rows can share a batch.
     """
     start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS, way=way)
-    inputs = prompt_inputs(lm, start, beams=options.beams)
+    prompts = lm.batch_prompts(start, beams=options.beams)
     clock = ForwardClock(lm.device)
     if can_skip(lm, options):
-        cache = run(lm, inputs, options, new_tokens=1, clock=clock)
+        cache = run(lm, prompts, options, new_tokens=1, clock=clock)
         if lengthen(cache, max(3, length - 1)):
             clock = ForwardClock(lm.device)
-            run(lm, longer(inputs, max(4, length)), options, new_tokens=TIMED_STEPS, clock=clock, cache=cache)
+            run(lm, longer(prompts, max(4, length)), options, new_tokens=TIMED_STEPS, clock=clock, cache=cache)
             return min(clock.seconds[1:])
         del cache
     requests = worst_requests(lm, rows, prompt_tokens=max(2, length), new_tokens=TIMED_STEPS, way=way)
     clock = ForwardClock(lm.device)
-    run(lm, prompt_inputs(lm, requests, beams=options.beams), options, new_tokens=TIMED_STEPS, clock=clock)
+    run(lm, lm.batch_prompts(requests, beams=options.beams), options, new_tokens=TIMED_STEPS, clock=clock)
     return min(clock.seconds[1:])
 
 
 def worst_requests(
-    lm: LoadedModel, rows: int, *, prompt_tokens: int, new_tokens: int, way: BatchWay
+    lm: TextModel, rows: int, *, prompt_tokens: int, new_tokens: int, way: BatchWay
 ) -> list[GenerationRequest]:
     """Return prompts of random tokens and equal length, except the last one.
 
@@ -142,15 +144,15 @@ def worst_requests(
     return [GenerationRequest(input_ids=ids, max_new_tokens=new_tokens) for ids in ids_BS]
 
 
-def can_skip(lm: LoadedModel, options: GenerationOptions) -> bool:
+def can_skip(lm: TextModel, options: GenerationOptions) -> bool:
     """Return whether decode steps can be skipped: not with virtual tokens or a second cache for guidance."""
     return not lm.virtual_tokens and options.arguments.get("guidance_scale") in (None, 1, 1.0)
 
 
 @torch.no_grad()
 def run(
-    lm: LoadedModel,
-    inputs: dict[str, Any],
+    lm: TextModel,
+    prompts: BatchPrompts,
     options: GenerationOptions,
     *,
     new_tokens: int,
@@ -161,7 +163,7 @@ def run(
 
     Args:
         lm: The model.
-        inputs: The padded prompts, as keyword arguments of `generate`.
+        prompts: The padded prompts.
         options: Generation settings.
         new_tokens: New tokens per row.
         clock: Records the time of each token.
@@ -169,16 +171,15 @@ def run(
     """
     from transformers import EosTokenCriteria, StoppingCriteriaList
 
-    ids_BS = inputs["input_ids"]
-    requests = [GenerationRequest(ids, new_tokens) for ids in ids_BS.tolist()]
+    requests = [replace(request, max_new_tokens=new_tokens) for request in prompts.requests]
     sampler = Sampler(options, ends=(), seed=0, device=lm.device)
-    processor = score_processor(options, requests, sampler=sampler, prompt_length=ids_BS.shape[1])
+    processor = score_processor(options, requests, sampler=sampler, prompt_length=prompts.length)
     settings = generation_settings(options, max_new_tokens=new_tokens, end_ids=(), tokenizer=lm.tokenizer)
     settings.return_dict_in_generate = True
     held = {"past_key_values": cache} if cache is not None else {}
     never = EosTokenCriteria(NO_TOKEN)  # replaces the library's own criterion
     output = lm.base.generate(
-        **inputs,
+        **prompts.inputs,
         **held,
         generation_config=settings,
         logits_processor=[processor],
@@ -203,16 +204,17 @@ def lengthen(cache: Any, length: int) -> bool:
     return True
 
 
-def longer(inputs: dict[str, Any], length: int) -> dict[str, Any]:
-    """Return inputs whose first `length - 1` positions are in the KV cache."""
-    ids_BS, mask_BS = inputs["input_ids"], inputs["attention_mask"]
+def longer(prompts: BatchPrompts, length: int) -> BatchPrompts:
+    """Return prompts whose first `length - 1` positions are in the KV cache."""
+    ids_BS, mask_BS = prompts.inputs["input_ids"], prompts.inputs["attention_mask"]
     ids_BL = ids_BS.new_full((len(ids_BS), length), int(ids_BS[0, -1]))
     mask_BL = mask_BS.new_ones(len(mask_BS), length)
     mask_BL[:, : mask_BS.shape[1]] = mask_BS
-    return {"input_ids": ids_BL, "attention_mask": mask_BL}
+    requests = [GenerationRequest(ids, 1) for ids in ids_BL.tolist()]
+    return BatchPrompts({"input_ids": ids_BL, "attention_mask": mask_BL}, requests, length, prompts.decode)
 
 
-def reachable_tokens(lm: LoadedModel, *, prompt_tokens: int, new_tokens: int) -> int:
+def reachable_tokens(lm: TextModel, *, prompt_tokens: int, new_tokens: int) -> int:
     """Return the new tokens that any row can reach after the longest prompt, within the context length."""
     room = lm.context_length
     if room is None or prompt_tokens + new_tokens <= room or may_run_past_context(lm.base):

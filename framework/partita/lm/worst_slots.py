@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from partita.lm.base import SHORTEST_PREFIX, GenerationOptions, SlotRequest
-from partita.lm.loaded_model import LoadedModel
+from partita.lm.loaded_model import TextModel
 from partita.lm.row import Row
 from partita.lm.slots import Slots, SlotWay
 from partita.lm.worst_case import ENOUGH_SECONDS, STEPS, TIMED_STEPS
@@ -21,7 +21,7 @@ FULLER = 1.02
 
 
 def slots_worst_case(
-    lm: LoadedModel,
+    lm: TextModel,
     rows: int,
     *,
     prompt_tokens: int,
@@ -55,7 +55,7 @@ def slots_worst_case(
 
 
 def slots_decode_step(
-    lm: LoadedModel, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int, way: SlotWay
+    lm: TextModel, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int, way: SlotWay
 ) -> float:
     """Return the seconds of the fastest of several decode steps with `length` cached tokens, without prefill.
 
@@ -141,7 +141,7 @@ class WorstSlots:
 
 @contextmanager
 def worst_slots(
-    lm: LoadedModel,
+    lm: TextModel,
     rows: int,
     *,
     tokens: int,

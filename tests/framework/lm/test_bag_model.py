@@ -117,7 +117,10 @@ def test_nan_weights_are_an_error() -> None:
     model = make_model()
     with torch.no_grad():
         model.module.output.bias.fill_(torch.nan)
-    with pytest.raises(ModelError, match=r"not numbers any more; train again with a lower trainer\.learning_rate"):
+    with pytest.raises(
+        ModelError,
+        match=r"the scores are NaN because training diverged; train again with a lower trainer\.learning_rate",
+    ):
         model.answers(requests(model, ["text"]), GenerationOptions({}))
 
 

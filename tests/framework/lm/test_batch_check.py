@@ -17,7 +17,7 @@ from partita.generation.engine import choose_engine
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.generation.static_batches import requests_in_batches
-from partita.lm.base import PADDED, GenerationOptions
+from partita.lm.base import PADDED, BatchWay, GenerationOptions
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.base import Batch
 
@@ -89,8 +89,9 @@ def test_answers_in_slots_and_batches_equal_those_of_single_rows(architectures, 
 
 
 def test_the_page_of_architectures_lists_every_architecture_of_transformers(architectures) -> None:
-    named = re.findall(r"^\| `([\w.-]+)` \|", architectures.PAGE.read_text("utf8"), re.MULTILINE)
-    assert named == architectures.kinds()
+    sections = architectures.PAGE.read_text("utf8").split(architectures.SECTION)
+    named = [re.findall(r"^\| `([\w.-]+)` \|", section, re.MULTILINE) for section in sections]
+    assert named == [architectures.kinds(), architectures.encoder_decoder_kinds()]
 
 
 def without_percent(text: str) -> str:
@@ -184,7 +185,7 @@ def test_limits_that_only_long_rows_reach_are_known_beforehand(
     assert lm.batch_way(GREEDY, tokens=limit or 1000) == PADDED
     if limit is not None:
         message = f"beyond {limit} tokens {reason}, and there are rows of {limit + 1}"
-        assert lm.batch_way(GREEDY, tokens=limit + 1) == ("equal lengths", message)
+        assert lm.batch_way(GREEDY, tokens=limit + 1) == BatchWay("equal lengths", message)
 
 
 def test_out_of_memory_in_the_check_says_nothing_about_the_model(small) -> None:

@@ -160,12 +160,6 @@ def test_a_merged_adapter_is_a_plain_model_that_answers_the_same(small, adapter:
     assert abs(small.held_out_loss(read) - learned) < 0.02 * abs(learned - start) + 2e-5
 
 
-def test_virtual_tokens_cannot_be_merged(small, tmp_path: Path) -> None:
-    adapter = {"type": "prompt_tuning", "postprocessor": {"merge_adapter_into_base_model": True}}
-    with pytest.raises(ModelError, match="virtual tokens are not weights and cannot be merged; remove it"):
-        small.load(small.config(adapter=adapter)).save(tmp_path)
-
-
 def test_a_saved_new_model_with_an_adapter_can_be_moved(small, tmp_path: Path) -> None:
     config = small.config(adapter={"type": "lora"})
     lm = small.load(config)

@@ -37,7 +37,8 @@ def scored(
     """Return the outcome of each row, with `groups` rows at a time and `trees` label trees per pass."""
     tokens = max(len(request.input_ids) + request.max_new_tokens for request in requests)
     slots = lm.open_slots(OPTIONS, slots=groups, tokens=tokens, prefix=prefix, seed=0)
-    slots.rows = slots.rows if trees is None else trees
+    if trees is not None:
+        slots.scorers[0].max_rows = trees
     found: dict[int, SlotAnswer] = {}
     with lm.evaluating():
         for start in range(0, len(requests), groups):
@@ -118,7 +119,7 @@ def test_a_row_with_nan_scores_is_an_error_and_does_not_affect_other_rows(small:
     lm.base.get_input_embeddings().register_forward_hook(poison)
     ill = SlotRequest([255, 5, 6], 4, 99)
     answers = scored(lm, [ill, *requests], groups=3)
-    assert answers.pop(99).error == "the model's scores are not numbers (NaN)"
+    assert answers.pop(99).error == "the model's scores are NaN"
     for row, answer in answers.items():
         assert answer.error is None
         assert dict(answer.generated.scores) == pytest.approx(dict(wanted[row].generated.scores), abs=1e-4)

@@ -16,9 +16,11 @@ from torch import nn
 
 from partita.lm.adapters.inits import initialize, linear_targets, prepare_init
 from partita.lm.architectures import check_pickles
+from partita.lm.heads import Head, head_modules
 from partita.lm.precision import bridge_types
 from partita.tokenizers.hub import check_intact, loading
 from partita_schema.errors import ModelError
+from partita_schema.rules.encoder_decoders import VIRTUAL_TOKENS
 from partita_schema.sections import adapter as schema
 from partita_trainers.base import Batch
 
@@ -77,6 +79,7 @@ def add_adapter(
     batches: Callable[[], Iterable[Batch]] | None,
     original_weights: Callable[[], dict[str, Any]],
     tokenizer: Any,
+    head: Head | None = None,
 ) -> "PeftModel":
     """Add a new adapter to a model; only the adapter requires gradients.
 
@@ -88,6 +91,7 @@ def add_adapter(
         batches: Returns training batches, for inits that depend on data.
         original_weights: Returns the weights before quantization, for LoftQ.
         tokenizer: Tokenizer, for the init text of prompt tuning.
+        head: Head on top of the model, which is trained whole.
 
     Raises:
         ModelError: The adapter does not fit the model.
@@ -95,6 +99,10 @@ def add_adapter(
     from peft import get_peft_model
 
     settings = peft_config(adapter, model=model)
+    if head is not None:
+        train_head(settings, head, model=model)
+    elif model.config.is_encoder_decoder and settings.is_prompt_learning:
+        raise ModelError(f"adapter.type: {VIRTUAL_TOKENS.format(adapter.type)}")
     with peft_errors(model, adapter):
         prepare_init(model, settings, adapter, batches=batches)
         own = {id(parameter) for parameter in model.parameters()}
@@ -110,12 +118,24 @@ def add_adapter(
     return adapted
 
 
+def train_head(settings: "PeftConfig", head: Head, *, model: "PreTrainedModel") -> None:
+    """Write into a peft config that the head is trained whole, and saved with the adapter. Raise ModelError."""
+    if not hasattr(settings, "modules_to_save"):
+        raise ModelError(f"adapter: {settings.peft_type.value.lower()} does not train the head; write type: lora")
+    settings.task_type = head.task_type
+    if head.is_bare:
+        return
+    settings.modules_to_save = list(dict.fromkeys([*(settings.modules_to_save or ()), *head_modules(model)]))
+
+
 @torch.no_grad()
 def try_out(adapted: "PeftModel") -> None:
     """Run a forward pass over two tokens: some adapters fail only then, for example on 4-bit weights."""
     device = next(adapted.parameters()).device
     adapted.eval()
-    adapted(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device), use_cache=False)
+    ids_12 = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    more = {"decoder_input_ids": ids_12} if adapted.get_base_model().config.is_encoder_decoder else {}
+    adapted(input_ids=ids_12, use_cache=False, **more)
 
 
 def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool, pickles: bool = False) -> "PeftModel":
@@ -179,7 +199,7 @@ def peft_config(adapter: schema.Adapter, *, model: "PreTrainedModel") -> "PeftCo
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     if isinstance(adapter, schema.PeftAdapter):
-        return any_config(adapter, PEFT_TYPE_TO_CONFIG_MAPPING)
+        return any_config(adapter, PEFT_TYPE_TO_CONFIG_MAPPING, task=task_type(model))
     name, keys = NAMES[adapter.type]
     values = {theirs: getattr(adapter, ours) for ours, theirs in keys.items()}
     values |= {key: tuple_to_list(getattr(adapter, key)) for key in LAYERED if hasattr(adapter, key)}
@@ -188,7 +208,12 @@ def peft_config(adapter: schema.Adapter, *, model: "PreTrainedModel") -> "PeftCo
     values |= special_values(adapter, model=model)
     config_class = PEFT_TYPE_TO_CONFIG_MAPPING[name]
     with peft_errors(model, adapter):
-        return config_class(task_type="CAUSAL_LM", **values)
+        return config_class(task_type=task_type(model), **values)
+
+
+def task_type(model: "PreTrainedModel") -> str:
+    """Return peft's name of what the model does."""
+    return "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"
 
 
 def special_values(adapter: schema.Adapter, *, model: "PreTrainedModel") -> dict[str, Any]:
@@ -245,8 +270,14 @@ def ia3_targets(adapter: schema.Ia3Adapter, model: "PreTrainedModel") -> dict[st
     return {"target_modules": targets, "feedforward_modules": feedforward or []}
 
 
-def any_config(adapter: schema.PeftAdapter, known: dict[Any, Any]) -> "PeftConfig":
-    """Create a peft config by the name of its method. Raise ModelError for an unknown name or key."""
+def any_config(adapter: schema.PeftAdapter, known: dict[Any, Any], *, task: str) -> "PeftConfig":
+    """Create a peft config by the name of its method. Raise ModelError for an unknown name or key.
+
+    Args:
+        adapter: The adapter section.
+        known: Config classes by method.
+        task: peft's name of what the model does.
+    """
     names = {str(name.value): name for name in known}
     wanted = adapter.peft_type.upper()
     if wanted not in names:
@@ -258,7 +289,7 @@ def any_config(adapter: schema.PeftAdapter, known: dict[Any, Any]) -> "PeftConfi
             raise ModelError(f"adapter.parameters: {wanted} has no key {key}; {nearest(key, allowed)}")
     defaults = {"target_modules": "all-linear"} if "target_modules" in allowed else {}
     try:
-        return config_class(task_type="CAUSAL_LM", **(defaults | adapter.parameters))
+        return config_class(task_type=task, **(defaults | adapter.parameters))
     except (TypeError, ValueError) as error:
         raise ModelError(f"adapter.parameters: {wanted}: {error}") from error
 

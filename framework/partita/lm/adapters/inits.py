@@ -12,6 +12,7 @@ import torch
 
 from partita.lm.precision import is_quantized, plain_weight
 from partita_schema.errors import ModelError
+from partita_schema.rules.adapters import MOVES_WEIGHTS, NOT_OLORA, ONE_ITERATION, ORTHOGONAL, WEIGHTS_MOVED
 from partita_schema.sections import adapter as schema
 from partita_trainers.base import Batch
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-MOVES_WEIGHTS = ("pissa", "pissa_niter_4", "pissa_niter_16", "olora", "corda")
-"""Inits after which base and adapter together equal the original weights."""
 CORDA_ROWS = 256
 """Number of rows for CorDA's activations, as in section 4 of the paper."""
 EVA_PASSES = 50
@@ -50,14 +49,11 @@ def prepare_init(model: "PreTrainedModel", settings: Any, adapter: schema.Adapte
         raise ModelError("adapter.use_dora: it does not work on an 8-bit base on a CPU; write quantization.bits: 4")
     quantized = any(is_quantized(layer) for layer in model.modules())
     if adapter.init == "orthogonal" and quantized:
-        raise ModelError("adapter.init: orthogonal does not work on a quantized base; write init: default or loftq")
+        raise ModelError(f"adapter.init: {ORTHOGONAL}")
     if adapter.init in MOVES_WEIGHTS and quantized:
-        raise ModelError(
-            f"adapter.init: {adapter.init} changes the base weights, and quantized ones cannot be changed; "
-            "write init: loftq or default, or remove quantization"
-        )
+        raise ModelError(f"adapter.init: {WEIGHTS_MOVED.format(adapter.init)}")
     if adapter.init == "olora" and any(type(layer).__name__ == "Conv1D" for layer in model.modules()):
-        raise ModelError(f"adapter.init: olora does not work on layers of {model.config.model_type}; write init: pissa")
+        raise ModelError(f"adapter.init: {NOT_OLORA.format(model.config.model_type)}")
     if adapter.init == "corda":
         measure_covariance(model, settings, batches=require_batches(batches, init="corda"))
 
@@ -219,7 +215,7 @@ def make_up_for_rounding(
     layers = [(name, layer) for name, layer in adapted.named_modules() if getattr(layer, "lora_A", None)]
     quantized = [name for name, layer in layers if is_quantized(layer.get_base_layer())]
     if quantized and adapter.loftq_iterations > 1:
-        raise ModelError("adapter.loftq_iterations: a quantized base allows 1, its weights stay as they are; write 1")
+        raise ModelError(f"adapter.loftq_iterations: {ONE_ITERATION}")
     original = original_weights() if quantized else {}
     for name, layer in layers:
         if "default" not in layer.lora_A:

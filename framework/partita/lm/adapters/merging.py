@@ -12,6 +12,7 @@ from torch import nn
 
 from partita.lm.precision import is_quantized, plain_weight
 from partita_schema.errors import ModelError
+from partita_schema.rules.adapters import NOT_MERGED
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -25,14 +26,9 @@ def merged_model(adapted: "PeftModel") -> "PreTrainedModel":
     Raises:
         ModelError: The adapter cannot be merged.
     """
-    from transformers import AutoModelForCausalLM
-
     base = adapted.get_base_model()
     if adapted.active_peft_config.is_prompt_learning:
-        raise ModelError(
-            "adapter.postprocessor.merge_adapter_into_base_model: "
-            "virtual tokens are not weights and cannot be merged; remove it"
-        )
+        raise ModelError(f"adapter.postprocessor.merge_adapter_into_base_model: {NOT_MERGED}")
     weights = merged_weights(base)
     config = copy.deepcopy(base.config)
     if hasattr(config, "quantization_config"):
@@ -43,7 +39,7 @@ def merged_model(adapted: "PeftModel") -> "PreTrainedModel":
     if first is not None and last is not None and not torch.equal(first, last):
         config.tie_word_embeddings = False
     with torch.device("meta"):
-        merged = AutoModelForCausalLM.from_config(config)
+        merged = type(base)(config)
     own = merged.state_dict()
     merged.load_state_dict({name: weights[name] for name in own}, assign=True)
     merged.tie_weights()

@@ -1,0 +1,101 @@
+"""A loaded model that can be trained and saved: what models that write text and models with a head share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+
+from partita.lm.adapters.adalora import AdaloraBudget
+from partita.lm.exporting import changed_tensors, export, identity
+from partita.lm.freezing import trained_parameters
+from partita.lm.loaded_model import LoadedModel
+from partita.lm.neftune import EmbeddingNoise
+from partita.lm.saving import INITIAL, check_initial, read_checkpoint, restore_parameters, write_checkpoint
+from partita.tokenizers.hub import digest, tensors_digest
+from partita_schema.sections.adapter import AdaloraAdapter
+
+
+class TrainedModel(LoadedModel):
+    """The parts of `partita.lm.base.GenerativeModel` that concern training and files."""
+
+    def __post_init__(self) -> None:
+        """Set up what training changes about the module."""
+        super().__post_init__()
+        noise_alpha = self.config.model_parameters.neftune_noise_alpha
+        self.noise = EmbeddingNoise(self.base.get_input_embeddings(), alpha=noise_alpha) if noise_alpha else None
+        adapter = self.config.adapter
+        trains_ranks = isinstance(adapter, AdaloraAdapter) and bool(trained_parameters(self.module))
+        self.budget = AdaloraBudget(self.adapted, adapter) if trains_ranks else None  # type: ignore[arg-type]
+        self._identity: str | None = None
+        self._fingerprint: str | None = None
+
+    # Training
+
+    def prepare_training(self, total_steps: int) -> None:
+        """Set up what depends on the number of optimizer steps."""
+        if self.budget is not None:
+            self.budget.plan(total_steps)
+
+    def auxiliary_loss(self) -> torch.Tensor | None:
+        """Return AdaLoRA's weighted regularization loss; None for other adapters."""
+        return self.budget.penalty() if self.budget is not None else None
+
+    def after_step(self, step: int) -> None:
+        """Update AdaLoRA's rank budget. Call it before gradients are cleared."""
+        if self.budget is not None:
+            self.budget.after_step(step)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Switch to training mode, with NEFTune noise if configured; restore the mode on exit."""
+        before = self.module.training
+        self.module.train()
+        try:
+            with self.noise.switched_on() if self.noise is not None else nullcontext():
+                yield
+        finally:
+            self.module.train(before)
+
+    # Files
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write the trained state, bit for bit."""
+        extra = self.budget.tensors() if self.budget is not None else {}
+        ranks = self.budget.ranks() if self.budget is not None else None
+        write_checkpoint(folder, module=self.module, initial=self.initial, extra=extra, ranks=ranks)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Load the trained state in place.
+
+        Raises:
+            ResumeError: The checkpoint does not match the model.
+        """
+        tensors, notes = read_checkpoint(folder)
+        first = {name.removeprefix(INITIAL): value for name, value in tensors.items() if name.startswith(INITIAL)}
+        check_initial(first, self.initial, folder=folder)
+        budget = {name: value for name, value in tensors.items() if name.startswith("rank_budget.")}
+        trained = {name: value for name, value in tensors.items() if not name.startswith((INITIAL, "rank_budget."))}
+        restore_parameters(self.module, trained, folder=folder)
+        self.initial = first
+        if self.budget is not None:
+            self.budget.restore(budget, ranks=notes["ranks"])
+
+    def save(self, folder: Path) -> None:
+        """Write the model and its tokenizer in the layout of transformers or peft."""
+        export(self, folder)
+
+    # Inference
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what affects outputs; equal for a trained model in memory and its saved files, unless merged.
+
+        Trained weights are hashed by content, an unchanged base model by its files or its Hub commit.
+        """
+        if self._fingerprint is not None and not self.trainable:
+            return self._fingerprint
+        if self._identity is None:
+            self._identity = identity(self)
+        self._fingerprint = digest(self._identity, tensors_digest(sorted(changed_tensors(self).items())))
+        return self._fingerprint
