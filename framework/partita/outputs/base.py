@@ -7,13 +7,18 @@ asks the object of a type and does not look at which type it is.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from partita_schema.cells import compact_json
+from partita_schema.sections.features import InputFeature
 from partita_schema.sections.outputs import OutputFeature
 
-ColumnType = Literal["boolean", "integer", "number", "text", "json"]
-"""json: any value that fits none of the other types; written as JSON text to formats without nested values."""
+if TYPE_CHECKING:
+    from partita.lm.heads import Head
+
+ColumnType = Literal["boolean", "integer", "number", "text", "json", "vector"]
+"""vector: a list of numbers in single precision. json: any value that fits none of the other types; written as JSON
+text to formats without nested values."""
 Feature = TypeVar("Feature", bound=OutputFeature)
 
 
@@ -40,14 +45,24 @@ class Reader(ABC):
         raise ReadError(reason)
 
 
-class Metrics(Protocol):
+class Metrics(ABC):
     """Metrics of one output, accumulated row by row."""
 
+    @abstractmethod
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         """Add one row and return whether it is right; `value` is only meaningful if `valid`."""
 
+    def add_scores(self, truth: Any, scores: Mapping[str, float] | None) -> None:
+        """Add the log probabilities of all labels for one row, None if it has none. Most metrics do not use them."""
+        return
+
+    @abstractmethod
     def results(self, rows: int) -> dict[str, float]:
         """Return the metrics of all rows so far, at least one."""
+
+    def details(self) -> dict[str, Any]:
+        """Return tables that are not single numbers, by name: JSON values. Often there are none."""
+        return {}
 
 
 class OutputType(ABC, Generic[Feature]):
@@ -56,8 +71,8 @@ class OutputType(ABC, Generic[Feature]):
     column: ClassVar[ColumnType] = "text"
     """Type of the column of values."""
 
-    def __init__(self, feature: Feature) -> None:
-        self.feature = feature
+    def __init__(self, feature: Feature, *, inputs: Sequence[InputFeature] = ()) -> None:
+        self.feature, self.inputs = feature, inputs
 
     @abstractmethod
     def reader(self, labels: Sequence[str]) -> Reader:
@@ -67,6 +82,10 @@ class OutputType(ABC, Generic[Feature]):
     def metrics(self) -> Metrics:
         """Return new metrics, without rows."""
 
+    def head(self, labels: Sequence[str]) -> "Head":
+        """Return the head that predicts the value. `labels` are those of the model; empty if they are not known yet."""
+        raise AssertionError(f"an output of type {self.feature.type} has no head")
+
     def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
         """Return the number of tokens that an answer needs; None if unknown.
 
@@ -74,7 +93,11 @@ class OutputType(ABC, Generic[Feature]):
             labels: Labels of the data, if the file lists none.
             count: Returns the number of tokens of a text.
         """
-        return self.feature.preprocessing.max_sequence_length
+        return self.feature.length_limit
+
+    def truth_of(self, row: Mapping[str, Any]) -> Any:
+        """Return the reference of a row, by feature name, as `metrics` expects it."""
+        return row[self.feature.name]
 
     def columns(self) -> dict[str, ColumnType]:
         """Return the columns of predictions, with their types."""
@@ -89,6 +112,19 @@ class OutputType(ABC, Generic[Feature]):
             scores: Log probabilities of labels, if they were scored.
         """
         return {self.feature.name: value, f"{self.feature.name}_raw": raw}
+
+    def log_probabilities(self, scores: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        """Return the log probability of each label, from the scores of an answer; None without scored labels."""
+        return None
+
+    def cells_of_row(self, value: Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Return values of `columns` that depend on the row, and why the value is incomplete, if it is.
+
+        Args:
+            value: The decoded value; None if there is none.
+            row: The row by column.
+        """
+        return {}, None
 
 
 def clip(text: str, *, most: int = 60) -> str:

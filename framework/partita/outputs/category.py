@@ -10,10 +10,15 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from partita.outputs.base import ColumnType, OutputType, Reader, ReadError, clip
+from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip
+from partita.outputs.label_counts import LabelCounts
+from partita.outputs.label_scores import LabelScores, label_table
 from partita_schema.sections.outputs.category import CategoryOutput, Match
+
+if TYPE_CHECKING:
+    from partita.lm.heads import Head
 
 MARKS = " \t\r\n.,;:!?\"'`*()[]<>\u2018\u2019\u201c\u201d"
 """Characters that may surround a label."""
@@ -22,7 +27,7 @@ SPARE_TOKENS = 8
 
 
 class CategoryType(OutputType[CategoryOutput]):
-    """One label; with scored labels also their probabilities."""
+    """One label; with scored labels or a head also their probabilities."""
 
     def reader(self, labels: Sequence[str]) -> Reader:
         rules, fallback = self.feature.decoder.match or {}, self.feature.fallback_label
@@ -32,7 +37,12 @@ class CategoryType(OutputType[CategoryOutput]):
         return LabelReader(labels, rules=rules, fallback=fallback)
 
     def metrics(self) -> "CategoryMetrics":
-        return CategoryMetrics()
+        return CategoryMetrics(scored=self.feature.has_scores)
+
+    def head(self, labels: Sequence[str]) -> "Head":
+        from partita.lm.heads import ClassificationHead
+
+        return ClassificationHead(tuple(labels))
 
     def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
         most = super().new_tokens(labels, count=count)
@@ -45,17 +55,20 @@ class CategoryType(OutputType[CategoryOutput]):
     def columns(self) -> dict[str, ColumnType]:
         name = self.feature.name
         scored: dict[str, ColumnType] = {f"{name}_probability": "number", f"{name}_probabilities": "json"}
-        return super().columns() | (scored if self.feature.scoring else {})
+        return super().columns() | (scored if self.feature.has_scores else {})
 
     def cells(self, value: Any, raw: str, *, scores: Mapping[str, float] | None) -> dict[str, Any]:
         cells = super().cells(value, raw, scores=scores)
-        if not self.feature.scoring:
+        if not self.feature.has_scores:
             return cells
         name, shares = self.feature.name, probabilities(scores)
         return cells | {
             f"{name}_probability": max(shares.values()) if shares else None,
             f"{name}_probabilities": shares,
         }
+
+    def log_probabilities(self, scores: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        return log_probabilities(scores) if self.feature.has_scores else None
 
 
 class LabelReader(Reader):
@@ -137,36 +150,62 @@ def _needs_boundary(character: str) -> bool:
     return word and unicodedata.east_asian_width(character) not in "WF"
 
 
-class CategoryMetrics:
-    """accuracy; macro_f1 and weighted_f1 over all labels that occur as reference or answer."""
+class CategoryMetrics(Metrics):
+    """accuracy; macro_f1 and weighted_f1 over all labels that occur as reference or answer. With scored labels also
+    auroc and average_precision, the means over labels of one label against all others.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, scored: bool) -> None:
         self.pairs: Counter[tuple[str, str | None]] = Counter()
+        self.scores = LabelScores() if scored else None
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         self.pairs[str(truth), str(value) if valid else None] += 1
         return valid and str(value) == str(truth)
 
+    def add_scores(self, truth: Any, scores: Mapping[str, float] | None) -> None:
+        if self.scores is not None:
+            self.scores.add({str(truth)}, log_probabilities(scores))
+
     def results(self, rows: int) -> dict[str, float]:
-        """Return the accuracy and the means of the labels' F1 scores.
+        """Return the accuracy and the means of the labels' metrics.
 
         An unreadable answer counts as a miss but is not a label itself, because its F1 would always be 0.
         """
-        true_counts: Counter[str] = Counter()
-        answer_counts: Counter[str | None] = Counter()
+        counts = self._counts()
+        metrics = {
+            "accuracy": counts.shared.total() / rows,
+            "macro_f1": counts.macro_f1() or 0.0,
+            "weighted_f1": counts.weighted_f1(),
+        }
+        return metrics if self.scores is None else metrics | self.scores.means(self.scores.by_label())
+
+    def details(self) -> dict[str, Any]:
+        """Return `per_label`, the metrics of each label, and `confusion`, the number of rows of each pair of labels.
+
+        A pair has the keys `correct`, `answer`, which is None if there is no readable answer, and `rows`.
+        """
+        pairs = sorted(self.pairs.items(), key=lambda pair: (pair[0][0], pair[0][1] or "", pair[0][1] is None))
+        confusion = [{"correct": truth, "answer": answer, "rows": count} for (truth, answer), count in pairs]
+        return {"per_label": label_table(self._counts(), self.scores), "confusion": confusion}
+
+    def _counts(self) -> LabelCounts:
+        counts = LabelCounts()
         for (truth, answer), count in self.pairs.items():
-            true_counts[truth] += count
-            answer_counts[answer] += count
-        labels = true_counts.keys() | {answer for answer in answer_counts if answer is not None}
-        f1 = {
-            label: 2 * self.pairs[label, label] / (true_counts[label] + answer_counts[label])
-            for label in sorted(labels)
-        }
-        return {
-            "accuracy": sum(self.pairs[label, label] for label in f1) / rows,
-            "macro_f1": math.fsum(f1.values()) / len(f1),
-            "weighted_f1": math.fsum(true_counts[label] * score for label, score in f1.items()) / rows,
-        }
+            counts.true[truth] += count
+            if answer is not None:
+                counts.answered[answer] += count
+                counts.shared[truth] += count * (answer == truth)
+        return counts
+
+
+def log_probabilities(scores: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Return the normalized log probabilities of labels, from scores that differ from them by a constant."""
+    if scores is None:
+        return None
+    best = max(scores.values())
+    total = best + math.log(math.fsum(math.exp(score - best) for score in scores.values()))
+    return {label: score - total for label, score in scores.items()}
 
 
 def probabilities(scores: Mapping[str, float] | None) -> dict[str, float] | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from partita.lm.base import GenerationOptions, Label
+from partita.lm.base import AnswerForm, GenerationOptions, Label
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.sections.outputs import OutputFeature
@@ -32,11 +32,22 @@ def in_form(
     Raises:
         ModelError: Two labels to score have the same tokens.
     """
+    if config.head_output is not None:
+        return options
+    if config.answers_in_sequence:
+        return replace(options, forms=tuple(form_of(one, labels, encoder) for one in config.output_features))
     grammar = answer_grammar(config.output_features, labels=labels)
     output = config.output_features[0]
     if output.scoring:
         return replace(options, labels=scored_labels(output, labels, encoder))
     return replace(options, grammar=grammar)
+
+
+def form_of(output: OutputFeature, labels: Mapping[str, Sequence[str]], encoder: AnswerEncoder) -> AnswerForm:
+    """Return the constraints of an output that is answered by itself, in sequence with others."""
+    if output.scoring:
+        return AnswerForm(labels=scored_labels(output, labels, encoder))
+    return AnswerForm(grammar=answer_grammar([output], labels=labels))
 
 
 def scored_labels(

@@ -1,9 +1,11 @@
 """Parse an answer's text into the values of the output features.
 
 With one output, the answer is its value. With several, the answer is one JSON object with the outputs' names as
-keys, and each member is parsed by the type of its output. No text raises: an unreadable output is None with a reason.
+keys, and each member is parsed by the type of its output. If the outputs of a dialogue turn are answered in sequence,
+the members are the texts of their answers. No text raises: an unreadable output is None with a reason.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +40,7 @@ class Decoder:
         `labels` holds the labels found in the data, by output name, for outputs without configured labels. Raises
         ConfigError if an output has no labels.
         """
+        self._in_sequence = config.answers_in_sequence
         self._readers = {
             feature.name: _reader(feature, seen=labels.get(feature.name, ()), path=f"output_features[{index}]")
             for index, feature in enumerate(config.output_features)
@@ -52,6 +55,9 @@ class Decoder:
         """Parse an answer; never raises."""
         if len(self._readers) == 1:
             return _combine({name: _read_text(reader, text) for name, reader in self._readers.items()})
+        if self._in_sequence:
+            texts: dict[str, str] = json.loads(text)
+            return _combine({name: _read_text(reader, texts[name]) for name, reader in self._readers.items()})
         try:
             members: dict[str, Any] = find_json(text, check=self._is_answer)
         except ReadError as reason:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from partita.outputs.base import OutputType, Reader, ReadError
+from partita.outputs.base import Metrics, OutputType, Reader, ReadError
 from partita.outputs.find_json import find_json
 from partita_schema.json_values import json_validator, schema_mistake
 from partita_schema.sections.outputs.json import JsonOutput
@@ -62,14 +62,15 @@ class JsonReader(Reader):
         return value
 
 
-class JsonMetrics:
-    """exact_match, valid; for objects field_accuracy over all fields, and field.NAME for each."""
+class JsonMetrics(Metrics):
+    """exact_match, valid; for objects field_accuracy over all fields, and field.NAME for each; and those of slots."""
 
     def __init__(self) -> None:
         self.right = self.valid = 0
         self.fields: Counter[str] = Counter()
         self.right_fields: Counter[str] = Counter()
         self.all_fields = self.all_right_fields = 0
+        self.slots = SlotMetrics()
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         right = valid and canonical(value) == canonical(truth)
@@ -82,6 +83,8 @@ class JsonMetrics:
             if name in self.fields or len(self.fields) < MAX_FIELDS:
                 self.fields[name] += 1
                 self.right_fields[name] += holds
+        if isinstance(truth, dict):
+            self.slots.add(truth, value if valid else None, right=right)
         return right
 
     def results(self, rows: int) -> dict[str, float]:
@@ -89,7 +92,71 @@ class JsonMetrics:
         if self.all_fields:
             metrics["field_accuracy"] = self.all_right_fields / self.all_fields
         by_name = {f"field.{name}": self.right_fields[name] / count for name, count in self.fields.items()}
-        return metrics | by_name
+        return metrics | by_name | self.slots.results()
+
+
+class SlotMetrics:
+    """Metrics of dialogue state tracking over the rows whose reference is an object.
+
+    A slot is the path of a value that is no object, such as `hotel.area`. An unreadable answer has no slots.
+
+    joint_accuracy: the share of rows in which the whole state is right, or joint goal accuracy (Henderson et al. 2014,
+    "The Second Dialog State Tracking Challenge"). slot_accuracy: the mean over rows and slots of whether the slot is
+    right, that is equal or absent in both states (Wu et al. 2019, "Transferable Multi-Domain State Generator"); its
+    slots are those of all references, because there is no ontology. Most slots are absent in most states, so this is
+    close to 1 even for an empty state. slot_f1: the micro-averaged F1 score of slots with their values, where slots
+    that only the answer has count as well; slot.PATH: the same for one slot of the references. If there are no slots at
+    all, these are the joint accuracy.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self.right_rows = 0
+        self.true_counts: Counter[str] = Counter()
+        self.answer_counts: Counter[str] = Counter()
+        self.right_counts: Counter[str] = Counter()
+        self.wrong_rows: Counter[str] = Counter()
+
+    def add(self, truth: Any, value: Any, *, right: bool) -> None:
+        """Add one row; `value` is None if the answer is unreadable."""
+        wanted, answered = slots_of(truth), slots_of(value)
+        shared = {path for path, content in wanted.items() if answered.get(path) == content}
+        self.rows += 1
+        self.right_rows += right
+        self.true_counts.update(wanted.keys())
+        self.answer_counts.update(answered.keys())
+        self.right_counts.update(shared)
+        self.wrong_rows.update((wanted.keys() | answered.keys()) - shared)
+
+    def results(self) -> dict[str, float]:
+        """Return the metrics of all rows so far; none without rows."""
+        if not self.rows:
+            return {}
+        joint, slots = self.right_rows / self.rows, sorted(self.true_counts)
+        wrong, count = sum(self.wrong_rows[path] for path in slots), self.rows * len(slots)
+        total = self.true_counts.total() + self.answer_counts.total()
+        by_slot = {
+            f"slot.{path}": 2 * self.right_counts[path] / (self.true_counts[path] + self.answer_counts[path])
+            for path in slots[:MAX_FIELDS]
+        }
+        return {
+            "joint_accuracy": joint,
+            "slot_accuracy": 1 - wrong / count if count else joint,
+            "slot_f1": 2 * self.right_counts.total() / total if total else joint,
+            **by_slot,
+        }
+
+
+def slots_of(value: Any, path: str = "") -> dict[str, str]:
+    """Return the values of a state by path, in their canonical form. A value that is no object has no slots."""
+    if not isinstance(value, dict):
+        return {}
+    slots: dict[str, str] = {}
+    for name, content in value.items():
+        inner = f"{path}{name}"
+        slots |= (
+            slots_of(content, f"{inner}.") if isinstance(content, dict) and content else {inner: canonical(content)}
+        )
+    return slots
 
 
 def canonical(value: Any) -> str:

@@ -9,10 +9,13 @@ import math
 import re
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from partita.outputs.base import OutputType, Reader, ReadError, clip, exact_sum
+from partita.outputs.base import Metrics, OutputType, Reader, ReadError, clip, exact_sum
 from partita_schema.sections.outputs.number import NumberDecoder, NumberOutput
+
+if TYPE_CHECKING:
+    from partita.lm.heads import Head
 
 SEPARATORS = ",_'\u2019 \u00a0\u202f"
 """Thousands separators; a number must use the same one throughout."""
@@ -43,6 +46,11 @@ class NumberType(OutputType[NumberOutput]):
 
     def reader(self, labels: Sequence[str]) -> Reader:
         return NumberReader(self.feature.decoder)
+
+    def head(self, labels: Sequence[str]) -> "Head":
+        from partita.lm.heads import RegressionHead
+
+        return RegressionHead(minimum=self.feature.decoder.minimum, maximum=self.feature.decoder.maximum)
 
     def metrics(self) -> "NumberMetrics":
         return NumberMetrics()
@@ -119,7 +127,7 @@ def _value(number: re.Match[str]) -> float:
     return int(digits) if whole else value
 
 
-class NumberMetrics:
+class NumberMetrics(Metrics):
     """exact_match; over the numeric answers mae, mse and rmse (infinite without any) and r2."""
 
     def __init__(self) -> None:
@@ -155,6 +163,6 @@ class NumberMetrics:
             return -math.inf
         mean = exact_sum(self.truths) / len(self.truths)
         variance = exact_sum((truth - mean) * (truth - mean) for truth in self.truths) / len(self.truths)
-        if not variance:
+        if not variance or min(self.truths) == max(self.truths):  # the mean of equal numbers may differ from them
             return 0.0 if mse else 1.0
         return 1 - mse / variance

@@ -1,14 +1,19 @@
 """The table of output types; the table of their sections is in `partita_schema.sections.outputs`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from partita.outputs.base import OutputType
 from partita.outputs.category import CategoryType
+from partita.outputs.embedding import EmbeddingType
 from partita.outputs.json import JsonType
 from partita.outputs.number import NumberType
+from partita.outputs.score import ScoreType
 from partita.outputs.set import SetType
+from partita.outputs.tags import TagsType
 from partita.outputs.text import TextType
 from partita_schema.config import Config
+from partita_schema.sections.features import InputFeature
 from partita_schema.sections.outputs import OutputFeature
 
 OUTPUT_TYPES: dict[str, type[OutputType[Any]]] = {
@@ -17,14 +22,18 @@ OUTPUT_TYPES: dict[str, type[OutputType[Any]]] = {
     "number": NumberType,
     "json": JsonType,
     "set": SetType,
+    "tags": TagsType,
+    "score": ScoreType,
+    "embedding": EmbeddingType,
 }
 
 
-def output_type(feature: OutputFeature) -> OutputType[Any]:
-    """Return the type of an output."""
-    return OUTPUT_TYPES[feature.type](feature)
+def output_type(feature: OutputFeature, *, inputs: Sequence[InputFeature] = ()) -> OutputType[Any]:
+    """Return the type of an output. `inputs` are the inputs of the rows, which some types show in predictions."""
+    return OUTPUT_TYPES[feature.type](feature, inputs=inputs)
 
 
 def output_types(config: Config) -> dict[str, OutputType[Any]]:
     """Return the types of all outputs by name, in the order of the file."""
-    return {feature.name: output_type(feature) for feature in config.output_features}
+    inputs = config.input_features
+    return {feature.name: output_type(feature, inputs=inputs) for feature in config.output_features}

@@ -23,6 +23,8 @@ class OutputScores:
     """Metrics of each output, by name."""
     overall: Mapping[str, float] = field(default_factory=dict)
     """exact_match: the share of rows with every output right; n: the number of rows."""
+    details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Tables of each output, by name, such as the metrics of each label; see `Metrics.details`."""
 
     @property
     def flat(self) -> dict[str, float]:
@@ -35,21 +37,37 @@ class Scorer:
     """Accumulates metrics row by row."""
 
     def __init__(self, config: Config) -> None:
-        self._metrics = {name: output.metrics() for name, output in output_types(config).items()}
+        self._outputs = output_types(config)
+        self._metrics = {name: output.metrics() for name, output in self._outputs.items()}
         self._counts = {feature.name: _Counts() for feature in config.output_features}
+        self._in_sequence = config.answers_in_sequence
         self._rows = self._all_right = 0
 
-    def add(self, truth: Mapping[str, Any], decoded: Decoded, *, answered: bool) -> None:
-        """Score one row.
+    def add(
+        self,
+        truth: Mapping[str, Any],
+        decoded: Decoded,
+        *,
+        answered: bool,
+        scores: Mapping[str, Any] | None = None,
+    ) -> dict[str, bool]:
+        """Score one row, and return whether each output is right, by name.
 
         Args:
-            truth: The reference of each output, by name.
+            truth: The row by feature name, with the reference of each output.
             decoded: The values of the answer.
             answered: Whether there is an answer.
+            scores: Log probability of each label, if labels were scored; by output if answers follow one another.
         """
-        right = [self._add_output(name, truth[name], decoded, answered=answered) for name in self._metrics]
+        right = {}
+        for name, metrics in self._metrics.items():
+            valid, reference = name not in decoded.errors, self._outputs[name].truth_of(truth)
+            self._counts[name].add(answered=answered, valid=valid)
+            right[name] = metrics.add(reference, decoded.values[name], valid=valid)
+            metrics.add_scores(reference, scores_of(name, scores, in_sequence=self._in_sequence))
         self._rows += 1
-        self._all_right += all(right)
+        self._all_right += all(right.values())
+        return right
 
     def scores(self) -> OutputScores:
         """Return the metrics of all rows so far."""
@@ -58,12 +76,20 @@ class Scorer:
         outputs = {
             name: metrics.results(self._rows) | self._counts[name].results() for name, metrics in self._metrics.items()
         }
-        return OutputScores(outputs, {"exact_match": self._all_right / self._rows, "n": float(self._rows)})
+        overall = {"exact_match": self._all_right / self._rows, "n": float(self._rows)}
+        details = {name: metrics.details() for name, metrics in self._metrics.items()}
+        return OutputScores(outputs, overall, details)
 
-    def _add_output(self, name: str, truth: Any, decoded: Decoded, *, answered: bool) -> bool:
-        valid = name not in decoded.errors
-        self._counts[name].add(answered=answered, valid=valid)
-        return self._metrics[name].add(truth, decoded.values[name], valid=valid)
+
+def scores_of(name: str, scores: Mapping[str, Any] | None, *, in_sequence: bool) -> Mapping[str, float] | None:
+    """Return the log probabilities of the labels of an output, from those of an answer; None without any.
+
+    Args:
+        name: Name of the output.
+        scores: Log probability of each label; by output if answers follow one another.
+        in_sequence: Whether answers follow one another.
+    """
+    return (scores or {}).get(name) if in_sequence else scores
 
 
 class _Counts:

@@ -7,13 +7,18 @@ guess; one that is named twice counts once.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from partita.outputs.base import OutputType, Reader, ReadError, clip, exact_sum
+from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip, exact_sum
 from partita.outputs.find_json import find_json
+from partita.outputs.label_counts import LabelCounts
+from partita.outputs.label_scores import LabelScores, label_table
 from partita_schema.cells import compact_json
 from partita_schema.sections.outputs.set import SetOutput
+
+if TYPE_CHECKING:
+    from partita.lm.heads import Head
 
 MARKS = ".\"'`"
 """Characters that may surround a label between commas."""
@@ -22,7 +27,7 @@ SPARE_TOKENS = 16
 
 
 class SetType(OutputType[SetOutput]):
-    """A list of labels, in the order of all labels."""
+    """A list of labels, in the order of all labels; with a head also the probability of each label."""
 
     column: ClassVar = "json"
 
@@ -30,7 +35,26 @@ class SetType(OutputType[SetOutput]):
         return CommaReader(labels) if self.feature.answer_format == "comma" else ArrayReader(labels)
 
     def metrics(self) -> "SetMetrics":
-        return SetMetrics()
+        return SetMetrics(scored=self.feature.has_scores)
+
+    def head(self, labels: Sequence[str]) -> "Head":
+        from partita.lm.heads import MultiLabelHead
+
+        return MultiLabelHead(tuple(labels), threshold=self.feature.decoder.threshold, write=self.feature.answer_text)
+
+    def columns(self) -> dict[str, ColumnType]:
+        scored: dict[str, ColumnType] = {f"{self.feature.name}_probabilities": "json"}
+        return super().columns() | (scored if self.feature.has_scores else {})
+
+    def cells(self, value: Any, raw: str, *, scores: Mapping[str, float] | None) -> dict[str, Any]:
+        cells = super().cells(value, raw, scores=scores)
+        if not self.feature.has_scores:
+            return cells
+        shares = None if scores is None else {label: math.exp(score) for label, score in scores.items()}
+        return cells | {f"{self.feature.name}_probabilities": shares}
+
+    def log_probabilities(self, scores: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        return scores if self.feature.has_scores else None
 
     def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
         most, known = super().new_tokens(labels, count=count), self.feature.answer_labels(labels)
@@ -92,43 +116,45 @@ class CommaReader(SetReader):
         return next((text for text in candidates if self.label_of(text) is not None), part)
 
 
-class SetMetrics:
+class SetMetrics(Metrics):
     """exact_match; micro_f1 over all labels of all rows; macro_f1, the mean over labels that occur as reference or
-    answer; jaccard, the mean over rows of the shared labels among all labels of reference and answer.
+    answer; jaccard, the mean over rows of the shared labels among all labels of reference and answer. With scored
+    labels also auroc and average_precision, the means over labels.
 
     An unreadable answer is an empty set that is wrong. If no label occurs at all, both F1 scores are the share of exact
     matches.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, scored: bool) -> None:
         self.right = 0
-        self.true_counts: Counter[str] = Counter()
-        self.answer_counts: Counter[str] = Counter()
-        self.shared_counts: Counter[str] = Counter()
+        self.counts = LabelCounts()
         self.shares: Counter[tuple[int, int]] = Counter()
+        self.scores = LabelScores() if scored else None
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         true_labels, answer = set(truth), set(value) if valid else set()
         shared, united = true_labels & answer, true_labels | answer
-        self.true_counts.update(true_labels)
-        self.answer_counts.update(answer)
-        self.shared_counts.update(shared)
+        self.counts.add(true_labels, answer, shared)
         right = valid and true_labels == answer
         self.shares[(1, 1) if right else (len(shared), max(1, len(united)))] += 1
         self.right += right
         return right
 
+    def add_scores(self, truth: Any, scores: Mapping[str, float] | None) -> None:
+        if self.scores is not None:
+            self.scores.add(truth, scores)
+
     def results(self, rows: int) -> dict[str, float]:
-        exact = self.right / rows
-        labels = sorted(self.true_counts.keys() | self.answer_counts.keys())
-        named = self.true_counts.total() + self.answer_counts.total()
+        exact, micro, macro_f1 = self.right / rows, self.counts.micro(), self.counts.macro_f1()
         jaccard = exact_sum(count * shared / united for (shared, united), count in self.shares.items()) / rows
-        return {
+        metrics = {
             "exact_match": exact,
-            "micro_f1": 2 * self.shared_counts.total() / named if named else exact,
-            "macro_f1": math.fsum(map(self._f1, labels)) / len(labels) if labels else exact,
+            "micro_f1": exact if micro is None else micro["f1"],
+            "macro_f1": exact if macro_f1 is None else macro_f1,
             "jaccard": jaccard,
         }
+        return metrics if self.scores is None else metrics | self.scores.means(self.scores.by_label())
 
-    def _f1(self, label: str) -> float:
-        return 2 * self.shared_counts[label] / (self.true_counts[label] + self.answer_counts[label])
+    def details(self) -> dict[str, Any]:
+        """Return `per_label`, the metrics of each label."""
+        return {"per_label": label_table(self.counts, self.scores)}

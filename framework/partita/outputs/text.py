@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from partita.outputs.base import OutputType, Reader, exact_sum
+from partita.outputs.base import Metrics, OutputType, Reader, exact_sum
 from partita_schema.sections.outputs.text import TextOutput
 
 ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
@@ -36,7 +36,7 @@ class TextReader(Reader):
         return text.strip()
 
 
-class TextMetrics:
+class TextMetrics(Metrics):
     """exact_match; rouge_1, rouge_2 and rouge_l (Lin 2004, 0 to 1), and bleu (Papineni et al. 2002, corpus, 0 to 100).
 
     BLEU uses only the n-gram orders that the answers have: answers shorter than four words have no 4-grams and would

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from partita.outputs.decode import Decoder
 from partita.outputs.json import canonical
 from partita.outputs.scores import OutputScores, Scorer
-from partita_schema.sections.outputs import SHARED_METRICS
+from partita_schema.sections.outputs import METRICS_BY_NAME, SHARED_METRICS
+
+from .conftest import config_of
 
 LABELS = ["cat", "dog", "fish"]
 CATEGORY = {"name": "kind", "type": "category", "decoder": {"labels": LABELS}}
@@ -24,12 +26,14 @@ WORDS = ["the", "a", "dog", "cat", "sat", "on", "under", "mat,", "and", "ran", "
 def score(make_config: Any) -> Any:
     """Return a function that scores pairs of the truth by output and an answer, or None for an error."""
 
-    def call(*pairs: tuple[dict[str, Any], str | None], outputs: Sequence[Any]) -> OutputScores:
+    def call(
+        *pairs: tuple[dict[str, Any], str | None], outputs: Sequence[Any], scores: Sequence[Any] | None = None
+    ) -> OutputScores:
         config = make_config(*outputs)
         decoder, scorer = Decoder(config, labels={}), Scorer(config)
-        for truth, text in pairs:
+        for (truth, text), of_row in zip(pairs, scores or [None] * len(pairs), strict=True):
             decoded = decoder.without_answer("error") if text is None else decoder.decode(text)
-            scorer.add(truth, decoded, answered=text is not None)
+            scorer.add(truth, decoded, answered=text is not None, scores=of_row)
         return scorer.scores()
 
     return call
@@ -83,6 +87,79 @@ def test_unreadable_and_missing_answers_are_wrong_and_counted(score: Any) -> Non
     assert (result["exact_match"], result["n"]) == (0.25, 4)
 
 
+def test_the_metrics_of_each_label_equal_scikit_learns(score: Any) -> None:
+    from sklearn.metrics import precision_recall_fscore_support
+
+    dice = random.Random(4)
+    truths = dice.choices(LABELS, weights=[5, 3, 1], k=100)
+    answers = [truth if dice.random() < 0.6 else dice.choice([*LABELS, "bird"]) for truth in truths]
+    pairs = [({"kind": truth}, text) for truth, text in zip(truths, answers, strict=True)]
+    per_label = score(*pairs, outputs=[CATEGORY]).details["kind"]["per_label"]
+    columns = precision_recall_fscore_support(truths, answers, labels=LABELS, zero_division=0.0)
+    assert list(per_label) == LABELS
+    for label, *values in zip(LABELS, *columns, strict=True):
+        names = ("precision", "recall", "f1", "support")
+        assert per_label[label] == {name: pytest.approx(value) for name, value in zip(names, values, strict=True)}
+
+
+def test_the_confusion_of_labels_is_a_list_of_pairs_with_their_rows(score: Any) -> None:
+    truths = ["dog", "cat", "cat", "cat", "dog", "dog"]
+    answers = ["dog", "dog", "cat", "dog", "bird", None]
+    pairs = [({"kind": truth}, text) for truth, text in zip(truths, answers, strict=True)]
+    assert score(*pairs, outputs=[CATEGORY]).details["kind"]["confusion"] == [
+        {"correct": "cat", "answer": "cat", "rows": 1},
+        {"correct": "cat", "answer": "dog", "rows": 2},
+        {"correct": "dog", "answer": None, "rows": 2},
+        {"correct": "dog", "answer": "dog", "rows": 1},
+    ]
+
+
+def test_scored_labels_have_the_areas_of_scikit_learn(score: Any) -> None:
+    from sklearn.metrics import average_precision_score, roc_auc_score
+    from sklearn.preprocessing import label_binarize
+
+    dice = random.Random(5)
+    truths = [*LABELS, *dice.choices(LABELS, weights=[5, 3, 1], k=117)]
+    logits = [{label: dice.gauss(2.0 * (label == truth), 1.5) for label in LABELS} for truth in truths]
+    answers = [max(row, key=lambda label, row=row: row[label]) for row in logits]
+    pairs = [({"kind": truth}, text) for truth, text in zip(truths, answers, strict=True)]
+    scored = {**CATEGORY, "decoder": {"labels": LABELS, "scoring": True}}
+    result = score(*pairs, outputs=[scored], scores=logits)
+    weights = [[math.exp(row[label]) for label in LABELS] for row in logits]
+    shares = [[weight / sum(row) for weight in row] for row in weights]
+    auroc = roc_auc_score(truths, shares, multi_class="ovr", average="macro", labels=LABELS)
+    binary = label_binarize(truths, classes=LABELS)
+    assert result.outputs["kind"]["auroc"] == pytest.approx(auroc, abs=1e-12)
+    assert result.outputs["kind"]["average_precision"] == pytest.approx(
+        average_precision_score(binary, shares, average="macro"), abs=1e-12
+    )
+    for index, label in enumerate(LABELS):
+        of_label = result.details["kind"]["per_label"][label]
+        column = [row[index] for row in shares]
+        assert of_label["auroc"] == pytest.approx(roc_auc_score(binary[:, index], column), abs=1e-12)
+        assert of_label["average_precision"] == pytest.approx(
+            average_precision_score(binary[:, index], column), abs=1e-12
+        )
+
+
+@given(st.data())
+def test_metrics_do_not_depend_on_the_order_of_the_rows(data: st.DataObject) -> None:
+    config = config_of({**CATEGORY, "decoder": {"labels": LABELS, "scoring": True}})
+    label = st.sampled_from(LABELS)
+    value = st.floats(-5, 0, width=32)
+    row = st.tuples(label, label | st.none(), st.fixed_dictionaries(dict.fromkeys(LABELS, value)) | st.none())
+    rows = data.draw(st.lists(row, min_size=1, max_size=12))
+
+    def scores(rows: Sequence[Any]) -> OutputScores:
+        decoder, scorer = Decoder(config, labels={}), Scorer(config)
+        for truth, text, of_row in rows:
+            decoded = decoder.without_answer("error") if text is None else decoder.decode(text)
+            scorer.add({"kind": truth}, decoded, answered=text is not None, scores=of_row)
+        return scorer.scores()
+
+    assert str(scores(rows)) == str(scores(data.draw(st.permutations(rows))))
+
+
 def test_number_scores_equal_scikit_learns(score: Any) -> None:
     from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, root_mean_squared_error
 
@@ -116,6 +193,11 @@ def test_r2_of_constant_targets_is_1_without_errors_and_otherwise_0(score: Any, 
         assert scores["r2"] == r2_score([3] * len(answers), answers)
 
 
+def test_the_mean_of_constant_targets_is_rounded_and_they_are_constant_nevertheless(score: Any) -> None:
+    scores = score(*(({"age": 0.1}, "0.6") for _ in range(3)), outputs=[NUMBER]).outputs["age"]
+    assert scores["r2"] == 0.0
+
+
 def test_the_largest_floats_do_not_overflow(score: Any) -> None:
     scores = score(({"age": -1e308}, "1e308"), outputs=[NUMBER]).outputs["age"]
     assert scores["rmse"] == math.inf
@@ -138,6 +220,11 @@ def test_json_is_compared_by_value_and_by_field(score: Any) -> None:
         "field_accuracy": 3 / 8,
         "field.city": 0.5,
         "field.count": 0.25,
+        "joint_accuracy": 0.25,
+        "slot_accuracy": 3 / 8,
+        "slot_f1": pytest.approx(2 * 3 / (8 + 5)),
+        "slot.city": pytest.approx(2 * 2 / (4 + 2)),
+        "slot.count": pytest.approx(2 * 1 / (4 + 2)),
         "invalid": 0.25,
         "errors": 0.25,
         "n": 4.0,
@@ -246,7 +333,7 @@ def test_the_registry_of_score_names_equals_the_computed_scores(make_config: Any
     truth = {"c": "a", "n": 1, "j": {"x": 1}, "t": "b"}
     scorer = Scorer(config)
     scorer.add(truth, Decoder(config, labels={}).decode(json.dumps(truth)), answered=True)
-    names = {name for name in scorer.scores().flat if ".field." not in name}
+    names = {name for name in scorer.scores().flat if not any(part in name for part in METRICS_BY_NAME)}
     wanted = {
         f"{output.name}.{metric}" for output in config.output_features for metric in (*output.METRICS, *SHARED_METRICS)
     }
