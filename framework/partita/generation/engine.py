@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.generation.requests import usable_lengths
-from partita.lm.base import BatchWay, GenerationOptions
+from partita.lm.base import AnswerContext, BatchWay, GenerationOptions
 from partita_schema.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,10 @@ class EngineSupport(Protocol):
     @property
     def context_length(self) -> int | None:
         """Longest sequence in tokens."""
+
+    @property
+    def answer_context(self) -> AnswerContext | None:
+        """The context of answers; None if prompt and answer share `context_length`."""
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot use continuous batching; None if they can."""
@@ -44,19 +48,30 @@ def choose_engine(
         options: Generation options.
         max_new_tokens: Limit of generated tokens per row.
     """
-    usable, new_tokens = usable_lengths(lengths, max_new_tokens, context_length=model.context_length)
+    usable, new_tokens = usable_lengths(
+        lengths, max_new_tokens, context_length=model.context_length, answers=model.answer_context
+    )
     reason = model.why_no_slots(options, tokens=int((usable + new_tokens)[usable > 0].max(initial=0)))
     if reason is None:
         return "slots"
-    refuse_without_slots(options, reason)
     way = way_for(model, usable, new_tokens, options=options)
-    logger.info("answers are generated %s", way.describe(reason))
+    refuse_without_slots(options, reason, way=way)
+    if max_new_tokens:  # a head generates nothing
+        logger.info("answers are generated %s", way.describe(reason))
     return "static"
 
 
-def refuse_without_slots(options: GenerationOptions, reason: str) -> None:
-    """Raise ModelError if the options constrain answers in a way that needs continuous batching."""
-    key = "decoder.scoring" if options.labels else "decoder.constrain" if options.grammar is not None else None
+def refuse_without_slots(options: GenerationOptions, reason: str, *, way: BatchWay) -> None:
+    """Raise ModelError if the options constrain answers in a way that needs continuous batching.
+
+    Args:
+        options: Generation options.
+        reason: Why continuous batching cannot be used.
+        way: What the model supports without it.
+    """
+    key = "decoder.scoring" if options.scores_labels else "decoder.constrain" if options.is_constrained else None
+    if key == "decoder.scoring" and way.scores_labels:
+        return
     if key is not None:
         raise ModelError(f"{key} needs continuous batching, which is not available here: {reason}; remove {key}")
 

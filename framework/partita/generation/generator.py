@@ -8,10 +8,11 @@ import numpy.typing as npt
 
 from partita.generation.engine import Engine, choose_engine
 from partita.generation.prompts import Lengths, common_beginning
-from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings, RowRequests
+from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings, RowRequests, usable_lengths
 from partita.generation.scheduler import Scheduler
+from partita.generation.sequences import generate_in_sequence
 from partita.generation.static_batches import generate_in_batches, requests_in_batches
-from partita.lm.base import Generated, GenerationOptions, GenerationRequest, GenerativeModel
+from partita.lm.base import AnswerContext, Generated, GenerationOptions, GenerationRequest, GenerativeModel
 from partita.lm.continuation import decode_continuation
 from partita_schema.errors import DataError, ModelError
 
@@ -22,6 +23,10 @@ class Generator(Protocol):
     @property
     def context_length(self) -> int | None:
         """Longest sequence in tokens; None if there is no limit or it is unknown."""
+
+    @property
+    def answer_context(self) -> AnswerContext | None:
+        """The context of answers; None if prompt and answer share `context_length`."""
 
     @property
     def tokenizer(self) -> Any:
@@ -58,6 +63,11 @@ class LocalGenerator:
         return self.lm.context_length
 
     @property
+    def answer_context(self) -> AnswerContext | None:
+        """The context of answers; None if prompt and answer share `context_length`."""
+        return self.lm.answer_context
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer of the model."""
         return self.lm.tokenizer
@@ -73,7 +83,10 @@ class LocalGenerator:
 
     def generate(self, job: GenerationJob, *, done: npt.NDArray[np.bool_]) -> Iterator[BatchResult]:
         """Generate answers for all rows with a prompt that are not `done`, [rows], and yield them as they finish."""
-        work = job.requests(context_length=self.context_length)
+        if job.sequence is not None:
+            yield from generate_in_sequence(self.lm, job, done=done)
+            return
+        work = job.requests(context_length=self.context_length, answers=self.answer_context)
         if job.engine == "static":
             yield from generate_in_batches(self.lm, work, job.settings, done=done)
         else:
@@ -149,10 +162,12 @@ def plain_requests(
     for ids in (lm.tokenizer(text)["input_ids"] for text in texts):
         if not ids:
             raise DataError("a prompt is empty; write at least a character")
-        if context is not None and len(ids) >= context:
+        usable, most = usable_lengths(
+            np.array([len(ids)]), max_new_tokens, context_length=context, answers=lm.answer_context
+        )
+        if not usable[0]:
             raise DataError(f"a prompt has {len(ids):,} tokens and the model's context is {context:,}; shorten it")
-        max_tokens = max_new_tokens if context is None else min(max_new_tokens, context - len(ids))
-        requests.append(GenerationRequest(ids, max_tokens, key=len(requests).to_bytes(8, "little")))
+        requests.append(GenerationRequest(ids, int(most[0]), key=len(requests).to_bytes(8, "little")))
     return requests
 
 

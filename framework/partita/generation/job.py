@@ -13,7 +13,14 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, PredictionStats, answer_of
 from partita.generation.prompts import PromptEncoder, PromptSource
 from partita.generation.record import PredictionRecord, Status
-from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings, RowResult, unanswerable
+from partita.generation.requests import (
+    AnswerSequence,
+    BatchResult,
+    GenerationJob,
+    GenerationSettings,
+    RowResult,
+    unanswerable,
+)
 from partita.lm.base import GenerationOptions
 from partita.outputs.decode import Decoder
 from partita_schema.config import Config
@@ -123,7 +130,9 @@ class PredictionParts:
     """Parses answers."""
     generation: GenerationOptions
     max_new_tokens: int
-    """Limit of generated tokens per answer."""
+    """Limit of generated tokens per answer, and of the prompt tokens between the answers of a sequence."""
+    sequence: AnswerSequence | None = None
+    """The answers to a row that follow one another; None if there is one."""
 
     @property
     def row_schema(self) -> "Schema":
@@ -153,7 +162,9 @@ class PredictionParts:
             prompts.lengths, options=self.generation, max_new_tokens=self.max_new_tokens
         )
         settings = GenerationSettings(self.generation, budget(prompts), self.sampling_seed, process_group=process_group)
-        job = GenerationJob(prompts, settings, engine=engine, max_new_tokens=self.max_new_tokens)
+        job = GenerationJob(
+            prompts, settings, engine=engine, max_new_tokens=self.max_new_tokens, sequence=self.sequence
+        )
         return PredictionJob(self.generator, self.decoder, job)
 
 
@@ -195,7 +206,12 @@ class PredictionJob:
         def number(row: int) -> int:
             return attempts(row) + 1
 
-        errors = unanswerable(self.prompts, context_length=self.generator.context_length)
+        errors = unanswerable(
+            self.prompts,
+            max_new_tokens=self.job.max_new_tokens,
+            context_length=self.generator.context_length,
+            answers=self.generator.answer_context,
+        )
         known: list[tuple[int, Status, str]] = [
             *((row, "skipped", reason) for row, reason in self.prompts.skipped.items()),
             *((row, "error", reason) for row, reason in errors.items()),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -178,17 +179,9 @@ def predict_rows(
     """
     fingerprint = {**files.fingerprint, "answers": _answers_part(parts)}
     rows = AllRows(rows, bad)
-    shown = progress if len(rows) >= READING_IS_SHOWN else None
-    with _display(shown, "reading", total=len(rows)) as display:
-        prompts = EncodedPrompts(
-            rows,
-            parts.encoder,
-            parts.row_schema,
-            fingerprint=fingerprint_of(fingerprint),
-            progress=display.advance,
-            process_group=process_group,
-            unreadable=rows.unreadable,
-        )
+    prompts = _encode_prompts(
+        parts, rows, fingerprint=fingerprint_of(fingerprint), progress=progress, process_group=process_group
+    )
     job = parts.job(prompts, budget, process_group=process_group)
     with (
         job.job.settings.budget.guard(),
@@ -212,6 +205,36 @@ def predict_rows(
         )
         predictions.path = output
     return predictions
+
+
+def _encode_prompts(
+    parts: PredictionParts,
+    rows: AllRows,
+    *,
+    fingerprint: str,
+    progress: ShowProgress | None,
+    process_group: ProcessGroup,
+) -> EncodedPrompts:
+    """Tokenize the prompts of all rows, with a progress display if there are many.
+
+    Args:
+        parts: What turns rows into prompts.
+        rows: Readable and unreadable rows.
+        fingerprint: Hash of what determines an answer.
+        progress: Opens a progress display.
+        process_group: The ranks that share the rows.
+    """
+    shown = progress if len(rows) >= READING_IS_SHOWN else None
+    with _display(shown, "reading", total=len(rows)) as display:
+        return EncodedPrompts(
+            rows,
+            parts.encoder,
+            parts.row_schema,
+            fingerprint=fingerprint,
+            progress=display.advance,
+            process_group=process_group,
+            unreadable=rows.unreadable,
+        )
 
 
 def _warn_of_unanswered(stats: PredictionStats) -> None:
@@ -311,7 +334,7 @@ def default_new_tokens(
 ) -> int:
     """Return the limit of generated tokens per answer.
 
-    generation.max_new_tokens if set. Otherwise the sum over the outputs of decoder.max_new_tokens, else
+    0 with a head. generation.max_new_tokens if set. Otherwise the sum over the outputs of decoder.max_new_tokens, else
     preprocessing.max_sequence_length, else for a category the tokens of its longest label plus a margin, else
     `otherwise`; with several outputs, plus the tokens of the surrounding JSON object.
 
@@ -321,14 +344,30 @@ def default_new_tokens(
         labels: Labels by output.
         otherwise: Tokens for an output without a limit.
     """
+    if config.head_output is not None:
+        return 0
     if config.generation.max_new_tokens is not None:
         return config.generation.max_new_tokens
+    needed = new_tokens_by_output(config, tokenizer=tokenizer, labels=labels, otherwise=otherwise)
+    around = 0
+    if len(needed) > 1:
+        around = sum(count_tokens(tokenizer, f'"{name}": "", ') for name in needed) + count_tokens(tokenizer, "{}")
+    return sum(needed.values()) + around
 
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False))
 
-    outputs = output_types(config)
-    counts = [output.new_tokens(labels.get(name, ()), count=count) for name, output in outputs.items()]
-    needed = sum(otherwise if tokens is None else tokens for tokens in counts)
-    around = sum(count(f'"{name}": "", ') for name in outputs) + count("{}") if len(outputs) > 1 else 0
-    return needed + around
+def new_tokens_by_output(
+    config: Config, *, tokenizer: Any, labels: Mapping[str, Sequence[str]], otherwise: int
+) -> dict[str, int]:
+    """Return the limit of generated tokens of each output by itself, by name; see `default_new_tokens`."""
+    if config.generation.max_new_tokens is not None:
+        return {output.name: config.generation.max_new_tokens for output in config.output_features}
+    count = partial(count_tokens, tokenizer)
+    limits = {
+        name: output.new_tokens(labels.get(name, ()), count=count) for name, output in output_types(config).items()
+    }
+    return {name: otherwise if limit is None else limit for name, limit in limits.items()}
+
+
+def count_tokens(tokenizer: Any, text: str) -> int:
+    """Return the number of tokens of a text."""
+    return len(tokenizer.encode(text, add_special_tokens=False))

@@ -166,6 +166,7 @@ class Predictions(Sequence[dict[str, Any]]):
         self._rows, self._decoder = rows, decoder
         self._logprobs: dict[str, ColumnType] = {"logprob": "number"} if config.generation.logprobs else {}
         self._outputs = output_types(config)
+        self._in_sequence = config.answers_in_sequence
         self._journal = Journal.read_only(journal)
         weakref.finalize(self, self._journal.close)
         self._names = _input_names(rows.columns, taken=[FIRST_COLUMN, *self._answer_columns()])
@@ -262,9 +263,14 @@ class Predictions(Sequence[dict[str, Any]]):
             result: dict[str, Any] = {FIRST_COLUMN: self._rows.key(index)}
             result |= {new: row.get(name) for name, new in self._names.items()}
             record, decoded = answer.record, answer.decoded
+            error = answer.error
             for name, output in self._outputs.items():
-                result |= output.cells(decoded.values[name], decoded.raw[name], scores=record.scores)
-            result |= {"status": record.status, "error": answer.error}
+                scores = (record.scores or {}).get(name) if self._in_sequence else record.scores
+                result |= output.cells(decoded.values[name], decoded.raw[name], scores=scores)
+                of_row, reason = output.cells_of_row(decoded.values[name], row)
+                result |= of_row
+                error = error or reason
+            result |= {"status": record.status, "error": error}
             result |= {"finish_reason": record.finish_reason, "tokens": record.tokens}
             yield result | dict.fromkeys(self._logprobs, record.logprob)
 

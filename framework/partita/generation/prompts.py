@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,36 @@ class PromptEncoder(Protocol):
         """Return the prompts of rows, in order; each depends on its own row only."""
 
 
+class OutputPromptEncoder(PromptEncoder, Protocol):
+    """Tokenizes the prompts of rows whose outputs are answered in sequence."""
+
+    def encode_next_output(
+        self,
+        row: Mapping[str, Any],
+        answered: Mapping[str, str],
+        *,
+        key: str,
+        earlier_ids: Sequence[int],
+        earlier_text: str,
+    ) -> EncodedPrompt:
+        """Return the prompt of the next output of a row.
+
+        Args:
+            row: The row, by feature name.
+            answered: The answers to the outputs before it, by name.
+            key: Key of the row.
+            earlier_ids: Token ids of the text so far; empty to tokenize all of it.
+            earlier_text: The text so far: the prompt of the output before, and the answer to it.
+        """
+
+
+class PromptText(NamedTuple):
+    """A text with its tokens, from which the next prompt may continue."""
+
+    text: str = ""
+    ids: Sequence[int] = ()
+
+
 class PromptSource(Protocol):
     """The prompts of a job. Rows are numbered from 0."""
 
@@ -106,6 +136,15 @@ class PromptSource(Protocol):
 
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
         """Return the tokens of these rows' prompts; only for rows with a length."""
+
+    def next_prompt(self, row: int, answered: Mapping[str, str], before: PromptText) -> EncodedPrompt:
+        """Return the prompt of a row's next output, given the answers to those before it.
+
+        Args:
+            row: Index of the row.
+            answered: The answers so far, by output.
+            before: The prompt and the last answer, from which the next prompt continues if it can.
+        """
 
 
 class EncodedPrompts:
@@ -182,6 +221,14 @@ class EncodedPrompts:
             encoded = self._encode(present, list(clean.values()))
             tokenized = {index: list(prompt.input_ids) for index, prompt in zip(present, encoded, strict=True)}
         return [tokenized[index] if index in tokenized else self._held[index] for index in indices]
+
+    def next_prompt(self, row: int, answered: Mapping[str, str], before: PromptText) -> EncodedPrompt:
+        """Return the prompt of a row's next output, given the answers to those before it; see `PromptSource`."""
+        clean = check_rows(self._schema, self._rows.get([row])).clean[0]
+        encoder = cast("OutputPromptEncoder", self._encoder)
+        return encoder.encode_next_output(
+            clean, answered, key=self._rows.key(row), earlier_ids=before.ids, earlier_text=before.text
+        )
 
     def _encoded_part(self, first: int, end: int) -> "EncodedPart":
         """Return the results for a part of the rows."""

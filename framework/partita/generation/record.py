@@ -34,8 +34,8 @@ class PredictionRecord:
     """stop: the model ended the answer; length: it reached the token limit."""
     logprob: float | None = None
     """Natural logarithm of the answer's probability; None if not requested."""
-    scores: dict[str, float] | None = None
-    """Log probability of each label, if labels were scored."""
+    scores: dict[str, Any] | None = None
+    """Log probability of each label, if labels were scored; for several answers, by output."""
     error: str | None = None
     """Why there is no answer."""
     attempt: int = 1

@@ -8,11 +8,45 @@ import numpy.typing as npt
 
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
-from partita.lm.base import SHORTEST_PREFIX, Generated, GenerationOptions
+from partita.lm.base import SHORTEST_PREFIX, AnswerContext, Generated, GenerationOptions
+from partita_schema.cells import compact_json
 from partita_schema.errors import JobError
 from partita_trainers.batch_size.memory import is_broken_device
 from partita_trainers.interrupt import never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+
+
+def first_form(row: int) -> int:
+    """Return 0: the constraints of rows that are answered once."""
+    return 0
+
+
+@dataclass(frozen=True)
+class AnswerSequence:
+    """The answers that follow one another in a turn: one for each output."""
+
+    names: tuple[str, ...]
+    """Names of the outputs, in their order."""
+    new_tokens: tuple[int, ...]
+    """Limit of generated tokens of each output."""
+    question_tokens: tuple[int, ...]
+    """Maximum number of prompt tokens between the end of the answer before each output and its own start."""
+
+    def max_tokens(self, first: int = 0) -> int:
+        """Return the most tokens after the prompt of output number `first` up to the end of the turn."""
+        return sum(self.new_tokens[first:]) + sum(self.question_tokens[first + 1 :])
+
+    def combined(self, answers: Sequence[Generated]) -> Generated:
+        """Return the answers of a turn as one completion, whose text is a JSON object with the texts by name."""
+        scores = {name: one.scores for name, one in zip(self.names, answers, strict=True) if one.scores is not None}
+        logprobs = [answer.logprob for answer in answers if answer.logprob is not None]
+        return Generated(
+            ids=tuple(token for answer in answers for token in answer.ids),
+            text=compact_json({name: answer.text for name, answer in zip(self.names, answers, strict=True)}),
+            finish_reason="length" if any(answer.finish_reason == "length" for answer in answers) else "stop",
+            logprob=sum(logprobs) if len(logprobs) == len(answers) else None,
+            scores=scores or None,
+        )
 
 
 @dataclass(frozen=True)
@@ -31,6 +65,8 @@ class RowRequests:
     """Tokens that all prompts begin with."""
     digests: npt.NDArray[np.void] | None = None
     """Equal for rows with equal prompts; None to generate each row separately."""
+    form: Callable[[int], int] = first_form
+    """Returns the index of a row's constraints in `GenerationOptions.forms`."""
 
     def longest(self, rows: Sequence[int] | npt.NDArray[np.integer]) -> int:
         """Return the most tokens, prompt and answer, that one of these rows may have."""
@@ -62,10 +98,14 @@ class GenerationJob:
     """The engine of `Generator.choose_engine`."""
     max_new_tokens: int
     """Limit of generated tokens per row; less where the context leaves less."""
+    sequence: AnswerSequence | None = None
+    """The answers to each row that follow one another; None if there is one."""
 
-    def requests(self, *, context_length: int | None) -> RowRequests:
+    def requests(self, *, context_length: int | None, answers: AnswerContext | None = None) -> RowRequests:
         """Return the rows with a prompt; those whose prompt fills the context are skipped."""
-        lengths, new_tokens = usable_lengths(self.prompts.lengths, self.max_new_tokens, context_length=context_length)
+        lengths, new_tokens = usable_lengths(
+            self.prompts.lengths, self.max_new_tokens, context_length=context_length, answers=answers
+        )
         samples = self.settings.options.samples
         return RowRequests(
             lengths,
@@ -78,12 +118,28 @@ class GenerationJob:
 
 
 def usable_lengths(
-    lengths: npt.NDArray[np.integer], max_new_tokens: int, *, context_length: int | None
+    lengths: npt.NDArray[np.integer],
+    max_new_tokens: int,
+    *,
+    context_length: int | None,
+    answers: AnswerContext | None = None,
 ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
-    """Return the tokens of each prompt, 0 for those that fill the context, and each row's limit of generated tokens."""
+    """Return the tokens of each prompt, 0 for those that do not fit, and each row's limit of generated tokens.
+
+    If no token is generated, a prompt may fill the context.
+
+    Args:
+        lengths: Tokens of each prompt.
+        max_new_tokens: Limit of generated tokens per row.
+        context_length: Context of the model in tokens.
+        answers: The context of answers, if prompts are not part of it.
+    """
+    if answers is not None:
+        usable = lengths if context_length is None else np.where(lengths > context_length, 0, lengths)
+        return usable, np.full(len(lengths), min(max_new_tokens, answers.length or max_new_tokens))
     if context_length is None:
         return lengths, np.full(len(lengths), max_new_tokens)
-    usable = np.where(lengths >= context_length, 0, lengths)
+    usable = np.where(lengths + min(1, max_new_tokens) > context_length, 0, lengths)
     return usable, np.minimum(max_new_tokens, context_length - usable)
 
 
@@ -153,11 +209,21 @@ class BatchResult:
     """Number of slots in use, summed over the decoding steps."""
 
 
-def unanswerable(prompts: PromptSource, *, context_length: int | None) -> dict[int, str]:
-    """Return the rows that fail before any forward pass, with the reason: no prompt, or one that fills the context."""
+def unanswerable(
+    prompts: PromptSource, *, max_new_tokens: int, context_length: int | None, answers: AnswerContext | None = None
+) -> dict[int, str]:
+    """Return the rows that fail before any forward pass, with the reason: no prompt, or one that does not fit.
+
+    Args:
+        prompts: The prompts.
+        max_new_tokens: Limit of generated tokens per row.
+        context_length: Context of the model in tokens.
+        answers: The context of answers, if prompts are not part of it.
+    """
     errors = dict(prompts.errors)
     if context_length is not None:
-        for row in np.flatnonzero(prompts.lengths >= context_length).tolist():
+        usable, _ = usable_lengths(prompts.lengths, max_new_tokens, context_length=context_length, answers=answers)
+        for row in np.flatnonzero((usable == 0) & (prompts.lengths > 0)).tolist():
             errors[row] = (
                 f"the prompt has {prompts.lengths[row]:,} tokens and the context holds {context_length:,}; "
                 "nothing can be answered"

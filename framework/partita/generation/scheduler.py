@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -305,7 +305,7 @@ class Scheduler:
         logger.info("a step of %s rows failed and they are answered one by one: %s", len(requests), reason)
         settings = GenerationSettings(self.options, self.budget, self.settings.seed)
         for request in requests:
-            work = RowRequests(self.work.lengths, self.work.new_tokens, self.work.fetch, self.work.key)
+            work = replace(self.work, prefix=(), digests=None)
             alone = np.zeros(len(self.work.lengths), dtype=np.bool_)
             alone[request.row] = True
             run = Scheduler(self.lm, work, settings, rows=alone)
@@ -372,7 +372,7 @@ class Scheduler:
         rows = [self.queue.pop() for _ in range(count)]
         prompts = self.work.fetch(rows)
         return [
-            SlotRequest(ids, int(self.work.new_tokens[row]), row, key=self.work.key(row))
+            SlotRequest(ids, int(self.work.new_tokens[row]), row, key=self.work.key(row), form=self.work.form(row))
             for row, ids in zip(rows, prompts, strict=True)
         ]
 

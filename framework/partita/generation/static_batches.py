@@ -59,8 +59,17 @@ def plan_batches(lengths: npt.NDArray[np.integer], *, batch_size: int, way: Batc
     return [group[start : start + most] for group in groups for start in range(0, len(group), most)]
 
 
+Complete = Callable[[Sequence[int], Sequence[GenerationRequest]], list[Generated]]
+"""Returns the completions of rows with these requests."""
+
+
 def generate_in_batches(
-    lm: "GenerativeModel", work: RowRequests, settings: GenerationSettings, *, done: npt.NDArray[np.bool_]
+    lm: "GenerativeModel",
+    work: RowRequests,
+    settings: GenerationSettings,
+    *,
+    done: npt.NDArray[np.bool_],
+    complete: Complete | None = None,
 ) -> Iterator[BatchResult]:
     """Generate answers for all rows with a length that are not `done`, and yield them batch by batch.
 
@@ -71,6 +80,7 @@ def generate_in_batches(
         work: The rows with their prompts.
         settings: How they are generated; the budget is lowered when memory runs out.
         done: Rows that are answered already, [rows].
+        complete: Generates the rows of a batch. Default: one completion by the model for each.
 
     Raises:
         JobError: The device failed.
@@ -93,6 +103,7 @@ def generate_in_batches(
             lengths=work.lengths[rows],
             new_tokens=work.new_tokens[rows],
             wanted=wanted,
+            complete=complete,
         ).generate()
 
 
@@ -155,6 +166,8 @@ class StaticBatch:
     """Limit of generated tokens of each row."""
     wanted: npt.NDArray[np.bool_]
     """Which rows are requested."""
+    complete: Complete | None = None
+    """Generates the rows; None for one completion by the model for each."""
 
     def generate(self) -> Iterator[BatchResult]:
         """Generate the batch, whole or split, and yield the results of the requested rows."""
@@ -229,6 +242,8 @@ class StaticBatch:
             GenerationRequest(tokens, int(self.new_tokens[index]), key=self.key(row))
             for index, row, tokens in zip(indices, rows, self.fetch(rows), strict=True)
         ]
+        if self.complete is not None:
+            return self.complete(rows, requests)
         answers = self.lm.generate(requests, self.settings.options, seed=self.settings.seed)
         if len(answers) != len(requests):
             raise RuntimeError(

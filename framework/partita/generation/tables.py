@@ -117,7 +117,7 @@ def arrow_schema(columns: Mapping[str, ColumnType]) -> "pa.Schema":
     """Return the Arrow schema of a table."""
     import pyarrow as pa
 
-    types = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64()}
+    types = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "vector": pa.list_(pa.float32())}
     return pa.schema([(name, types.get(kind, pa.string())) for name, kind in columns.items()])
 
 
@@ -209,6 +209,8 @@ def _convert(value: Any, kind: ColumnType) -> Any:
     value = plain(value)
     if value is None:
         return None
+    if kind == "vector":
+        return value
     if kind == "json":
         return json.dumps(value, ensure_ascii=False).encode("utf-8", errors="replace").decode()
     if kind == "text":

@@ -189,7 +189,7 @@ def test_an_answer_is_limited_by_the_remaining_context() -> None:
 def test_prompts_that_fill_the_context_are_reported_before_any_forward_pass() -> None:
     lm = ScriptedModel(str.upper, context_length=4)
     prompts = texts(lm, "aaaaa", "bbbb", "ccc")
-    assert unanswerable(prompts, context_length=4) == {
+    assert unanswerable(prompts, max_new_tokens=1, context_length=4) == {
         0: "the prompt has 5 tokens and the context holds 4; nothing can be answered",
         1: "the prompt has 4 tokens and the context holds 4; nothing can be answered",
     }

@@ -1,0 +1,295 @@
+"""Tests of outputs that are answered one after the other: equal to a loop by hand, in any batch, and after failures."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita.data.formatting.build import build_row_tokenizer
+from partita.data.formatting.row_tokenizer import PromptExample
+from partita.data.rows import ListStore, RowKeys, Rows
+from partita.generation.generator import LocalGenerator, generate_requests
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.predict import PredictionFiles, generate_for_rows, predict_rows
+from partita.generation.requests import GenerationSettings
+from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.pipeline.build import PipelineParts, prediction_parts
+from partita_schema.config import Config
+from partita_schema.rows import row_schema
+
+from ..lm.conftest import SCRATCH, load, sharpen
+
+LABELS = ("ask", "tell", "offer")
+STATE = {
+    "name": "state",
+    "type": "json",
+    "decoder": {
+        "constrain": True,
+        "json_schema": {
+            "type": "object",
+            "properties": {"area": {"enum": ["north", "south"]}, "stars": {"enum": [1, 2, 3]}},
+            "required": ["area"],
+            "additionalProperties": False,
+        },
+        "max_new_tokens": 40,
+    },
+}
+ACTION = {"name": "action", "type": "category", "decoder": {"labels": LABELS, "scoring": True}}
+REPLY = {"name": "reply", "type": "text", "column": "content", "decoder": {"max_new_tokens": 6}}
+SPEAKERS = {"speakers": {"user": "U: ", "assistant": "A: "}}
+
+
+def config_of(*outputs: dict[str, Any], context_length: int = 256, **sections: Any) -> Config:
+    return Config.model_validate(
+        {
+            "base_model": SCRATCH | {"architecture": "llama", "context_length": context_length},
+            "input_features": [{"name": "messages", "type": "dialogue"}],
+            "output_features": list(outputs or (STATE, ACTION, REPLY)),
+            "data": {"dialogue": {"answers": "in_sequence", **SPEAKERS}},
+            "trainer": {"type": "none"},
+            **sections,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def lm() -> Any:
+    model = load(config_of(), trainable=False)
+    sharpen(model.module)
+    return model
+
+
+def parts_of(lm: Any, config: Config) -> PipelineParts:
+    context = getattr(config.base_model, "context_length", None)
+    encoder = build_row_tokenizer(config, tokenizer=lm.tokenizer, context_length=context)
+    return prediction_parts(config, lm, LocalGenerator(lm), encoder, folder=Path(), labels={"action": LABELS})
+
+
+def dialogues(count: int, *, longest: int = 40) -> list[dict[str, Any]]:
+    draw = random.Random(3)
+    texts = ["".join(draw.choices("abcdefgh ", k=draw.randint(3, longest))) for _ in range(count)]
+    return [{"messages": [{"role": "user", "content": text}]} for text in texts]
+
+
+def rows_of(values: Sequence[dict[str, Any]]) -> Rows:
+    return Rows(ListStore(values), columns=["messages"], keys=RowKeys.counted("rows", len(values)), fingerprint="f")
+
+
+def answers_of(
+    parts: PipelineParts, rows: Rows, *, batch_size: int = 4, budget: BatchBudget | None = None
+) -> dict[int, dict[str, Any]]:
+    """Return the texts of all outputs, or the error, of each row."""
+    results = {}
+    for answer in generate_for_rows(parts, rows, budget=budget or BatchBudget(batch_size)):
+        assert answer.row not in results
+        text = answer.record.text
+        results[answer.row] = {"error": answer.record.error} if text is None else json.loads(text)
+    return results
+
+
+def by_hand(lm: Any, parts: PipelineParts, row: dict[str, Any]) -> dict[str, str]:
+    """Return the texts of a row's outputs, each generated alone after the ones before it, from its text."""
+    assert parts.sequence is not None
+    texts: dict[str, str] = {}
+    clean = row_schema(parts.config, supervised=False).load(row)
+    for index, name in enumerate(parts.sequence.names):
+        prompt = parts.encoder.encode_next_output(clean, texts, key="k", earlier_ids=(), earlier_text="")
+        texts[name] = alone(lm, parts, prompt, index)
+    return texts
+
+
+def alone(lm: Any, parts: PipelineParts, prompt: PromptExample, index: int) -> str:
+    assert parts.sequence is not None
+    form = parts.generation.forms[index]
+    if form.labels:
+        scores = scores_by_hand(lm, prompt.input_ids)
+        return max(scores, key=lambda label: scores[label])
+    options = replace(parts.generation, forms=(), grammar=form.grammar)
+    request = GenerationRequest(prompt.input_ids, parts.sequence.new_tokens[index])
+    [answer] = generate_requests(lm, [request], GenerationSettings(options, BatchBudget(1), seed=1))
+    return answer.text
+
+
+def scores_by_hand(lm: Any, prompt: Sequence[int]) -> dict[str, float]:
+    """Return the log probability of each label and the end token after a prompt, in a pass of its own."""
+    scores = {}
+    for label in LABELS:
+        ids = [*lm.tokenizer.encode(label, add_special_tokens=False), lm.tokenizer.eos_token_id]
+        with lm.evaluating(), torch.no_grad():
+            logits_TV = lm.base(input_ids=torch.tensor([[*prompt, *ids]])).logits[0].double().log_softmax(-1)
+        places = range(len(prompt) - 1, len(prompt) + len(ids) - 1)
+        scores[label] = sum(float(logits_TV[place, token]) for place, token in zip(places, ids, strict=True))
+    return scores
+
+
+@contextmanager
+def passes_of(lm: Any) -> Iterator[list[tuple[int, int]]]:
+    """Yield the shapes of all forward passes in this context."""
+    shapes: list[tuple[int, int]] = []
+    hook = lm.base.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    try:
+        yield shapes
+    finally:
+        hook.remove()
+
+
+def test_outputs_equal_those_that_are_generated_alone_one_after_the_other(lm: Any) -> None:
+    parts, values = parts_of(lm, config_of()), dialogues(6)
+
+    answers = answers_of(parts, rows_of(values), batch_size=3)
+
+    assert len({json.dumps(answer) for answer in answers.values()}) > 1, "the answers should differ"
+    assert answers == {number: by_hand(lm, parts, row) for number, row in enumerate(values)}
+
+
+def test_the_probabilities_of_a_label_in_a_sequence_equal_those_by_hand(lm: Any) -> None:
+    parts, values = parts_of(lm, config_of()), dialogues(5)
+
+    for answer in generate_for_rows(parts, rows_of(values), budget=BatchBudget(3)):
+        texts, scores = json.loads(answer.record.text or ""), answer.record.scores
+        clean = row_schema(parts.config, supervised=False).load(values[answer.row])
+        state = {"state": texts["state"]}
+        prompt = parts.encoder.encode_next_output(clean, state, key="k", earlier_ids=(), earlier_text="")
+        assert scores is not None
+        assert list(scores) == ["action"]
+        assert scores["action"] == pytest.approx(scores_by_hand(lm, prompt.input_ids), abs=1e-3)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 16])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_answers_do_not_depend_on_the_batch_size(lm: Any, batch_size: int, sampled: bool) -> None:
+    outputs = (STATE, ACTION, REPLY, REPLY | {"name": "more"})
+    generation = {"generation": {"do_sample": True}} if sampled else {}
+    parts, rows = parts_of(lm, config_of(*outputs, **generation)), rows_of(dialogues(8, longest=20))
+
+    answers = answers_of(parts, rows, batch_size=batch_size)
+
+    assert answers == answers_of(parts, rows, batch_size=3)
+    if sampled:
+        assert any(answer["reply"] != answer["more"] for answer in answers.values()), "each output has its own numbers"
+
+
+def test_a_row_keeps_its_cache_from_output_to_output(lm: Any) -> None:
+    parts = parts_of(lm, config_of())
+    assert parts.sequence is not None
+    [row] = [{"messages": [{"role": "user", "content": "a long question " * 8}]}]
+
+    with passes_of(lm) as shapes:
+        answers_of(parts, rows_of([row]), batch_size=1)
+
+    wide = [tokens for _, tokens in shapes if tokens >= 100]
+    assert len(wide) == 1, "only the first prompt is computed as a whole"
+    assert all(tokens <= 64 for _, tokens in shapes if tokens < 100)
+
+
+def test_rows_with_equal_prompts_are_answered_once(lm: Any) -> None:
+    parts, values = parts_of(lm, config_of()), dialogues(2) * 3
+
+    with passes_of(lm) as shapes:
+        answers = answers_of(parts, rows_of(values), batch_size=6)
+
+    assert all(answers[number] == answers[number % 2] for number in range(6))
+    assert max(rows for rows, _ in shapes) <= 2
+
+
+def test_without_slots_the_outputs_of_a_batch_are_answered_one_after_the_other(lm: Any) -> None:
+    free = {"name": "state", "type": "json", "decoder": {"max_new_tokens": 12}}
+    action = {"name": "action", "type": "category", "decoder": {"labels": LABELS}}
+    rows = rows_of(dialogues(5))
+    slots, static = (
+        parts_of(lm, config_of(free, action, REPLY, generation={"slots": value})) for value in (True, False)
+    )
+
+    assert answers_of(static, rows) == answers_of(slots, rows)
+
+
+def test_less_memory_than_planned_changes_no_answer(lm: Any, memory_ceiling: Any) -> None:
+    parts, rows = parts_of(lm, config_of()), rows_of(dialogues(8))
+    wanted, budget = answers_of(parts, rows, batch_size=2), BatchBudget(8)
+
+    with memory_ceiling(lm.base, 1100):
+        answers = answers_of(parts, rows, budget=budget)
+
+    assert budget.out_of_memory > 0
+    assert answers == wanted
+
+
+def test_a_row_whose_context_is_full_names_the_output_without_room(lm: Any) -> None:
+    free = {"name": "state", "type": "json", "decoder": {"max_new_tokens": 12}}
+    parts = parts_of(lm, config_of(free, REPLY))
+    values = [*dialogues(2), {"messages": [{"role": "user", "content": "x" * 235}]}]
+
+    answers = answers_of(parts, rows_of(values))
+
+    assert list(answers[0]) == ["state", "reply"]
+    assert "reply: the prompt has" in answers[2]["error"]
+    assert "leaves no room for an answer" in answers[2]["error"]
+
+
+def test_a_job_continues_with_the_rows_that_are_missing_in_its_journal(lm: Any, tmp_path: Path) -> None:
+    parts, rows = parts_of(lm, config_of()), rows_of(dialogues(6))
+    files = PredictionFiles(journal=tmp_path / "journal.jsonl", fingerprint={"model": "m"})
+    whole = list(predict_rows(parts, rows, files, budget=lambda prompts: BatchBudget(3)))
+    lines = files.journal.read_bytes().splitlines(keepends=True)
+    files.journal.write_bytes(b"".join(lines[:-3]) + lines[-3][:20])  # as after a kill while a line was written
+
+    resumed = predict_rows(parts, rows, files, budget=lambda prompts: BatchBudget(2))
+
+    assert resumed.stats.resumed == 3
+    texts = ("key", "state_raw", "action_raw", "reply_raw", "tokens", "finish_reason", "status")
+    assert [[row[name] for name in texts] for row in resumed] == [[row[name] for name in texts] for row in whole]
+    for row, before in zip(resumed, whole, strict=True):
+        assert row["action_probabilities"] == pytest.approx(before["action_probabilities"], abs=1e-4)
+    assert set(resumed.columns) >= {
+        "state",
+        "state_raw",
+        "action",
+        "action_probability",
+        "action_probabilities",
+        "reply",
+    }
+    for row in resumed:
+        assert row["action_probability"] == max(row["action_probabilities"].values())
+        assert row["state"] == json.loads(row["state_raw"])
+
+
+def test_an_unreadable_output_leaves_the_others_readable(lm: Any) -> None:
+    free = {"name": "state", "type": "json", "decoder": {"max_new_tokens": 4}}
+    parts = parts_of(lm, config_of(free, ACTION))
+
+    for answer in generate_for_rows(parts, rows_of(dialogues(2)), budget=BatchBudget(2)):
+        assert answer.decoded.values["action"] in LABELS
+        assert set(answer.decoded.errors) == {"state"}
+        assert answer.error is not None
+        assert answer.error.startswith("state: ")
+
+
+def test_the_limit_of_new_tokens_holds_for_each_output_and_the_questions_between(lm: Any) -> None:
+    parts = parts_of(lm, config_of())
+    assert parts.sequence is not None
+
+    label = max(len(lm.tokenizer.encode(text, add_special_tokens=False)) for text in LABELS)
+    assert parts.sequence.new_tokens == (40, label, 6)
+    assert parts.max_new_tokens == 40 + label + 6 + sum(parts.sequence.question_tokens)
+    limited = parts_of(lm, config_of(STATE, REPLY, generation={"max_new_tokens": 9}))
+    assert limited.sequence is not None
+    assert limited.sequence.new_tokens == (9, 9)
+
+
+def test_without_a_constraint_the_options_have_no_form(lm: Any) -> None:
+    free = parts_of(lm, config_of({"name": "state", "type": "json"}, REPLY)).generation
+    held = parts_of(lm, config_of()).generation
+
+    assert isinstance(free, GenerationOptions)
+    assert (free.form, free.free) == ("", replace(free, forms=()))
+    assert held.form
+    assert held.is_constrained
+    assert held.scores_labels
