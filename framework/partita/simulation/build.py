@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.data.episode import AGENT, Episode, derived_seed
+from partita.data.formatting.turns import build_turn_writer
 from partita.data.parts import source_digest
 from partita.data.rows import Rows
 from partita.data.sources.sources import errors_at, open_rows
@@ -20,10 +21,11 @@ from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
 from partita.simulation.worlds import BackgroundCloser, CheckedWorld, CustomWorld, EnvironmentWorld, ReplayWorld, World
 from partita_schema.config import Config
-from partita_schema.dialogue_formats import FormatError, read_dialogue
+from partita_schema.dialogues.common_form import FormatError, is_structured
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.sections.agents import CustomWorldConfig, GoldAgentConfig
 from partita_schema.sections.simulation import EnvironmentWorldConfig, ReplayWorldConfig, Simulation
+from partita_schema.turn_outputs import build_turn_outputs, read_turns
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,28 @@ def open_tasks(
         return list(tasks_of(rows, lambda row: row)), rows.fingerprint
     dialogue = config.dialogue_input
     assert dialogue is not None, "the schema asks for one"
-    options = config.data.dialogue
+    options, outputs = config.data.dialogue, build_turn_outputs(config)
+    writer = build_turn_writer(config)
 
     def read(row: Mapping[str, Any]) -> Mapping[str, Any]:
-        values = read_dialogue(row, column=dialogue.source_column, form=options.format, ignored=options.ignore_keys)
+        values = read_turns(
+            row,
+            column=dialogue.source_column,
+            form=options.format,
+            ignored=options.ignore_keys,
+            columns=options.columns,
+            outputs=outputs,
+            supervised=replays,
+        )
+        if values.get("verbatim"):
+            raise FormatError("segments are not a dialogue of messages, which a simulation needs")
+        if values.get("tools") or any(map(is_structured, values["messages"])):
+            raise FormatError(
+                "tools, tool calls and reasoning are not read in a simulation; write data.dialogue: {ignore_keys: "
+                "[tools, tool_calls, reasoning_content]}"
+            )
+        if writer is not None:
+            values["messages"] = writer.with_right_answers(values["messages"])
         return values if replays else {**row, **values}
 
     return list(tasks_of(rows, read)), rows.fingerprint

@@ -21,7 +21,7 @@ class Exact:
 
     def check(self, episode: Episode) -> Verdict:
         """Check the last answer. Raises ValueError if the right answer is unknown."""
-        answer, target = last_answer(episode), expected_answer(episode, column=self.column)
+        answer, target = last_answer(episode, column=self.column), expected_answer(episode, column=self.column)
         fits = self.fits(self.normalize(answer), self.normalize(target))
         return Verdict(fits, feedback=self.feedback, target=target)
 
@@ -63,7 +63,7 @@ class JsonEqual:
 
     def check(self, episode: Episode) -> Verdict:
         """Check the last answer. Raises ValueError if the right answer is unknown or not JSON."""
-        answer, target = last_answer(episode), expected_answer(episode, column=self.column)
+        answer, target = last_answer(episode, column=self.column), expected_answer(episode, column=self.column)
         wanted = json.loads(target)
         try:
             value, is_json = json.loads(answer), True
@@ -73,11 +73,16 @@ class JsonEqual:
         return Verdict(fits, feedback=self.feedback, target=target, metrics={"is_json": float(is_json)})
 
 
-def last_answer(episode: Episode) -> str:
-    """Return the last answer of the model. Raises ValueError if there is none."""
+def last_answer(episode: Episode, *, column: str | None = None) -> str:
+    """Return the last answer of the model: as a whole to compare it with the gold answer, else as others receive it.
+
+    Raises:
+        ValueError: The model has not answered.
+    """
     if not episode.replies:
-        raise ValueError("the model has said nothing")
-    return episode.replies[-1].text
+        raise ValueError("the model has not answered")
+    last = episode.replies[-1]
+    return last.whole if column is None and last.gold is not None else last.text
 
 
 def expected_answer(episode: Episode, *, column: str | None) -> str:

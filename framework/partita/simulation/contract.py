@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from partita.data.episode import Episode
+from partita_schema.cells import CellError, compact_json, plain_json
 from partita_schema.errors import shortened
 
 Message = Mapping[str, Any]
@@ -171,13 +172,32 @@ def messages_of(value: Any, method: str) -> list[dict[str, str]]:
 
 
 def info_of(info: Any, method: str) -> Mapping[str, Any]:
-    """Validate info: a dictionary with an optional text `gold` and optional numbers `metrics`. Raises ContractError."""
+    """Validate info: a dictionary with an optional `gold` and optional numbers `metrics`.
+
+    `gold` is a text, or a dictionary with the right value of each output, which becomes JSON.
+
+    Raises:
+        ContractError: It is something else.
+    """
     if not isinstance(info, Mapping):
         raise ContractError(f"{method} gave info of {format_value(info)}; give a dictionary")
+    if isinstance(info.get("gold"), Mapping):
+        info = {**info, "gold": gold_text(info["gold"], method)}
     if not isinstance(info.get("gold"), str | None):
-        raise ContractError(f"{method} gave gold of {format_value(info['gold'])}; give a text")
+        raise ContractError(
+            f"{method} gave gold of {format_value(info['gold'])}; give a text, or a dictionary of outputs"
+        )
     metrics_of(info.get("metrics", {}), method)
-    return info
+    checked: Mapping[str, Any] = info
+    return checked
+
+
+def gold_text(gold: Mapping[str, Any], method: str) -> str:
+    """Return the right values of several outputs as JSON. Raises ContractError."""
+    try:
+        return compact_json(plain_json(gold))
+    except (CellError, RecursionError) as error:
+        raise ContractError(f"{method} gave gold of {format_value(gold)}: {error}; give JSON values") from None
 
 
 def metrics_of(metrics: Any, method: str) -> None:

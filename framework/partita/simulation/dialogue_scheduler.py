@@ -35,7 +35,14 @@ class DialogueScheduler(Scheduler):
         """
         free = min(self.num_slots - len(slots.live), len(self.queue))
         waiting = [
-            SlotRequest(ids, int(self.work.new_tokens[row]), row, key=self.work.key(row), keep=self.keeps)
+            SlotRequest(
+                ids,
+                int(self.work.new_tokens[row]),
+                row,
+                key=self.work.key(row),
+                form=self.work.form(row),
+                keep=self.keeps,
+            )
             for row, ids in zip(self.queue, self.work.fetch(self.queue), strict=True)
         ]
         unread = {request.row: slots.unread(request) for request in waiting}

@@ -19,6 +19,7 @@ from partita.simulation.agents import Agent, GoldTurns, ScriptedLines, SingleTur
 from partita.simulation.registry import AGENTS, factory
 from partita.simulation.rollout import Rollout
 from partita.simulation.speakers import ModelSpec
+from partita.simulation.turn_answers import build_turn_answers
 from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import Conversation, World
 from partita_schema.errors import ConfigError, DataError, Problem
@@ -231,14 +232,15 @@ class Participants:
         other = other_agents(self.section).get(agent)
         # The main agent's system prompt is None here: it is a message of the episode, written by the world.
         prompt = other.prompt if isinstance(other, ModelAgentConfig) else None
-        max_prompt_tokens = context_tokens - pipeline.max_new_tokens
+        max_new_tokens = answer_limit(pipeline)
+        max_prompt_tokens = context_tokens - max_new_tokens
         return ModelSpec(
             pipeline.lm,
             turn_encoder(pipeline, self.section, agent=agent, prompt=prompt, max_prompt_tokens=max_prompt_tokens),
             options=pipeline.generation,
             budget=budget,
             context_tokens=context_tokens,
-            max_new_tokens=pipeline.max_new_tokens,
+            max_new_tokens=max_new_tokens,
             seed=self.seed,
         )
 
@@ -249,14 +251,24 @@ def context_limit(pipeline: Pipeline, section: Simulation, *, agent: str) -> int
     Raises:
         ConfigError: The maximum answer leaves no token for a prompt.
     """
-    limits = [tokens for tokens in (pipeline.encoder.max_length, section.max_dialogue_tokens) if tokens is not None]
+    encoder, new_tokens = pipeline.encoder, answer_limit(pipeline)
+    read = pipeline.lm.context_length if pipeline.lm.answer_context is not None else None
+    both = None if read is None else read + new_tokens
+    limits = [tokens for tokens in (encoder.max_length, both, section.max_dialogue_tokens) if tokens is not None]
     limit = min(limits, default=DEFAULT_CONTEXT_TOKENS)
-    if limit <= pipeline.max_new_tokens:
+    if limit <= new_tokens:
         whose = "" if agent == AGENT else f" of agent {agent}"
-        message = f"{limit} tokens leave no room for a prompt{whose} and an answer of {pipeline.max_new_tokens}; "
+        message = f"{limit} tokens leave no room for a prompt{whose} and an answer of {new_tokens}; "
         message += "write a smaller generation.max_new_tokens"
         raise ConfigError([Problem("simulation.max_dialogue_tokens", message)])
     return limit
+
+
+def answer_limit(pipeline: Pipeline) -> int:
+    """Return the maximum number of new tokens of an answer."""
+    answers = pipeline.lm.answer_context
+    limit = None if answers is None else answers.length
+    return pipeline.max_new_tokens if limit is None else min(pipeline.max_new_tokens, limit)
 
 
 def turn_encoder(
@@ -273,6 +285,7 @@ def turn_encoder(
     """
     feature = pipeline.config.dialogue_input
     assert feature is not None, "the schema asks for one"
+    answers = build_turn_answers(pipeline.config, pipeline.decoder, reply=section.reply)
     drops = section.context.policy == "drop_oldest_turns"
     return TurnEncoder(
         pipeline.encoder,
@@ -282,6 +295,8 @@ def turn_encoder(
         prompt=prompt,
         max_prompt_tokens=max_prompt_tokens if drops else None,
         keep=section.context.keep,
+        answers=answers,
+        sequence=pipeline.sequence,
     )
 
 

@@ -5,11 +5,13 @@ counting it as 0 penalizes the agent for a broken environment. Both means are th
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from partita.data.episode import Episode
+
+ScoreTurns = Callable[[Sequence[Episode]], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class RolloutOutcomes:
     """Share of tasks with at least one successful repeat; None without repeats."""
     pass_hat_k: float | None = None
     """Share of tasks whose repeats all succeeded; None without repeats."""
+    outputs: dict[str, float] = field(default_factory=dict)
+    """Metrics of a turn's outputs over all turns with a known right answer, as `output.metric`."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,20 @@ def column(outcomes: RolloutOutcomes) -> dict[str, float]:
             numbers[f"{name}, failures as 0"] = value.with_failures
     numbers["turns"] = outcomes.turns
     numbers |= {f"exact, turn {turn}": value.mean for turn, value in outcomes.by_turn.items()}
+    numbers |= outcomes.outputs
     if outcomes.pass_at_k is not None and outcomes.pass_hat_k is not None:
         numbers |= {f"pass@{outcomes.repeats}": outcomes.pass_at_k, f"pass^{outcomes.repeats}": outcomes.pass_hat_k}
     return numbers
 
 
-def outcomes_of(dialogues: Sequence[Episode], *, repeats: int) -> RolloutOutcomes:
-    """Aggregate the dialogues of one history."""
+def outcomes_of(dialogues: Sequence[Episode], *, repeats: int, score: ScoreTurns | None = None) -> RolloutOutcomes:
+    """Aggregate the dialogues of one history.
+
+    Args:
+        dialogues: The dialogues.
+        repeats: Number of dialogues per task.
+        score: Returns the metrics of turns with several outputs; None if a turn is only a text.
+    """
     statuses: dict[str, int] = defaultdict(int)
     values: dict[str, list[float]] = defaultdict(list)
     turns: dict[int, list[float]] = defaultdict(list)
@@ -110,6 +121,7 @@ def outcomes_of(dialogues: Sequence[Episode], *, repeats: int) -> RolloutOutcome
         repeats=repeats,
         pass_at_k=passed[0] if passed is not None else None,
         pass_hat_k=passed[1] if passed is not None else None,
+        outputs=score(dialogues) if score is not None else {},
     )
 
 

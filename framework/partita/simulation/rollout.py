@@ -99,6 +99,9 @@ class Rollout:
         }
         self.encoders = [agent.turns for agent in agents.values() if isinstance(agent, ModelSpec)]
         """Prompt encoders of all agents that are models."""
+        main = agents.get(AGENT)
+        self.answers = main.turns.answers if isinstance(main, ModelSpec) else None
+        """Converts turns of the main agent with several outputs; None if they are only a text."""
 
     def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
         """Run `dialogues` and yield each episode when it ends; episodes still active at a stop are not yielded."""
@@ -167,7 +170,7 @@ class Rollout:
             return
         if turn.text is not None:
             try:
-                self.record_turn(active, turn.text, turn.tokens)
+                self.record_turn(active, turn)
             except ValueError as error:
                 self.finish(active, "failed", f"environment: {error}")
                 return
@@ -175,17 +178,20 @@ class Rollout:
             self.speakers[active.agent].turn_recorded(active.active_index)
         self.pending_worlds.put(active)
 
-    def record_turn(self, active: ActiveEpisode, text: str, tokens: tuple[int, ...] | None) -> None:
+    def record_turn(self, active: ActiveEpisode, turn: TurnResult) -> None:
         """Append an agent's turn to its episode.
 
         Raises:
-            ValueError: The history is gold, and the turn has no gold answer.
+            ValueError: The history is gold, and the turn has no gold answer, or the gold answer is invalid.
         """
+        assert turn.text is not None, "the agent has said something"
         if active.agent != AGENT:
-            active.episode.act_as(active.agent, text, tokens)
+            active.episode.act_as(active.agent, turn.text, turn.tokens, answer=turn.answer)
             return
-        assert tokens is not None, "the agent is a model"
-        active.episode.act(text, tokens)
+        assert turn.tokens is not None, "the agent is a model"
+        if self.answers is not None and active.episode.gold is not None:
+            self.answers.check_gold(active.episode.gold)
+        active.episode.act(turn.text, turn.tokens, answer=turn.answer, values=turn.values)
 
     # World steps, in threads
 

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from partita.data.episode import AGENT, Episode
 from partita.data.rows import Rows
@@ -29,14 +29,16 @@ from partita.simulation.participants import (
     find_sizes,
     other_agents,
 )
-from partita.simulation.report import RolloutOutcomes, SimulationReport, outcomes_of
+from partita.simulation.report import RolloutOutcomes, ScoreTurns, SimulationReport, outcomes_of
 from partita.simulation.shared_rollout import rollout
 from partita.simulation.transcripts import Transcripts, open_transcripts
+from partita.simulation.turn_answers import build_turn_answers
 from partita.simulation.worlds import World
 from partita_schema.common.text import counted
 from partita_schema.sections.agents import ModelAgentConfig
 from partita_schema.sections.simulation import ReplayWorldConfig as ReplaySection
 from partita_schema.sections.simulation import Simulation
+from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
 
 logger = logging.getLogger(__name__)
@@ -119,42 +121,107 @@ def simulate(
     """
     main = models[AGENT]
     section = section_of(main.pipeline.config)
-    own = {
-        name: main
-        for name, agent in other_agents(section).items()
-        if isinstance(agent, ModelAgentConfig) and agent.is_own
-    }
-    models = {**models, **own}
-    outcomes: dict[str, RolloutOutcomes] = {}
-    finished: dict[str, list[Episode]] = {}
+    models = with_own_agents(models, section)
+    score = score_of_turns(main.pipeline, section)
     with ExitStack() as resources:
         with synchronized_errors(process_group, "opening the tasks and the world"):
             setup = build_setup(main.pipeline, models, seed=seed, rows=rows, resources=resources)
-        sizes = find_sizes(models, section, dialogues=len(setup.tasks) * section.repeats, batch_size=batch_size)
-        for history in section.history:
-            dialogues = setup.dialogues(shows_gold=history == "gold")
-            with (
-                setup.open_transcripts(folder, history, fresh=fresh, process_group=process_group) as transcripts,
-                main.tuner.work("generation", sizes[AGENT]) as budget,
-            ):
-                rollout(
-                    start_order(dialogues, section),
-                    transcripts,
-                    begin=partial(setup.participants.begin, setup.world, sizes),
-                    budget=budget,
-                    limits=section.limits,
-                    name=f"{history} history",
-                    progress=progress,
-                    process_group=process_group,
-                )
-                # Rank 0 alone has the episodes of all ranks; the outcomes are sent to the others.
-                outcomes[history] = process_group.run_on_rank_zero(
-                    partial(finish_transcripts, transcripts, dialogues, repeats=section.repeats),
-                    "the outcomes of the dialogues",
-                )
-                finished[history] = [transcripts.done[one.key] for one in dialogues] if process_group.rank == 0 else []
-            log_outcomes(history, outcomes[history], finished[history])
-    return SimulationResult(SimulationReport(outcomes, str(folder)), finished)
+        run = SimulationRun(
+            setup,
+            main,
+            sizes=find_sizes(models, section, dialogues=len(setup.tasks) * section.repeats, batch_size=batch_size),
+            folder=folder,
+            fresh=fresh,
+            progress=progress,
+            score=score,
+            process_group=process_group,
+        )
+        finished: dict[str, HistoryResult] = {history: run.rollout(history) for history in section.history}
+    outcomes = {history: result.outcomes for history, result in finished.items()}
+    episodes = {history: result.episodes for history, result in finished.items()}
+    return SimulationResult(SimulationReport(outcomes, str(folder)), episodes)
+
+
+def score_of_turns(pipeline: Pipeline, section: Simulation) -> ScoreTurns | None:
+    """Return a function for the metrics of turns with several outputs; None if a turn is only a text."""
+    answers = build_turn_answers(pipeline.config, pipeline.decoder, reply=section.reply)
+    return None if answers is None else partial(answers.scores, pipeline.config)
+
+
+def with_own_agents(models: Mapping[str, AgentModel], section: Simulation) -> dict[str, AgentModel]:
+    """Return the models by agent, with the main agent's model for agents that share it."""
+    own = {
+        name: models[AGENT]
+        for name, agent in other_agents(section).items()
+        if isinstance(agent, ModelAgentConfig) and agent.is_own
+    }
+    return {**models, **own}
+
+
+class HistoryResult(NamedTuple):
+    """The episodes of one history."""
+
+    outcomes: RolloutOutcomes
+    """The same on every rank."""
+    episodes: list[Episode]
+    """In the order of the tasks; empty on ranks other than 0."""
+
+
+@dataclass(frozen=True)
+class SimulationRun:
+    """Runs the episodes of a configuration, one history after the other."""
+
+    setup: RolloutSetup
+    main: AgentModel
+    """Model of the main agent."""
+    _: KW_ONLY
+    sizes: Mapping[str, BatchSize]
+    """Batch sizes by agent."""
+    folder: Path
+    """Output folder for transcripts."""
+    fresh: bool
+    """Whether to discard existing transcripts."""
+    progress: ShowProgress
+    """Creates progress displays."""
+    score: ScoreTurns | None
+    """Returns the metrics of turns with several outputs; None if a turn is only a text."""
+    process_group: ProcessGroup
+    """The ranks that share the episodes."""
+
+    def rollout(self, history: str) -> HistoryResult:
+        """Run the episodes of a history that are not in its transcripts yet, and log the outcomes.
+
+        Raises:
+            SimulationError: Too many episodes failed.
+        """
+        setup, process_group = self.setup, self.process_group
+        episodes = setup.dialogues(shows_gold=history == "gold")
+        with (
+            setup.open_transcripts(self.folder, history, fresh=self.fresh, process_group=process_group) as transcripts,
+            self.main.tuner.work("generation", self.sizes[AGENT]) as budget,
+        ):
+            rollout(
+                start_order(episodes, setup.section),
+                transcripts,
+                begin=partial(setup.participants.begin, setup.world, self.sizes),
+                budget=budget,
+                limits=setup.section.limits,
+                name=f"{history} history",
+                progress=self.progress,
+                process_group=process_group,
+            )
+            # Rank 0 alone has the episodes of all ranks; the outcomes are sent to the others.
+            outcomes = process_group.run_on_rank_zero(
+                partial(self._finish, transcripts, episodes), "the outcomes of the dialogues"
+            )
+            finished = [transcripts.done[one.key] for one in episodes] if process_group.rank == 0 else []
+        log_outcomes(history, outcomes, finished)
+        return HistoryResult(outcomes, finished)
+
+    def _finish(self, transcripts: Transcripts, episodes: Sequence[Episode]) -> RolloutOutcomes:
+        """Write the transcripts in the order of the tasks, and return the outcomes of all episodes."""
+        finished = transcripts.finish([episode.key for episode in episodes])
+        return outcomes_of(finished, repeats=self.setup.section.repeats, score=self.score)
 
 
 def build_setup(
@@ -187,11 +254,6 @@ def build_setup(
     decided_by |= parts | program_hashes | rollout_hashes | others | settings
     participants = Participants(section, models, programs, seed=seed, rollout=rollout)
     return RolloutSetup(section, tasks, world, participants, transcripts, decided_by)
-
-
-def finish_transcripts(transcripts: Transcripts, dialogues: Sequence[Episode], *, repeats: int) -> RolloutOutcomes:
-    """Write the transcripts in the order of the tasks, and return the outcomes of all episodes."""
-    return outcomes_of(transcripts.finish([dialogue.key for dialogue in dialogues]), repeats=repeats)
 
 
 def start_order(dialogues: Sequence[Episode], section: Simulation) -> Sequence[Episode]:

@@ -20,7 +20,7 @@ from partita.data.formatting.row_tokenizer import PromptExample
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings, RowRequests, RowResult
 from partita.generation.static_batches import requests_in_batches
-from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.simulation.agents import Agent, context_of, replies_of
 from partita.simulation.contract import describe_program_error
 from partita.simulation.dialogue_scheduler import DialogueScheduler
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel
 
 from partita_schema.common.text import counted
+from partita_schema.dialogues.common_form import ANSWER
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,10 @@ class TurnResult(NamedTuple):
     """Tokens of the text; None if the agent is a program."""
     end: tuple[Status, str] | None = None
     """Status and reason if the episode ends instead."""
+    answer: str | None = None
+    """What the model generated, if a turn has several outputs."""
+    values: str | None = None
+    """The values of several outputs, as JSON."""
 
 
 class Speaker(Protocol):
@@ -100,6 +105,23 @@ class ModelSpec:
     seed: int
     """Seed for sampling."""
 
+    def new_tokens(self, output: int) -> int:
+        """Return the limit of generated tokens of output number `output` of a turn, or of a turn that is one answer."""
+        sequence = self.turns.sequence
+        return self.max_new_tokens if sequence is None else sequence.new_tokens[output]
+
+
+@dataclass
+class PendingTurn:
+    """An episode whose turn a model is answering."""
+
+    episode: Episode
+    active_index: int
+    prompt: PromptExample
+    """The prompt that is answered."""
+    answers: list[Generated] = field(default_factory=list)
+    """Answers so far; several if the outputs of a turn are answered in sequence."""
+
 
 class ModelSpeaker:
     """Speaker of an agent that is a model.
@@ -132,7 +154,7 @@ class ModelSpeaker:
         self.new_tokens = np.zeros(concurrency, dtype=np.int64)
         self.waiting: list[WaitingTurn] = []
         """Requests whose prompt is not encoded yet."""
-        self.requested: dict[int, tuple[Episode, PromptExample]] = {}
+        self.requested: dict[int, PendingTurn] = {}
         """Episodes that the model is to answer, with their prompts, by active index."""
         self.shown: dict[int, TurnPrompt] = {}
         """Previous prompt and answer of each active episode, by active index."""
@@ -160,7 +182,7 @@ class ModelSpeaker:
     def new_scheduler(self) -> DialogueScheduler:
         """Create a scheduler that takes its rows from this speaker."""
         spec = self.spec
-        work = RowRequests(self.lengths, self.new_tokens, self.prompts, self.key)
+        work = RowRequests(self.lengths, self.new_tokens, self.prompts, self.key, form=self.form)
         settings = GenerationSettings(spec.options, spec.budget, spec.seed, stopping=self.stopping)
         scheduler = DialogueScheduler(spec.lm, work, settings, rows=self)
         scheduler.context_tokens = spec.context_tokens
@@ -198,16 +220,20 @@ class ModelSpeaker:
         return results
 
     def generate_batch(self) -> list[RowResult]:
-        """Answer all waiting episodes at once."""
-        rows = self.take(len(self.lengths))
-        requests = [
-            GenerationRequest(ids, int(self.new_tokens[row]), key=self.key(row))
-            for row, ids in zip(rows, self.prompts(rows), strict=True)
-        ]
-        spec = self.spec
-        settings = GenerationSettings(spec.options, spec.budget, spec.seed)
-        answers = requests_in_batches(spec.lm, requests, settings)
-        return [RowResult(row, generated, None) for row, generated in zip(rows, answers, strict=True)]
+        """Answer all waiting episodes at once, those that are asked for the same output of a turn together."""
+        spec, results = self.spec, list[RowResult]()
+        by_form: dict[int, list[int]] = {}
+        for row in self.take(len(self.lengths)):
+            by_form.setdefault(self.form(row), []).append(row)
+        for form, rows in by_form.items():
+            requests = [
+                GenerationRequest(ids, int(self.new_tokens[row]), key=self.key(row))
+                for row, ids in zip(rows, self.prompts(rows), strict=True)
+            ]
+            settings = GenerationSettings(spec.options.of_form(form), spec.budget, spec.seed)
+            answers = requests_in_batches(spec.lm, requests, settings)
+            results += [RowResult(row, generated, None) for row, generated in zip(rows, answers, strict=True)]
+        return results
 
     def handle_result(self, result: RowResult) -> None:
         """Convert a generated answer, or the error of its row, to a turn."""
@@ -215,12 +241,33 @@ class ModelSpeaker:
             who = "model" if self.agent == AGENT else f"agent {self.agent}"
             self.ended.append(TurnResult(result.row, end=("failed", f"{who}: {result.error}")))
             return
-        self.ended.append(TurnResult(result.row, result.generated.text, result.generated.ids))
+        turns, pending = self.spec.turns, self.requested[result.row]
+        pending.answers.append(result.generated)
+        if turns.sequence is not None and len(pending.answers) < len(turns.sequence.names):
+            before = self.shown[result.row]
+            self.shown[result.row] = turns.after(pending.prompt, before, result.generated, is_shown=True)
+            self.waiting.append(pending)
+            return
+        whole = self.whole(pending)
+        if turns.answers is None:
+            self.ended.append(TurnResult(result.row, whole.text, whole.ids))
+            return
+        spoken = turns.answers.spoken(whole.text)
+        self.ended.append(TurnResult(result.row, spoken.text, whole.ids, answer=spoken.answer, values=spoken.values))
+
+    def whole(self, pending: PendingTurn) -> Generated:
+        """Return all answers of a turn as one."""
+        sequence = self.spec.turns.sequence
+        return pending.answers[0] if sequence is None else sequence.combined(pending.answers)
 
     def turn_recorded(self, active_index: int) -> None:
         """Remember the prompt and the answer, from which the next prompt of the episode continues."""
-        episode, prompt = self.requested.pop(active_index)
-        self.shown[active_index] = self.spec.turns.after(prompt, self.shown[active_index], episode)
+        pending = self.requested.pop(active_index)
+        said, shows_gold = pending.episode.messages[-1], self.agent == AGENT and pending.episode.shows_gold
+        is_shown = not shows_gold and said.get(ANSWER, said["content"]) == self.whole(pending).text
+        self.shown[active_index] = self.spec.turns.after(
+            pending.prompt, self.shown[active_index], pending.answers[-1], is_shown=is_shown
+        )
 
     def forget(self, active_index: int) -> None:
         """Drop the prompts and the KV cache of an episode that has ended."""
@@ -244,36 +291,45 @@ class ModelSpeaker:
         early, the prompts are ready when a slot is free, and the scheduler can choose prompts of similar length.
         """
         waiting, self.waiting = self.waiting, []
-        shown = [self.shown.setdefault(turn.active_index, TurnPrompt()) for turn in waiting]
-        prompts = self.spec.turns.encode([turn.episode for turn in waiting], shown)
-        indices = [turn.active_index for turn, prompt in zip(waiting, prompts, strict=True) if self.fits(turn, prompt)]
+        indices = [turn.active_index for turn in waiting if self.prepare(turn)]
         return sorted(indices, key=lambda index: -int(self.lengths[index]))
 
-    def fits(self, waiting: WaitingTurn, prompt: PromptExample) -> bool:
-        """Store a prompt that can be answered; end the episode and return False otherwise."""
-        length, context_tokens = len(prompt.input_ids), self.spec.context_tokens
+    def prepare(self, waiting: WaitingTurn) -> bool:
+        """Encode and store a prompt that can be answered; end the episode and return False otherwise."""
+        index, turns, context_tokens = waiting.active_index, self.spec.turns, self.spec.context_tokens
+        answers = waiting.answers if isinstance(waiting, PendingTurn) else []
+        names = turns.sequence.names if turns.sequence is not None else ()
+        answered = {name: answer.text for name, answer in zip(names, answers, strict=False)}
+        before = self.shown.setdefault(index, TurnPrompt())
+        prompt = turns.encode(waiting.episode, before, answered=answered)
+        length = len(prompt.input_ids)
         if prompt.error is not None and not length:
             who = "environment" if self.agent == AGENT else f"agent {self.agent}"
-            self.ended.append(TurnResult(waiting.active_index, end=("failed", f"{who}: {prompt.error}")))
+            self.ended.append(TurnResult(index, end=("failed", f"{who}: {prompt.error}")))
             return False
         if prompt.error is not None or length >= context_tokens:
-            self.ended.append(TurnResult(waiting.active_index, end=("truncated", "tokens")))
+            self.ended.append(TurnResult(index, end=("truncated", "tokens")))
             return False
-        self.requested[waiting.active_index] = waiting.episode, prompt
-        self.lengths[waiting.active_index] = length
-        self.new_tokens[waiting.active_index] = min(self.spec.max_new_tokens, context_tokens - length)
+        self.requested[index] = PendingTurn(waiting.episode, index, prompt, answers)
+        self.lengths[index] = length
+        self.new_tokens[index] = min(self.spec.new_tokens(len(answers)), context_tokens - length)
         return True
 
     def prompts(self, rows: Sequence[int]) -> list[list[int]]:
         """Return the prompt tokens of active episodes."""
-        return [list(self.requested[row][1].input_ids) for row in rows]
+        return [list(self.requested[row].prompt.input_ids) for row in rows]
+
+    def form(self, row: int) -> int:
+        """Return the index of the output that an active episode is asked for."""
+        return len(self.requested[row].answers)
 
     def key(self, row: int) -> bytes:
         """Return the sampling key of an active episode: its key, turn and, other than for the main agent, agent."""
         # The row is not part of the key: the same episode may run at any index.
-        episode, _ = self.requested[row]
+        episode, output = self.requested[row].episode, self.form(row)
         agent = "" if self.agent == AGENT else f"\0{self.agent}"
-        return f"{episode.key}\0{episode.turns_of(self.agent)}{agent}".encode()
+        later = f"\0\0{output}" if output else ""
+        return f"{episode.key}\0{episode.turns_of(self.agent)}{agent}{later}".encode()
 
 
 # Programs

@@ -12,18 +12,22 @@ answer; protected messages (`keep`) and the last exchange, which waits for an an
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from partita.data.episode import AGENT, Episode
 from partita.data.formatting.row_tokenizer import PromptExample, RowTokenizer
+from partita.generation.requests import AnswerSequence
+from partita.lm.base import Generated
+from partita.simulation.turn_answers import TurnAnswers
 from partita.simulation.worlds import fill_template
 from partita_schema.common.text import counted
 
 logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
+NOTHING_ANSWERED: Mapping[str, str] = {}
 
 
 def protected_indices(messages: Sequence[Message], keep: Collection[str]) -> list[int]:
@@ -96,6 +100,10 @@ class TurnEncoder:
     """Prompt length in tokens above which exchanges are dropped; None to drop nothing."""
     keep: Collection[str] = ()
     """Messages that are never dropped: `system`, `first_user`."""
+    answers: TurnAnswers | None = None
+    """Converts turns with several outputs; None if a turn is only a text."""
+    sequence: AnswerSequence | None = None
+    """The outputs of a turn that are answered one after the other; None if a turn is one answer."""
     rewritten: int = 0
     """Number of later prompts of an episode that were tokenized again because of the template or a token boundary."""
     dropped: int = 0
@@ -103,26 +111,26 @@ class TurnEncoder:
     shortened: int = 0
     """Number of prompts that drop any exchanges."""
 
-    def encode(self, dialogues: Sequence[Episode], shown: Sequence[TurnPrompt]) -> list[PromptExample]:
-        """Encode the next prompt of each episode.
+    def encode(
+        self, episode: Episode, before: TurnPrompt, *, answered: Mapping[str, str] = NOTHING_ANSWERED
+    ) -> PromptExample:
+        """Encode the next prompt of an episode.
 
         Args:
-            dialogues: The episodes.
-            shown: Previous prompt of each episode; its `dropped` is updated in place.
+            episode: The episode.
+            before: The previous prompt; its `dropped` is updated in place.
+            answered: Answers to the first outputs of a turn that is answered in sequence.
         """
-        return [self.encode_one(episode, before) for episode, before in zip(dialogues, shown, strict=True)]
-
-    def encode_one(self, episode: Episode, before: TurnPrompt) -> PromptExample:
-        """Encode the next prompt of one episode, and update `before.dropped`."""
         messages, dropped = self.messages(episode), before.dropped
-        prompt = self.encode_messages(episode, messages, before)
-        if self.is_too_long(prompt):
+        prompt = self.encode_messages(episode, messages, before, answered=answered)
+        limit = self.prompt_limit(len(answered))
+        if limit is not None and len(prompt.input_ids) > limit:
             most = droppable(messages, self.keep)
             # One at a time, so that no more is dropped than necessary. What is dropped stays dropped in later prompts:
             # as long as the number is the same, they continue from earlier tokens.
-            while self.is_too_long(prompt) and before.dropped < most:
+            while len(prompt.input_ids) > limit and before.dropped < most:
                 before.dropped += 1
-                prompt = self.encode_messages(episode, messages, TurnPrompt(dropped=before.dropped))
+                prompt = self.encode_messages(episode, messages, TurnPrompt(dropped=before.dropped), answered=answered)
         if before.dropped > dropped:
             self.dropped += 1
         elif before.text and prompt.error is None and prompt.input_ids[: len(before.ids)] != before.ids:
@@ -135,33 +143,52 @@ class TurnEncoder:
         system = (
             [] if self.prompt is None else [{"role": "system", "content": fill_template(self.prompt, episode.task)}]
         )
-        return [*system, *episode.seen_by(self.agent)]
+        seen = episode.seen_by(self.agent)
+        return [*system, *(seen if self.answers is None else self.answers.shown(seen))]
 
     def encode_messages(
-        self, episode: Episode, messages: Sequence[dict[str, Any]], before: TurnPrompt
+        self,
+        episode: Episode,
+        messages: Sequence[dict[str, Any]],
+        before: TurnPrompt,
+        *,
+        answered: Mapping[str, str] = NOTHING_ANSWERED,
     ) -> PromptExample:
-        """Encode messages without the `before.dropped` oldest exchanges, reusing the tokens of `before` if possible."""
-        row = {self.name: {"messages": without_oldest(messages, before.dropped, self.keep), "train_all": False}}
+        """Encode messages without the `before.dropped` oldest exchanges, reusing the tokens of `before` if possible.
+
+        Args:
+            episode: The episode.
+            messages: Its messages, as the agent sees them.
+            before: The previous prompt.
+            answered: Answers to the first outputs of a turn that is answered in sequence.
+        """
+        dialogue = {"messages": without_oldest(messages, before.dropped, self.keep), "labels": [], "train_all": False}
+        row = {self.name: dialogue}
+        if answered:
+            return self.encoder.encode_next_output(
+                row, answered, key=episode.key, earlier_ids=before.ids, earlier_text=before.text
+            )
         return self.encoder.encode_turn(row, key=episode.key, earlier_ids=before.ids, earlier_text=before.text)
 
-    def is_too_long(self, prompt: PromptExample) -> bool:
-        """Whether a prompt exceeds `max_prompt_tokens`."""
-        return self.max_prompt_tokens is not None and len(prompt.input_ids) > self.max_prompt_tokens
+    def prompt_limit(self, output: int) -> int | None:
+        """Return the prompt length above which exchanges are dropped, before output number `output` of a turn."""
+        if self.max_prompt_tokens is None or self.sequence is None:
+            return self.max_prompt_tokens
+        return self.max_prompt_tokens + self.sequence.max_tokens() - self.sequence.max_tokens(output)
 
-    def after(self, prompt: PromptExample, before: TurnPrompt, episode: Episode) -> TurnPrompt:
+    def after(self, prompt: PromptExample, before: TurnPrompt, answer: Generated, *, is_shown: bool) -> TurnPrompt:
         """Return the state from which the next prompt continues.
 
         Args:
             prompt: The prompt that was answered.
             before: State before the prompt.
-            episode: The episode, with the answer as its last message.
+            answer: The answer.
+            is_shown: Whether the next prompt shows this answer, and not the gold answer instead.
         """
-        text, tokens = episode.messages[-1]["content"], episode.last_tokens
-        replaced_by_gold = self.agent == AGENT and episode.shows_gold
-        if replaced_by_gold or self.decode(tokens) != text:
-            # The next prompt shows the gold answer instead, or a stop text was cut off: the tokens do not apply to it.
+        if not is_shown or self.decode(answer.ids) != answer.text:
+            # The tokens do not apply to the next prompt: it shows another answer, or a stop text was cut off.
             return TurnPrompt(dropped=before.dropped)
-        return TurnPrompt(prompt.text + text, [*prompt.input_ids, *tokens], before.dropped)
+        return TurnPrompt(prompt.text + answer.text, [*prompt.input_ids, *answer.ids], before.dropped)
 
 
 def log_prompt_counts(encoders: Sequence[TurnEncoder]) -> None:

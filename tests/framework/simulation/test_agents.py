@@ -105,10 +105,9 @@ def test_only_the_user_sees_the_prompt_of_the_user(
     prompts: dict[tuple[str, str], list[str]] = {}
     encode = TurnEncoder.encode
 
-    def watched(self: TurnEncoder, dialogues: Any, shown: Any) -> Any:
-        result = encode(self, dialogues, shown)
-        for dialogue, prompt in zip(dialogues, result, strict=True):
-            prompts.setdefault((dialogue.key, self.agent), []).append(prompt.text)
+    def watched(self: TurnEncoder, dialogue: Any, before: Any, **options: Any) -> Any:
+        result = encode(self, dialogue, before, **options)
+        prompts.setdefault((dialogue.key, self.agent), []).append(result.text)
         return result
 
     monkeypatch.setattr(TurnEncoder, "encode", watched)
@@ -286,7 +285,8 @@ def test_models_share_the_memory_budget() -> None:
     size = BatchSize(rows=48, origin="tuned", device="cpu", max_fitting=64)
 
     def model(result: BatchSize) -> Any:
-        pipeline = SimpleNamespace(encoder=SimpleNamespace(max_length=96), max_new_tokens=5)
+        lm = SimpleNamespace(answer_context=None)
+        pipeline = SimpleNamespace(encoder=SimpleNamespace(max_length=96), max_new_tokens=5, lm=lm)
         return SimpleNamespace(pipeline=pipeline, tuner=SimpleNamespace(generation=lambda lengths, batch_size: result))
 
     section = Simulation.model_validate(settings(Path())["simulation"])

@@ -73,7 +73,7 @@ def test_a_pattern_needs_no_correct_answer() -> None:
     [
         (Exact(), dialogue("four"), "the right answer is not known; name its column in options: {column: ...}"),
         (Exact(column="sum"), dialogue("four", one=1, two=2), "the task has no column sum; it has one, two"),
-        (Exact(), Episode("a", "a", {}, 1), "the model has said nothing"),
+        (Exact(), Episode("a", "a", {}, 1), "the model has not answered"),
     ],
 )
 def test_unknown_names_are_reported(checker: Any, asked: Episode, text: str) -> None:

@@ -65,10 +65,9 @@ def test_dialogues_continue_without_their_oldest_turns(
     prompts: list[tuple[str, str, str, int]] = []
     encode = TurnEncoder.encode
 
-    def watched(self: TurnEncoder, dialogues: Any, shown: Any) -> Any:
-        result = encode(self, dialogues, shown)
-        for dialogue, prompt in zip(dialogues, result, strict=True):
-            prompts.append((self.agent, dialogue.key, prompt.text, len(prompt.input_ids)))
+    def watched(self: TurnEncoder, dialogue: Any, before: Any, **options: Any) -> Any:
+        result = encode(self, dialogue, before, **options)
+        prompts.append((self.agent, dialogue.key, result.text, len(result.input_ids)))
         return result
 
     simulated(folder, tmp_path / "ends", **LONG)

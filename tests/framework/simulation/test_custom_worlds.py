@@ -81,9 +81,9 @@ def test_a_message_to_all_reaches_every_agent(
     said = ModelSpeaker.turn_recorded
 
     def watched(self: ModelSpeaker, active_index: int) -> None:
-        dialogue, prompt = self.requested[active_index]
-        if dialogue.key == "task-1":
-            prompts[self.agent] = prompt.text
+        pending = self.requested[active_index]
+        if pending.episode.key == "task-1":
+            prompts[self.agent] = pending.prompt.text
         said(self, active_index)
 
     monkeypatch.setattr(ModelSpeaker, "turn_recorded", watched)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from partita import ConfigError, Model, PartitaError, ResumeError
+from partita import ConfigError, DataError, Model, PartitaError, ResumeError
 from partita.data.episode import Episode
 from partita.simulation.report import outcomes_of
 
@@ -317,10 +317,9 @@ def test_answers_of_the_model_are_not_tokenized_again(
     prompts: dict[str, list[list[int]]] = {}
     encode = TurnEncoder.encode
 
-    def watched(self: TurnEncoder, dialogues: Any, shown: Any) -> Any:
-        result = encode(self, dialogues, shown)
-        for dialogue, prompt in zip(dialogues, result, strict=True):
-            prompts.setdefault(dialogue.key, []).append(prompt.input_ids)
+    def watched(self: TurnEncoder, dialogue: Any, before: Any, **options: Any) -> Any:
+        result = encode(self, dialogue, before, **options)
+        prompts.setdefault(dialogue.key, []).append(result.input_ids)
         return result
 
     monkeypatch.setattr(TurnEncoder, "encode", watched)
@@ -344,6 +343,19 @@ def test_greedy_answers_equal_those_of_predict(folder: Path, tmp_path: Path) -> 
 
     results = [row["answer_raw"] for row in model.predict([{"messages": line["messages"][:1]} for line in lines])]
     assert results == [line["messages"][1]["content"] for line in lines]
+
+
+def test_tasks_with_tool_calls_are_refused_by_their_row(folder: Path, tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"name": "f"}]}]
+    (folder / "called.jsonl").write_text(json.dumps({"messages": said}), encoding="utf8")
+
+    with pytest.raises(DataError) as error:
+        simulated(folder, tmp_path, world={"type": "replay"}, tasks={"source": "called.jsonl"})
+
+    assert str(error.value) == (
+        "tasks: called.jsonl:1: tools, tool calls and reasoning are not read in a simulation; write data.dialogue: "
+        "{ignore_keys: [tools, tool_calls, reasoning_content]}"
+    )
 
 
 @pytest.mark.parametrize(

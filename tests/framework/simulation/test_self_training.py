@@ -113,6 +113,9 @@ def test_rows_of_a_round_are_a_mix_of_data_and_dialogues(folder: Path) -> None:
     others = (folder / "run" / "rounds" / "2" / "transcripts" / "predicted.jsonl").read_text("utf8").splitlines()
     seeds = [{json.loads(line)["seed"] for line in result} for result in (lines, others)]
     assert not seeds[0] & seeds[1]
+    kept = [number for number, one in enumerate(manifest(folder / "run")["rounds"], start=1) if one["kept"]]
+    results = [folder / "run" / part / "evaluations" / "validation.jsonl" for part in ("", f"rounds/{kept[-1]}")]
+    assert results[0].read_bytes() == results[1].read_bytes()
 
 
 @pytest.mark.long
