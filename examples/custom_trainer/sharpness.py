@@ -10,13 +10,15 @@ import torch
 
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.sections.trainer import CustomTrainer
-from partita_trainers import Batch, LanguageModel, ProbeContext, TrainerContext, TrainingProbe, TrainResult
+from partita_trainers import Batch, Callbacks, LanguageModel, ProbeContext, TrainerContext, TrainingProbe, TrainResult
 
 DEFAULTS = {"steps": 240, "learning_rate": 1e-3, "radius": 0.02}
 
 
 class SharpnessAware:
     """Takes each step with the gradient at the worst point nearby."""
+
+    calls_callbacks = True
 
     def __init__(self, section: CustomTrainer) -> None:
         unknown = sorted(section.options.keys() - DEFAULTS)
@@ -29,18 +31,25 @@ class SharpnessAware:
         """Take the steps, save the model, evaluate it."""
         if context.batches is None:
             raise DataError("there are no training rows; write data.source")
-        steps = self.options["steps"]
+        steps, taken = self.options["steps"], 0
+        callbacks = Callbacks(context, total_steps=steps)
+        callbacks.call("on_start")
         context.run.truncate_log(0)  # without checkpoints, a stopped run starts again at step 1
         with self.learning(context.lm) as take_step, context.run.progress(steps, "training") as progress:
-            for number, step in enumerate(islice(context.batches.steps(), steps), start=1):
+            for taken, step in enumerate(islice(context.batches.steps(), steps), start=1):
                 loss = take_step(step.micro_batches)
-                context.run.log_step({"step": number, "epoch": step.epoch, "loss": loss})
+                record = {"step": taken, "epoch": step.epoch, "loss": loss}
+                context.run.log_step(record)
                 progress.advance(1, loss=loss)
+                callbacks.call("on_step", step=taken, epoch=step.epoch, record=record)
+                if callbacks.stopped_by is not None:
+                    break
         context.lm.save(context.run.folder / "model")
         metrics = {split: context.evaluate(split, True, None) for split in context.splits if split != "training"}
         for split, values in metrics.items():
-            context.run.report(values, step=steps, split=split)
-        return TrainResult(run=context.run.folder, metrics=metrics, steps=steps)
+            context.run.report(values, step=taken, split=split)
+        callbacks.call("on_end", results=metrics)
+        return TrainResult(run=context.run.folder, metrics=metrics, steps=taken, stopped_early=taken < steps)
 
     def probe(self, context: ProbeContext) -> TrainingProbe:
         """Return a probe that takes the same steps on the longest rows, for `batch_size: auto`."""

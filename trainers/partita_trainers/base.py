@@ -3,7 +3,8 @@
 Trainers never import the framework. The protocols they need are defined here, so that a third-party trainer is a class
 with a `train` method, and a `probe` method if its batch size can be tuned.
 
-Shapes: B lines of a batch, T tokens of the longest line. A line holds one row, or several if rows are packed.
+Shapes: B lines of a batch, T tokens of the longest line, N loss tokens, K targets of a loss token. A line holds one
+row, or several if rows are packed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from partita_schema.common.files import replacing_folder
+from partita_schema.common.text import counted
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+from partita_trainers.sides import split_sides
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +33,9 @@ class Batch:
     """Rows as right-padded CPU tensors. A batch without rows has B = 0 and weight 0.
 
     Packed rows follow each other in a line and do not attend to each other. The first token of each has no label.
+
+    For a model with a head, a loss token is a token at which the head is compared with targets, one token per row in
+    classification. Any token can be one, also the first of a row.
     """
 
     input_ids_BT: "torch.Tensor"
@@ -42,6 +48,11 @@ class Batch:
     """Key of each row, line by line. Stable under shuffling, and across runs on the same data."""
     position_ids_BT: "torch.Tensor | None" = None
     """For packed rows, the position of each token in its row, int64, 0 in padding. None if each line is one row."""
+    targets_NK: "torch.Tensor | None" = None
+    """For a model with a head, the targets of the loss tokens, line by line, float32. None for a model that learns
+    tokens."""
+    two_sided: bool = False
+    """Whether the rows are those of an encoder-decoder: the encoder reads what precedes a row's first loss token."""
 
     @property
     def rows(self) -> int:
@@ -60,17 +71,21 @@ class Batch:
 
     @property
     def loss_tokens(self) -> int:
-        """Number of loss tokens. The first token of a row, packed or not, has no loss because it has no context."""
-        return int((self.labels_BT[:, 1:] != -100).sum())
+        """Number of loss tokens. Without a head, the first token of a row has no loss because it has no context."""
+        return int(self._is_loss().sum())
 
     @property
     def loss_token_rows(self) -> "torch.Tensor":
         """Index in `keys` of the row of each loss token [N], int64, in the order of `LanguageModel.token_log_probs`."""
-        is_loss_BT = self.labels_BT[:, 1:] != -100
+        is_loss = self._is_loss()
         if self.position_ids_BT is None:
-            return is_loss_BT.nonzero()[:, 0]
+            return is_loss.nonzero()[:, 0]
         row_BT = self.row_starts().flatten().cumsum(0).view_as(self.labels_BT) - 1
-        return row_BT[:, 1:][is_loss_BT]
+        return row_BT[:, 1:][is_loss]
+
+    def _is_loss(self) -> "torch.Tensor":
+        """Return which tokens are loss tokens [B, T]; without the first column if there are no targets."""
+        return (self.labels_BT if self.targets_NK is not None else self.labels_BT[:, 1:]) != -100
 
     def attention_mask(self) -> "torch.Tensor":
         """Return an int64 tensor [B, T]: 1 for tokens and 0 for padding."""
@@ -79,11 +94,12 @@ class Batch:
         return (torch.arange(self.input_ids_BT.shape[1]) < self.lengths_B[:, None]).long()
 
     def model_inputs(self, device: "torch.device | str | None" = None) -> dict[str, Any]:
-        """Return keyword arguments for a causal model of transformers: `model(**batch.model_inputs(device))`.
+        """Return keyword arguments for a model of transformers: `model(**batch.model_inputs(device))`.
 
         They are `input_ids`, `labels` and `attention_mask`, int64 [B, T]. For packed rows, `position_ids` and
         `use_cache=False` replace the mask: transformers separates rows by positions that restart, but only without a
-        mask and a cache. The model shifts the labels itself.
+        mask and a cache. The model shifts the labels itself. For an encoder-decoder, `input_ids` and `attention_mask`
+        [B, S] hold the prompts, and `labels` [B, T] the answers.
 
         A batch without rows gives one token without a label, so that every rank can run the model. The mean loss of
         that token is NaN; its sum, which transformers computes if `num_items_in_batch` is passed, is 0.
@@ -96,6 +112,13 @@ class Batch:
         if not self.lines:
             token = torch.zeros(1, 1, dtype=torch.int64, device=device)
             return {"input_ids": token, "labels": token - 100, "attention_mask": token + 1}
+        if self.two_sided:
+            sides = split_sides(self).to(device)
+            return {
+                "input_ids": sides.input_ids_BS,
+                "attention_mask": sides.attention_mask_BS,
+                "labels": sides.labels_BT,
+            }
         inputs = {"input_ids": self.input_ids_BT.to(device), "labels": self.labels_BT.to(device)}
         if self.position_ids_BT is not None:
             return {**inputs, "position_ids": self.position_ids_BT.to(device), "use_cache": False}
@@ -226,11 +249,20 @@ class Progress(Protocol):
         """Advance the bar and show values such as loss=0.31."""
 
 
-Evaluate = Callable[[str, bool, "int | None"], Metrics]
-"""evaluate(split, generated, max_rows): the metrics of a split, {} for an empty one.
+class Evaluate(Protocol):
+    """Evaluates a split."""
 
-If `generated` is true, answers are also generated and scored.
-"""
+    def __call__(self, split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> Metrics:
+        """Return the metrics of a split; {} for an empty one.
+
+        The results of the rows are recorded in the run directory if answers are generated, or if `max_rows` is None.
+
+        Args:
+            split: Name of the split.
+            generated: Whether answers are generated and scored.
+            max_rows: Number of rows for which answers are generated, evenly spaced; None for all.
+            step: Training step of the weights, which is recorded.
+        """
 
 
 @dataclass(frozen=True)
@@ -253,6 +285,8 @@ class TrainerContext:
     """Device of the model."""
     process_group: ProcessGroup = SINGLE_PROCESS
     """All processes of the run."""
+    callbacks: Sequence[object] = ()
+    """Callbacks of the user, on rank 0; see `partita_trainers.Callbacks`."""
 
 
 @dataclass(frozen=True)
@@ -268,14 +302,36 @@ class TrainResult:
     resumed_from: int | None = None
     """Step that this call resumed from."""
     stopped_early: bool = False
-    """Whether early stopping ended the run: no better validation metric in `early_stop` evaluations."""
+    """Whether the run ended before its last step: no better validation metric in `early_stop` evaluations, or a
+    callback asked to stop."""
     batch_sizes: Mapping[str, Any] = field(default_factory=dict)
     """Batch sizes used for training and evaluation."""
+    folds: Sequence[Mapping[str, Metrics]] = ()
+    """With cross-validation, the metrics of each fold; `metrics` has their means."""
+    intervals: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    """With cross-validation, 95 % confidence intervals of the means by split and metric."""
     dialogues: Sequence[Mapping[str, float]] = ()
     """With self-training, the metrics of the episodes of each round, rolled out with the weights before that round.
 
     If a guard is configured, the last entry is for the final weights.
     """
+
+    def __str__(self) -> str:
+        """Return the steps, the run directory, and a table of the metrics by split."""
+        names = list(dict.fromkeys(name for values in self.metrics.values() for name in values))
+        width = max(map(len, names), default=0)
+        heads = [f"{split:>12}" for split in self.metrics]
+        cells = [
+            [f"{values[name]:>12.4g}" if name in values else " " * 12 for values in self.metrics.values()]
+            for name in names
+        ]
+        rows = [f"{name:<{width}}{''.join(row)}" for name, row in zip(["", *names], [heads, *cells], strict=True)]
+        early = ", stopped early" if self.stopped_early else ""
+        return "\n".join([f"{counted(self.steps, 'step')}{early}; the run is in {self.run}", *(rows if names else [])])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the result as IPython and notebooks show it."""
+        printer.text(str(self))
 
 
 @dataclass(frozen=True)
@@ -309,7 +365,8 @@ class ProbeContext:
 class Trainer(Protocol):
     """Built from the run's configuration and used once.
 
-    A trainer with an attribute `objective` (`partita_trainers.objective.Objective`) is evaluated with it.
+    A trainer with an attribute `objective` (`partita_trainers.objective.Objective`) is evaluated with it. One that
+    calls callbacks (`partita_trainers.Callbacks`) says so by an attribute `calls_callbacks = True`.
     """
 
     def train(self, context: TrainerContext) -> TrainResult:

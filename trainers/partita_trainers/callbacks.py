@@ -1,0 +1,256 @@
+"""Callbacks: objects of users whose methods are called during training, and that may ask it to stop.
+
+They are called on rank 0 only. Every rank learns at the same point whether a callback failed or asked to stop.
+"""
+
+import inspect
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from partita_schema.common.text import nearest
+from partita_schema.errors import ConfigError, Problem, TrainingError, shortened
+from partita_trainers.base import LanguageModel, Metrics, Trainer, TrainerContext
+
+logger = logging.getLogger(__name__)
+
+HOOKS = ("on_start", "on_step", "on_evaluate", "on_checkpoint", "on_end")
+"""Methods that are called, in the order of a training."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a callback is given: facts about the training so far. Only `stop` changes anything."""
+
+    run: Path
+    """The run directory."""
+    lm: LanguageModel
+    """The model that is trained. Its weights must not be changed. With `backend.sharding: full` it cannot be run,
+    because every forward pass involves all ranks."""
+    step: int = 0
+    """Optimizer steps taken, including those before a resume."""
+    total_steps: int | None = None
+    """Optimizer steps of the whole training; None if the trainer does not know it."""
+    epoch: float = 0.0
+    """Passes over the training data, as a fraction."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """The line of log.jsonl of the last step; empty before the first step of this process."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the last evaluation on the validation rows; empty before the first one."""
+    validation_metric: str | None = None
+    """Name of the metric in `metrics` that selects the best checkpoint; None if the trainer selects none."""
+    best: float | None = None
+    """Best value of that metric."""
+    best_step: int | None = None
+    """Step of the best value."""
+    checkpoint: Path | None = None
+    """The newest checkpoint; None before the first one."""
+    results: Mapping[str, Metrics] = field(default_factory=dict)
+    """In `on_end`, the metrics of the trained model by split."""
+    requests: list[str] = field(default_factory=list, repr=False)
+    """Reasons of the calls of `stop`."""
+
+    @property
+    def loss(self) -> float | None:
+        """Training loss of the last step; None before it."""
+        return self.record.get("loss")
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Learning rate of the last step; None before it."""
+        return self.record.get("learning_rate")
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the last evaluation was at this step and is the best so far."""
+        return self.best_step == self.step and bool(self.metrics)
+
+    def stop(self, reason: str = "") -> None:
+        """End the training after this step.
+
+        It ends as with early stopping: an evaluation that is due is made, a checkpoint is saved, and the best weights
+        are restored, saved and evaluated. The manifest has `reason` as `stopped_by`.
+        """
+        self.requests.append(reason)
+
+
+class Callback:
+    """The methods of a callback. A class needs one of them, and need not derive from this one.
+
+    An error in a method ends the run with the status `failed`, and names the class and the method. The command
+    continues from the newest checkpoint when it is repeated.
+    """
+
+    def on_start(self, state: TrainingState) -> None:
+        """Called once before the first step of this process.
+
+        `state.step` is 0, or the step of the checkpoint from which the run resumes. Steps after it that a killed
+        process has already reported are taken and reported again, so drop what you stored of them.
+        """
+
+    def on_step(self, state: TrainingState) -> None:
+        """Called after each optimizer step, when its line is in log.jsonl."""
+
+    def on_evaluate(self, state: TrainingState) -> None:
+        """Called after each evaluation during the training, before a checkpoint of the step is saved."""
+
+    def on_checkpoint(self, state: TrainingState) -> None:
+        """Called after a checkpoint is saved."""
+
+    def on_end(self, state: TrainingState) -> None:
+        """Called when the trained model is saved and evaluated; not after an error or an interruption."""
+
+
+class Callbacks:
+    """Calls the callbacks of a run. Every rank makes the same calls in the same order.
+
+    A trainer that creates it states `calls_callbacks = True` in its class. After each call it checks `stopped_by`.
+    """
+
+    def __init__(self, context: TrainerContext, **facts: Any) -> None:
+        """Start before the first step; `facts` are fields of `TrainingState` that are already known."""
+        self.process_group = context.process_group
+        self.state = TrainingState(run=context.run.folder, lm=context.lm, **facts)
+        self.stopped_by: str | None = None
+        """Which callback asked to stop, and why; None if none has."""
+        self.methods = [(callback, hooks_of(callback)) for callback in context.callbacks]
+        own = sorted({hook for _, methods in self.methods for hook in methods})
+        self.hooks = frozenset(self.process_group.run_on_rank_zero(lambda: own, "the callbacks"))
+
+    def call(self, hook: str, **facts: Any) -> None:
+        """Call a method of all callbacks that have it.
+
+        Args:
+            hook: One of HOOKS.
+            facts: Fields of `TrainingState` that have changed since the last call.
+
+        Raises:
+            TrainingError: A callback failed.
+            OtherRankError: A callback failed on rank 0, and this is another rank.
+        """
+        read_only: dict[str, Any] = {
+            name: MappingProxyType(value) if type(value) is dict else value for name, value in facts.items()
+        }
+        self.state = replace(self.state, **read_only)
+        if hook in self.hooks:
+            about = f"the callbacks at step {self.state.step}"
+            request = self.process_group.run_on_rank_zero(lambda: self._call(hook), about)
+            self.stopped_by = self.stopped_by or request
+
+    def _call(self, hook: str) -> str | None:
+        """Call a method on this rank. Return the first request to stop."""
+        first: str | None = None
+        for callback, methods in self.methods:
+            if hook not in methods:
+                continue
+            try:
+                with unchanged_random_state():
+                    methods[hook](self.state)
+            except Exception as error:
+                raise TrainingError(failure_of(callback, hook, error, step=self.state.step)) from error
+            if self.state.requests:
+                first = first or ": ".join(filter(None, (name_of(callback), self.state.requests[0])))
+                self.state.requests.clear()
+        return first
+
+
+@contextmanager
+def unchanged_random_state() -> Iterator[None]:
+    """Restore the random generators on exit, so that a callback that draws numbers does not change the training."""
+    from partita_trainers.checkpoint import random_state, restore_random_state
+
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)
+
+
+def failure_of(callback: object, hook: str, error: Exception, *, step: int) -> str:
+    """Return the text of the error for a callback that failed, with the line in the file of its method.
+
+    Args:
+        callback: The callback.
+        hook: Its method.
+        error: What the method raised.
+        step: Step of the training.
+    """
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    line = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return (
+        f"the callback {name_of(callback)} failed in {hook} at step {step}{line}: {reason}; fix it, and rerun the same "
+        "command to resume"
+    )
+
+
+def name_of(callback: object) -> str:
+    """Return the name of a callback's class."""
+    return type(callback).__name__
+
+
+def hooks_of(callback: object) -> dict[str, Callable[[TrainingState], object]]:
+    """Return the methods of a callback that are called; not those that it only inherits from `Callback`."""
+    methods = {hook: getattr(callback, hook, None) for hook in HOOKS}
+    return {
+        hook: method
+        for hook, method in methods.items()
+        if callable(method) and getattr(method, "__func__", None) is not getattr(Callback, hook)
+    }
+
+
+def check_callbacks(callbacks: object) -> Sequence[object]:
+    """Return the callbacks that a caller has passed.
+
+    Raises:
+        ConfigError: They are not a list of objects with the methods of `Callback`.
+    """
+    if not isinstance(callbacks, list | tuple):
+        message = f"got {shortened(repr(callbacks))}; write a list of callbacks"
+        raise ConfigError([Problem("callbacks", message)])
+    for number, callback in enumerate(callbacks):
+        check_callback(callback, key=f"callbacks[{number}]")
+    return callbacks
+
+
+def check_callback(callback: object, *, key: str) -> None:
+    """Raise ConfigError for the key if an object has no method of `Callback`, or one that takes something else."""
+    if isinstance(callback, type):
+        raise ConfigError([Problem(key, f"{callback.__name__} is a class; write {callback.__name__}()")])
+    name, methods = name_of(callback), hooks_of(callback)
+    others = [other for other in dir(callback) if other.startswith("on_") and other not in HOOKS]
+    if not methods:
+        near = [hook for other in others for hook in nearest(other, HOOKS)]
+        hint = f"did you mean {near[0]}?" if near else f"define {', '.join(HOOKS[:-1])} or {HOOKS[-1]}"
+        raise ConfigError([Problem(key, f"{name} has no method that is called during training; {hint}")])
+    for hook, method in methods.items():
+        if inspect.iscoroutinefunction(method):
+            raise ConfigError(
+                [Problem(key, f"{name}.{hook} is async and would never run; write def {hook}(self, state)")]
+            )
+        try:
+            inspect.signature(method).bind(None)
+        except ValueError:  # a function of C that does not say what it takes
+            continue
+        except TypeError as error:
+            message = f"{name}.{hook} is called with the state as its only argument, and {error}"
+            raise ConfigError([Problem(key, f"{message}; write def {hook}(self, state)")]) from None
+    for other in others:
+        logger.warning("%s: %s.%s is never called; the methods are %s", key, name, other, ", ".join(HOOKS))
+
+
+def check_calls_callbacks(trainer: Trainer) -> None:
+    """Raise ConfigError if a trainer calls no callbacks."""
+    if not getattr(trainer, "calls_callbacks", False):
+        name = type(trainer).__name__
+        message = (
+            f"{name} does not call them: let it call partita_trainers.Callbacks and say so in the class by "
+            "calls_callbacks = True, or remove them"
+        )
+        raise ConfigError([Problem("callbacks", message)])
