@@ -8,7 +8,7 @@ from partita.cli.options import AsJson
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices, memory, disk space, Hub access and missing extras, also for bug reports."""
+    """Report versions, devices, memory and missing extras. It also shows disk space and Hub access, for bug reports."""
     from partita.report.doctor import diagnose
 
     diagnosis = diagnose()

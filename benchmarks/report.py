@@ -1,0 +1,114 @@
+"""The report page of a long run: the time to write it, and its size."""
+
+import json
+import math
+import random
+import statistics
+from pathlib import Path
+
+from harness import Limit, Result, Row, call, main
+
+from partita.runs.manifest import versions
+from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita_schema.common.checksums import sealed
+from partita_schema.load import load_config
+from partita_schema.records import FORMAT_VERSION
+
+STEPS, ROWS, ROUNDS = 100_000, 50_000, 5
+MOST_SECONDS, MOST_MB = 1.0, 1.0
+LABELS = [f"team {number}" for number in range(10)]
+CONFIG = {
+    "base_model": "org/model",
+    "input_features": [{"name": "message", "type": "text"}],
+    "output_features": [{"name": "team", "type": "category", "decoder": {"labels": LABELS}}],
+    "trainer": {"type": "finetune"},
+}
+
+
+def page(folder: Path, quick: bool) -> Result:
+    """CPU seconds to write the page of a run of 100,000 steps with 50,000 evaluated rows, and its size.
+
+    The run is made up: a classifier of ten labels with prompts of 150 characters. In the second row, the results of the
+    base model on the same rows are read and compared as well. Each page is written in a process of its own; the seconds
+    do not include imports, and are the median of five.
+    """
+    steps, rows = (STEPS // 10, ROWS // 10) if quick else (STEPS, ROWS)
+    table = []
+    for name, has_base in (("result", False), ("result and base model", True)):
+        run = write_run(folder / name.replace(" ", "-"), steps=steps, rows=rows, has_base=has_base)
+        written = [call(write_page, run) for _ in range(1 if quick else ROUNDS)]
+        seconds = statistics.median(one["CPU s"] for one in written)
+        table.append({"evaluated": name, "steps": steps, "rows": rows, "CPU s": seconds, "MB": written[0]["MB"]})
+    return table, [
+        Limit("CPU seconds to write the page", table[0]["CPU s"], MOST_SECONDS, "max"),
+        Limit("MB of the page", max(row["MB"] for row in table), MOST_MB, "max"),
+    ]
+
+
+def write_page(name: str) -> Row:
+    import time
+
+    from partita.report.run_page import write_report
+
+    started = time.process_time()
+    path = write_report(Path(name))
+    return {"CPU s": round(time.process_time() - started, 3), "MB": round(path.stat().st_size / 1e6, 3)}
+
+
+def write_run(folder: Path, *, steps: int, rows: int, has_base: bool) -> Path:
+    folder.mkdir()
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "status": "done",
+        "versions": versions(),
+        "config": load_config(CONFIG).config.model_dump(mode="json"),
+        "steps": steps,
+        "evaluations": [
+            {"step": step, "split": "validation", "loss": 6 / math.sqrt(step)}
+            for step in range(steps // 100, steps + 1, steps // 100)
+        ],
+    }
+    (folder / "manifest.json").write_text(json.dumps(sealed(manifest)), encoding="utf8")
+    (folder / "config.yaml").write_text(json.dumps(CONFIG), encoding="utf8")
+    chance = random.Random(1)
+    with (folder / "log.jsonl").open("w", encoding="utf8") as file:
+        file.writelines(json.dumps(step_of(step, chance)) + "\n" for step in range(1, steps + 1))
+    for is_base in (False, True) if has_base else (False,):
+        header = EvaluationHeader("test", "base" if is_base else "result", "f00d", steps, {"team": "category"})
+        results = (row_of(index, chance, share=0.3 if is_base else 0.9) for index in range(rows))
+        write_row_results(evaluation_path(folder, "test", base=is_base), header, results)
+    return folder
+
+
+def step_of(step: int, chance: random.Random) -> Row:
+    return {
+        "step": step,
+        "epoch": step / 1000,
+        "loss": 6 / math.sqrt(step) + 0.1 * chance.random(),
+        "learning_rate": 1e-4,
+        "gradient_norm": chance.lognormvariate(0, 0.5),
+        "rows": 16,
+        "loss_tokens": 32,
+        "tokens": chance.randint(300, 500),
+        "padding": 0.096983,
+        "seconds": round(0.05 + 0.01 * chance.random(), 4),
+        "batch_hash": f"{chance.getrandbits(64):016x}",
+    }
+
+
+def row_of(index: int, chance: random.Random, *, share: float) -> RowResult:
+    reference = chance.choice(LABELS)
+    value = reference if chance.random() < share else chance.choice(LABELS)
+    prompt = " ".join(f"word{chance.randint(0, 999)}" for _ in range(20))
+    return RowResult(
+        f"rows.jsonl:{index}",
+        prompt,
+        value,
+        round(chance.random(), 6),
+        3,
+        {"team": OutputResult(reference, value, reference == value)},
+    )
+
+
+if __name__ == "__main__":
+    main(page)

@@ -1,0 +1,80 @@
+"""Metrics of rows with bootstrap intervals, alone and as paired differences of two models.
+
+A metric is a function of sums over rows. Rows are resampled in random blocks: with as many rows as blocks or fewer,
+each block is a row, and this is the bootstrap of rows (Efron 1979). With more rows, a sum over resampled blocks has the
+same variance as one over resampled rows, and the cost does not depend on the number of rows.
+"""
+
+from functools import cached_property
+
+import numpy as np
+
+from partita.report.statistics import RESAMPLES, Difference, Interval, percentiles
+
+MAX_BLOCKS = 500
+
+
+class Blocks:
+    """Rows in random blocks, and numbers of times that each block is drawn. N rows, B blocks, R resamples."""
+
+    def __init__(self, rows: int, *, seed: int = 0) -> None:
+        """Assign `rows` rows to blocks."""
+        self.rows = rows
+        self.count = min(rows, MAX_BLOCKS)
+        self.generator = np.random.default_rng(seed)
+        self.blocks_N = self.generator.permutation(rows) % self.count
+
+    @cached_property
+    def draws_RB(self) -> np.ndarray:
+        """Numbers of times that each block is drawn; in the first row, each is drawn once."""
+        drawn_RB = self.generator.multinomial(self.count, [1 / self.count] * self.count, RESAMPLES)
+        return np.vstack([np.ones((1, self.count)), drawn_RB])
+
+    def sums(self, *values_N: np.ndarray) -> np.ndarray:
+        """Return the sums of values over the rows of each resample, [R + 1, values]; the first is over all rows."""
+        sums_B = [np.bincount(self.blocks_N, weights=values, minlength=self.count) for values in values_N]
+        return np.asarray(self.draws_RB @ np.stack(sums_B, axis=1))
+
+    def counts(self, rows_M: np.ndarray, codes_M: np.ndarray, num_codes: int) -> np.ndarray:
+        """Return how often each code occurs in each resample, [R + 1, codes]; the first is over all rows.
+
+        Args:
+            rows_M: The row of each occurrence.
+            codes_M: Its code, from 0.
+            num_codes: Number of codes.
+        """
+        places_M = self.blocks_N[rows_M] * num_codes + codes_M
+        counts_BC = np.bincount(places_M, minlength=self.count * num_codes).reshape(self.count, num_codes)
+        return np.asarray(self.draws_RB @ counts_BC)
+
+
+Estimates = dict[str, np.ndarray]
+"""By metric: its value over all rows, then over each resample, [R + 1]."""
+
+
+def ratio(numerator_R: np.ndarray, denominator_R: np.ndarray) -> np.ndarray:
+    """Return a quotient; NaN where there is nothing to divide by."""
+    quotient_R = np.full_like(numerator_R, np.nan)
+    np.divide(numerator_R, denominator_R, out=quotient_R, where=denominator_R != 0)
+    return quotient_R
+
+
+def interval_of(estimate_R: np.ndarray) -> Interval:
+    """Return a metric with its interval; both ends are the value if no resample has one."""
+    value, resampled_R = float(estimate_R[0]), estimate_R[1:]
+    finite_R = resampled_R[np.isfinite(resampled_R)]
+    return percentiles(value, finite_R) if len(finite_R) else Interval(value, value, value)
+
+
+def difference_of(base_R: np.ndarray, result_R: np.ndarray) -> Difference:
+    """Return the result minus the base, resampled on the same rows."""
+    with np.errstate(invalid="ignore"):
+        difference_R = result_R - base_R
+    return Difference(*interval_of(difference_R), p=two_sided_p(difference_R[1:]))
+
+
+def two_sided_p(resampled_R: np.ndarray) -> float:
+    """Return the two-sided p-value of 0 among resampled differences; never 0, because resamples are few."""
+    finite_R = resampled_R[np.isfinite(resampled_R)]
+    below, above = int((finite_R <= 0).sum()), int((finite_R >= 0).sum())
+    return min(1.0, 2 * (min(below, above) + 1) / (len(finite_R) + 1))

@@ -1,0 +1,189 @@
+"""What a run directory has recorded, read for its report."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.data.episode import Episode
+from partita.report.evaluation import CHUNK, SplitResults, enumerated, read_evaluations
+from partita.report.simulated import read_simulations, transcript_files
+from partita.runs.manifest import MANIFESTS, read_manifest, sibling_runs
+from partita.runs.row_results import FOLDER as EVALUATIONS
+from partita_schema.common.checksums import parse_json
+from partita_schema.errors import DataError
+
+STEP_VALUES = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "rows", "seconds")
+"""Values of a line of log.jsonl that the report draws."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as it is on disk. N logged steps."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    """Empty for a folder that has only results of an evaluation or a simulation."""
+    steps: Mapping[str, np.ndarray]
+    """Values of the logged steps by name, each [N], float64; NaN where a step has no such value."""
+    ledger: Mapping[str, Any]
+    """Counts of rows by split; {} without a ledger."""
+    config_text: str
+    """The configuration as written; "" without one."""
+    results: Sequence[SplitResults] = ()
+    """Results of rows by split, the most important split first."""
+    simulations: Mapping[str, Sequence[Episode]] | None = None
+    """Simulated dialogues by history."""
+    samples: Sequence[Mapping[str, Any]] = ()
+    """Training rows with the texts of their tokens, and which of them are in the loss."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run: its folder, and the folder above."""
+        return "/".join(self.folder.resolve().parts[-2:])
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration with all defaults; {} if it is not known."""
+        config = self.manifest.get("config")
+        return config if isinstance(config, Mapping) else {}
+
+    @property
+    def status(self) -> str:
+        """How the run ended."""
+        return str(self.manifest.get("status", "done"))
+
+    @property
+    def error(self) -> str | None:
+        """Why the run failed."""
+        error = self.manifest.get("error")
+        return str(error) if error else None
+
+    @property
+    def validation_metric(self) -> str | None:
+        """The metric that selects checkpoints."""
+        metric = (self.config.get("trainer") or {}).get("validation_metric")
+        return str(metric) if metric else None
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether the model is the base model itself."""
+        return (self.config.get("trainer") or {}).get("type") == "none"
+
+    @property
+    def is_new_model(self) -> bool:
+        """Whether the model began with random weights."""
+        base_model = self.config.get("base_model")
+        return isinstance(base_model, Mapping) and base_model.get("type") in ("scratch", "embedding_bag")
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the model continues texts."""
+        return bool(self.config) and not self.config.get("input_features")
+
+    def evaluations(self, split: str, metric: str) -> tuple[list[float], list[float]]:
+        """Return the steps at which a metric of a split was measured, and its values."""
+        found = [
+            (float(record["step"]), float(record[metric]))
+            for record in self.manifest.get("evaluations", ())
+            if record.get("split") == split and isinstance(record.get(metric), int | float)
+        ]
+        first = dict(reversed(found))  # the final evaluation, of the best weights, has the number of the last step too
+        return sorted(first), [first[step] for step in sorted(first)]
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run directory, or the folder of a simulation or evaluation without training.
+
+    Raises:
+        DataError: The folder holds no run, or results of rows are damaged.
+        PartitaError: The manifest is damaged.
+    """
+    if not holds_results(folder):
+        where = "is not the directory of a run" if folder.exists() else "does not exist"
+        raise DataError(f"{folder} {where}; name the directory of a run, such as runs/NAME{sibling_runs(folder)}")
+    manifest = read_manifest(folder) if (folder / MANIFESTS[0]).is_file() else {}
+    config = folder / "config.yaml"
+    return RunRecord(
+        folder,
+        manifest,
+        read_steps(folder / "log.jsonl"),
+        read_ledger(folder / "ledger.json"),
+        config.read_text(encoding="utf8", errors="replace") if config.is_file() else "",
+        read_evaluations(folder),
+        read_simulations(folder),
+        read_samples(folder / "samples.json"),
+    )
+
+
+def holds_results(folder: Path) -> bool:
+    """Return whether a folder is a run, or has results of an evaluation or a simulation."""
+    is_evaluated = any((folder / EVALUATIONS).glob("*.jsonl"))
+    return (folder / MANIFESTS[0]).is_file() or is_evaluated or any(transcript_files(folder))
+
+
+def read_steps(path: Path) -> dict[str, np.ndarray]:
+    """Return the values of the logged steps by name; damaged lines are left out."""
+    parts: dict[str, list[np.ndarray]] = {name: [np.zeros(0)] for name in STEP_VALUES}
+    if path.is_file():
+        with path.open("rb") as file:
+            for _, lines in enumerated(file, size=CHUNK):
+                records = parsed_lines(lines)
+                for name, values in parts.items():
+                    values.append(column_of(records, name))
+    return {name: np.concatenate(values) for name, values in parts.items()}
+
+
+def parsed_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return lines of log.jsonl without damaged ones."""
+    try:
+        records = json.loads(b"[" + b",".join(lines) + b"]")  # faster than line by line
+    except (ValueError, RecursionError):
+        records = []
+    if len(records) == len(lines) and all(map(is_step, records)):
+        return list(records)
+    return [record for line in lines if (record := parsed(line)) is not None]
+
+
+def is_step(record: Any) -> bool:
+    """Return whether a value is a logged step."""
+    return isinstance(record, dict) and isinstance(record.get("step"), int)
+
+
+def column_of(records: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    """Return a value of all records, [N]; NaN where it is missing, null or no number."""
+    values = [record.get(name) for record in records]
+    try:
+        return np.array(values, dtype=np.float64)  # null becomes NaN
+    except (ValueError, TypeError):
+        return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=np.float64)
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """Return a line of log.jsonl; None if it is damaged."""
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return None
+    return record if is_step(record) else None
+
+
+def read_ledger(path: Path) -> dict[str, Any]:
+    """Return the counts of rows by split; {} if there is no ledger that can be read."""
+    try:
+        splits: dict[str, Any] = json.loads(path.read_bytes())["splits"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return splits
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """Return the sample rows; none if there is no file that can be read."""
+    try:
+        samples: list[dict[str, Any]] = json.loads(path.read_bytes())["rows"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return samples

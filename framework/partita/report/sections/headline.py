@@ -1,0 +1,79 @@
+"""The first sentence of a report: whether the model is better than its base model."""
+
+from partita.report.measures import Measure, SplitMeasures, as_number
+from partita.report.run_record import RunRecord
+from partita.runs.listing import main_metrics, model_of
+from partita_schema.common.text import counted
+
+
+def headline(run: RunRecord, measures: SplitMeasures | None) -> str:
+    """Return the first sentence: the comparison with the base model, or what is known without it.
+
+    Args:
+        run: The run.
+        measures: The metrics of its main split; None if nothing was evaluated row by row.
+    """
+    failed = f"The run failed: {run.error.rstrip('.')}." if run.error else ""
+    if measures is not None and (main := measures.main(main_metrics(run.config))) is not None:
+        return f"{failed} {comparison(main, measures)}".strip()
+    if failed:
+        return failed
+    if run.simulations:
+        dialogues = sum(len(episodes) for episodes in run.simulations.values())
+        return f"{counted(dialogues, 'dialogue')} {'was' if dialogues == 1 else 'were'} simulated."
+    if run.status == "running":
+        return "The run is not finished, or it was killed; nothing has been evaluated row by row yet."
+    apart = "" if run.is_new_model else ", so there is no comparison with the base model"
+    return f"Nothing was evaluated row by row{apart}."
+
+
+def comparison(measure: Measure, measures: SplitMeasures) -> str:
+    """Return how a metric differs between the model and its base model.
+
+    Args:
+        measure: The metric.
+        measures: The metrics of the split.
+    """
+    rows = f"{counted(measures.rows, 'row')} of the {measures.split} split"
+    value = f"{measure.name} is {as_number(measure.name, measure.result.value)}"
+    if measure.base is None:
+        interval = ""
+        if measure.has_interval:
+            low, high = (as_number(measure.name, end) for end in (measure.result.low, measure.result.high))
+            interval = f" (95 % interval {low} to {high})"
+        known = "; the base model was not evaluated on these rows" if measures.may_have_base else ""
+        return f"The {value}{interval} on {rows}{known}."
+    base = as_number(measure.name, measure.base.value)
+    if measure.difference is None:
+        return f"The {value} on {rows}, that of the base model {base}."
+    difference = measure.difference
+    half = as_number(measure.name, (difference.high - difference.low) / 2)
+    apart = f"by {as_number(measure.name, abs(difference.value))} \u00b1 {half}"
+    if difference.low <= 0 <= difference.high:
+        return (
+            f"No measurable difference from the base model: {value}, that of the base model {base}, apart {apart} "
+            f"on {rows}."
+        )
+    verdict = "Better" if measure.is_better else "Worse"
+    return f"{verdict} than the base model: {value} against {base}, {verdict.lower()} {apart} on {rows}."
+
+
+def facts_of(run: RunRecord) -> str:
+    """Return the model, the trainer, the number of steps and the status of a run in one line."""
+    manifest, config = run.manifest, run.config
+    parts = [model_of(config)] if config.get("base_model") else []
+    trainer = (config.get("trainer") or {}).get("type")
+    if trainer == "none":
+        parts.append("without training")
+    elif trainer:
+        adapter = (config.get("adapter") or {}).get("type")
+        parts.append(f"{trainer} with {adapter}" if adapter else trainer)
+    if manifest.get("steps"):
+        parts.append(counted(int(manifest["steps"]), "step"))
+    if manifest.get("stopped_early"):
+        parts.append("stopped early")
+    parts += [f"best at step {manifest['best_step']:,}"] if manifest.get("best_step") is not None else []
+    parts += [str(manifest["device"])] if manifest.get("device") else []
+    parts += [f"status {run.status}"] if run.status != "done" else []
+    parts += [str(manifest["created"])[:16].replace("T", " ") + " UTC"] if manifest.get("created") else []
+    return " \u00b7 ".join(parts)

@@ -1,0 +1,94 @@
+"""The metrics of a run with their intervals, beside those of the base model."""
+
+from collections.abc import Sequence
+
+from partita.report.charts import Table
+from partita.report.measures import Measure, SplitMeasures, as_number, lower_is_better
+from partita.report.run_record import RunRecord
+from partita.report.section import NamedTable, Paragraph, Part, Section
+from partita.report.statistics import Difference, Interval
+from partita_schema.common.text import counted
+from partita_schema.sections.outputs import METRICS_BY_NAME
+
+MAX_METRICS = 24
+"""Metrics in a table that is not folded."""
+LOWER = " \u2193"
+NOTE = (
+    "In brackets: 95 % intervals over rows; of shares of right rows the score interval, of others the bootstrap. "
+    "\u2193: lower is better."
+)
+
+
+def metrics_section(run: RunRecord, splits: Sequence[SplitMeasures]) -> Section | None:
+    """Return the metrics of each split that was evaluated row by row, and all other recorded ones.
+
+    Args:
+        run: The run.
+        splits: Metrics of the splits with results of rows.
+    """
+    parts: list[Part] = [split_table(split, is_first=split is splits[0]) for split in splits]
+    parts += [table for split in splits for table in field_tables(split)]
+    parts += [Paragraph(NOTE, kind="note")] if splits else []
+    shown = {split.split for split in splits}
+    others = {split: values for split, values in run.manifest.get("metrics", {}).items() if split not in shown}
+    names = list(dict.fromkeys(name for values in others.values() for name in values))
+    if names:
+        rows = [[name, *(as_number(name, values.get(name)) for values in others.values())] for name in names]
+        caption = "Metrics without results of rows" if parts else "Metrics"
+        parts.append(NamedTable(caption, Table(["metric", *others], rows), folded=len(rows) > MAX_METRICS))
+    return Section("Metrics", parts) if parts else None
+
+
+def split_table(split: SplitMeasures, *, is_first: bool) -> NamedTable:
+    """Return the table of a split. Wide tables of splits after the first are folded.
+
+    Args:
+        split: Its metrics.
+        is_first: Whether it is the most important split.
+    """
+    measures = [measure for measure in split.measures if not is_of_field(measure.name)]
+    rows = [row_of(measure, has_base=split.has_base) for measure in measures]
+    caption = f"{split.split}, {counted(split.rows, 'row')}"
+    return NamedTable(caption, Table(titles_of(split), rows), folded=split.has_base and not is_first)
+
+
+def field_tables(split: SplitMeasures) -> list[NamedTable]:
+    """Return the folded table of the metrics of single fields and slots; none without them."""
+    measures = [measure for measure in split.measures if is_of_field(measure.name)]
+    rows = [row_of(measure, has_base=split.has_base) for measure in measures]
+    return [NamedTable(f"{split.split}: metrics of fields", Table(titles_of(split), rows), folded=True)] if rows else []
+
+
+def is_of_field(name: str) -> bool:
+    """Return whether a metric is that of a field or slot of a JSON object."""
+    return any(part in name for part in METRICS_BY_NAME)
+
+
+def titles_of(split: SplitMeasures) -> list[str]:
+    """Return the titles of the columns."""
+    return ["metric", "this model", *(["base model", "difference"] if split.has_base else [])]
+
+
+def row_of(measure: Measure, *, has_base: bool) -> list[str]:
+    """Return the cells of a metric."""
+    name = measure.name + (LOWER if lower_is_better(measure.name) else "")
+    cells = [name, with_interval(measure.name, measure.result)]
+    if has_base:
+        cells += [with_interval(measure.name, measure.base), with_interval(measure.name, measure.difference, sign="+")]
+    return cells
+
+
+def with_interval(name: str, value: Interval | Difference | None, *, sign: str = "") -> str:
+    """Return a value with its interval; empty without a value.
+
+    Args:
+        name: Name of the metric.
+        value: The value.
+        sign: Written before values above 0.
+    """
+    if value is None:
+        return ""
+    low, high = (as_number(name, end) for end in (value.low, value.high))
+    text = (sign if value.value > 0 else "") + as_number(name, value.value)
+    # A resample of rows that are all the same has no width, which says nothing about other rows.
+    return f"{text} ({low} to {high})" if low and high and value.low < value.high else text

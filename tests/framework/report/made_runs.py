@@ -1,0 +1,183 @@
+"""Run directories as partita writes them, without a training."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from partita.runs.manifest import versions
+from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita_schema.common.checksums import sealed
+from partita_schema.load import load_config
+from partita_schema.records import FORMAT_VERSION
+
+Results = Sequence[RowResult]
+LABELS = ("billing", "shipping", "returns")
+
+
+def write_run(
+    folder: Path,
+    *,
+    outputs: Mapping[str, str] | None = None,
+    results: Results = (),
+    base: Results | None = None,
+    steps: int = 40,
+    split: str = "test",
+    config: Mapping[str, Any] | None = None,
+    **manifest: Any,
+) -> Path:
+    """Write a run directory.
+
+    Args:
+        folder: The run directory.
+        outputs: Types of the outputs, by name.
+        results: Results of the rows of a split.
+        base: Those of the base model.
+        steps: Number of logged steps.
+        split: The split.
+        config: Keys of the configuration.
+        manifest: Further entries of the manifest.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = config_of(outputs or {}, **(config or {}))
+    entries = {
+        "format_version": FORMAT_VERSION,
+        "status": "done",
+        "created": "2026-11-23T07:00:00+00:00",
+        "versions": versions(),
+        "device": "cpu",
+        "seed": 42,
+        "config": load_config(settings).config.model_dump(mode="json"),
+        "steps": steps,
+        "data": {"training": {"rows": 320, "fingerprint": "3ecb9861e791be39"}},
+    }
+    (folder / "manifest.json").write_text(json.dumps(sealed(entries | manifest)), encoding="utf8")
+    (folder / "config.yaml").write_text(json.dumps(settings, indent=1), encoding="utf8")
+    (folder / "log.jsonl").write_text("".join(log_line(step) for step in range(1, steps + 1)), encoding="utf8")
+    for rows, model in ((results, "result"), (base, "base")):
+        if rows:
+            header = EvaluationHeader(split, model, "f00d", steps, outputs or {})  # type: ignore[arg-type]
+            write_row_results(evaluation_path(folder, split, base=model == "base"), header, rows)
+    return folder
+
+
+def config_of(outputs: Mapping[str, str], **changes: Any) -> dict[str, Any]:
+    """Return a configuration with these outputs."""
+    options: dict[str, dict[str, Any]] = {
+        "category": {"decoder": {"labels": list(LABELS)}},
+        "set": {"decoder": {"labels": list(LABELS)}},
+    }
+    heads = {"type": "scratch", "architecture": "distilbert", "size": "nano", "tokenizer": "word"}
+    has_head = any(kind in ("tags", "score", "embedding") for kind in outputs.values())
+    inputs = [{"name": "message", "type": "text"}]
+    if "score" in outputs.values():
+        inputs.append({"name": "passage", "type": "text"})
+    features = [{"name": name, "type": kind, **options.get(kind, {})} for name, kind in outputs.items()]
+    plain = {"output_features": [{"name": "text", "type": "text"}]}
+    answers = {"input_features": inputs, "output_features": features}
+    return (
+        {"base_model": heads if has_head else {"type": "scratch", "size": "nano"}, "trainer": {"type": "finetune"}}
+        | (answers if outputs else plain)
+        | changes
+    )
+
+
+def log_line(step: int) -> str:
+    """Return a line of log.jsonl."""
+    record = {
+        "step": step,
+        "epoch": step / 20,
+        "loss": 6 / step**0.5,
+        "learning_rate": 1e-4,
+        "gradient_norm": 2.0,
+        "rows": 16,
+        "loss_tokens": 32,
+        "tokens": 419,
+        "padding": 0.1,
+        "seconds": 0.08,
+        "batch_hash": "9f1fb5fc0290e475",
+    }
+    return json.dumps(record) + "\n"
+
+
+def rows_of(
+    count: int, output: Callable[[random.Random], Mapping[str, OutputResult]], *, seed: int = 1
+) -> list[RowResult]:
+    """Return rows with the outputs that a function draws."""
+    chance = random.Random(seed)
+    return [
+        RowResult(f"row-{index}", f"Message {index}: where is it?", "an answer", chance.random(), 2, output(chance))
+        for index in range(count)
+    ]
+
+
+def category(share: float, *, labels: Sequence[str] = LABELS, name: str = "team") -> Callable[[random.Random], Any]:
+    """Return a function that draws a category that is right in a share of the rows."""
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        reference = chance.choice(labels)
+        value = reference if chance.random() < share else chance.choice(labels)
+        scores = {label: math.log(0.8 if label == value else 0.2 / (len(labels) - 1)) for label in labels}
+        return {name: OutputResult(reference, value, reference == value, scores)}
+
+    return draw
+
+
+def number(error: float, *, name: str = "price") -> Callable[[random.Random], Any]:
+    """Return a function that draws a number with an error of this size."""
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        reference = chance.uniform(0, 100)
+        return {name: OutputResult(reference, reference + chance.gauss(0, error), False)}
+
+    return draw
+
+
+def label_set(share: float, *, name: str = "topics") -> Callable[[random.Random], Any]:
+    """Return a function that draws a set of labels that is right in a share of the rows."""
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        reference = [label for label in LABELS if chance.random() < 0.5]
+        value = reference if chance.random() < share else [LABELS[0]]
+        return {name: OutputResult(reference, value, reference == value)}
+
+    return draw
+
+
+def tags(share: float, *, name: str = "people") -> Callable[[random.Random], Any]:
+    """Return a function that draws tags of words that are right in a share of the rows."""
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        reference = ["O", "B-PER", "I-PER", "O"]
+        value = reference if chance.random() < share else ["O", "B-PER", "O", "O"]
+        return {name: OutputResult(reference, value, reference == value)}
+
+    return draw
+
+
+def text(share: float, *, name: str = "summary") -> Callable[[random.Random], Any]:
+    """Return a function that draws a text that is right in a share of the rows."""
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        value = "the parcel is late" if chance.random() < share else "the parcel was lost"
+        return {name: OutputResult("the parcel is late", value, value == "the parcel is late")}
+
+    return draw
+
+
+def json_value(share: float, *, name: str = "booking") -> Callable[[random.Random], Any]:
+    """Return a function that draws a JSON object that is right in a share of the rows."""
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        reference = {"guests": chance.randint(1, 8), "day": "friday"}
+        value: Any = reference if chance.random() < share else chance.choice([None, {"guests": 2, "day": "monday"}])
+        return {name: OutputResult(reference, value, reference == value)}
+
+    return draw
+
+
+def joined(*draws: Callable[[random.Random], Any]) -> Callable[[random.Random], Any]:
+    """Return a function that draws several outputs."""
+    return lambda chance: {name: value for draw in draws for name, value in draw(chance).items()}

@@ -1,0 +1,321 @@
+"""Pages in a real browser: nothing is outside the viewport, text is readable, and the console is empty."""
+
+import html
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.report.compare_page import write_page
+from partita.report.comparison import compare_runs
+from partita.report.run_page import write_report
+from partita.report.sweep_page import write_sweep_page
+from partita.runs.row_results import OutputResult, RowResult
+from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
+from partita.runs.sweep_result import SweepResult
+
+from .made_runs import category, joined, json_value, label_set, number, rows_of, tags, text, write_run
+from .test_run_page import hostile_strings, write_everything
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WIDTHS = (400, 800, 1400)
+MIN_CONTRAST = 4.5
+"""Of text and its background (WCAG 2.2, success criterion 1.4.3)."""
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
+
+MEASURE = """
+<script>
+function channels(color) {
+  const numbers = color.match(/[\\d.]+/g).map(Number);
+  const scale = color.startsWith("color(") ? 255 : 1;
+  return [...numbers.slice(0, 3).map(one => one * scale), numbers.length > 3 ? numbers[3] : 1];
+}
+function over(front, back) { return front.slice(0, 3).map((one, i) => one * front[3] + back[i] * (1 - front[3])); }
+function luminance(color) {
+  const [r, g, b] = color.map(one => one / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+function background(element) {
+  const layers = [];
+  for (let one = element; one; one = one.parentElement) layers.push(channels(getComputedStyle(one).backgroundColor));
+  return layers.reverse().reduce((back, layer) => over(layer, back), [255, 255, 255]);
+}
+function contrast(element) {
+  const style = getComputedStyle(element), back = background(element);
+  const color = channels(element.closest("svg") ? style.fill : style.color);
+  for (let one = element; one; one = one.parentElement) color[3] *= Number(getComputedStyle(one).opacity);
+  const [high, low] = [luminance(over(color, back)), luminance(back)].sort((a, b) => b - a);
+  return (high + 0.05) / (low + 0.05);
+}
+function measure() {
+  document.querySelectorAll("details").forEach(one => one.open = true);
+  const outside = [], faint = [];
+  for (const element of document.body.querySelectorAll("*")) {
+    const box = element.getBoundingClientRect();
+    const scrolls = element.closest(".scroll, pre");
+    if (!scrolls && (box.right > innerWidth + 1 || box.left < -1)) outside.push(element.outerHTML.slice(0, 200));
+    if (scrolls === element && box.right > innerWidth + 1) outside.push(element.outerHTML.slice(0, 200));
+    const own = [...element.childNodes].some(one => one.nodeType === 3 && one.data.trim());
+    if (own && element.tagName !== "title" && contrast(element) < LEAST)
+      faint.push([contrast(element), element.outerHTML.slice(0, 200)]);
+  }
+  const tall = document.documentElement.scrollHeight;
+  const wide = document.documentElement.scrollWidth;
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  parent.postMessage({width: innerWidth, wide, tall, dark, outside, faint, elements: document.all.length}, "*");
+}
+addEventListener("load", measure);
+</script>
+"""
+FRAMES = """
+<!DOCTYPE html><html><head><meta name="color-scheme" content="light dark"></head><body><pre id="found"></pre><script>
+const found = [];
+addEventListener("message", event => {
+  found.push(event.data);
+  document.getElementById("found").textContent = JSON.stringify(found);
+});
+</script>
+"""
+
+
+def browse(page: Path, *, folder: Path, is_dark: bool) -> tuple[list[dict[str, Any]], str]:
+    """Return what a page looks like at each width, and the messages of its console."""
+    copy, frames = folder / "copy.html", folder / "frames.html"
+    source = page.read_text(encoding="utf8")
+    script = MEASURE.replace("LEAST", str(MIN_CONTRAST))
+    copy.write_text(source.replace("</body>", f"{script}</body>"), encoding="utf8")
+    widths = [f'<iframe src="copy.html" style="width:{width}px;height:900px;border:0"></iframe>' for width in WIDTHS]
+    frames.write_text(FRAMES + "".join(widths) + "</body></html>", encoding="utf8")
+    ended = chromium(frames, "--dump-dom", is_dark=is_dark, folder=folder)
+    answer = re.search(r'<pre id="found">(.*?)</pre>', ended.stdout, re.DOTALL)
+    assert answer is not None, ended.stderr
+    console = [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(html.unescape(answer.group(1))), "\n".join(console)
+
+
+def chromium(page: Path, *options: str, is_dark: bool, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Open a page in a browser without a window, and return what it prints."""
+    assert CHROMIUM is not None
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=20000",
+        "--window-size=1500,1000",
+        f"--user-data-dir={folder / 'profile'}",
+        f"--blink-settings=preferredColorScheme={0 if is_dark else 1}",
+        *options,
+        page.resolve().as_uri(),
+    ]
+    home = os.environ | {"HOME": str(folder)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=home, check=True)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of a run with every type of output and every section."""
+    folder = tmp_path_factory.mktemp("page")
+    outputs = {
+        "team": "category",
+        "price": "number",
+        "topics": "set",
+        "summary": "text",
+        "booking": "json",
+    }
+
+    def draw(share: float) -> Any:
+        return joined(category(share), number(5), label_set(share), text(share), json_value(share))
+
+    run = write_run(
+        folder / "run",
+        outputs=outputs,
+        results=rows_of(300, draw(0.8)),
+        base=rows_of(300, draw(0.3)),
+        steps=900,
+        resumed=[300],
+        out_of_memory=[{"step": 500, "now": 8, "tokens": 100}],
+        best_step=700,
+        evaluations=[{"step": step, "split": "validation", "loss": 30 / step} for step in range(100, 1000, 100)],
+        sources={"chat": {"rows": 30, "tokens": 900}, "web": {"rows": 10, "tokens": 100}},
+        lengths={"training": {"edges": list(range(0, 110, 10)), "counts": list(range(10))}},
+    )
+    counts = {"rows": 50, "used": 40, "cut": 2, "left_out": 10, "loss_tokens": 640, "reasons": {"no label": 10}}
+    (run / "ledger.json").write_text(json.dumps({"splits": {"training": counts}}), encoding="utf8")
+    sample = {"key": "row-1", "texts": ["Which", " team?", " bill", "ing"], "loss": [False, False, True, True]}
+    (run / "samples.json").write_text(json.dumps({"rows": [sample] * 3}), encoding="utf8")
+    return write_report(run)
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_nothing_is_outside_the_viewport_and_all_text_is_readable(
+    everything: Path, is_dark: bool, tmp_path: Path
+) -> None:
+    found, console = browse(everything, folder=tmp_path, is_dark=is_dark)
+
+    assert sorted(one["width"] for one in found) == list(WIDTHS)
+    for one in found:
+        assert one["dark"] == is_dark
+        assert one["elements"] > 1000
+        assert one["outside"] == []
+        assert one["wide"] <= one["width"]
+        assert one["faint"] == []
+    assert console == ""
+
+
+def test_faults_of_a_page_are_detected(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    wide, faint = "<div id='wide' style='width:900px'>a</div>", "<p id='faint' style='color:#bbb'>b</p>"
+    script = "<script>console.error('an error')</script>"
+    page.write_text(f"<!DOCTYPE html><html><body>{wide}{faint}{script}</body></html>", encoding="utf8")
+
+    found, console = browse(page, folder=tmp_path, is_dark=False)
+
+    narrow = min(found, key=lambda one: one["width"])
+    assert "wide" in narrow["outside"][0]
+    assert narrow["wide"] > narrow["width"]
+    assert ["faint" in text for _, text in narrow["faint"]] == [True]
+    assert "an error" in console
+
+
+def test_hostile_texts_stay_inside_the_viewport_and_run_nothing(tmp_path: Path) -> None:
+    page = write_report(write_everything(tmp_path / "run", hostile_strings()))
+
+    found, console = browse(page, folder=tmp_path, is_dark=False)
+
+    assert len(found) == len(WIDTHS)
+    for one in found:
+        assert one["outside"] == []
+        assert one["wide"] <= one["width"]
+    assert console == ""
+
+
+def test_long_texts_without_spaces_stay_inside_the_viewport(tmp_path: Path) -> None:
+    labels = ["x" * 200, "y" * 200]
+    config = {"output_features": [{"name": "team", "type": "category", "decoder": {"labels": labels}}]}
+    run = write_run(
+        tmp_path / ("n" * 100),
+        outputs={"team": "category"},
+        results=rows_of(40, category(0.5, labels=labels)),
+        config=config,
+        error="z" * 500,
+    )
+
+    found, _ = browse(write_report(run), folder=tmp_path, is_dark=False)
+
+    for one in found:
+        assert one["outside"] == []
+        assert one["wide"] <= one["width"]
+
+
+def test_a_page_of_tags_has_no_message_in_the_console(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", outputs={"people": "tags"}, results=rows_of(20, tags(0.5)))
+
+    found, console = browse(write_report(run), folder=tmp_path, is_dark=True)
+
+    assert len(found) == len(WIDTHS)
+    assert console == ""
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_a_comparison_of_runs_stays_inside_the_viewport_and_is_readable(is_dark: bool, tmp_path: Path) -> None:
+    outputs = {"team": "category", "price": "number", "summary": "text", "booking": "json"}
+    rows = rows_of(60, joined(category(0.8), number(5), text(0.8), json_value(0.8)))
+    runs = [
+        write_run(tmp_path / name, outputs=outputs, results=results, config={"base_model": f"{'owner' * 30}/{name}"})
+        for name, results in (("first" * 8, rows), ("second", with_other_values(rows, seed=1)), ("third", rows[9:]))
+    ]
+    page = tmp_path / "compare.html"
+    write_page(page, compare_runs(runs, max_examples=40))
+
+    found, console = browse(page, folder=tmp_path, is_dark=is_dark)
+
+    assert len(found) == len(WIDTHS)
+    for one in found:
+        assert one["dark"] == is_dark
+        assert one["elements"] > 300
+        assert one["outside"] == []
+        assert one["wide"] <= one["width"]
+        assert one["faint"] == []
+    assert console == ""
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_hostile_parameters_of_a_sweep_stay_inside_the_viewport_and_run_nothing(is_dark: bool, tmp_path: Path) -> None:
+    hostile = hostile_strings()
+    error = "\n".join([*hostile, "z" * 500])
+    trials = [hostile_trial(number, text, error=error) for number, text in enumerate(hostile)]
+    result = SweepResult(tmp_path / ("<i>&" * 20), f"{hostile[0]}.accuracy", "minimize", tuple(trials), len(trials))
+    result.folder.mkdir()
+    page = write_sweep_page(result, {key: 1 / (index + 1) for index, key in enumerate(trials[0].values)})
+
+    found, console = browse(page, folder=tmp_path, is_dark=is_dark)
+
+    assert len(found) == len(WIDTHS)
+    for one in found:
+        assert one["dark"] == is_dark
+        assert one["elements"] > 1000
+        assert one["outside"] == []
+        assert one["wide"] <= one["width"]
+        assert one["faint"] == []
+    assert console == ""
+    assert "<script" not in page.read_text(encoding="utf8")
+
+
+def hostile_trial(number: int, text: str, *, error: str) -> Trial:
+    """Return a trial with hostile names and values of parameters; every tenth was stopped, and every tenth failed."""
+    keys = ("<script>alert(1)</script>", "a.'><img src=x onerror=alert(1)>", "k" * 200, "</svg>.{{ 7 * 7 }}")
+    values = dict(zip(keys, (text, {text: [text]}, "v" * (number + 1), number), strict=True))
+    curve = tuple(TrialEvaluation(share, round(100 * share), number + 1 - share) for share in (0.5, 1.0))
+    if number % 10 == 1:
+        return Trial(number, values, result=TrialResult("pruned", curve=curve[:1]))
+    if number % 10 == 2:
+        return Trial(number, values, result=TrialResult("failed", error=error))
+    return Trial(number, values, result=TrialResult("done", float(number), curve=curve))
+
+
+def with_other_values(rows: list[RowResult], *, seed: int) -> list[RowResult]:
+    """Return rows half of whose values are unreadable."""
+    chance = random.Random(seed)
+
+    def changed(output: OutputResult) -> OutputResult:
+        return OutputResult(output.reference, None, False) if chance.random() < 0.5 else output
+
+    return [replace(row, outputs={name: changed(one) for name, one in row.outputs.items()}) for row in rows]
+
+
+def test_hostile_rows_of_a_comparison_stay_inside_the_viewport_and_run_nothing(tmp_path: Path) -> None:
+    chance, hostile = random.Random(1), hostile_strings()
+
+    def rows(share: float) -> list[RowResult]:
+        return [
+            RowResult(
+                text, text, text, 1.0, 2, {"team": OutputResult(text, chance.choice(hostile), chance.random() < share)}
+            )
+            for text in hostile
+        ]
+
+    runs = [write_run(tmp_path / name, outputs={"team": "text"}, results=rows(0.5)) for name in ("<i>a", "b")]
+    page = tmp_path / "compare.html"
+    write_page(page, compare_runs(runs, max_examples=200))
+
+    found, console = browse(page, folder=tmp_path, is_dark=False)
+
+    assert len(found) == len(WIDTHS)
+    for one in found:
+        assert one["outside"] == []
+        assert one["wide"] <= one["width"]
+    assert console == ""
+    assert "<script" not in page.read_text(encoding="utf8")
