@@ -1,0 +1,212 @@
+"""The rows that several runs have in common: results of evaluations, or episodes of simulations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from partita.data.episode import Episode, from_line
+from partita.report.evaluation import Evaluation, OutputColumn, read_evaluation
+from partita.report.simulated import transcript_files
+from partita.runs.listing import SPLITS, RunSummary
+from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, OutputResult, RowResult
+from partita.simulation.report import numbers_of
+from partita_schema.common.checksums import DamagedError, unsealed_line
+from partita_schema.common.text import counted
+from partita_schema.errors import DataError, shortened
+
+EPISODE = "episode"
+"""Name and type of the output of an episode, whose value is its numbers by name."""
+HISTORIES = ("predicted", "gold")
+MAX_TEXT = 300
+"""Characters of a message of an episode."""
+
+Load = Callable[[], Evaluation]
+
+
+@dataclass(frozen=True)
+class ComparedRows:
+    """The common rows of runs."""
+
+    names: list[str]
+    """Name of each run."""
+    split: str | None = None
+    """What was evaluated; None if the runs have nothing in common."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Type of each output that all runs have, by name."""
+    evaluations: list[Evaluation] = field(default_factory=list)
+    """Results of each run, of the same rows in the same order, with the common outputs."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Number of common rows."""
+        return len(self.evaluations[0]) if self.evaluations else 0
+
+    @property
+    def are_episodes(self) -> bool:
+        """Whether the rows are episodes."""
+        return EPISODE in self.outputs.values()
+
+
+def load_rows(runs: Sequence[RunSummary], *, split: str | None) -> ComparedRows:
+    """Read the rows that all runs have in common, with the same references.
+
+    Args:
+        runs: The runs.
+        split: The evaluation, or the history of a simulation. Default: the first one that all runs have.
+
+    Raises:
+        DataError: A run has no such evaluation, its file is damaged, or there is no common row or output.
+    """
+    names = [run.name for run in runs]
+    available = [evaluations_of(run.folder) for run in runs]
+    chosen = split or choose_split(available)
+    if chosen is None:
+        return ComparedRows(names, notes=[missing_note(runs, available)])
+    for run, evaluations in zip(runs, available, strict=True):
+        if chosen not in evaluations:
+            there = f"it has {', '.join(evaluations)}" if evaluations else "it has none"
+            raise DataError(
+                f"{run.folder} has no results of rows of {chosen}, {there}; evaluate it again with partita evaluate "
+                f"{run.folder}"
+            )
+    loaded = [evaluations[chosen]() for evaluations in available]
+    outputs = common_outputs(names, loaded)
+    for evaluation in loaded:
+        evaluation.outputs = {name: evaluation.outputs[name] for name in outputs}
+    indices, notes = common_rows(names, loaded, chosen)
+    selected = [evaluation.select(chosen_rows) for evaluation, chosen_rows in zip(loaded, indices, strict=True)]
+    return ComparedRows(names, chosen, outputs, selected, notes)
+
+
+def evaluations_of(folder: Path) -> dict[str, Load]:
+    """Return what a run has results of rows of, by split or history."""
+    found = dict[str, Load]()
+    for path in sorted((folder / FOLDER).glob("*.jsonl")):
+        if not path.stem.endswith(BASE):
+            found[path.stem] = lambda path=path: read_evaluation(path)  # type: ignore[misc]
+    for history, path in transcript_files(folder).items():
+        found.setdefault(history, lambda path=path: rows_of(read_episodes(path), path.stem))  # type: ignore[misc]
+    return found
+
+
+def choose_split(available: Sequence[Mapping[str, Load]]) -> str | None:
+    """Return the first split that all runs have: test, validation, another one, or a history."""
+    common = [name for name in available[0] if all(name in one for one in available)]
+    others = [name for name in common if name not in SPLITS + HISTORIES]
+    return next((name for name in (*SPLITS, *others, *HISTORIES) if name in common), None)
+
+
+def missing_note(runs: Sequence[RunSummary], available: Sequence[Mapping[str, Load]]) -> str:
+    """Return why rows cannot be compared, and what to do."""
+    both = list(zip(runs, available, strict=True))
+    there = "; ".join(f"{run.name} has {', '.join(found) or 'none'}" for run, found in both)
+    commands = ", ".join(f"partita evaluate {run.folder}" for run, found in both if not found)
+    advice = f"; write them with {commands}" if commands else "; evaluate the runs on the same dataset"
+    return f"the runs have no results of the same rows ({there}), so nothing is compared row by row{advice}"
+
+
+def common_outputs(names: Sequence[str], evaluations: Sequence[Evaluation]) -> dict[str, str]:
+    """Return the types of the outputs that all runs have, by name. Raise DataError if there are only others."""
+    types = [evaluation.header.outputs for evaluation in evaluations]
+    outputs = {name: kind for name, kind in types[0].items() if all(one.get(name) == kind for one in types)}
+    if not outputs and any(types):
+        there = "; ".join(f"{name} has {', '.join(one) or 'none'}" for name, one in zip(names, types, strict=True))
+        raise DataError(
+            f"the runs have no output in common ({there}); compare runs with outputs of the same name and type"
+        )
+    return outputs
+
+
+def common_rows(
+    names: Sequence[str], evaluations: Sequence[Evaluation], split: str
+) -> tuple[list[list[int]], list[str]]:
+    """Return the indices of the rows that all runs have with the same references, and notes of those left out.
+
+    Args:
+        names: Names of the runs.
+        evaluations: The results of each run.
+        split: What was evaluated.
+
+    Raises:
+        DataError: There are none.
+    """
+    places = [places_of(evaluation.keys) for evaluation in evaluations]
+    shared = [key for key in places[0] if all(key in one for one in places)]
+    keys = [key for key in shared if have_same_references(evaluations, [one[key] for one in places])]
+    counts = ", ".join(f"{name} {len(one):,}" for name, one in zip(names, places, strict=True))
+    if not keys:
+        why = "with the same references" if shared else "in common"
+        raise DataError(
+            f"the runs were evaluated on different {split} rows ({counts}), none of them {why}; evaluate all of them "
+            "on the same file with partita evaluate RUN --dataset FILE"
+        )
+    notes = []
+    if any(len(one) != len(shared) for one in places):
+        notes.append(
+            f"the runs were evaluated on different {split} rows ({counts}); only the {len(shared):,} common ones are "
+            "compared"
+        )
+    if len(keys) < len(shared):
+        changed = counted(len(shared) - len(keys), "common row")
+        notes.append(f"{changed} with different references left out")
+    return [[one[key] for key in keys] for one in places], notes
+
+
+def places_of(keys: Sequence[str]) -> dict[tuple[str, int], int]:
+    """Return the index of each row by its key, and for equal keys by their number."""
+    places, seen = dict[tuple[str, int], int](), dict[str, int]()
+    for index, key in enumerate(keys):
+        seen[key] = seen.get(key, 0) + 1
+        places[key, seen[key]] = index
+    return places
+
+
+def have_same_references(evaluations: Sequence[Evaluation], indices: Sequence[int]) -> bool:
+    """Return whether a row has the same references in all runs that have answered it."""
+    known = []
+    for evaluation, index in zip(evaluations, indices, strict=True):
+        columns = evaluation.outputs.values()
+        if any(column.rights[index] is not None or column.values[index] is not None for column in columns):
+            known.append([column.references[index] for column in columns])
+    return all(one == known[0] for one in known)
+
+
+def read_episodes(path: Path) -> list[Episode]:
+    """Read the episodes of a finished simulation. Raise DataError if a line is damaged."""
+    episodes = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                episodes.append(from_line(unsealed_line(line.rstrip(b"\n"))))
+            except (DamagedError, KeyError, TypeError):
+                raise DataError(f"{path}, line {number}, is damaged; simulate again with --fresh") from None
+    return episodes
+
+
+def rows_of(episodes: Sequence[Episode], history: str) -> Evaluation:
+    """Return episodes as the results of rows: whether each one succeeded, and its numbers."""
+    evaluation = Evaluation(EvaluationHeader(history, "result", "", outputs={EPISODE: EPISODE}))
+    evaluation.outputs[EPISODE] = OutputColumn(EPISODE)
+    evaluation.add([asdict(row_of(episode)) for episode in episodes])
+    return evaluation
+
+
+def row_of(episode: Episode) -> RowResult:
+    """Return an episode as the result of a row."""
+    said = [message["content"] for message in episode.messages if message["role"] == "user"]
+    numbers = {} if episode.status == "failed" else numbers_of(episode)
+    value = {name: number for name, number in numbers.items() if name != "success"}
+    return RowResult(
+        episode.key,
+        prompt=shortened(said[0] if said else "", MAX_TEXT),
+        answer=shortened(last_answer(episode), MAX_TEXT),
+        outputs={EPISODE: OutputResult(None, value, episode.succeeded)},
+    )
+
+
+def last_answer(episode: Episode) -> str:
+    """Return the last answer of an episode, or why it failed."""
+    if episode.status == "failed":
+        return f"failed: {episode.reason or ''}"
+    return episode.replies[-1].whole if episode.replies else ""

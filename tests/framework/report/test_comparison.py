@@ -1,0 +1,406 @@
+"""Runs are compared row by row: values, intervals, examples, and what is not common is said or refused."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from statsmodels.stats.contingency_tables import mcnemar
+
+from partita.data.episode import Episode
+from partita.report.comparison import Comparison, compare_runs
+from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita.simulation.transcripts import write_lines
+from partita_schema.errors import DataError, PartitaError
+
+from ..run_directories import MakeRun
+
+TEAMS = ("sales", "support")
+Evaluated = Callable[..., Path]
+
+
+@pytest.fixture
+def evaluated(make_run: MakeRun) -> Evaluated:
+    """Return a function that writes a run with the results of rows of a split."""
+
+    def make(
+        name: str, rows: Sequence[RowResult], *, split: str = "test", kinds: dict[str, str] | None = None, **run: Any
+    ) -> Path:
+        folder = make_run(name, **run)
+        header = EvaluationHeader(split, "result", "f", outputs=kinds or {"team": "category"})
+        write_row_results(evaluation_path(folder, split), header, rows)
+        return folder
+
+    return make
+
+
+def teams(answers: str, *, first: int = 2, **more: Any) -> list[RowResult]:
+    """Return rows whose references are sales, support, sales, ...; `+` is right, `-` wrong, `?` unreadable."""
+    rows = []
+    for number, mark in enumerate(answers):
+        truth, wrong = TEAMS[number % 2], TEAMS[1 - number % 2]
+        value = {"+": truth, "-": wrong, "?": None}[mark]
+        output = OutputResult(truth, value, mark == "+")
+        rows.append(RowResult(f"rows.csv:{number + first}", f"ticket {number}", None, **more, outputs={"team": output}))
+    return rows
+
+
+def metric(comparison: Comparison, name: str, pair: int = 0) -> Any:
+    return next(one for one in comparison.pairs[pair].metrics if one.metric == name)
+
+
+def test_right_rows_are_compared_with_mcnemars_test(evaluated: Evaluated) -> None:
+    a = evaluated("a", teams("+" * 40 + "-" * 20 + "+" * 4 + "-" * 36))
+    b = evaluated("b", teams("+" * 40 + "+" * 20 + "-" * 4 + "-" * 36))
+    comparison = compare_runs([a, b])
+    accuracy = metric(comparison, "team.accuracy")
+    assert (accuracy.first, accuracy.second, accuracy.difference) == pytest.approx((0.44, 0.60, 0.16))
+    assert accuracy.p == pytest.approx(mcnemar([[40, 4], [20, 36]], exact=True).pvalue)
+    assert accuracy.low < 0.16 < accuracy.high
+    assert (accuracy.verdict, accuracy.test) == ("better", "McNemar")
+    (pair,) = comparison.pairs
+    (agreement,) = pair.agreement
+    assert (agreement.both, agreement.only_first, agreement.only_second, agreement.neither) == (40, 4, 20, 36)
+    assert (comparison.runs, comparison.split, comparison.rows) == (["a", "b"], "test", 100)
+    assert metric(comparison, "team.macro_f1").test == "bootstrap"
+
+
+def test_the_other_order_has_the_opposite_difference(evaluated: Evaluated) -> None:
+    a, b = evaluated("a", teams("+-+-+-??")), evaluated("b", teams("++++--++"))
+    forward, backward = compare_runs([a, b]), compare_runs([b, a])
+    for one, other in zip(forward.pairs[0].metrics, backward.pairs[0].metrics, strict=True):
+        assert (one.difference, one.first) == pytest.approx((-other.difference, other.second))
+        assert one.p == pytest.approx(other.p, abs=0.02)
+
+
+def test_losses_count_by_their_tokens_and_lower_is_better(evaluated: Evaluated) -> None:
+    def rows(change: float) -> list[RowResult]:
+        return [RowResult(f"{i}", loss=1 + (i % 5) / 5 + change, tokens=1 + i % 3) for i in range(60)]
+
+    a, b = (evaluated(name, rows(change), kinds={"team": "category"}) for name, change in (("a", 0), ("b", -0.2)))
+    loss = metric(compare_runs([a, b]), "loss")
+    expected = sum((1 + (i % 5) / 5) * (1 + i % 3) for i in range(60)) / sum(1 + i % 3 for i in range(60))
+    assert (loss.first, loss.difference, loss.verdict) == pytest.approx((expected, -0.2, "better"))
+    assert (loss.low, loss.high) == pytest.approx((-0.2, -0.2))
+
+
+def test_numbers_are_compared_by_their_errors(evaluated: Evaluated) -> None:
+    def rows(error: float) -> list[RowResult]:
+        return [
+            RowResult(str(i), outputs={"price": OutputResult(i, i + error * (1 + i % 4), False)}) for i in range(50)
+        ]
+
+    kinds = {"price": "number"}
+    comparison = compare_runs([evaluated("a", rows(2), kinds=kinds), evaluated("b", rows(-1), kinds=kinds)])
+    mae = metric(comparison, "price.mae")
+    assert (mae.first, mae.second, mae.verdict) == (pytest.approx(4.92), pytest.approx(2.46), "better")
+    assert {one.better for one in comparison.pairs[0].disagreements} == {"b"}
+    assert metric(comparison, "price.exact_match").verdict == "no measurable difference"
+
+
+def test_rows_in_which_runs_differ_alternate_between_those_that_either_run_has_right(evaluated: Evaluated) -> None:
+    a = evaluated("a", teams("+" * 10 + "-" * 10 + "?" * 5))
+    b = evaluated("b", teams("-" * 10 + "+" * 10 + "-" * 5))
+    (pair,) = compare_runs([a, b], max_examples=6).pairs
+    assert pair.num_disagreements == 25
+    assert [one.better for one in pair.disagreements] == ["a", "b", "a", "b", "a", "b"]
+    first = pair.disagreements[0]
+    assert (first.key, first.prompt, first.output) == ("rows.csv:2", "ticket 0", "team")
+    assert (first.reference, first.first, first.second) == ("sales", "sales", "support")
+    (pair,) = compare_runs([a, b], max_examples=100).pairs
+    assert [one.better for one in pair.disagreements][20:] == [""] * 5
+
+
+def test_several_outputs_are_compared_one_by_one_and_together(evaluated: Evaluated) -> None:
+    def rows(teams: str, prices: str) -> list[RowResult]:
+        return [
+            RowResult(
+                str(number),
+                outputs={
+                    "team": OutputResult("sales", "sales" if team == "+" else "support", team == "+"),
+                    "price": OutputResult(1, 1 if price == "+" else 2, price == "+"),
+                },
+            )
+            for number, (team, price) in enumerate(zip(teams, prices, strict=True))
+        ]
+
+    kinds = {"team": "category", "price": "number"}
+    a, b = evaluated("a", rows("++--", "+-+-"), kinds=kinds), evaluated("b", rows("++++", "+-++"), kinds=kinds)
+    comparison = compare_runs([a, b])
+    names = [one.metric for one in comparison.pairs[0].metrics]
+    assert names[:3] == ["exact_match", "team.accuracy", "team.macro_f1"]
+    prices = {f"price.{name}" for name in ("mae", "mse", "rmse", "r2", "exact_match")}
+    assert set(names[3:]) == {"team.weighted_f1", *prices}
+    assert (metric(comparison, "exact_match").first, metric(comparison, "exact_match").second) == (0.25, 0.75)
+
+
+def test_a_run_without_answers_is_compared_by_its_losses(evaluated: Evaluated) -> None:
+    rows = teams("+-+-", loss=1.0, tokens=1)
+    unanswered = [RowResult(row.key, loss=0.5, tokens=1) for row in rows]
+    comparison = compare_runs([evaluated("a", rows), evaluated("b", unanswered)])
+    assert (comparison.rows, [one.metric for one in comparison.pairs[0].metrics]) == (4, ["loss"])
+    assert metric(comparison, "loss").second == 0.5
+
+
+def test_texts_are_compared_by_exact_matches_and_rouge(evaluated: Evaluated) -> None:
+    def rows(answer: str) -> list[RowResult]:
+        return [RowResult(str(i), outputs={"reply": OutputResult("one two", answer, False)}) for i in range(20)]
+
+    kinds = {"reply": "text"}
+    comparison = compare_runs([evaluated("a", rows("three"), kinds=kinds), evaluated("b", rows("one"), kinds=kinds)])
+    rouge = metric(comparison, "reply.rouge_l")
+    assert (rouge.first, rouge.second, rouge.verdict) == (0.0, pytest.approx(2 / 3), "better")
+    assert metric(comparison, "reply.exact_match").verdict == "no measurable difference"
+
+
+def test_scores_are_not_compared_by_exact_matches(evaluated: Evaluated) -> None:
+    rows = [RowResult(str(i), loss=1.0, outputs={"score": OutputResult(1.0, 0.9, False)}) for i in range(5)]
+    kinds = {"score": "score"}
+    comparison = compare_runs([evaluated("a", rows, kinds=kinds), evaluated("b", rows, kinds=kinds)])
+    assert [one.metric for one in comparison.pairs[0].metrics] == ["score.mse", "loss"]
+
+
+def test_only_common_rows_are_compared_and_the_others_are_counted(evaluated: Evaluated) -> None:
+    a, b = evaluated("a", teams("++++")), evaluated("b", teams("+-+-+-")[1:])
+    comparison = compare_runs([a, b])
+    assert comparison.rows == 3
+    assert comparison.notes[0] == (
+        "the runs were evaluated on different test rows (a 4, b 5); only the 3 common ones are compared"
+    )
+    assert (metric(comparison, "team.accuracy").first, metric(comparison, "team.accuracy").second) == (1, 1 / 3)
+
+
+def test_rows_whose_references_changed_are_left_out(evaluated: Evaluated) -> None:
+    changed = [*teams("++++")[:3], RowResult("rows.csv:5", outputs={"team": OutputResult("other", "other", True)})]
+    comparison = compare_runs([evaluated("a", teams("++++")), evaluated("b", changed)])
+    assert comparison.rows == 3
+    assert comparison.notes[0] == "1 common row with different references left out"
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (teams("+++", first=100), r"different test rows \(a 4, b 3\), none of them in common"),
+        (
+            [RowResult("rows.csv:2", outputs={"team": OutputResult("other", "x", False)})],
+            r"different test rows \(a 4, b 1\), none of them with the same references",
+        ),
+    ],
+    ids=["keys", "references"],
+)
+def test_runs_without_common_rows_are_refused(rows: list[RowResult], reason: str, evaluated: Evaluated) -> None:
+    a, b = evaluated("a", teams("++++")), evaluated("b", rows)
+    advice = "; evaluate all of them on the same file with partita evaluate RUN --dataset FILE"
+    with pytest.raises(DataError, match=f"^the runs were evaluated on {reason}{advice}$"):
+        compare_runs([a, b])
+
+
+def test_runs_without_a_common_output_are_refused(evaluated: Evaluated) -> None:
+    a, b = evaluated("a", teams("+")), evaluated("b", teams("+"), kinds={"team": "text"})
+    message = r"no output in common \(a has team, b has team\); compare runs with outputs of the same name and type"
+    with pytest.raises(DataError, match=message.replace(", b", "; b")):
+        compare_runs([a, b])
+
+
+def test_equal_keys_are_counted_one_by_one(evaluated: Evaluated) -> None:
+    rows = [*teams("+-"), *teams("-+")]
+    comparison = compare_runs([evaluated("a", rows), evaluated("b", rows)])
+    assert comparison.rows == 4
+
+
+def test_each_run_is_compared_with_the_first_on_the_rows_that_all_have(evaluated: Evaluated) -> None:
+    runs = [evaluated(name, teams("+-" * 10)[:rows]) for name, rows in (("a", 20), ("b", 16), ("c", 18))]
+    comparison = compare_runs(runs)
+    assert [pair.run for pair in comparison.pairs] == ["b", "c"]
+    assert comparison.rows == 16
+    assert comparison.notes[-1] == (
+        "6 p-values: without any difference, one in 20 is below 0.05 by chance; all of them together hold at "
+        "0.05 / 6 = 0.0083 (Bonferroni)"
+    )
+
+
+def tokenizer(run: Path, text: str) -> None:
+    (run / "model" / "tokenizer.json").write_text(text)
+
+
+HEAD = [{"name": "team", "type": "category", "head": "linear"}]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        ({}, {"base_model": "other/model"}, "the tokenizers differ, and it is a mean over tokens"),
+        (
+            {},
+            {"output_features": HEAD},
+            "one is that of predicted values, and the other that of generated text",
+        ),
+        (
+            {"output_features": HEAD, "note": {"labels": {"team": ["a"]}}},
+            {"output_features": HEAD, "note": {"labels": {"team": ["a", "b"]}}},
+            "the labels differ",
+        ),
+        (
+            {"output_features": HEAD},
+            {"output_features": [HEAD[0] | {"column": "group"}]},
+            "the settings of the outputs differ",
+        ),
+    ],
+    ids=["tokenizer", "head", "labels", "output"],
+)
+def test_losses_that_cannot_be_compared_are_left_out_with_the_reason(
+    first: dict[str, Any], second: dict[str, Any], reason: str, evaluated: Evaluated
+) -> None:
+    rows = teams("+-", loss=1.0, tokens=3)
+    comparison = compare_runs([evaluated("a", rows, **first), evaluated("b", rows, **second)])
+    assert "loss" not in {one.metric for one in comparison.pairs[0].metrics}
+    assert comparison.notes[0] == f"the loss of b is not compared with that of a: {reason}"
+
+
+def test_losses_of_other_tokens_of_the_rows_are_not_compared(evaluated: Evaluated) -> None:
+    runs = [evaluated(name, teams("+-", loss=1.0, tokens=tokens)) for name, tokens in (("a", 3), ("b", 4))]
+    (note, _) = compare_runs(runs).notes
+    assert note.endswith("a mean over other tokens of the rows, because the prompts or the formats of answers differ")
+
+
+@pytest.mark.parametrize(
+    ("texts", "compared"),
+    [
+        (('{"model": 1, "padding": null}', '{"model": 1, "padding": 8}'), True),
+        (('{"model": 1}', '{"model": 2}'), False),
+        (("{", "["), False),
+    ],
+    ids=["padding", "model", "damaged"],
+)
+def test_models_with_the_same_tokenizer_have_comparable_losses(
+    texts: tuple[str, str], compared: bool, evaluated: Evaluated
+) -> None:
+    runs = [evaluated(name, teams("+-", loss=1.0, tokens=3), base_model=f"owner/{name}") for name in ("small", "large")]
+    for run, text in zip(runs, texts, strict=True):
+        tokenizer(run, text)
+    assert ("loss" in {one.metric for one in compare_runs(runs).pairs[0].metrics}) == compared
+
+
+def test_unreadable_answers_of_one_run_are_compared_with_none_of_the_other(evaluated: Evaluated) -> None:
+    comparison = compare_runs([evaluated("a", teams("+" * 20)), evaluated("b", teams("?" * 20))])
+    invalid = metric(comparison, "team.invalid")
+    assert (invalid.first, invalid.second, invalid.verdict) == (0.0, 1.0, "worse")
+
+
+def test_the_first_common_split_is_compared_and_another_one_on_demand(evaluated: Evaluated) -> None:
+    a, b = (evaluated(name, teams("+" * 5), split="validation") for name in "ab")
+    for run in (a, b):
+        write_row_results(evaluation_path(run, "other"), EvaluationHeader("other", "result", "f"), teams("+"))
+    write_row_results(evaluation_path(a, "test"), EvaluationHeader("test", "result", "f"), teams("++"))
+    write_row_results(evaluation_path(b, "test", base=True), EvaluationHeader("test", "base", "f"), teams("++"))
+    assert compare_runs([a, b]).split == "validation"
+    assert compare_runs([a, b], split="other").rows == 1
+    with pytest.raises(DataError, match=r"b has no results of rows of test, it has other, validation; evaluate it"):
+        compare_runs([a, b], split="test")
+
+
+def test_runs_without_results_of_rows_are_compared_by_what_they_recorded(make_run: MakeRun) -> None:
+    a = make_run("a", note={"metrics": {"test": {"loss": 0.5, "n": 4}}})
+    b = make_run("b", note={"metrics": {"test": {"loss": 0.25}}}, base_model="other/model", seed=7)
+    comparison = compare_runs([a, b])
+    assert (comparison.pairs, comparison.split) == ([], None)
+    assert comparison.recorded == {"test.loss": [0.5, 0.25], "test.n": [4, None]}
+    assert comparison.settings == {"base_model": ["owner/small-model", "other/model"], "seed": [42, 7]}
+    (note,) = comparison.notes
+    assert note == (
+        "the runs have no results of the same rows (a has none; b has none), so nothing is compared row by row; write "
+        f"them with partita evaluate {a}, partita evaluate {b}"
+    )
+
+
+def test_rows_of_the_data_and_versions_that_differ_are_settings(make_run: MakeRun) -> None:
+    data = {"training": {"rows": 4, "fingerprint": "one"}}
+    a, b = make_run("a", note={"data": data, "versions": {"torch": "1"}}), make_run("b", note={"versions": {}})
+    assert compare_runs([a, b]).settings == {
+        "rows of training (fingerprint)": ["one", None],
+        "version of torch": ["1", None],
+    }
+
+
+def test_runs_of_the_same_name_are_named_by_more_of_their_paths(evaluated: Evaluated) -> None:
+    runs = [evaluated(name, teams("+")) for name in ("x/run", "y/run")]
+    assert compare_runs(runs).runs == ["x/run", "y/run"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a"], "there is nothing to compare; name two runs or more, the reference first"),
+        (["a", "a"], "is named twice; name different runs"),
+        (["a", "c"], "is not a run directory; there are .*a .done."),
+    ],
+    ids=["one", "twice", "none"],
+)
+def test_wrong_names_are_errors(names: list[str], message: str, evaluated: Evaluated) -> None:
+    folder = evaluated("a", teams("+")).parent
+    with pytest.raises(DataError, match=message):
+        compare_runs([folder / name for name in names])
+
+
+def test_damage_is_an_error_with_its_place(evaluated: Evaluated) -> None:
+    a, b = evaluated("a", teams("+")), evaluated("b", teams("+"))
+    with evaluation_path(b, "test").open("a") as file:
+        file.write("{\n")
+    with pytest.raises(DataError, match=r"b/evaluations/test\.jsonl, line 3, is damaged; evaluate the run again"):
+        compare_runs([a, b])
+    (b / "manifest.json").write_text("{")
+    with pytest.raises(PartitaError, match=r"b/manifest\.json is not JSON"):
+        compare_runs([a, b])
+
+
+def episode(key: str, *, reward: float | None, status: Any = "done") -> Episode:
+    one = Episode(key, key, {}, 1)
+    one.observe(f"a table for {key}")
+    one.act(f"reward {reward}", (1,))
+    one.add_reward(reward)
+    one.end(status, "broken" if status == "failed" else None)
+    return one
+
+
+def simulated(make_run: MakeRun, name: str, rewards: Sequence[float | None]) -> Path:
+    folder = make_run(name)
+    episodes = [
+        episode(f"task {i}", reward=reward, status="done" if reward is not None else "failed")
+        for i, reward in enumerate(rewards)
+    ]
+    write_lines(folder / "transcripts" / "predicted.jsonl", (one.line() for one in episodes))
+    return folder
+
+
+def test_dialogues_are_compared_by_success_and_by_their_numbers(make_run: MakeRun) -> None:
+    a = simulated(make_run, "a", [1, 0, 0, 0, None, 1, 0.5, 0])
+    b = simulated(make_run, "b", [1, 1, 1, 1, 1, 1, 0.5, 1])
+    comparison = compare_runs([a, b])
+    success, reward = metric(comparison, "success"), metric(comparison, "reward")
+    assert (comparison.split, comparison.subject) == ("predicted", "8 dialogues with predicted history")
+    assert (success.first, success.second, success.p) == (0.25, 0.875, mcnemar([[2, 0], [5, 1]], exact=True).pvalue)
+    assert (reward.first, reward.second) == pytest.approx((2.5 / 7, 7.5 / 8))
+    assert comparison.pairs[0].agreement[0].only_second == 5
+    first = comparison.pairs[0].disagreements[0]
+    assert (first.key, first.prompt, first.first, first.second, first.better) == (
+        *("task 1", "a table for task 1", "reward 0", "reward 1", "b"),
+    )
+
+
+def test_dialogues_of_a_model_that_was_not_trained_are_compared_without_settings(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    a, trained = simulated(make_run, "a", [1, 0]), simulated(make_run, "b", [1, 1])
+    (a / "manifest.json").unlink()
+    (a / "transcripts").rename(tmp_path / "elsewhere")
+    comparison = compare_runs([tmp_path / "elsewhere", trained])
+    assert (comparison.runs, comparison.rows, comparison.settings) == (["elsewhere", "b"], 2, None)
+    assert comparison.notes[0] == "the settings are not compared, because elsewhere did not record them"
+
+
+def test_a_damaged_dialogue_is_an_error_with_its_line(make_run: MakeRun) -> None:
+    a, b = simulated(make_run, "a", [1, 0]), simulated(make_run, "b", [1, 0])
+    path = b / "transcripts" / "predicted.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"task 1", b"task 2"))
+    with pytest.raises(DataError, match=r"predicted\.jsonl, line 2, is damaged; simulate again with --fresh"):
+        compare_runs([a, b])
