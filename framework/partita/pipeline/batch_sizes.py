@@ -12,9 +12,11 @@ import torch
 
 from partita.data.training_shape import TrainingShape
 from partita.generation.oom_backoff import BatchBudget
+from partita.generation.requests import usable_lengths
 from partita.lm.base import GenerationOptions, GenerativeModel
 from partita.pipeline.probes import EvaluationProbe, GenerationProbe
 from partita.runs.manifest import versions
+from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import OtherRankError
 from partita_schema.sections.trainer import FinetuneTrainer
@@ -128,6 +130,7 @@ class BatchSizeTuner:
         """Sizes that jobs had a budget for."""
         self.with_training_state = False
         """Whether the optimizer state is on the device."""
+        self.noted_training_size = False
 
     # Origin of sizes
 
@@ -147,11 +150,16 @@ class BatchSizeTuner:
             batch_size: Size set by the caller, which overrides the config.
             max_new_tokens: Maximum number of new tokens; None for that of the pipeline.
         """
-        requested = lengths[(lengths > 0) & (lengths < (self.lm.context_length or np.iinfo(np.int64).max))]
+        wanted = max_new_tokens or self.pipeline.max_new_tokens
+        usable, _ = usable_lengths(
+            lengths, min(1, wanted), context_length=self.lm.context_length, answers=self.lm.answer_context
+        )
+        requested = lengths[usable > 0]
         fixed = self.user_set("generation", batch_size) or self.single_row(len(requested))
         if fixed is not None:
+            if batch_size is None and fixed.origin == "file":
+                self.note_training_size(fixed.rows)
             return fixed
-        wanted = max_new_tokens or self.pipeline.max_new_tokens
         probe = GenerationProbe(
             self.lm, self.pipeline.generation, lengths=requested, wanted_tokens=wanted, shared_tokens=shared_tokens
         )
@@ -216,6 +224,18 @@ class BatchSizeTuner:
             chosen = trainer.eval_batch_size
         chosen = batch_size if batch_size is not None else chosen
         return BatchSize(rows=chosen, origin="file", device=self.device) if isinstance(chosen, int) else None
+
+    def note_training_size(self, rows: int) -> None:
+        """Log once that answers are generated with the batch size of training, which the file sets."""
+        trainer = self.config.trainer
+        if self.noted_training_size or trainer.eval_batch_size is not None or not self.config.trains:
+            return
+        self.noted_training_size = True
+        logger.info(
+            "answers are generated for %s at a time, as trainer.batch_size says; trainer.eval_batch_size: auto "
+            "measures how many fit",
+            counted(rows, "row"),
+        )
 
     def single_row(self, rows: int) -> BatchSize | None:
         """Return size 1 for at most one row, which needs no probe; else None."""

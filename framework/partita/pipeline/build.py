@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from partita.data.batching.collate import EvaluationBatches
 from partita.data.dialogue import expanded
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
-from partita.data.formatting.row_tokenizer import RowTokenizer, build_row_tokenizer
+from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.splits import has_answers
@@ -18,14 +19,18 @@ from partita.data.tokenized import TokenizedDataset, texts
 from partita.generation.engine import EngineSupport, refuse_without_slots
 from partita.generation.generator import Generator, LocalGenerator
 from partita.generation.job import PredictionParts
-from partita.generation.predict import DEFAULT_NEW_TOKENS, default_new_tokens
+from partita.generation.predict import DEFAULT_NEW_TOKENS, default_new_tokens, new_tokens_by_output
+from partita.generation.requests import AnswerSequence
 from partita.lm.bag_model import load_bag
-from partita.lm.base import GenerativeModel, Label
+from partita.lm.base import AnswerContext, GenerationOptions, GenerativeModel, Label
 from partita.lm.generation import generation_options, log_checkpoint_settings
 from partita.lm.generation_defaults import effective_generation
+from partita.lm.heads import Head
 from partita.lm.load_model import load_model
 from partita.outputs.constraints import in_form, scored_labels
 from partita.outputs.decode import Decoder
+from partita.outputs.registry import output_type
+from partita.runs.waiting import waiting
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
 from partita_schema.errors import DataError
@@ -76,6 +81,7 @@ class CheckpointedModel(EngineSupport, Protocol):
         """Content of the checkpoint's generation_config.json."""
 
 
+@waiting("loading the model")
 def build_pipeline(
     config: Config,
     *,
@@ -97,16 +103,16 @@ def build_pipeline(
         tokenizer_folder: Folder in which the tokenizer of a new model is kept.
         trainable: Whether to prepare the model for training.
     """
-
     new_texts = partial(training_texts, config, training)
     tokenizer = load_tokenizer(config, folder=folder, texts=new_texts, saved=saved, cache_folder=tokenizer_folder)
     retriever = build_retriever(config, training=training, folder=folder)
 
-    def encoder(context_length: int | None) -> RowTokenizer:
+    def encoder(context_length: int | None, answers: AnswerContext | None = None) -> RowTokenizer:
         return build_row_tokenizer(
             config,
             tokenizer=tokenizer,
             context_length=context_length,
+            answers=answers,
             labels=labels,
             retriever=retriever,
             folder=folder,
@@ -121,10 +127,27 @@ def build_pipeline(
         bag_labels = labels_of_bag(config, labels, encoder(None))
         lm = load_bag(config, tokenizer=tokenizer, labels=bag_labels, saved=saved)
     else:
-        lm = load_model(config, folder=folder, tokenizer=tokenizer, saved=saved, batches=batches, trainable=trainable)
+        lm = load_model(
+            config,
+            folder=folder,
+            tokenizer=tokenizer,
+            saved=saved,
+            batches=batches,
+            trainable=trainable,
+            head=head_of(config, labels),
+        )
+        if lm.head is not None and config.head_output is not None:  # in the order of the checkpoint's head
+            labels = {**labels, config.head_output.name: lm.head.labels}
     generator = LocalGenerator(lm)
-    parts = prediction_parts(config, lm, generator, encoder(lm.context_length), folder=folder, labels=labels)
+    row_tokenizer = encoder(lm.context_length, lm.answer_context)
+    parts = prediction_parts(config, lm, generator, row_tokenizer, folder=folder, labels=labels)
     return Pipeline(**vars(parts), lm=lm, trainable=trainable)
+
+
+def head_of(config: Config, labels: Labels) -> Head | None:
+    """Return the head of the output that is predicted by one, with its labels as far as they are known, else None."""
+    output = config.head_output
+    return None if output is None else output_type(output).head(labels.get(output.name, ()))
 
 
 def labels_of_bag(config: Config, labels: Labels, encoder: RowTokenizer) -> tuple[Label, ...]:
@@ -159,12 +182,17 @@ def prediction_parts(
     shipped = model.checkpoint_generation
     options = generation_options(config, tokenizer=model.tokenizer, checkpoint=shipped)
     generation = in_form(options, config, labels=labels, encoder=encoder)
-    if not generation.labels:
+    if not generation.labels:  # else nothing is generated
         log_checkpoint_settings(config.generation, shipped)
     if generation.form and (reason := model.why_no_slots(generation, tokens=1)) is not None:
-        refuse_without_slots(generation, reason)
+        refuse_without_slots(generation, reason, way=model.batch_way(generation, tokens=1))
     most = effective_generation(config.generation, shipped).value("max_new_tokens")
-    needed = default_new_tokens(config, tokenizer=model.tokenizer, labels=labels, otherwise=most or DEFAULT_NEW_TOKENS)
+    otherwise = most or DEFAULT_NEW_TOKENS
+    needed = default_new_tokens(config, tokenizer=model.tokenizer, labels=labels, otherwise=otherwise)
+    sequence = None
+    if config.answers_in_sequence:
+        sequence = answer_sequence(config, generation, encoder, labels=labels, otherwise=otherwise)
+        needed = sequence.max_tokens()
     return PipelineParts(
         config=config,
         generator=generator,
@@ -174,8 +202,30 @@ def prediction_parts(
         decoder=Decoder(config, labels=labels),
         generation=generation,
         max_new_tokens=max((len(label.ids) for label in generation.labels), default=needed),
+        sequence=sequence,
         tokens=TokenCache.of_user() if config.data.encode == "cache" else None,
     )
+
+
+def answer_sequence(
+    config: Config, options: GenerationOptions, encoder: RowTokenizer, *, labels: Labels, otherwise: int
+) -> AnswerSequence:
+    """Return the answers of a dialogue turn that follow one another.
+
+    Args:
+        config: The configuration.
+        options: Generation options with the constraints of each output.
+        encoder: Tokenizes rows.
+        labels: Labels by output.
+        otherwise: Tokens for an output without a limit.
+    """
+    limits = new_tokens_by_output(
+        config, tokenizer=encoder.formatter.tokenizer, labels=labels, otherwise=otherwise
+    ).values()
+    longest = [max((len(label.ids) for label in form.labels), default=0) for form in options.forms]
+    names = tuple(output.name for output in config.output_features)
+    new_tokens = tuple(label or limit for label, limit in zip(longest, limits, strict=True))
+    return AnswerSequence(names, new_tokens, encoder.question_tokens(names))
 
 
 def training_texts(config: Config, training: Rows | None) -> Iterator[str]:

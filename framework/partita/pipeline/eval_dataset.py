@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from partita.data.batching.documents import cut_pieces
-from partita.data.dialogue import expanded, for_scores
+from partita.data.eval_rows import build_eval_rows
 from partita.data.formatting.formatter import answer_text
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
@@ -34,9 +36,12 @@ class EvalDataset:
     """The rows of a split, checked and tokenized once."""
 
     rows: Rows
-    """The valid rows."""
+    """The valid rows, one per answer."""
     encoded: TokenizedDataset
-    """The same rows, tokenized with their answers."""
+    """The same rows, tokenized with their answers; one row per output of a dialogue turn answered in sequence, and for
+    language modelling one per piece."""
+    answer_of_N: np.ndarray
+    """For each row in `encoded`, the index of its row in `rows`; -1 if another output of the same turn is unusable."""
 
 
 def build_eval_dataset(
@@ -59,17 +64,19 @@ def build_eval_dataset(
     check_columns(rows, parts.config, supervised=True)
     if not known_labels:
         rows = rows_with_known_labels(rows, parts.config, parts.labels, ledger=ledger, split=split)
-    if parts.encoder.expander is not None:
-        rows = expanded(rows, for_scores(parts.encoder.expander))
     encode = TokenizedDataset.build if parts.tokens is None else parts.tokens.encode
     if parts.config.plain_text:
         documents = encode(rows, replace(parts.encoder, max_length=None), ledger=ledger, split=split)
         rows = rows.select(documents.indices_N)
-        return EvalDataset(
-            rows, evaluation_pieces(documents, parts.encoder, text_bytes=count_bytes(parts.config, rows))
-        )
-    encoded = encode(rows, parts.encoder, ledger=ledger, split=split)
-    return EvalDataset(rows=rows.select(encoded.indices_N), encoded=encoded)
+        pieces = evaluation_pieces(documents, parts.encoder, text_bytes=count_bytes(parts.config, rows))
+        return EvalDataset(rows, pieces, np.searchsorted(documents.indices_N, pieces.indices_N))
+    answers = build_eval_rows(rows, parts.encoder.expander, parts.config, parts.labels, ledger=ledger, split=split)
+    encoded = encode(answers.learned, parts.encoder, ledger=ledger, split=split)
+    usable = answers.usable(encoded.indices_N)
+    number_of = np.full(len(answers.scored), -1)
+    number_of[usable] = np.arange(len(usable))
+    answer_of_N = number_of[answers.answer_of_N[encoded.indices_N]]
+    return EvalDataset(answers.scored.select(usable), encoded, answer_of_N)
 
 
 def evaluation_pieces(documents: TokenizedDataset, encoder: RowTokenizer, *, text_bytes: int) -> TokenizedDataset:

@@ -1,38 +1,30 @@
 """Evaluation on labeled rows: the objective, and metrics of generated answers."""
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-import torch
-
-from partita.data.batching.collate import EvaluationBatches, evenly
+from partita.data.batching.collate import evenly
 from partita.data.rows import Rows
-from partita.data.sources.mixed import row_indices_by_source
 from partita.data.tokenized import TokenizedDataset
-from partita.generation.oom_backoff import BatchBudget, run_with_oom_backoff
+from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import ShowProgress, generate_for_rows
 from partita.generation.predictions import answer_of
 from partita.outputs.scores import OutputScores, Scorer
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline, PipelineParts
+from partita.pipeline.dataset_loss import DatasetLoss, dataset_loss
 from partita.pipeline.eval_dataset import EvalDataset
+from partita.pipeline.row_recorder import RecordedEvaluation, RowRecorder, ScoredRow, open_recorder
 from partita.pipeline.tune import max_loss_tokens_of, prompt_lengths
-from partita_schema.common.text import counted
-from partita_schema.errors import OutOfMemory
+from partita_schema.config import Config
 from partita_schema.rows import row_schema
 from partita_schema.sections.data import Data
-from partita_trainers.base import Batch, Metrics
-from partita_trainers.batch_size.memory import attempt
-from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective, ObjectiveContext, metric_values
-from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
-
-MAX_EXPONENT = 700.0
-"""A loss above it is reported with the perplexity of this one, near the largest float."""
+from partita_trainers.base import Metrics
+from partita_trainers.objective import CROSS_ENTROPY, Objective
+from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
 
 
 class Evaluator(Protocol):
@@ -46,8 +38,8 @@ class Evaluator(Protocol):
     def process_group(self) -> ProcessGroup:
         """The ranks that share the rows."""
 
-    def loss(self, encoded: TokenizedDataset) -> Metrics | None:
-        """Return `loss`; None if the backend does not compute it."""
+    def loss(self, encoded: TokenizedDataset) -> DatasetLoss | None:
+        """Return the loss of the rows; None if the backend does not compute it."""
 
     def generation_budget(self, rows: Rows) -> AbstractContextManager[BatchBudget]:
         """Return a context in which answers for these rows are generated with its budget."""
@@ -62,6 +54,11 @@ class Evaluation:
     scores: OutputScores | None
     """Scores of generated answers; None if none were generated."""
 
+    @property
+    def flat(self) -> Metrics:
+        """All metrics in one dictionary: those of the loss, `output.metric`, and those of all outputs together."""
+        return dict(self.loss or {}) | ({} if self.scores is None else self.scores.flat)
+
 
 def evaluate_dataset(
     evaluator: Evaluator,
@@ -70,6 +67,7 @@ def evaluate_dataset(
     generated: bool = True,
     max_rows: int | None = None,
     progress: ShowProgress | None = None,
+    record: RecordedEvaluation | None = None,
 ) -> Evaluation:
     """Compute the loss, then generate answers and score them.
 
@@ -79,20 +77,46 @@ def evaluate_dataset(
         generated: Whether to generate and score answers.
         max_rows: Score only this many rows, evenly spaced. Default: all.
         progress: Opens a progress display.
+        record: Where the results of the rows are recorded. Default: nowhere.
+
+    Raises:
+        OSError: The results of the rows cannot be written.
     """
+    parts, process_group, count = evaluator.parts, evaluator.process_group, len(dataset.rows)
+    answered = generated and is_answered(parts.config)
+    rows = count if max_rows is None or not answered else min(max_rows, count)
     loss = evaluator.loss(dataset.encoded)
-    if not generated or evaluator.parts.config.plain_text:
-        return Evaluation(loss, None)
-    with evaluator.generation_budget(dataset.rows) as budget:
-        scores = score(
-            evaluator.parts,
-            dataset.rows,
-            budget=budget,
-            max_rows=max_rows,
-            progress=progress,
-            process_group=evaluator.process_group,
-        )
-    return Evaluation(loss, scores)
+    with open_recorder(
+        record, parts.config, dataset, loss, rows=rows, answered=answered, process_group=process_group
+    ) as recorder:
+        scores = None
+        if answered:
+            with evaluator.generation_budget(dataset.rows) as budget:
+                scores = score(
+                    parts,
+                    dataset.rows,
+                    budget=budget,
+                    max_rows=max_rows,
+                    progress=progress,
+                    on_row=recorder.add if recorder is not None else None,
+                    process_group=process_group,
+                )
+        evaluation = Evaluation(None if loss is None else loss.metrics, scores)
+        if record is not None:
+            write = partial(write_rows, recorder, evaluation)
+            process_group.run_on_rank_zero(write, "the results of rows")
+    return evaluation
+
+
+def is_answered(config: Config) -> bool:
+    """Return whether rows have answers that can be generated and scored."""
+    return not config.plain_text and all(output.is_compared for output in config.output_features)
+
+
+def write_rows(recorder: RowRecorder | None, evaluation: Evaluation) -> None:
+    """Write the results of the rows with the metrics of the evaluation, unless earlier ones are kept."""
+    if recorder is not None:
+        recorder.write(evaluation.flat)
 
 
 class LocalEvaluator:
@@ -126,15 +150,15 @@ class LocalEvaluator:
         self.objective = objective
         self.process_group = tuner.process_group
 
-    def loss(self, encoded: TokenizedDataset) -> Metrics:
-        """Return `loss` and the metrics of the objective, and with a mix `loss/SOURCE`."""
+    def loss(self, encoded: TokenizedDataset) -> DatasetLoss:
+        """Return the loss of the rows, with the metrics of the objective, and with a mix `loss/SOURCE`."""
         if self.sizes.evaluation is None:
             size = self.tuner.evaluation(
                 encoded.lengths, max_loss_tokens_of([encoded]), batch_size=self.batch_size, objective=self.objective
             )
             self.sizes = replace(self.sizes, evaluation=size)
         with self.tuner.work("evaluation", self.sizes.evaluation) as budget:
-            return mean_loss(
+            return dataset_loss(
                 self.parts,
                 encoded,
                 budget=budget,
@@ -154,129 +178,6 @@ class LocalEvaluator:
             yield budget
 
 
-def mean_loss(
-    pipeline: Pipeline,
-    encoded: TokenizedDataset,
-    *,
-    budget: BatchBudget,
-    data: Data | None = None,
-    objective: Objective = CROSS_ENTROPY,
-    process_group: ProcessGroup = SINGLE_PROCESS,
-) -> Metrics:
-    """Compute `loss` and the metrics of an objective, in evaluation mode without gradients.
-
-    By default `loss` is the mean cross-entropy per loss token in nats.
-
-    A batch that runs out of memory is halved, and so are the batches after it. The ranks of `process_group` share the
-    rows and return the same metrics.
-
-    Args:
-        pipeline: The parts of the run.
-        encoded: Tokenized rows with loss tokens.
-        budget: The batch budget; lowered when memory runs out.
-        data: The `data` section of a mix; adds `loss/SOURCE` for each source.
-        objective: What is computed.
-        process_group: The ranks that share the rows.
-
-    Raises:
-        OutOfMemory: A single row does not fit.
-    """
-    lm = pipeline.lm
-    lm.check_loss()
-    indices_by_source = row_indices_by_source(data, encoded.keys) if data is not None else {}
-    groups = indices_by_source or {"": np.arange(len(encoded))}
-    lm.module.eval()
-    context = ObjectiveContext(lm, lm.module, process_group)
-    pad = lm.tokenizer.pad_token_id
-    batches_of = partial(EvaluationBatches, encoded, batch_size=budget.batch_size, pad_token_id=pad)
-    own = {source: indices[process_group.rank :: process_group.world_size] for source, indices in groups.items()}
-    sums, counts = dict.fromkeys(groups, LossSums()), dict.fromkeys(groups, 0.0)
-    with torch.no_grad():
-        prepare_objective(objective, context, batches_of(indices=np.concatenate(list(own.values()))))
-        for source, indices in own.items():
-            for batch in batches_of(indices=indices):
-                sums[source] = LossSums.merge([sums[source], batch_loss(objective, context, batch, budget=budget)])
-                counts[source] += objective.denominator(batch)
-    if process_group.world_size > 1:
-        sums_of_ranks = process_group.all_gather_object((sums, counts), "the loss")
-        sums = {name: LossSums.merge([mine[name] for mine, _ in sums_of_ranks]) for name in groups}
-        counts = {name: sum(mine[name] for _, mine in sums_of_ranks) for name in groups}
-    whole, count = LossSums.merge(list(sums.values())), sum(counts.values())
-    loss = {"loss": whole.loss / count} if count else {}
-    loss |= {f"loss/{source}": sums[source].loss / counts[source] for source in groups if source and counts[source]}
-    if objective is CROSS_ENTROPY and encoded.text_bytes is not None:
-        loss |= text_metrics(whole.loss, count, text_bytes=encoded.text_bytes)
-    return loss | metric_values(whole.metrics, reserved=loss)
-
-
-def text_metrics(nats: float, tokens: float, *, text_bytes: int) -> Metrics:
-    """Return the metrics of language modelling.
-
-    `perplexity` is per token, and depends on the tokenizer. `bits_per_byte` does not: all bits to predict the texts and
-    their end tokens, divided by the bytes of the texts (Gao et al. 2020, The Pile, section 3.1).
-
-    Args:
-        nats: Sum of the cross-entropy over all tokens.
-        tokens: Number of tokens.
-        text_bytes: Bytes of the texts in UTF-8.
-    """
-    perplexity = math.exp(min(nats / tokens, MAX_EXPONENT)) if tokens else math.nan
-    return {"perplexity": perplexity, "bits_per_byte": nats / math.log(2) / max(1, text_bytes)}
-
-
-def prepare_objective(objective: Objective, context: ObjectiveContext, batches: EvaluationBatches) -> None:
-    """Run what the objective computes before the first loss. Raise OutOfMemory if a batch does not fit."""
-    _, failure = attempt(lambda: objective.prepare(context, batches))
-    if failure is not None:
-        raise OutOfMemory(
-            "a batch does not fit in memory while the objective prepares an evaluation: write a smaller "
-            "trainer.eval_batch_size"
-        ) from failure
-
-
-def batch_loss(objective: Objective, context: ObjectiveContext, batch: Batch, *, budget: BatchBudget) -> LossSums:
-    """Return the sums of an objective over a batch. Raise OutOfMemory if a single row does not fit.
-
-    Args:
-        objective: What is computed.
-        context: The model.
-        batch: The batch.
-        budget: The batch budget; lowered when memory runs out.
-    """
-
-    def loss_of(indices: range) -> LossSums:
-        total, metrics = objective.loss(context, some_rows(batch, indices))
-        return LossSums.merge([LossSums(float(total), metrics)])
-
-    def work(indices: range) -> tuple[LossSums | None, Exception | None]:
-        return attempt(lambda: loss_of(indices))
-
-    def longest(indices: range) -> int:
-        return int(batch.lengths_B[indices.start : indices.stop].max())
-
-    def describe(indices: range) -> str:
-        return f"{counted(len(indices), 'row')} of {counted(longest(indices), 'token')}"
-
-    total = LossSums()
-    for part in run_with_oom_backoff(batch.rows, work, budget=budget, tokens=longest, describe=describe):
-        if part.result is None:
-            index = part.indices[0]
-            raise OutOfMemory(
-                f"row {batch.keys[index]} of {int(batch.lengths_B[index]):,} tokens does not fit in memory even alone: "
-                "write a smaller preprocessing.global_max_sequence_length, quantization or a smaller model"
-            ) from part.failure
-        total = LossSums.merge([total, part.result])
-    return total
-
-
-def some_rows(batch: Batch, indices: range) -> Batch:
-    """Select consecutive rows of a batch, without the padding that the other rows needed."""
-    rows = slice(indices.start, indices.stop)
-    lengths_B = batch.lengths_B[rows]
-    width = int(lengths_B.max())
-    return Batch(batch.input_ids_BT[rows, :width], batch.labels_BT[rows, :width], lengths_B, batch.keys[rows])
-
-
 def score(
     parts: PipelineParts,
     rows: Rows,
@@ -284,6 +185,7 @@ def score(
     budget: BatchBudget,
     max_rows: int | None = None,
     progress: ShowProgress | None = None,
+    on_row: Callable[[ScoredRow], None] | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> OutputScores:
     """Generate an answer for each row and score it against the reference.
@@ -296,6 +198,7 @@ def score(
         budget: The batch budget; lowered when memory runs out.
         max_rows: Score only this many rows, evenly spaced. Default: all.
         progress: Opens a progress display.
+        on_row: Called on this rank with each row after it is scored, in any order.
         process_group: The ranks that share the rows.
     """
     chosen = evenly(len(rows), max_rows)
@@ -308,7 +211,12 @@ def score(
     if process_group.world_size > 1:
         records_of_ranks = process_group.all_gather_object([answer.record for answer in answers], "the answers")
         answers = (answer_of(record, parts.decoder) for records in records_of_ranks for record in records)
-    for answer in answers:
-        truth, answered = schema.load(requested.get([answer.row])[0]), answer.record.status == "ok"
-        scorer.add(truth, answer.decoded, answered=answered)
+    with synchronized_errors(process_group, "the scores of the answers"):
+        for answer in answers:
+            raw = requested.get([answer.row])[0]
+            truth = parts.encoder.reference(schema.load(raw), key=requested.key(answer.row))
+            answered, label_scores = answer.record.status == "ok", answer.record.scores
+            right = scorer.add(truth, answer.decoded, answered=answered, scores=label_scores)
+            if on_row is not None:
+                on_row(ScoredRow(int(chosen[answer.row]), raw, truth, answer, right))
     return scorer.scores()

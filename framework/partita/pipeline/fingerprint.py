@@ -21,6 +21,9 @@ def answer_fingerprint(parts: PipelineParts, rows: Rows, *, result: Path | None)
     config = parts.config
     settings = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
     form = parts.generation.form
+    dialogue = config.data.dialogue
+    # Otherwise the key of a row has its prompt, which includes everything else that the dialogue section decides.
+    turns = {"turns": digest(json.dumps(["in_sequence", dialogue.questions]))} if config.answers_in_sequence else {}
     return {
         "model": model_fingerprint(parts, result=result),
         "dataset": rows.fingerprint,
@@ -28,6 +31,7 @@ def answer_fingerprint(parts: PipelineParts, rows: Rows, *, result: Path | None)
         "output_features": digest(
             *(output_part(output) for output in config.output_features), *([form] if form else ())
         ),
+        **turns,
     }
 
 

@@ -1,8 +1,10 @@
 """A run directory: created, locked, written atomically, and resumed.
 
 config.yaml     the file as written              resolved.yaml   every value with its origin
+samples.json    some training rows
 manifest.json   status, versions, sizes, metrics  log.jsonl       one line per step
 checkpoints/    model/    journal/    quarantine.jsonl    ledger.json
+evaluations/    results of the rows of each evaluated split
 """
 
 import logging
@@ -14,9 +16,12 @@ from typing import Any
 
 import yaml
 
+from partita.runs.cost import Cost
 from partita.runs.files import lock, strict_json, without_infinities, writing
 from partita.runs.manifest import FREE_KEYS, check_free, check_same, differences, now, read_manifest, versions
+from partita.runs.origin import command_line, git_commit
 from partita.runs.progress import show_progress
+from partita.runs.row_results import FOLDER as EVALUATIONS
 from partita.runs.tracking import Trackers
 from partita_schema.common.checksums import DamagedError, parse_json, sealed
 from partita_schema.common.files import write_atomically
@@ -30,7 +35,7 @@ from partita_trainers.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-ALWAYS_WRITTEN = ("manifest.json", "config.yaml", "resolved.yaml", "ledger.json", "tokenizer", ".lock")
+ALWAYS_WRITTEN = ("manifest.json", "config.yaml", "resolved.yaml", "ledger.json", "samples.json", "tokenizer", ".lock")
 """Files that a run writes before its first step."""
 
 
@@ -40,6 +45,8 @@ class RunDirectory:
     def __init__(self, folder: Path, *, config: Config, quiet: bool = False) -> None:
         self.folder, self.config, self.quiet = folder, config, quiet
         self.manifest: dict[str, Any] = read_manifest(folder)
+        self.cost: Cost | None = None
+        """What the run takes; None unless this process runs it."""
         self.trackers = Trackers(config.tracking, folder=folder, settings=config.model_dump(mode="json"))
 
     @property
@@ -78,7 +85,8 @@ class RunDirectory:
             logger.warning("%s: %s left out", path, counted(damaged, "damaged line"))
         write_atomically(path, b"".join(lines))
         evaluations = [record for record in self.manifest.get("evaluations", []) if record["step"] <= step]
-        self.note(evaluations=evaluations)
+        resumed = [*self.manifest.get("resumed", []), step] if step else []
+        self.note(evaluations=evaluations, resumed=resumed)
 
     def report(self, metrics: Mapping[str, float], *, step: int, split: str) -> None:
         """Record the metrics of a split, and pass them to the trackers."""
@@ -88,11 +96,16 @@ class RunDirectory:
         self.trackers.log({f"{split}/{key}": value for key, value in metrics.items()}, step=step)
 
     def note(self, **values: Any) -> None:
-        """Store values in manifest.json."""
-        self.manifest |= values
+        """Store values in manifest.json, with what the run has taken so far."""
+        self.manifest |= values if self.cost is None else {"cost": self.cost_so_far, **values}
         self.manifest["updated"] = now()
         manifest = sealed(without_infinities(ManifestRecord().dump(self.manifest)))
         write_atomically(self.folder / "manifest.json", strict_json(manifest, indent=2) + "\n")
+
+    @property
+    def cost_so_far(self) -> dict[str, float]:
+        """What the run has taken in this process and in earlier starts; {} if this process does not run it."""
+        return {} if self.cost is None else self.cost.record()
 
     def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
         """Return a progress bar, or plain lines without a terminal."""
@@ -121,6 +134,7 @@ class FollowedRun(RunDirectory):
         """
         self.folder, self.config, self.quiet = folder, config, True
         self.manifest = dict(manifest)
+        self.cost = Cost({})
         self.resumes = resumes
         self.trackers = Trackers((), folder=folder, settings={})
 
@@ -140,11 +154,23 @@ class FollowedRun(RunDirectory):
         self.manifest |= values
 
 
+def log_run(folder: Path, start: str) -> None:
+    """Log which run directory a command uses, and how it starts: the first line of its log."""
+    fields = {"event": "run", "directory": str(folder), "start": start}
+    logger.info("run directory: %s (%s)", folder, start, extra={"fields": fields})
+
+
 def start_of(run: RunDirectory) -> str:
-    """Return how a run starts: new, resumed from its newest checkpoint, or from the beginning again."""
+    """Return how a run starts: new, resumed from its newest checkpoint, from the beginning again, or not at all."""
     if not run.manifest:
         return "new"
-    return "continued" if run.has_checkpoints or run.finished else "started again: it has no checkpoint yet"
+    if run.finished and run.manifest.get("config") == run.config.model_dump(mode="json"):
+        return "finished"
+    if run.has_checkpoints or "rounds" in run.manifest or (run.finished and not run.config.trains):
+        return "continued"
+    if run.finished:
+        return "trained again from its first step: it has no checkpoints any more"
+    return "started again: it has no checkpoint yet"
 
 
 @contextmanager
@@ -201,6 +227,7 @@ def open_run(
         WriteError: The folder cannot be written.
     """
     existed = folder.exists()
+    new_parents = [parent for parent in folder.parents if not parent.exists()]
     with writing(folder), lock(folder):
         run = RunDirectory(folder, config=config, quiet=quiet)
         settings = config.model_dump(mode="json")
@@ -209,12 +236,12 @@ def open_run(
             reopen_where_damaged(run)
         if run.finished or run.checkpoints.is_dir():
             check_same(recorded, settings, folder=folder)
+        if not recorded:
+            check_free(folder)
+        log_run(folder, start_of(run))
         if run.finished and recorded == settings:
             yield run
             return
-        if not recorded:
-            check_free(folder)
-        logger.info("run directory: %s (%s)", folder, start_of(run))
         record_start(run, origin=origin)
         write_atomically(folder / "config.yaml", text or yaml.safe_dump(escaped(settings), sort_keys=False))
         write_atomically(folder / "resolved.yaml", resolved)
@@ -233,6 +260,9 @@ def open_run(
             run.trackers.finish()
             if not existed and run.manifest["status"] in ("failed", "interrupted") and holds_nothing(folder):
                 shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):  # another run has begun there
+                    for parent in new_parents:
+                        parent.rmdir()
 
 
 def record_start(run: RunDirectory, *, origin: Path) -> None:
@@ -241,7 +271,10 @@ def record_start(run: RunDirectory, *, origin: Path) -> None:
     for change in differences(recorded, settings, without=()) if recorded else ():
         logger.info("changed since the run began: %s", change)
     if recorded and differences(recorded, settings, without=(*FREE_KEYS, "simulation")):
-        run.note(batch_sizes={})  # the batches differ, so their sizes must be found again
+        run.note(batch_sizes={}, metrics_base={})  # the batches differ, so their sizes must be found again
+        shutil.rmtree(run.folder / EVALUATIONS, ignore_errors=True)  # they are of another model or of other rows
+    run.cost = Cost(run.manifest.get("cost", {}))
+    commit = git_commit(Path.cwd())
     run.note(
         format_version=FORMAT_VERSION,
         status="running",
@@ -251,6 +284,8 @@ def record_start(run: RunDirectory, *, origin: Path) -> None:
         seed=run.config.seed,
         config=settings,
         folder=str(origin.resolve()),
+        command=command_line(),
+        code={} if commit is None else {"commit": commit},
         error=None,
     )
 

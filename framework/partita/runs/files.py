@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +33,10 @@ WRITE_ERRORS = (
 """Error numbers of a folder that is full, read-only, not permitted, or not a folder."""
 
 
+LOCK = ".lock"
+"""Name of the lock file of a run."""
+LOCK_PAUSE_SECONDS = 0.05
+"""Pause before a lock is tried for the second time."""
 MAX_LINKS = 40
 """Symbolic links followed in a chain, as many as Linux follows."""
 WRITE_ADVICE = {
@@ -176,13 +181,34 @@ def write_failure(error: Exception, *, folder: Path) -> str | None:
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Lock the run in this context. The lock is released when the process ends, however it ends."""
-    with (folder / ".lock").open("w") as file, not_inherited(file):
+    with (folder / LOCK).open("w") as file, not_inherited(file):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(file)
         except OSError:
             message = f"{folder} is in use by another process; wait for it, or give this run another folder with --run"
             raise ResumeError(message) from None
         yield
+
+
+def take_lock(file: TextIO) -> None:
+    """Lock a file. Raise OSError if another process holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # `is_locked` of another process may hold it for an instant
+        time.sleep(LOCK_PAUSE_SECONDS)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process has the run open."""
+    try:
+        with (folder / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no lock file
+        return False
+    return False
 
 
 @contextmanager

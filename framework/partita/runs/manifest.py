@@ -75,7 +75,10 @@ def now() -> str:
     return datetime.fromtimestamp(time.time(), tz=UTC).isoformat(timespec="seconds")
 
 
-WRITTEN = ("config.yaml", "resolved.yaml", "log.jsonl", "model", "checkpoints", "tokenizer")
+WRITTEN = (
+    *("config.yaml", "resolved.yaml", "samples.json", "log.jsonl"),
+    *("model", "checkpoints", "tokenizer", "evaluations"),
+)
 """Names that a run writes and that a user's own files may have."""
 
 LOCATION_KEYS = ("backend",)
@@ -92,12 +95,14 @@ FREE_KEYS = (
     "trainer.checkpoints_per_epoch",
     "trainer.steps_per_checkpoint",
     "trainer.evaluate_test",
+    "trainer.evaluate_base",
     "trainer.restore_best",
     "trainer.memory_budget",
     "data.loader",
     "data.encode",
     "data.resume",
     "tracking",
+    "callbacks",
     "backend",
     "simulation.self_training.rounds",
 )
@@ -109,10 +114,12 @@ DATA_KEYS = ("data", "preprocessing", "seed")
 USE_KEYS = (
     "generation",
     "tracking",
+    "callbacks",
     "trainer.eval_batch_size",
     "trainer.max_batch_size",
     "trainer.memory_budget",
     "trainer.max_generated_rows",
+    "trainer.evaluate_base",
     "data.loader",
     "data.encode",
     "data.resume",
@@ -179,7 +186,7 @@ class ChosenRun:
 
     folder: Path
     not_continued: str | None = None
-    """Why the newest earlier run is not resumed; None if there is none, or if `folder` is resumed."""
+    """Which other run is not resumed, and how to resume it; None if there is none."""
 
 
 def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
@@ -204,13 +211,45 @@ def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
                     f"the run in {folder} is finished; to train it longer, raise trainer.epochs and add --run {folder}"
                 )
         elif changed:
-            keys = "; ".join(changed[:5])
-            passed = f"the unfinished run in {folder} cannot be continued, because other keys changed: {keys}"
+            continue
         elif not differences(recorded, settings, without=(*LOCATION_KEYS, *result_keys(recorded, settings))):
             return ChosenRun(folder)
         else:
             continuable = folder
     return ChosenRun(continuable) if continuable is not None else ChosenRun(free, passed)
+
+
+def unfinished_sibling(
+    name: str, *, config: Config, base: Path, file: str | None, used: Path, with_changes: bool = False
+) -> str | None:
+    """Return which unfinished run among the names of `choose_folder` is not used, and the command that continues it.
+
+    Args:
+        name: Name of the runs.
+        config: The configuration of the file.
+        base: Parent of the runs.
+        file: The configuration file, for the command; None if there is none.
+        used: The run directory that is used.
+        with_changes: Whether to name a run that this file can only continue without its changes.
+    """
+    settings = config.model_dump(mode="json")
+    note: str | None = None
+    for folder, manifest in numbered_folders(name, base=base):
+        if not manifest or manifest.get("status") == "done" or folder.resolve() == used.resolve():
+            continue
+        recorded = manifest.get("config", {})
+        changed = differences(recorded, settings, without=changeable(recorded, settings))
+        if changed and not with_changes:
+            continue
+        command = f"partita train {file} --run {folder}" if file is not None else f'train(run="{folder}")'
+        note = f"the unfinished run in {folder} is not continued; to continue it: {command}"
+        if changed:
+            keys = "; ".join(changed[:5])
+            note = (
+                f"the unfinished run in {folder} is not continued, because other keys changed: {keys}; to continue it, "
+                f"undo that: {command}"
+            )
+    return note
 
 
 def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None, list[str]]:

@@ -22,8 +22,9 @@ from partita.data.sources.sources import open_rows
 from partita.distributed.thread_group import ThreadGroup
 from partita.generation.oom_backoff import BatchBudget
 from partita.lm.scripted import ScriptedModel
+from partita.pipeline.dataset_loss import dataset_loss
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
-from partita.pipeline.evaluate import mean_loss, score
+from partita.pipeline.evaluate import score
 from partita_schema.errors import DataError, OutOfMemory
 from partita_schema.load import load_config
 from partita_trainers.base import Batch
@@ -55,11 +56,11 @@ def rows(colours: Any, pipeline: Any) -> EvalDataset:
 def test_the_loss_does_not_depend_on_out_of_memory_errors(
     pipeline: Any, rows: EvalDataset, memory_ceiling: Any, caplog: Any
 ) -> None:
-    free = mean_loss(pipeline, rows.encoded, budget=BatchBudget(8))["loss"]
+    free = dataset_loss(pipeline, rows.encoded, budget=BatchBudget(8)).metrics["loss"]
     longest = int(rows.encoded.lengths.max())
     limit = BatchBudget(8)
     with memory_ceiling(pipeline.lm.module, 3 * longest) as passes, caplog.at_level(logging.INFO):
-        cut = mean_loss(pipeline, rows.encoded, budget=limit)["loss"]
+        cut = dataset_loss(pipeline, rows.encoded, budget=limit).metrics["loss"]
     assert math.isclose(cut, free, rel_tol=1e-6)
     assert (limit.current_limit, limit.out_of_memory) == (2, 2)
     # Thirty rows are split into 8, 8, 8 and 6, and a part of 3 is split again.
@@ -73,7 +74,7 @@ def test_the_loss_does_not_depend_on_out_of_memory_errors(
 def test_halves_are_padded_only_to_their_longest_row(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
     lengths = sorted(rows.encoded.lengths.tolist(), reverse=True)
     with memory_ceiling(pipeline.lm.module, 10**6) as passes:
-        mean_loss(pipeline, rows.encoded, budget=BatchBudget(30, current_limit=8))
+        dataset_loss(pipeline, rows.encoded, budget=BatchBudget(30, current_limit=8))
     # Thirty rows are split into 15 and 15, and these into 8 and 7.
     assert passes == [(8, 8 * lengths[0]), (7, 7 * lengths[8]), (8, 8 * lengths[15]), (7, 7 * lengths[23])]
 
@@ -117,7 +118,7 @@ def test_an_objective_is_evaluated_on_all_rows_together(
 
     def evaluate(size: int, pipeline: Any = pipeline, *, limit: int = 0, **options: Any) -> Any:
         budget = BatchBudget(size, current_limit=limit)
-        return mean_loss(pipeline, encoded, budget=budget, objective=CenteredRows(), **options)
+        return dataset_loss(pipeline, encoded, budget=budget, objective=CenteredRows(), **options).metrics
 
     assert evaluate(1) == pytest.approx(expected, rel=1e-4)
     assert evaluate(30, limit=8) == pytest.approx(expected, rel=1e-4)
@@ -138,7 +139,7 @@ def test_a_row_that_does_not_fit_alone_is_reported(pipeline: Any, rows: EvalData
     longest = int(rows.encoded.lengths.max())
     place = int(rows.encoded.lengths.argmax())
     with memory_ceiling(pipeline.lm.module, longest - 1), pytest.raises(OutOfMemory) as caught:
-        mean_loss(pipeline, rows.encoded, budget=BatchBudget(8))
+        dataset_loss(pipeline, rows.encoded, budget=BatchBudget(8))
     assert str(caught.value) == (
         f"row {rows.rows.key(place)} of {longest} tokens does not fit in memory even alone: write a smaller "
         "preprocessing.global_max_sequence_length, quantization or a smaller model"
@@ -147,11 +148,11 @@ def test_a_row_that_does_not_fit_alone_is_reported(pipeline: Any, rows: EvalData
 
 def test_any_other_error_of_the_loss_is_passed_on(rows: EvalDataset) -> None:
     class Wrong(ScriptedModel):
-        def loss(self, module: torch.nn.Module, batch: Any) -> torch.Tensor:
+        def token_log_probs(self, module: torch.nn.Module, batch: Any) -> torch.Tensor:
             raise IndexError("index out of range in self")
 
     with pytest.raises(IndexError, match="index out of range"):
-        mean_loss(SimpleNamespace(lm=Wrong(str.upper)), rows.encoded, budget=BatchBudget(8))  # type: ignore[arg-type]
+        dataset_loss(SimpleNamespace(lm=Wrong(str.upper)), rows.encoded, budget=BatchBudget(8))  # type: ignore[arg-type]
 
 
 def test_scores_do_not_depend_on_out_of_memory_errors(pipeline: Any, rows: EvalDataset, memory_ceiling: Any) -> None:
@@ -193,7 +194,7 @@ def test_tensors_of_a_batch_that_did_not_fit_are_freed_before_its_half_is_tried(
         base.get_input_embeddings().register_forward_hook(hold),
         base.get_output_embeddings().register_forward_pre_hook(refuse),
     ):
-        mean_loss(pipeline, rows.encoded, budget=BatchBudget(16))
+        dataset_loss(pipeline, rows.encoded, budget=BatchBudget(16))
     assert sizes[:4] == [16, 8, 4, 4]
     assert not any(alive), "no tensor of an earlier pass is alive when the next one starts"
 

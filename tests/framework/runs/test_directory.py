@@ -13,7 +13,15 @@ import yaml
 
 from partita.runs.directory import RunDirectory, open_run
 from partita.runs.files import lock, strict_json
-from partita.runs.manifest import ChosenRun, check_same, choose_folder, find_finished, leaves, read_manifest
+from partita.runs.manifest import (
+    ChosenRun,
+    check_same,
+    choose_folder,
+    find_finished,
+    leaves,
+    read_manifest,
+    unfinished_sibling,
+)
 from partita_schema.common.checksums import sealed
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError, ResumeError, WriteError
@@ -82,6 +90,7 @@ def test_a_run_that_failed_before_its_first_step_leaves_no_directory(left: str |
             (run / left).write_text("something")
         _ = 1 / 0
     assert run.exists() == (left is not None)
+    assert run.parent.exists() == (left is not None)
 
 
 def test_an_existing_directory_of_a_failed_run_is_kept(tmp_path: Path) -> None:
@@ -197,11 +206,7 @@ def test_a_run_without_a_name_resumes_only_runs_of_the_same_configuration(tmp_pa
     assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(tmp_path / "run"), "started, not done"
     several = config.model_copy(update={"backend": TorchrunBackendConfig(type="torchrun", processes=2)})
     assert choose_folder("run", config=several, base=tmp_path).folder == tmp_path / "run", "other processes"
-    assert choose_folder("run", config=config_of(batch_size=4, epochs=3), base=tmp_path) == ChosenRun(
-        tmp_path / "run-2",
-        f"the unfinished run in {tmp_path / 'run'} cannot be continued, because other keys changed: "
-        "trainer.batch_size: 'auto' -> 4",
-    )
+    assert choose_folder("run", config=config_of(batch_size=4, epochs=3), base=tmp_path).folder == tmp_path / "run-2"
     assert find_finished("run", config=config, base=tmp_path) == (None, [])
     for name in ("run", "run-2", "run-3"):
         with opened(tmp_path / name, epochs=9 if name == "run-3" else 3) as run:
@@ -228,6 +233,31 @@ def test_an_unfinished_run_is_resumed_if_only_changeable_keys_differ(tmp_path: P
     )
 
 
+def test_an_unfinished_run_that_is_not_used_is_named_with_the_command_that_continues_it(tmp_path: Path) -> None:
+    config, other = config_of(epochs=3), config_of(batch_size=4, epochs=3)
+
+    def note(config: Config, *, used: str, file: str | None = "my.yaml", with_changes: bool = False) -> str | None:
+        return unfinished_sibling(
+            "run", config=config, base=tmp_path, file=file, used=tmp_path / used, with_changes=with_changes
+        )
+
+    assert note(config, used="run") is None
+    with opened(tmp_path / "run", epochs=3) as run:
+        pass
+    folder = tmp_path / "run"
+    unfinished = f"the unfinished run in {folder} is not continued"
+    assert note(config, used="run") is None
+    assert note(config, used="mine") == f"{unfinished}; to continue it: partita train my.yaml --run {folder}"
+    assert note(other, used="mine") is None
+    assert note(other, used="run-2", with_changes=True) == (
+        f"{unfinished}, because other keys changed: trainer.batch_size: 'auto' -> 4; to continue it, undo that: "
+        f"partita train my.yaml --run {folder}"
+    )
+    assert note(config, used="mine", file=None) == f'{unfinished}; to continue it: train(run="{folder}")'
+    run.note(status="done")
+    assert note(config, used="mine") is None
+
+
 def test_the_first_log_line_has_the_directory_and_how_the_run_starts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,12 +267,15 @@ def test_the_first_log_line_has_the_directory_and_how_the_run_starts(
             pass
         with opened(run):
             (run / "checkpoints" / "step-000001").mkdir(parents=True)
+        with opened(run) as directory:
+            directory.note(status="done")
         with opened(run):
             pass
     assert caplog.messages == [
         f"run directory: {run} (new)",
         f"run directory: {run} (started again: it has no checkpoint yet)",
         f"run directory: {run} (continued)",
+        f"run directory: {run} (finished)",
     ]
 
 

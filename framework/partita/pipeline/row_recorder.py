@@ -1,0 +1,227 @@
+"""Records the results of the rows of an evaluation in a run directory, while they are scored."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from partita.data.formatting.formatter import answer_text, sample_text, text_inputs
+from partita.data.rows import row_content
+from partita.generation.predictions import Answer
+from partita.outputs.registry import output_types
+from partita.outputs.scores import scores_of
+from partita.pipeline.dataset_loss import DatasetLoss
+from partita.pipeline.eval_dataset import EvalDataset
+from partita.runs.row_results import (
+    EvaluationHeader,
+    OutputResult,
+    RowResult,
+    RowSpool,
+    evaluation_path,
+    recorded_header,
+)
+from partita_schema.config import Config
+from partita_schema.dialogues.common_form import message_text
+from partita_schema.errors import shortened
+from partita_schema.rows import check_rows, row_schema
+from partita_trainers.process_group import ProcessGroup, synchronized_errors
+
+MAX_PROMPT = 300
+"""Characters of a prompt that are recorded."""
+MAX_SCORES = 10
+"""Labels whose log probabilities are recorded, in addition to those of the reference."""
+
+
+@dataclass(frozen=True)
+class RecordedEvaluation:
+    """Where the results of an evaluation are recorded, and what is evaluated."""
+
+    run: Path
+    """The run directory."""
+    split: str
+    model: Literal["result", "base"] = "result"
+    step: int | None = None
+    """Training step of the weights."""
+
+    @property
+    def path(self) -> Path:
+        """The file of the results."""
+        return evaluation_path(self.run, self.split, base=self.model == "base")
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """A row whose answer has been scored."""
+
+    index: int
+    """Index of the row in the split."""
+    raw: Mapping[str, Any]
+    """The row by column."""
+    truth: Mapping[str, Any]
+    """The row by feature, with the reference of each output."""
+    answer: Answer
+    """Its answer."""
+    right: Mapping[str, bool]
+    """Whether each output is right, by name."""
+
+
+class RowRecorder:
+    """Collects the results of the rows of a split, and writes them in the order of the rows."""
+
+    def __init__(
+        self,
+        to: RecordedEvaluation,
+        config: Config,
+        dataset: EvalDataset,
+        loss: DatasetLoss | None,
+        *,
+        answered: bool,
+        file: IO[bytes],
+    ) -> None:
+        """Start without rows.
+
+        Args:
+            to: What is evaluated, and where it is recorded.
+            config: The configuration.
+            dataset: The rows of the split.
+            loss: Their loss; None if the backend computes none.
+            answered: Whether answers are generated; otherwise the rows are recorded with their losses only.
+            file: A temporary file, in which the rows are collected.
+        """
+        self._to, self._config, self._rows, self._answered = to, config, dataset.rows, answered
+        self._types = output_types(config)
+        self._losses: np.ndarray | None = None
+        self._tokens = np.zeros(0, dtype=np.int64)
+        if loss is not None and loss.rows is not None:
+            self._losses, self._tokens = loss.rows.means_of_answers(dataset.answer_of_N, answers=len(dataset.rows))
+        self._spool = RowSpool(file, rows=len(dataset.rows))
+
+    def add(self, scored: ScoredRow) -> None:
+        """Record a row with its answer."""
+        outputs = {name: self._output(name, scored) for name in self._types}
+        self._add(scored.index, scored.raw, scored.truth, answer=scored.answer.record.text, outputs=outputs)
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Write the results of the recorded rows. Raise OSError if they cannot be written."""
+        if not self._answered:
+            self._add_losses()
+        header = EvaluationHeader(
+            split=self._to.split,
+            model=self._to.model,
+            fingerprint="",  # the spool knows the rows
+            step=self._to.step,
+            outputs={name: output.feature.type for name, output in self._types.items()},
+            answered=self._answered,
+            metrics=metrics,
+        )
+        self._spool.write(self._to.path, header)
+
+    def _add_losses(self) -> None:
+        """Record all rows with their losses only."""
+        schema, start = row_schema(self._config, supervised=True), 0
+        for chunk in self._rows.iterate():
+            for index, row in check_rows(schema, chunk).clean.items():
+                self._add(start + index, chunk[index], row, answer=None, outputs={})
+            start += len(chunk)
+
+    def _add(
+        self,
+        index: int,
+        raw: Mapping[str, Any],
+        row: Mapping[str, Any],
+        *,
+        answer: str | None,
+        outputs: Mapping[str, OutputResult],
+    ) -> None:
+        """Record a row.
+
+        Args:
+            index: Index of the row in the split.
+            raw: The row by column.
+            row: The row by feature.
+            answer: The generated text.
+            outputs: The results of the outputs.
+        """
+        result = RowResult(
+            key=self._rows.key(index),
+            prompt=shortened(readable_inputs(self._config, row), MAX_PROMPT),
+            answer=answer,
+            loss=None if self._losses is None else float(self._losses[index]),
+            tokens=None if self._losses is None else int(self._tokens[index]),
+            outputs=outputs,
+        )
+        self._spool.add(index, result, content=row_content(raw))
+
+    def _output(self, name: str, scored: ScoredRow) -> OutputResult:
+        """Return the result of an output of a row."""
+        output, record = self._types[name], scored.answer.record
+        scores = scores_of(name, record.scores, in_sequence=self._config.answers_in_sequence)
+        log_probabilities, reference = output.log_probabilities(scores), scored.truth[name]
+        best = None
+        if log_probabilities is not None:
+            best = best_scores(log_probabilities, known=output.feature.labels_in(reference))
+        return OutputResult(reference, scored.answer.decoded.values[name], scored.right[name], best)
+
+
+@contextmanager
+def open_recorder(
+    to: RecordedEvaluation | None,
+    config: Config,
+    dataset: EvalDataset,
+    loss: DatasetLoss | None,
+    *,
+    rows: int,
+    answered: bool,
+    process_group: ProcessGroup,
+) -> Iterator[RowRecorder | None]:
+    """Yield the recorder of an evaluation; None on ranks that record nothing.
+
+    The results of an earlier evaluation of the split are kept if they are more complete: with answers rather than
+    without, of all rows rather than of some. So an evaluation of some rows during training is recorded until the first
+    one of all rows.
+
+    Args:
+        to: What is evaluated, and where it is recorded; None to record nothing.
+        config: The configuration.
+        dataset: The rows of the split.
+        loss: Their loss; None if the backend computes none.
+        rows: Number of rows that are recorded.
+        answered: Whether answers are generated.
+        process_group: The ranks that share the rows; rank 0 records them.
+
+    Raises:
+        OSError: The run directory cannot be written.
+    """
+    recorder = None
+    with ExitStack() as stack:
+        with synchronized_errors(process_group, "the file of the results of rows"):
+            if to is not None and process_group.rank == 0:
+                earlier = recorded_header(to.path)
+                if earlier is None or earlier.completeness <= (answered, rows >= len(dataset.rows)):
+                    to.path.parent.mkdir(parents=True, exist_ok=True)
+                    # It has no name, so that a killed process leaves nothing.
+                    file = stack.enter_context(tempfile.TemporaryFile(dir=to.path.parent))
+                    recorder = RowRecorder(to, config, dataset, loss, answered=answered, file=file)
+        yield recorder
+
+
+def best_scores(scores: Mapping[str, float], *, known: tuple[str, ...]) -> dict[str, float]:
+    """Return the log probabilities of the most probable labels, the first one first, and of the `known` ones."""
+    best = sorted(scores, key=lambda label: -scores[label])[:MAX_SCORES]
+    chosen = [*best, *(label for label in known if label in scores and label not in best)]
+    return {label: float(f"{scores[label]:.6g}") for label in chosen}
+
+
+def readable_inputs(config: Config, row: Mapping[str, Any]) -> str:
+    """Return the inputs of a row as text: of a dialogue the last user message, of a document its own text."""
+    if config.plain_text:
+        return answer_text(config, row)
+    if config.dialogue_input is None:
+        return sample_text(text_inputs(config), row)
+    messages = row[config.dialogue_input.name]["messages"]
+    asked = [message for message in messages if message["role"] == "user"] or messages
+    return message_text(asked[-1]) if asked else ""

@@ -1,0 +1,60 @@
+"""Evaluations of a training run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partita.pipeline.eval_dataset import EvalDataset
+from partita.pipeline.evaluate import LocalEvaluator, evaluate_dataset
+from partita.pipeline.row_recorder import RecordedEvaluation
+from partita.runs.directory import RunDirectory
+from partita_trainers.base import Metrics
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Evaluates a split during training: a `partita_trainers.base.Evaluate`."""
+
+    evaluator: LocalEvaluator
+    datasets: Mapping[str, EvalDataset]
+    """Evaluation datasets, by split."""
+    directory: RunDirectory
+
+    def __call__(self, split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> Metrics:
+        """Compute the objective, and with `generated` metrics of generated answers.
+
+        The results of the rows are recorded in the run, except those of the frequent evaluations that only compute the
+        loss during training. Batch sizes that ran out of memory are recorded too.
+
+        Args:
+            split: Name of the split.
+            generated: Whether answers are generated and scored.
+            max_rows: Number of rows for which answers are generated, evenly spaced; None for all.
+            step: Training step of the weights.
+        """
+        if split not in self.datasets:
+            return {}
+        recorded = generated or max_rows is None
+        record = RecordedEvaluation(self.directory.folder, split, step=step) if recorded else None
+        return self._evaluate(split, generated=generated, max_rows=max_rows, record=record)
+
+    def base(self, split: str, *, generated: bool) -> Metrics:
+        """Return the metrics of a split for the model before training, and record the results of its rows."""
+        record = RecordedEvaluation(self.directory.folder, split, model="base", step=0)
+        return self._evaluate(split, generated=generated, max_rows=None, record=record)
+
+    def _evaluate(
+        self, split: str, *, generated: bool, max_rows: int | None, record: RecordedEvaluation | None
+    ) -> Metrics:
+        evaluation = evaluate_dataset(
+            self.evaluator,
+            self.datasets[split],
+            generated=generated,
+            max_rows=max_rows,
+            progress=self.directory.progress,
+            record=record,
+        )
+        sizes = self.evaluator.sizes
+        after = self.evaluator.tuner.after(sizes)
+        if after != sizes:
+            self.directory.note(batch_sizes=after.records())
+        return evaluation.flat

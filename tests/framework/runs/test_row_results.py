@@ -1,0 +1,57 @@
+"""Row results of an evaluation are read as they were written; damage is an error with its line."""
+
+from pathlib import Path
+
+import pytest
+
+from partita.runs.row_results import (
+    EvaluationHeader,
+    OutputResult,
+    RowResult,
+    evaluation_path,
+    read_row_results,
+    write_row_results,
+)
+from partita_schema.errors import DataError
+
+HEADER = EvaluationHeader(split="test", model="result", fingerprint="f", step=3, outputs={"label": "category"})
+ROWS = [
+    RowResult(
+        "rows.csv:2", "a\nprompt \u2028", "yes", 0.5, 2, {"label": OutputResult("yes", "yes", True, {"yes": -0.1})}
+    ),
+    RowResult("rows.csv:3", "", None, None, None, {}),
+]
+
+
+def test_row_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = evaluation_path(tmp_path, "test")
+    write_row_results(path, HEADER, ROWS)
+    header, rows = read_row_results(path)
+    assert header == HEADER
+    assert list(rows) == ROWS
+    assert path == tmp_path / "evaluations" / "test.jsonl"
+    assert evaluation_path(tmp_path, "test", base=True).name == "test-base.jsonl"
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"key": 1, "unknown": 2}'], ids=["empty", "torn", "list", "key"])
+def test_a_damaged_row_is_an_error_with_its_line(tmp_path: Path, line: bytes) -> None:
+    path = evaluation_path(tmp_path, "test")
+    write_row_results(path, HEADER, ROWS)
+    first, second, _ = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([first, second, line, b""]))
+    with pytest.raises(DataError, match=r"test\.jsonl, line 3, is damaged; evaluate the run again"):
+        list(read_row_results(path)[1])
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"test\.jsonl cannot be read: No such file or directory; evaluate the run again"
+    ):
+        read_row_results(evaluation_path(tmp_path, "test"))
+
+
+def test_a_newer_format_is_an_error(tmp_path: Path) -> None:
+    path = evaluation_path(tmp_path, "test")
+    write_row_results(path, EvaluationHeader("test", "result", "f", format=99), [])
+    with pytest.raises(DataError, match=r"written by a newer partita \(format 99\); update partita to read it"):
+        read_row_results(path)
