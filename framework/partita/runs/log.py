@@ -7,6 +7,8 @@ import textwrap
 import warnings
 
 from partita.distributed.world import LAUNCHED
+from partita.runs.json_log import JsonHandler, is_json
+from partita.runs.waiting import WAITS, show_waits
 
 OF_ONE_DEVICE = ("partita_trainers.micro_batches", "partita.generation.scheduler", "partita.generation.oom_backoff")
 """Loggers whose warnings concern one process; all other warnings are the same on every rank."""
@@ -23,7 +25,8 @@ def show_log(*, quiet: bool, rank: int = 0) -> None:
 
     With several processes, only rank 0 logs what is the same on all ranks.
     """
-    handler = TerminalHandler()
+    show_waits(quiet=quiet or rank > 0 or is_json())
+    handler = JsonHandler() if is_json() else TerminalHandler()
     handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
     level = logging.ERROR if rank else logging.WARNING if quiet else logging.INFO
     for name in ("partita", "partita_trainers", "partita_schema"):
@@ -52,8 +55,10 @@ class TerminalHandler(logging.Handler):
             text = self.format(record)
             if sys.stderr.isatty():
                 text = wrap(text, width=terminal_width())
+            WAITS.erase()
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
+            WAITS.draw()
         except Exception:
             self.handleError(record)
 

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from partita.runs.waiting import WAITS
+
 LINE_EVERY_SECONDS = 10.0
 WIDE_BAR, NARROW_BAR = 16, 8
 """Width of the bar in columns."""
@@ -37,6 +39,8 @@ class PlainProgress:
         self.done = self.first = completed
         self.started = self.last = time.monotonic()
         self.shown: Mapping[str, Any] = {}
+        self.printed = False
+        """Whether a line was printed."""
 
     def advance(self, amount: int = 1, **shown: Any) -> None:
         """Count progress, and print a line if it is due."""
@@ -48,6 +52,7 @@ class PlainProgress:
     def print_line(self) -> None:
         """Print a progress line with the estimated time left."""
         self.last = time.monotonic()
+        self.printed = True
         parts = [f"{self.description} {self.done:,}/{self.total:,}", *map(as_text, self.shown.items())]
         done = self.done - self.first
         if done > 0 and self.done < self.total:
@@ -70,6 +75,10 @@ class ProgressBar:
 
 ELSEWHERE: list[Callable[..., AbstractContextManager[Any]]] = []
 """Overrides of the progress display; the last one is used. Empty if this process shows its own progress."""
+
+
+OPEN: list[str] = []
+"""Displays that this process shows now, the outer one first."""
 
 
 @contextmanager
@@ -101,19 +110,42 @@ def show_progress(
     elif ELSEWHERE:
         with ELSEWHERE[-1](total, description, completed=completed) as display:
             yield display
-    elif stream.isatty():
-        with rich_bar(stream) as bar:
-            yield ProgressBar(bar, bar.add_task(description, total=total, completed=completed, shown=()))
     else:
-        lines = PlainProgress(total, description, completed=completed, stream=stream)
+        inner = bool(OPEN)
+        OPEN.append(description)
         try:
-            yield lines
+            with own_display(stream, total, description, completed=completed, inner=inner) as display:
+                yield display
         finally:
+            OPEN.remove(description)
+
+
+@contextmanager
+def own_display(stream: TextIO, total: int, description: str, *, completed: int, inner: bool) -> Iterator[Any]:
+    """Yield a display on a stream.
+
+    Args:
+        stream: Where to show it.
+        total: Number of items.
+        description: What is counted.
+        completed: Items done before.
+        inner: Whether another display is open, such as that of the training around an evaluation. What is short then
+            leaves no line: its result is logged.
+    """
+    if stream.isatty():
+        with WAITS.hidden(), rich_bar(stream, transient=inner) as bar:
+            yield ProgressBar(bar, bar.add_task(description, total=total, completed=completed, shown=()))
+        return
+    lines = PlainProgress(total, description, completed=completed, stream=stream)
+    try:
+        yield lines
+    finally:
+        if lines.printed or not inner:
             lines.print_line()
 
 
-def rich_bar(stream: TextIO) -> Any:
-    """Return a rich progress display whose lines fit the terminal."""
+def rich_bar(stream: TextIO, *, transient: bool = False) -> Any:
+    """Return a rich progress display whose lines fit the terminal; a transient one is erased at its end."""
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn, Task
     from rich.progress_bar import ProgressBar
@@ -138,7 +170,7 @@ def rich_bar(stream: TextIO) -> Any:
             table.add_row(line.head, *([bar] if line.bar else []), line.rest)
             return table
 
-    return Progress(Line(), console=console)
+    return Progress(Line(), console=console, transient=transient)
 
 
 @dataclass(frozen=True)

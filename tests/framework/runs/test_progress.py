@@ -113,3 +113,26 @@ def test_a_bar_is_never_wider_than_its_terminal(width: int, monkeypatch: pytest.
 )
 def test_times_are_formatted_as_hours_minutes_and_seconds(seconds: float, text: str) -> None:
     assert clock(seconds) == text
+
+
+def test_a_short_display_inside_another_leaves_no_line() -> None:
+    stream = io.StringIO()
+    with show_progress(2, "training", stream=stream) as outer:
+        for _ in range(2):
+            outer.advance(1)
+            with show_progress(40, "evaluating", stream=stream) as inner:
+                inner.advance(40)
+    with show_progress(40, "evaluating", stream=stream) as inner:
+        inner.advance(40)
+    assert stream.getvalue() == "training 2/2\nevaluating 40/40\n"
+
+
+def test_a_long_display_inside_another_prints_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    with show_progress(2, "training", stream=stream), show_progress(40, "evaluating", stream=stream) as inner:
+        now[0] += 11
+        inner.advance(20)
+        inner.advance(20)
+    assert stream.getvalue() == "evaluating 20/40  0:11 left\nevaluating 40/40\ntraining 0/2\n"
