@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from partita_schema.errors import ConfigError, DataError, DivergenceError, ResumeError, TrainingError
-from partita_trainers.base import GlobalBatch
+from partita_trainers.base import GlobalBatch, TrainResult
 from partita_trainers.checkpoint import list_checkpoints
-from partita_trainers.engine import build_accelerator
 from partita_trainers.loss_history import LossHistory
 from partita_trainers.schedule import plan_schedule
 
@@ -166,23 +165,37 @@ def test_float32_is_advised_only_if_16_bits_may_be_the_cause(in_16_bits: bool) -
 
 def test_an_evaluation_is_one_line_with_both_losses(make_work: Any, caplog: pytest.LogCaptureFixture) -> None:
     values = iter([2.0, 1.0, 3.0, 3.0])
-    work = make_work(epochs=2, steps_per_evaluation=2, max_steps=6, evaluate=lambda *_: {"loss": next(values)})
+    work = make_work(
+        epochs=2, steps_per_evaluation=2, max_steps=6, evaluate=lambda *_, **options: {"loss": next(values)}
+    )
     with caplog.at_level("INFO", logger="partita_trainers.finetune"):
         run(work)
     losses = [record["loss"] for record in work.run.log]
     means = [f"{(one + other) / 2:.4g}" for one, other in zip(losses[::2], losses[1::2], strict=True)]
     assert [text for text in caplog.messages if "validation loss" in text] == [
-        f"step 2: training loss {means[0]}, validation loss 2, the best so far",
-        f"step 4: training loss {means[1]}, validation loss 1, the best so far",
-        f"step 6: training loss {means[2]}, validation loss 3",
+        f"step 2/6: loss {means[0]}, validation loss 2 (new best)",
+        f"step 4/6: loss {means[1]}, validation loss 1 (new best)",
+        f"step 6/6: loss {means[2]}, validation loss 3 (best 1 at step 4)",
     ]
+
+
+def test_a_result_is_printed_as_a_table_of_metrics() -> None:
+    metrics = {"validation": {"loss": 0.12346, "a.accuracy": 1.0}, "test": {"loss": 2.0}}
+    result = TrainResult(run=Path("runs/x"), metrics=metrics, steps=3, stopped_early=True)
+    assert str(result).splitlines() == [
+        "3 steps, stopped early; the run is in runs/x",
+        "            validation        test",
+        "loss            0.1235           2",
+        "a.accuracy           1            ",
+    ]
+    assert str(TrainResult(run=Path("x"), metrics={}, steps=1)) == "1 step; the run is in x"
 
 
 def test_training_stops_when_patience_ends_and_the_best_weights_are_restored(make_work: Any) -> None:
     values = iter([3.0, 1.0, 2.0, 2.5, 9.0, 9.0])
     weights = []
 
-    def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
+    def evaluate(split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> dict[str, float]:
         weights.append([p.detach().clone() for p in work.lm.module.parameters()])
         return {"loss": next(values)}
 
@@ -199,7 +212,7 @@ def test_training_stops_when_patience_ends_and_the_best_weights_are_restored(mak
 def test_a_run_that_stopped_early_is_not_continued(make_work: Any) -> None:
     calls = []
 
-    def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
+    def evaluate(split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> dict[str, float]:
         calls.append(split)
         return {"loss": float(len(calls))}
 
@@ -211,7 +224,7 @@ def test_a_run_that_stopped_early_is_not_continued(make_work: Any) -> None:
 
 
 def test_an_unknown_metric_is_reported_with_the_known_ones(make_work: Any) -> None:
-    work = make_work(validation_metric="rouge_1", evaluate=lambda *_: {"loss": 1.0, "a.rouge_2": 0.5})
+    work = make_work(validation_metric="rouge_1", evaluate=lambda *_, **options: {"loss": 1.0, "a.rouge_2": 0.5})
     with pytest.raises(
         ConfigError, match=r"trainer.validation_metric: no metric is named a.rouge_1; did you mean a.rouge_2\?"
     ):
@@ -221,7 +234,7 @@ def test_an_unknown_metric_is_reported_with_the_known_ones(make_work: Any) -> No
 def test_raised_patience_lets_a_run_that_stopped_early_continue(make_work: Any) -> None:
     worse = iter(range(100))
 
-    def evaluate(split: str, generated: bool, max_rows: int | None) -> dict[str, float]:
+    def evaluate(split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> dict[str, float]:
         return {"loss": float(next(worse))}
 
     stopped = run(make_work(evaluate=evaluate, epochs=8, early_stop=2))
@@ -264,16 +277,6 @@ def test_schedule_free_training_ends_with_the_evaluated_weights(make_work: Any) 
 def test_half_precision_on_a_cpu_is_refused_with_alternatives(make_work: Any) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.mixed_precision: fp16 needs a GPU; on a CPU write bf16 or no"):
         run(make_work(mixed_precision="fp16"))
-
-
-@pytest.mark.parametrize(
-    ("trainer", "key"),
-    [({"optimizer": {"type": "muon"}}, "optimizer.type: muon"), ({"learning_rate": "auto"}, "learning_rate: auto")],
-)
-def test_half_precision_is_refused_with_unsupported_options(make_work: Any, trainer: dict[str, Any], key: str) -> None:
-    config = make_work(mixed_precision="fp16", **trainer).config.trainer
-    with pytest.raises(ConfigError, match=f"fp16 does not go with {key}; write bf16 or no"):
-        build_accelerator(config, torch.device("cuda"))
 
 
 def test_no_training_rows_is_an_error(make_work: Any) -> None:
@@ -358,6 +361,10 @@ def test_the_range_test_leaves_no_trace_and_finds_a_working_learning_rate(make_w
     assert 1e-3 < rate < 0.5
     assert comparable(actual.run.log) == comparable(given.run.log)
     assert result.metrics["validation"]["loss"] < actual.run.log[0]["loss"] - 0.5
+    search = actual.run.noted["learning_rate_search"]
+    assert search["learning_rate"] == rate
+    assert len(search["rates"]) == len(search["losses"]) > 20
+    assert "learning_rate_search" not in given.run.noted
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_the_evaluated_weights_are_saved(make_work: Any, tmp_path: Path) -> None
     work = make_work(run=make_work.recorder(tmp_path), **options)
     losses, evaluate = list[float](), work.evaluate
 
-    def noted(*asked: Any) -> dict[str, float]:
+    def noted(*asked: Any, step: int | None = None) -> dict[str, float]:
         metrics = evaluate(*asked)
         losses.append(metrics["loss"])
         return metrics

@@ -11,7 +11,9 @@ from partita_trainers.validation import Validation
 LOWER = {"loss", "invalid", "errors", "mae", "mse", "rmse"}
 HIGHER = {
     *("exact_match", "accuracy", "macro_f1", "weighted_f1", "micro_f1", "jaccard", "r2", "valid", "field_accuracy"),
-    *("rouge_1", "rouge_2", "rouge_l", "bleu"),
+    *("rouge_1", "rouge_2", "rouge_l", "bleu", "auroc", "average_precision"),
+    *("micro_precision", "micro_recall", "word_accuracy", "mrr", "ndcg_at_10"),
+    *("recall_at_1", "recall_at_5", "recall_at_10", "joint_accuracy", "slot_accuracy", "slot_f1"),
 }
 METRICS_OF_NO_QUALITY = {"n"}
 
@@ -25,7 +27,8 @@ def best_step(metric: str, values: list[float]) -> int | None:
 
 def test_every_metric_has_a_direction() -> None:
     """A new metric fails here until its direction is defined."""
-    measured = {"loss", *SHARED_METRICS, *(metric for model in OUTPUT_MODELS for metric in model.METRICS)}
+    measured = {"loss", *SHARED_METRICS}
+    measured |= {metric for model in OUTPUT_MODELS for metric in (*model.METRICS, *model.SCORE_METRICS)}
 
     assert set(DIRECTIONS) == measured - METRICS_OF_NO_QUALITY
     assert set(DIRECTIONS) == LOWER | HIGHER
@@ -37,8 +40,9 @@ def test_the_best_evaluation_is_the_lowest_error_or_the_highest_score(metric: st
     assert best_step(name, [0.5, 0.2, 0.7, 0.4]) == (2 if metric in LOWER else 3)
 
 
-def test_the_accuracy_of_a_json_field_is_a_score_with_any_field_name() -> None:
-    assert best_step("answer.field.errors", [0.5, 0.2, 0.7]) == 3
+@pytest.mark.parametrize("part", ["field", "slot"])
+def test_the_score_of_a_part_of_a_json_object_is_a_score_with_any_name(part: str) -> None:
+    assert best_step(f"answer.{part}.errors", [0.5, 0.2, 0.7]) == 3
 
 
 @pytest.mark.parametrize("metric", ["loss", "answer.accuracy"])

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from partita_trainers.base import (
         Batch,
         Batches,
+        Evaluate,
         GlobalBatch,
         LanguageModel,
         ProbeContext,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         TrainResult,
     )
     from partita_trainers.batch_size.probe import Probe, Timing, Volume
+    from partita_trainers.callbacks import Callback, Callbacks, TrainingState
     from partita_trainers.finetune import Finetune
     from partita_trainers.objective import Objective, ObjectiveContext, WeightedMean
     from partita_trainers.process_group import ProcessGroup
@@ -30,10 +32,11 @@ else:
         __name__,
         {
             "partita_trainers.base": (
-                *("Batch", "Batches", "GlobalBatch", "LanguageModel", "ProbeContext", "Progress", "Run"),
+                *("Batch", "Batches", "Evaluate", "GlobalBatch", "LanguageModel", "ProbeContext", "Progress", "Run"),
                 *("Trainer", "TrainerContext", "TrainResult"),
             ),
             "partita_trainers.batch_size.probe": ("Probe", "Timing", "Volume"),
+            "partita_trainers.callbacks": ("Callback", "Callbacks", "TrainingState"),
             "partita_trainers.training_probe": ("TrainingProbe",),
             "partita_trainers.finetune": ("Finetune",),
             "partita_trainers.objective": ("Objective", "ObjectiveContext", "WeightedMean"),
@@ -44,6 +47,9 @@ else:
 __all__ = [
     "Batch",
     "Batches",
+    "Callback",
+    "Callbacks",
+    "Evaluate",
     "Finetune",
     "GlobalBatch",
     "LanguageModel",
@@ -59,6 +65,7 @@ __all__ = [
     "Trainer",
     "TrainerContext",
     "TrainingProbe",
+    "TrainingState",
     "Volume",
     "WeightedMean",
 ]

@@ -288,8 +288,5 @@ def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelera
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError([Problem("trainer.mixed_precision", "fp16 needs a GPU; on a CPU write bf16 or no")])
-    if precision == "fp16" and (config.optimizer.type == "muon" or config.learning_rate == "auto"):
-        key = "optimizer.type: muon" if config.optimizer.type == "muon" else "learning_rate: auto"
-        raise ConfigError([Problem("trainer.mixed_precision", f"fp16 does not go with {key}; write bf16 or no")])
     reset_precision()
     return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", device_placement=False)

@@ -8,19 +8,24 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from accelerate.utils import set_seed
 
+from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
-from partita_schema.sections.model import ScratchModel
+from partita_schema.metrics import full_name
+from partita_schema.open_values import default_learning_rate
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batches, GlobalBatch, Metrics, ProbeContext, TrainerContext, TrainResult, save_result
+from partita_trainers.callbacks import Callbacks
 from partita_trainers.checkpoint import (
     check_intact,
+    checkpoint_name,
     list_checkpoints,
     newest_intact,
     read_checkpoint,
@@ -52,6 +57,8 @@ class Finetune:
 
     sums_gradients = True
     """Gradients are summed over the ranks, as several processes require; derived trainers inherit that."""
+    calls_callbacks = True
+    """Callbacks are called."""
 
     def __init__(self, config: FinetuneTrainer, *, objective: Objective = CROSS_ENTROPY) -> None:
         self.config, self.objective = config, objective
@@ -63,6 +70,7 @@ class Finetune:
         training = FinetuneRun(self.config, context, context.batches, objective=self.objective)
         try:
             resumed_from = training.resume()
+            training.start_callbacks(resumed_from)
             training.train_loop()
             result = training.finalize(resumed_from)
         except BaseException:
@@ -102,7 +110,8 @@ class FinetuneRun:
         self.config, self.context, self.batches = config, context, batches
         self.lm, self.run, self.process_group = context.lm, context.run, context.process_group
         self.schedule = plan_schedule(config, batches=batches, splits=context.splits)
-        self.validation = Validation(metric=validation_metric(config, context), patience=config.early_stop)
+        metric = full_name(config.validation_metric, context.config.output_features)
+        self.validation = Validation(metric=metric, patience=config.early_stop)
         self.lm.prepare_training(self.schedule.total)
         sharded = is_sharded(context.config)
         self.engine = TrainEngine(
@@ -121,6 +130,7 @@ class FinetuneRun:
         self.losses = LossHistory()
         self.sources = SourceCounts(context.config.data.mix_names)
         self.learning_rate = 0.0
+        self.callbacks = Callbacks(context, total_steps=self.schedule.total, validation_metric=self.validation.metric)
         self.step = 0
         self.stopped_early = False
 
@@ -151,9 +161,24 @@ class FinetuneRun:
         self.splitter.load_state_dict(state.get("cutting", {}))
         self.sources.load_state_dict(state.get("sources", {}))
         self.step, self.learning_rate = step, state["learning_rate"]
-        self.stopped_early = self.validation.should_stop and step < self.schedule.total
+        if state.get("stop", {}).get("total_steps") == self.schedule.total:
+            self.callbacks.stopped_by = state["stop"]["by"]
+        self.stopped_early = self.should_stop
         if self.engine.accelerator.scaler is not None:
             self.engine.accelerator.scaler.load_state_dict(state["scaler"])
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run ends before its last step: no better evaluations, or a callback asked to stop."""
+        asked = self.validation.should_stop or self.callbacks.stopped_by is not None
+        return asked and self.step < self.schedule.total
+
+    def start_callbacks(self, resumed_from: int | None) -> None:
+        """Call the callbacks before the first step of this process."""
+        checkpoint = None if resumed_from is None else self.run.checkpoints / checkpoint_name(resumed_from)
+        best, best_step = self.validation.best, self.validation.best_step
+        self.callbacks.call("on_start", step=self.step, checkpoint=checkpoint, best=best, best_step=best_step)
+        self.stopped_early = self.should_stop
 
     def restore_checkpoint(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Restore the model, optimizers and random states; return the data position and counters."""
@@ -165,14 +190,13 @@ class FinetuneRun:
         """Return the configured learning rate, the result of the range test, or the default for what is trained."""
         configured = self.config.learning_rate
         if configured == "auto":
-            learning_rate = find_learning_rate(self.lm, self.batches, try_step=self.try_step)
+            search = find_learning_rate(self.lm, self.batches, try_step=self.try_step)
             self.engine.build_optimizers()
-            return learning_rate
+            self.run.note(learning_rate_search=asdict(search))
+            return search.learning_rate
         if configured is not None:
             return configured
-        if self.context.config.adapter is not None:
-            return 2e-4
-        return 1e-3 if isinstance(self.context.config.base_model, ScratchModel) else 2e-5
+        return default_learning_rate(self.context.config)[0]
 
     def try_step(self, global_batch: GlobalBatch, learning_rate: float) -> float:
         """Take a step of the range test and return its loss."""
@@ -225,12 +249,15 @@ class FinetuneRun:
                 outcome = self.take_step(step, number=self.step, learning_rate=rate, stop=lambda: interrupt.requested)
                 seconds = time.perf_counter() - started
                 record = step_record(outcome, number=self.step, epoch=step.epoch, learning_rate=rate, seconds=seconds)
-                self.run.log_step(record | self.sources.add(step, self.process_group))
+                record |= self.sources.add(step, self.process_group)
+                self.run.log_step(record)
                 self.losses.add(self.step, outcome.loss)
                 tokens = outcome.stats.tokens
                 progress.advance(1, loss=outcome.loss, epoch=step.epoch, tokens_per_second=tokens / seconds)
+                self.callbacks.call("on_step", step=self.step, epoch=step.epoch, record=record)
                 self.maybe_evaluate_and_save(step)
                 if self.stopped_early:
+                    self.log_stop()
                     break
                 if outcome.stop:
                     self.save_checkpoint(step)
@@ -240,27 +267,53 @@ class FinetuneRun:
     def maybe_evaluate_and_save(self, global_batch: GlobalBatch) -> None:
         """Evaluate and save a checkpoint if due after this step."""
         improved = self.schedule.evaluation_is_due(self.step) and self.evaluate()
-        self.stopped_early = self.validation.should_stop and self.step < self.schedule.total
+        self.stopped_early = self.should_stop
         if improved or self.stopped_early or self.schedule.checkpoint_is_due(self.step):
             self.save_checkpoint(global_batch)
+            self.stopped_early = self.should_stop  # after a checkpoint, callbacks may ask to stop too
 
     def evaluate(self) -> bool:
         """Evaluate and report metrics. Return whether the validation metric is the best so far."""
         generated = self.config.evaluate_generated is True or self.validation.metric != "loss"
         with evaluation_weights(self.engine.raw_optimizers), self.engine.summon_full_params():
-            metrics = self.context.evaluate("validation", generated, self.config.max_generated_rows)
+            metrics = self.context.evaluate("validation", generated, self.config.max_generated_rows, step=self.step)
         self.run.report(metrics, step=self.step, split="validation")
         improved = self.validation.update(metrics, step=self.step)
         self.log_evaluation(metrics, improved=improved)
+        best, best_step = self.validation.best, self.validation.best_step
+        self.callbacks.call("on_evaluate", metrics=metrics, best=best, best_step=best_step)
         return improved
 
     def log_evaluation(self, metrics: Metrics, *, improved: bool) -> None:
-        """Log one line with the validation loss, and the mean training loss since the last evaluation."""
-        name = self.validation.metric
+        """Log one line: the mean training loss since the last evaluation, the validation loss, and the best so far."""
+        name, best = self.validation.metric, self.validation.best
         other = "" if name == "loss" else f", {name} {metrics[name]:.4g}"
-        best = ", the best so far" if improved else ""
-        losses = (self.losses.take_mean(), metrics.get("loss", math.nan))
-        logger.info("step %d: training loss %.4g, validation loss %.4g%s%s", self.step, *losses, other, best)
+        earlier = "" if best is None else f" (best {best:.4g} at step {self.validation.best_step})"
+        total, training_loss = self.schedule.total, self.losses.take_mean()
+        fields = {
+            "event": "evaluation",
+            "step": self.step,
+            "total_steps": total,
+            "training_loss": training_loss,
+            "metrics": dict(metrics),
+            "metric": name,
+            "best": best,
+            "best_step": self.validation.best_step,
+        }
+        logger.info(
+            "step %d/%d: loss %.4g, validation loss %.4g%s%s",
+            *(self.step, total, training_loss, metrics.get("loss", math.nan), other),
+            " (new best)" if improved else earlier,
+            extra={"fields": fields},
+        )
+
+    def log_stop(self) -> None:
+        """Log why the run ends before its last step."""
+        reason = self.callbacks.stopped_by
+        if reason is None:
+            evaluations = counted(self.validation.patience, "evaluation")
+            reason = f"no better {self.validation.metric} in {evaluations}"
+        logger.info("stopping after step %d of %d: %s", self.step, self.schedule.total, reason)
 
     def save_checkpoint(self, global_batch: GlobalBatch) -> None:
         """Save a checkpoint and remove older ones, except the best and the newest `keep_checkpoints`."""
@@ -270,6 +323,7 @@ class FinetuneRun:
         states = self.engine.optimizer_states()
         with self.engine.summon_full_params():
             self.process_group.run_on_rank_zero(lambda: self.write_checkpoint_files(cursor, states), "a checkpoint")
+        self.callbacks.call("on_checkpoint", checkpoint=self.run.checkpoints / checkpoint_name(self.step))
 
     def write_checkpoint_files(self, cursor: Mapping[str, Any], optimizer_states: Sequence[Any]) -> None:
         """Write the files of a checkpoint; called on rank 0 only."""
@@ -287,6 +341,9 @@ class FinetuneRun:
                 "validation": self.validation.state_dict(),
                 "cutting": self.splitter.state_dict(),
                 "sources": self.sources.state_dict(),
+                "stop": {"by": self.callbacks.stopped_by, "total_steps": self.schedule.total}
+                if self.callbacks.stopped_by is not None
+                else {},
             },
         )
         newest = list_checkpoints(self.run.checkpoints)[-self.config.keep_checkpoints :]
@@ -295,20 +352,23 @@ class FinetuneRun:
 
     def finalize(self, resumed_from: int | None) -> TrainResult:
         """Restore the best weights, save the model and evaluate it."""
-        best = self.validation.best_step
+        best, weights = self.validation.best_step, self.step
         if self.config.restore_best and best is not None and best != self.step:
             self.process_group.run_on_rank_zero(lambda: self.check_best(best), "the best checkpoint")
             self.restore_checkpoint(best)
+            weights = best
         keep_evaluation_weights(self.engine.raw_optimizers)
         # Without accelerate's casts: the model that is saved and scored computes what a loaded one computes.
         self.engine.release()
         self.process_group.run_on_rank_zero(lambda: save_result(self.lm, self.run.folder), "the result")
-        metrics = self.final_metrics()
+        metrics = self.final_metrics(weights)
         for split, values in metrics.items():
             self.run.report(values, step=self.step, split=split)
         self.run.note(best_step=best, best=self.validation.best)
         if used := self.sources.state_dict():
             self.run.note(sources=used)
+        self.run.note(stopped_by=self.callbacks.stopped_by if self.stopped_early else None)
+        self.callbacks.call("on_end", results=metrics)
         return TrainResult(
             run=self.run.folder,
             metrics=metrics,
@@ -327,25 +387,19 @@ class FinetuneRun:
                 "false to end with the last weights"
             ) from None
 
-    def final_metrics(self) -> dict[str, Metrics]:
-        """Return the metrics of the final model on validation and test rows."""
+    def final_metrics(self, weights: int) -> dict[str, Metrics]:
+        """Return the metrics of the final model, with the weights of a step, on validation and test rows."""
         if self.config.skip_all_evaluation:
             return {}
         wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
         generated = self.config.evaluate_generated is not False
         return {
-            split: self.context.evaluate(split, generated, None) for split in wanted if split in self.context.splits
+            split: self.context.evaluate(split, generated, None, step=weights)
+            for split in wanted
+            if split in self.context.splits
         }
 
 
 def is_sharded(config: Config) -> bool:
     """Return whether the ranks shard the weights of the model."""
     return getattr(config.backend, "sharding", "none") == "full"
-
-
-def validation_metric(config: FinetuneTrainer, context: TrainerContext) -> str:
-    """Return the full name of the metric that selects checkpoints; a bare name belongs to the first output."""
-    metric = config.validation_metric
-    if metric == "loss" or "." in metric:
-        return metric
-    return f"{context.config.output_features[0].name}.{metric}"

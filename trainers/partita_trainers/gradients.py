@@ -6,6 +6,7 @@ all ranks, so that no rank can retry alone.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -40,7 +41,7 @@ def captured(call: Callable[[], T]) -> tuple[T | None, TrainingError | None]:
 
 
 def prepare_objective(
-    global_batch: GlobalBatch, *, number: int, engine: TrainEngine, splitter: MicroBatchSplitter
+    global_batch: GlobalBatch, *, number: int, engine: TrainEngine, splitter: MicroBatchSplitter, seed: int
 ) -> None:
     """Run what the objective computes before the first loss of a step, on smaller micro-batches if memory runs out.
 
@@ -49,15 +50,17 @@ def prepare_objective(
         number: Number of the step, from 1.
         engine: Has the objective and its model.
         splitter: How finely micro-batches are split so far; updated.
+        seed: Seed of dropout and noise.
 
     Raises:
         TrainingError: One row does not fit in memory.
         OutOfStepError: Memory ran out under FSDP.
     """
+    context = replace(engine.context, noise_seed=partial(noise_seed, seed, number))
     while True:
         parts = splitter.split(global_batch.micro_batches)
         with communication_errors("the preparation of a step"):
-            _, failure = attempt(partial(engine.objective.prepare, engine.context, parts))
+            _, failure = attempt(partial(engine.objective.prepare, context, parts))
         if failure is None:
             return
         # The objective does not report which micro-batch failed: it was probably the largest.

@@ -5,7 +5,8 @@ Weights, optimizers, random states and the data position are restored afterwards
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from partita_schema.errors import DivergenceError, TrainingError
@@ -21,11 +22,23 @@ BELOW_MINIMUM = 10.0  # the rate of the lowest loss is on the edge of divergence
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class LearningRateSearch:
+    """A range test."""
+
+    learning_rate: float
+    """The peak learning rate that it suggests."""
+    rates: Sequence[float]
+    """The rates that were tried, in order."""
+    losses: Sequence[float]
+    """The loss of the step with each of them."""
+
+
 def find_learning_rate(
     lm: LanguageModel, batches: Batches, *, try_step: Callable[[GlobalBatch, float], float]
-) -> float:
-    """Return a peak learning rate. `try_step(step, learning_rate)` takes a step and returns its loss."""
-    rates, losses = [], []
+) -> LearningRateSearch:
+    """Run the range test. `try_step(step, learning_rate)` takes a step and returns its loss."""
+    rates, losses = list[float](), list[float]()
     with preserved_state(lm), open_steps(batches) as steps:
         for number, step in enumerate(islice(steps, STEPS)):
             rate = LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
@@ -39,7 +52,7 @@ def find_learning_rate(
                 break
     suggested = suggest(rates, losses)
     logger.info("learning rate %.3g, from a range test of %d steps", suggested, len(rates))
-    return suggested
+    return LearningRateSearch(suggested, rates, losses)
 
 
 def suggest(rates: list[float], losses: list[float]) -> float:

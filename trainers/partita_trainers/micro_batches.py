@@ -87,12 +87,18 @@ def select_lines(batch: Batch, start: int, end: int) -> Batch:
         ends_B = batch.row_starts().sum(dim=1).cumsum(0).tolist()
         first, last = ends_B[start - 1] if start else 0, ends_B[end - 1]
         positions_BT = positions_BT[start:end, :width].contiguous()
+    targets_NK = batch.targets_NK
+    if targets_NK is not None:
+        row_N = batch.loss_token_rows
+        targets_NK = targets_NK[(row_N >= start) & (row_N < end)]
     return Batch(
         input_ids_BT=batch.input_ids_BT[start:end, :width].contiguous(),
         labels_BT=batch.labels_BT[start:end, :width].contiguous(),
         lengths_B=batch.lengths_B[start:end],
         keys=batch.keys[first:last],
         position_ids_BT=positions_BT,
+        targets_NK=targets_NK,
+        two_sided=batch.two_sided,
     )
 
 

@@ -6,7 +6,7 @@ denominators of all micro-batches and ranks before the first backward pass and d
 results depend neither on the number of micro-batches nor on the number of ranks.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +44,9 @@ class ObjectiveContext:
     """`lm.module`, or a wrapper of it made by accelerate or torch.compile."""
     process_group: ProcessGroup = SINGLE_PROCESS
     """The ranks of the step. A group of one in probes of batch sizes, where ranks may fail one by one."""
+    noise_seed: "Callable[[Batch], int] | None" = None
+    """Returns the seed of dropout and noise in `loss` for a micro-batch, if `prepare` is to use the same: in training
+    steps."""
 
     def token_log_probs(self, batch: Batch) -> "torch.Tensor":
         """Return the log-probability of each loss token [N], float32; `batch.loss_token_rows` has their rows."""

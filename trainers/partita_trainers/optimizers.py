@@ -86,17 +86,16 @@ def build_one(
         options["betas"] = config.betas
     if config.eps is not None and config.type != "adafactor":
         options["eps"] = config.eps
-    fused = device.type != "cpu" if config.fused == "auto" else config.fused
     match config.type:
         case "adamw":
-            return torch.optim.AdamW(param_groups, fused=fused, **options)
+            return torch.optim.AdamW(param_groups, fused=config.fused, **options)
         case "adam":
             # Decoupled decay, as weight_decay promises: torch's Adam would add it to the gradient.
-            return torch.optim.Adam(param_groups, fused=fused, decoupled_weight_decay=True, **options)
+            return torch.optim.Adam(param_groups, fused=config.fused, decoupled_weight_decay=True, **options)
         case "sgd":
             momentum = config.momentum or 0.0
             return torch.optim.SGD(
-                param_groups, lr=learning_rate, momentum=momentum, nesterov=bool(config.nesterov), fused=fused
+                param_groups, lr=learning_rate, momentum=momentum, nesterov=bool(config.nesterov), fused=config.fused
             )
         case "adafactor":
             eps = (None, 1e-3 if config.eps is None else config.eps)

@@ -3,14 +3,19 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from partita_schema.common.text import nearest
+from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
+from partita_schema.sections.callbacks import CallbackConfig
+from partita_schema.sections.outputs.embedding import EmbeddingOutput
 from partita_schema.sections.trainer import CustomTrainer, FinetuneTrainer, HogwildTrainer, NoTrainer
 from partita_trainers.base import Trainer
+from partita_trainers.callbacks import check_callback
+from partita_trainers.objective import CROSS_ENTROPY, Objective, objective_of
 
 TRAINERS = {
     "none": "partita_trainers.zero_shot:ZeroShot",
@@ -21,13 +26,41 @@ TRAINERS = {
 
 
 def build_trainer(
-    section: NoTrainer | FinetuneTrainer | HogwildTrainer | CustomTrainer, *, folder: Path | None = None
+    section: NoTrainer | FinetuneTrainer | HogwildTrainer | CustomTrainer,
+    *,
+    folder: Path | None = None,
+    objective: Objective | None = None,
 ) -> Trainer:
     """Build the trainer of a section as `Class(section)`.
 
-    Custom modules are also searched in `folder`, the folder of the configuration file. Raises ConfigError if the module
-    or class does not exist, or if `batch_size: auto` is set and the class has no `probe`.
+    Args:
+        section: The trainer section.
+        folder: Folder of the configuration file, in which custom modules are also searched.
+        objective: What is minimized and evaluated in place of cross-entropy, unless the trainer has an objective.
+
+    Raises:
+        ConfigError: The module or class does not exist, or `batch_size: auto` is set and the class has no `probe`.
     """
+    trainer = build_class(section, folder=folder)
+    if objective is not None and objective_of(trainer) is CROSS_ENTROPY:
+        vars(trainer)["objective"] = objective
+    return trainer
+
+
+def default_objective(config: Config) -> Objective:
+    """Return the objective of a configuration's outputs: contrastive for embeddings, otherwise the model's loss."""
+    output = config.head_output
+    if not isinstance(output, EmbeddingOutput):
+        return CROSS_ENTROPY
+    from partita_trainers.contrastive import Contrastive
+
+    return Contrastive(temperature=output.decoder.temperature, name=output.name)
+
+
+def build_class(
+    section: NoTrainer | FinetuneTrainer | HogwildTrainer | CustomTrainer, *, folder: Path | None
+) -> Trainer:
+    """Return the trainer of a section without another objective."""
     if isinstance(section, CustomTrainer):
         with importable(folder):
             check_signature(load_class(section.target), section)
@@ -53,6 +86,45 @@ def importable(folder: Path | None) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(path)
+
+
+def build_callbacks(sections: Sequence[CallbackConfig], *, folder: Path | None = None) -> list[object]:
+    """Build the callbacks of a configuration as `Class(**options)`.
+
+    Raises:
+        ConfigError: A module or class does not exist, does not take the options, or has no method that is called.
+    """
+    callbacks: list[object] = []
+    for number, kind in enumerate(callback_classes(sections, folder=folder)):
+        options = sections[number].options
+        try:
+            with importable(folder):
+                callback = kind(**options)
+        except Exception as error:
+            message = f"{kind.__name__} cannot be created with {options}: {type(error).__name__}: {error}"
+            raise ConfigError([Problem(f"callbacks[{number}]", message)]) from error
+        check_callback(callback, key=f"callbacks[{number}].target")
+        callbacks.append(callback)
+    return callbacks
+
+
+def callback_classes(sections: Sequence[CallbackConfig], *, folder: Path | None = None) -> list[type]:
+    """Return the classes of the callbacks of a configuration, without creating objects.
+
+    Raises:
+        ConfigError: A module or class does not exist, or does not take the options.
+    """
+    with importable(folder):
+        kinds = [
+            load_class(section.target, key=f"callbacks[{number}].target") for number, section in enumerate(sections)
+        ]
+    for number, (kind, section) in enumerate(zip(kinds, sections, strict=True)):
+        try:
+            inspect.signature(kind).bind(**section.options)
+        except TypeError as error:
+            message = f"{kind.__name__} is created with these keyword arguments, and {error}"
+            raise ConfigError([Problem(f"callbacks[{number}].options", message)]) from None
+    return kinds
 
 
 def make(target: str, section: object) -> Trainer:

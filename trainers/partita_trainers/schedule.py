@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita_schema.errors import DataError
+from partita_schema.open_values import DEFAULT_EPOCHS, warmup_steps
 from partita_schema.sections.trainer import FinetuneTrainer, LearningRateScheduler
 from partita_trainers.base import Batches
 
-DEFAULT_EPOCHS = 3.0
 UNKNOWN_LENGTH_PARTS = 10
 """Number of evaluations and checkpoints in a run over data of unknown length."""
 WSD_DECAY = 0.1  # fraction of steps in the decay phase of warmup-stable-decay (Hu et al. 2024, section 4)
@@ -60,16 +60,6 @@ def plan_schedule(config: FinetuneTrainer, *, batches: Batches, splits: Sequence
     if checkpoint is None and config.checkpoints_per_epoch > 0:
         checkpoint = steps_between(config.checkpoints_per_epoch)
     return Schedule(total=total, evaluate_every=evaluate, checkpoint_every=checkpoint)
-
-
-def warmup_steps(scheduler: LearningRateScheduler, total_steps: int) -> int:
-    """Return the warm-up steps: as configured, else 3 % of the steps, and at least 5 in runs of 50 steps or more."""
-    if scheduler.warmup_steps is not None:
-        return min(scheduler.warmup_steps, total_steps)
-    if scheduler.warmup_fraction is not None:
-        return round(scheduler.warmup_fraction * total_steps)
-    least = 5 if total_steps >= 50 else 0
-    return max(least, round(0.03 * total_steps))
 
 
 def learning_rate_share(scheduler: LearningRateScheduler, *, step: int, total_steps: int) -> float:

@@ -98,7 +98,9 @@ def take_step(
         )
     )
     check_denominator(global_stats.denominator, number=number)
-    _, failure = captured(partial(prepare_objective, global_batch, number=number, engine=engine, splitter=splitter))
+    _, failure = captured(
+        partial(prepare_objective, global_batch, number=number, engine=engine, splitter=splitter, seed=seed)
+    )
     with engine.lm.training():
         sums = None
         if failure is None:

@@ -1,6 +1,7 @@
 """Datasets of a training run: rows checked and tokenized, their batching, and the loader."""
 
 import logging
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ from partita.data.run_data import RunData, rows_with_known_labels
 from partita.data.splits import TRAINING
 from partita.data.streams.loader import StreamLoader
 from partita.data.tokenized import TokenizedDataset
-from partita.data.training_rows import TrainingRows, batch_rows, encode_first, encode_training, open_loader
-from partita.data.training_shape import TrainingShape, separates_rows
+from partita.data.training_rows import LoaderSetup, TrainingRows, batch_rows, encode_first, encode_training
+from partita.data.training_shape import TrainingShape
 from partita.generation.predict import READING_IS_SHOWN, ShowProgress
 from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.training.plan import plan_of_loader
+from partita_schema.sections.batching import separates_rows
 from partita_schema.sections.trainer import NoTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -128,6 +130,30 @@ def encode_with_progress(
         )
 
 
+@dataclass(frozen=True)
+class PlannedLoader:
+    """The loader of the training rows."""
+
+    loader: Loader | StreamLoader
+    plan: DataPlan
+    """How it reads and batches the rows."""
+    size: BatchSize
+    """The batch size."""
+
+    @property
+    def tokens(self) -> float:
+        """Estimated number of tokens of all steps, padding included; infinite if nothing limits the steps."""
+        plan = self.plan
+        if plan.steps is None:
+            return math.inf
+        if plan.tokens is not None and plan.steps_per_epoch:
+            of_step = plan.tokens / plan.steps_per_epoch
+        else:
+            rows = self.size.rows if self.size.max_tokens is None else self.size.max_tokens / plan.mean_tokens
+            of_step = plan.mean_tokens * rows * plan.batches_per_step
+        return plan.steps * of_step / (1 - plan.padding)
+
+
 def training_loader(
     pipeline: Pipeline,
     datasets: TrainingDatasets,
@@ -135,8 +161,8 @@ def training_loader(
     *,
     size: BatchSize | None,
     process_group: ProcessGroup = SINGLE_PROCESS,
-) -> Loader | StreamLoader | None:
-    """Return the loader of the training rows, or None if there are none. Log the data plan.
+) -> "PlannedLoader | None":
+    """Return the loader of the training rows with its plan, which is logged; None if there are no training rows.
 
     Args:
         pipeline: The parts of the run.
@@ -149,18 +175,20 @@ def training_loader(
         return None
     config, shape = pipeline.config, datasets.training.shape
     size = shape.with_tokens(size)
-    loader = open_loader(
-        config,
-        datasets.training,
-        pipeline.encoder,
-        ledger,
+    setup = LoaderSetup(
+        config=config,
+        rows=datasets.training,
+        encoder=pipeline.encoder,
+        ledger=ledger,
         size=size,
         batches_per_step=shape.batches_per_step(config.trainer, size),
         folder=pipeline.folder,
         process_group=process_group,
     )
-    log_plan(plan_of_loader(config, shape, size, loader))
-    return loader
+    loader = setup.open()
+    plan = plan_of_loader(config, shape, size, loader)
+    log_plan(plan)
+    return PlannedLoader(loader, plan, size)
 
 
 def log_plan(plan: DataPlan) -> None:

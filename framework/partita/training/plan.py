@@ -13,14 +13,15 @@ from partita.data.run_data import find_labels, open_run_data
 from partita.data.streams.loader import StreamLoader
 from partita.data.streams.shard_group import ShardPlan
 from partita.data.tokenized import TokenizedDataset
-from partita.data.training_rows import batch_rows, open_loader
+from partita.data.training_rows import LoaderSetup, batch_rows
 from partita.data.training_shape import TrainingShape
+from partita.lm.encoders import heads_of_encoder
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import DataError
+from partita_schema.open_values import DEFAULT_EPOCHS
 from partita_schema.sections.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
 from partita_trainers.batch_size.probe import BatchSize
-from partita_trainers.schedule import DEFAULT_EPOCHS
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     All training rows are read and tokenized; of a stream, only the first rows. An automatic batch size is assumed to
     be 16 rows. Raises DataError if the file trains nothing.
     """
+    config = heads_of_encoder(config, folder=folder)
     if not config.trains:
         raise DataError("nothing is trained with trainer: {type: none}, so there is no plan for its data")
     data = open_run_data(config, folder=folder, dataset=dataset)
@@ -50,9 +52,16 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     training = batch_rows(data, encoded, encoder)
     shape = training.shape
     size, assumed = size_of(config, shape)
-    batches_per_step = shape.batches_per_step(config.trainer, size)
-    loader = open_loader(config, training, encoder, ledger, size=size, batches_per_step=batches_per_step, folder=folder)
-    return FilePlan(plan_of_loader(config, shape, size, loader), assumed)
+    setup = LoaderSetup(
+        config=config,
+        rows=training,
+        encoder=encoder,
+        ledger=ledger,
+        size=size,
+        batches_per_step=shape.batches_per_step(config.trainer, size),
+        folder=folder,
+    )
+    return FilePlan(plan_of_loader(config, shape, size, setup.open()), assumed)
 
 
 def plan_of_loader(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader | StreamLoader) -> DataPlan:

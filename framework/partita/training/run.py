@@ -2,26 +2,32 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
-from partita.data.splits import TRAINING
+from partita.data.splits import TRAINING, VALIDATION
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline
-from partita.pipeline.eval_dataset import EvalDataset, remove_tokens, tokens_made_once
-from partita.pipeline.evaluate import LocalEvaluator, evaluate_dataset
+from partita.pipeline.eval_dataset import remove_tokens, tokens_made_once
+from partita.pipeline.evaluate import LocalEvaluator
 from partita.pipeline.tune import run_sizes
 from partita.runs.directory import RunDirectory
+from partita.runs.waiting import waiting
+from partita.training.base_evaluation import evaluate_base
 from partita.training.datasets import TrainingDatasets, build_training_datasets, training_loader
+from partita.training.evaluations import Evaluations
+from partita.training.recorded_data import length_histograms, write_samples
+from partita_schema.base import is_set
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, ResumeError
-from partita_trainers.base import Metrics, Trainer, TrainerContext, TrainResult
+from partita_schema.sections.trainer import FinetuneTrainer
+from partita_trainers.base import Trainer, TrainerContext, TrainResult
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.objective import objective_of
@@ -42,6 +48,7 @@ def train_in(
     trainer: Trainer,
     process_group: ProcessGroup,
     assemble: Callable[[Path], Pipeline],
+    callbacks: Sequence[object] = (),
 ) -> tuple[Pipeline, BatchSizeTuner, TrainResult]:
     """Run training inside the run directory: load the model and train. The caller sets the final status.
 
@@ -51,6 +58,7 @@ def train_in(
         trainer: The trainer.
         process_group: The ranks that train.
         assemble: Builds the pipeline; called with the folder in which the tokenizer of a new model is kept.
+        callbacks: Objects that the trainer calls, on rank 0.
     """
     folder = directory.folder
     tokenizer = folder / "tokenizer"
@@ -62,7 +70,9 @@ def train_in(
         pipeline = assemble(tokenizer)
     tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
     with tokens_made_once(process_group, pipeline, folder=folder) as parts:
-        result = run_trainer(trainer, parts, data, directory, tuner=tuner, process_group=process_group)
+        result = run_trainer(
+            trainer, parts, data, directory, tuner=tuner, process_group=process_group, callbacks=callbacks
+        )
     return pipeline, tuner, result
 
 
@@ -74,6 +84,7 @@ def run_trainer(
     *,
     tuner: BatchSizeTuner,
     process_group: ProcessGroup,
+    callbacks: Sequence[object],
 ) -> TrainResult:
     """Tokenize the rows, choose the batch sizes, and run the trainer.
 
@@ -84,30 +95,38 @@ def run_trainer(
         directory: The open run.
         tuner: The batch-size tuner.
         process_group: The ranks that train.
+        callbacks: Objects that the trainer calls, on rank 0.
     """
     config = pipeline.config
     streamed = data.streams is not None
     datasets, ledger = build_datasets(pipeline, data, directory, process_group=process_group)
+    if process_group.rank == 0 and VALIDATION not in datasets.eval_datasets:
+        note_missing_validation(config)
     recorded = recorded_sizes(directory, datasets)
     sizes = run_sizes(
         trainer, pipeline, tuner, shape=datasets.shape, eval_datasets=datasets.eval_datasets, recorded=recorded
     )
-    loader = training_loader(pipeline, datasets, ledger, size=sizes.training, process_group=process_group)
+    planned = training_loader(pipeline, datasets, ledger, size=sizes.training, process_group=process_group)
+    loader = None if planned is None else planned.loader
     if datasets.shape is not None and sizes.training is not None:
         directory.note(batches_per_step=datasets.shape.batches_per_step(config.trainer, sizes.training))
     note_work(directory, pipeline, data, ledger, batch_sizes={**sizes.records(), **recorded})
+    record_data(directory, pipeline, data, datasets, process_group=process_group)
 
     mixed_data = config.data if data.mixed else None
     evaluator = LocalEvaluator(pipeline, tuner, sizes=sizes, mixed_data=mixed_data, objective=objective_of(trainer))
+    evaluations = Evaluations(evaluator, datasets.eval_datasets, directory)
+    evaluate_base(evaluations, planned)
     context = TrainerContext(
         config=config,
         lm=pipeline.lm,
         batches=loader,
-        evaluate=Evaluations(evaluator, datasets.eval_datasets, directory),
+        evaluate=evaluations,
         splits=tuple(split for split in data.record() if split == TRAINING or split in datasets.eval_datasets),
         run=directory,
         device=pipeline.lm.device,
         process_group=process_group,
+        callbacks=callbacks,
     )
     try:
         with tuner.guard(sizes.training) if sizes.training is not None else nullcontext():
@@ -127,6 +146,22 @@ def run_trainer(
     return result
 
 
+def note_missing_validation(config: Config) -> None:
+    """Log what a run without validation rows cannot do: a warning for keys that have no effect."""
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer) or trainer.skip_all_evaluation:
+        return
+    keys = [f"trainer.{key}" for key in ("validation_metric", "early_stop") if is_set(trainer, key)]
+    if keys:
+        logger.warning(
+            "there are no validation rows: %s and restore_best have no effect, and the last weights are the result; "
+            "write data.validation, or a data.split with a share for validation",
+            ", ".join(keys),
+        )
+    elif trainer.restore_best:
+        logger.info("there are no validation rows: the last weights are the result")
+
+
 def build_datasets(
     pipeline: Pipeline, data: RunData, directory: RunDirectory, *, process_group: ProcessGroup
 ) -> tuple[TrainingDatasets, Ledger]:
@@ -142,7 +177,7 @@ def build_datasets(
     quarantine_folder = directory.folder if process_group.rank == 0 else None
     max_bad_rows = pipeline.config.data.max_bad_rows
     ledger = Ledger(quarantine_folder, max_bad_rows=max_bad_rows, resumable=data.streams is not None)
-    with synchronized_errors(process_group, "reading the rows"):
+    with synchronized_errors(process_group, "reading the rows"), waiting("reading the rows", line=False):
         datasets = build_training_datasets(
             pipeline,
             data,
@@ -153,34 +188,6 @@ def build_datasets(
         )
     log_left_out(ledger, directory)
     return datasets, ledger
-
-
-@dataclass(frozen=True)
-class Evaluations:
-    """Evaluates a split during training: a `partita_trainers.base.Evaluate`."""
-
-    evaluator: LocalEvaluator
-    datasets: Mapping[str, EvalDataset]
-    """Evaluation datasets, by split."""
-    directory: RunDirectory
-
-    def __call__(self, split: str, generated: bool, max_rows: int | None) -> Metrics:
-        """Compute the objective, and with `generated` metrics of generated answers.
-
-        Batch sizes that ran out of memory are recorded in the run.
-        """
-        dataset = self.datasets.get(split)
-        if dataset is None:
-            return {}
-        evaluation = evaluate_dataset(
-            self.evaluator, dataset, generated=generated, max_rows=max_rows, progress=self.directory.progress
-        )
-        sizes = self.evaluator.sizes
-        after = self.evaluator.tuner.after(sizes)
-        if after != sizes:
-            self.directory.note(batch_sizes=after.records())
-        metrics = dict(evaluation.loss or {})
-        return metrics if evaluation.scores is None else metrics | evaluation.scores.flat
 
 
 def save_unless_saved(pipeline: Pipeline, folder: Path) -> None:
@@ -284,8 +291,8 @@ def find_sizes(trainer: Trainer, pipeline: Pipeline, data: RunData, *, tuner: Ba
 
 
 def log_left_out(ledger: Ledger, directory: RunDirectory) -> None:
-    """Log the number of rows left out and truncated, the path of the quarantine, and the share of unknown tokens."""
-    ledger.warn_of_unknown_tokens()
+    """Log the number of rows left out and truncated, the path of the quarantine, and warnings of the ledger."""
+    ledger.log_warnings()
     for split, counts in ledger.splits.items():
         if counts.left_out:
             details = (split, counts.left_out, counted(counts.rows, "row"), counts.reasons.most_common(1)[0][0])
@@ -293,6 +300,30 @@ def log_left_out(ledger: Ledger, directory: RunDirectory) -> None:
         if counts.cut:
             cut, lost = counted(counts.cut, "row"), counted(counts.cut_tokens, "token")
             logger.warning("%s: %s cut to the length limit, %s lost", split, cut, lost)
+
+
+def record_data(
+    directory: RunDirectory,
+    pipeline: Pipeline,
+    data: RunData,
+    datasets: TrainingDatasets,
+    *,
+    process_group: ProcessGroup,
+) -> None:
+    """Record the lengths of the rows and samples of the training rows.
+
+    Args:
+        directory: The open run.
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        datasets: The same rows, tokenized.
+        process_group: The ranks that train; rank 0 writes.
+    """
+    directory.note(lengths=length_histograms(datasets))
+    training = datasets.training
+    if training is not None:
+        write = partial(write_samples, directory.folder, pipeline, data, training.encoded)
+        process_group.run_on_rank_zero(write, "samples of the training rows")
 
 
 def note_left_out(directory: RunDirectory, ledger: Ledger) -> None:

@@ -9,7 +9,7 @@ dialogues and training steps that were finished are not repeated.
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,8 @@ from partita.pipeline.fingerprint import model_fingerprint
 from partita.report.transcript_page import write_page
 from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json, without_infinities
+from partita.runs.row_results import BASE
+from partita.runs.row_results import FOLDER as EVALUATIONS
 from partita.simulation.build import build_world, load_rollout_and_transcripts, open_tasks, section_of
 from partita.simulation.participants import AgentModel, build_programs
 from partita.simulation.run import simulate
@@ -112,6 +114,8 @@ class SelfTraining:
     open_run: OpenRun
     others: Callable[[], Mapping[str, AgentModel]]
     """Loads the models of other agents, by agent."""
+    callbacks: Sequence[object] = ()
+    """Called in the training of each round."""
 
     def train(self) -> TrainResult:
         """Run all unfinished rounds. The last weights that are kept become those of the run."""
@@ -240,6 +244,7 @@ class SelfTraining:
                 trainer=build_trainer(config.trainer, folder=self.origin),
                 process_group=self.process_group,
                 assemble=lambda _: self.build_pipeline(config, number, trainable=True),
+                callbacks=self.callbacks,
             )
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model="model")
         self.process_group.run_on_rank_zero(
@@ -265,6 +270,7 @@ class SelfTraining:
         settings["simulation"] = None
         settings["data"] |= self.round_data(number)
         trainer = settings["trainer"]
+        trainer["evaluate_base"] = False  # it is the result of the round before
         if plan.epochs is not None or plan.max_steps is not None:
             trainer |= {"epochs": plan.epochs, "max_steps": plan.max_steps}
         else:
@@ -311,6 +317,8 @@ class SelfTraining:
         """Copy the weights of the last round that is kept to the run, with their metrics."""
         number = max((number for number, round_ in enumerate(ended, start=1) if round_["kept"]), default=0)
         self.process_group.run_on_rank_zero(lambda: self.take(number), "the result")
+        if number:
+            self.process_group.run_on_rank_zero(lambda: self.take_results(number), "the results of rows")
         before = self.directory.manifest["before_rounds"]
         metrics = ended[number - 1]["metrics"] if number else before["metrics"]
         steps = before["steps"] + sum(round_["steps"] for round_ in ended)
@@ -339,6 +347,20 @@ class SelfTraining:
             if final.exists() and not first.exists() and self.trained_on_data:
                 first.parent.mkdir(parents=True, exist_ok=True)
                 final.rename(first)
+
+    def take_results(self, number: int) -> None:
+        """Replace the results of rows of the run by those of a round; those of the base model stay."""
+        results = self.directory.folder / EVALUATIONS
+        for path in results_in(results):
+            path.unlink()
+        for path in results_in(self.folder(number) / EVALUATIONS):
+            results.mkdir(exist_ok=True)
+            write_atomically(results / path.name, path.read_bytes())
+
+
+def results_in(folder: Path) -> list[Path]:
+    """Return the files of results of rows in a folder, without those of a base model."""
+    return [path for path in sorted(folder.glob("*.jsonl")) if not path.stem.endswith(BASE)]
 
 
 def summary_of(dialogues: dict[str, Any]) -> str:

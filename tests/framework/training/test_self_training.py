@@ -83,3 +83,21 @@ def test_without_other_data_a_round_is_trained_only_on_dialogues(tmp_path: Path)
     alone = make_rounds(tmp_path, data={"source": "a.jsonl"}, mix=1, keep_rounds=2)
     assert weights(alone, 1) == {path.format(1): 1.0}
     assert weights(alone, 2) == pytest.approx({"round-1": 0.5, "round-2": 0.5})
+
+
+def test_the_results_of_the_run_become_those_of_the_round_that_is_taken(tmp_path: Path) -> None:
+    rounds = make_rounds(tmp_path)
+    run, taken = rounds.directory.folder / "evaluations", rounds.folder(2) / "evaluations"
+    for folder, names in ((run, ("test", "test-base", "other")), (taken, ("test", "test-base", "validation"))):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / f"{name}.jsonl").write_text(f"{name} in {folder.parent.name}")
+
+    rounds.take_results(2)
+
+    assert {path.name: path.read_text() for path in run.iterdir()} == {
+        "test.jsonl": "test in 2",
+        "test-base.jsonl": "test-base in run",
+        "validation.jsonl": "validation in 2",
+    }
+    assert len(list(taken.iterdir())) == 3

@@ -17,6 +17,7 @@ from partita_schema.common.text import counted
 from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
 from partita_schema.sections.trainer import HogwildTrainer
 from partita_trainers.base import Batches, Metrics, ProbeContext, TrainerContext, TrainResult, save_result
+from partita_trainers.callbacks import Callbacks
 from partita_trainers.checkpoint import (
     checkpoint_name,
     load_state,
@@ -40,6 +41,9 @@ ANSWERED_ROWS = 256
 class Hogwild:
     """Trains a bag classifier without locks."""
 
+    calls_callbacks = True
+    """Callbacks are called; `on_step` after each epoch, when a line is logged."""
+
     def __init__(self, config: HogwildTrainer) -> None:
         self.config = config
 
@@ -52,7 +56,9 @@ class Hogwild:
             raise DataError("there are no training rows; write data.source, or pass a dataset to train")
         training = HogwildRun(self.config, context, context.batches)
         training.train_loop()
-        return training.finalize()
+        result = training.finalize()
+        training.callbacks.call("on_end", results=result.metrics)
+        return result
 
     def probe(self, context: ProbeContext) -> None:
         """Return None: the batch size is always a number."""
@@ -78,6 +84,7 @@ class HogwildRun:
             self.sums = tuple(load_state(folder / "optimizer-0")["sums"])
         self.run.note(learning_rate=self.learning_rate, workers=config.workers)
         self.rows, self.loss_tokens, self.cursor = read_rows(self.lm, batches)
+        self.callbacks = Callbacks(context)
 
     def shared(self) -> SharedState:
         """Move the tensors into shared memory and return the state that the workers use."""
@@ -108,6 +115,8 @@ class HogwildRun:
             "%s, %s an epoch", counted(self.config.workers, "worker"), counted(shared.steps_per_epoch, "update")
         )
         self.counts.step.value = self.step
+        checkpoint = None if self.resumed_from is None else self.run.checkpoints / checkpoint_name(self.step)
+        self.callbacks.call("on_start", step=self.step, total_steps=total, checkpoint=checkpoint)
         with (
             interruption("stopping after this batch") as interrupt,
             self.run.progress(total, "training", completed=self.step) as progress,
@@ -123,7 +132,7 @@ class HogwildRun:
                 shown = claimed
 
             workers.answers(look=look)
-            while self.step < total:
+            while self.step < total and self.callbacks.stopped_by is None:
                 until = (self.step // shared.steps_per_epoch + 1) * shared.steps_per_epoch
                 started = time.perf_counter()
                 cpu_seconds = workers.run(until, look=look)
@@ -134,9 +143,11 @@ class HogwildRun:
     def maybe_evaluate_and_save(self, interrupt: Interruption, *, ended: bool, last: bool) -> None:
         """Evaluate after a completed epoch, and save. Raises KeyboardInterrupt if the user asked to stop."""
         if ended and not last and "validation" in self.work.splits:
-            metrics = self.work.evaluate("validation", True, ANSWERED_ROWS)
+            metrics = self.work.evaluate("validation", True, ANSWERED_ROWS, step=self.step)
             self.run.report(metrics, step=self.step, split="validation")
+            self.callbacks.call("on_evaluate", metrics=metrics)
         self.save()
+        self.callbacks.call("on_checkpoint", checkpoint=self.run.checkpoints / checkpoint_name(self.step))
         if interrupt.requested and not last:
             logger.info("saved step %d", self.step)
             raise KeyboardInterrupt
@@ -158,6 +169,7 @@ class HogwildRun:
             "rows_per_second": rows / seconds,
         }
         self.run.log_step(record)
+        self.callbacks.call("on_step", step=self.step, epoch=record["epoch"], record=record)
 
     def save(self) -> None:
         """Save a checkpoint and remove older ones."""
@@ -178,9 +190,18 @@ class HogwildRun:
         metrics: dict[str, Metrics] = {}
         for split in wanted:
             if split in self.work.splits:
-                metrics[split] = self.work.evaluate(split, True, None)
+                metrics[split] = self.work.evaluate(split, True, None, step=self.step)
                 self.run.report(metrics[split], step=self.step, split=split)
-        return TrainResult(run=self.run.folder, metrics=metrics, steps=self.step, resumed_from=self.resumed_from)
+        total = self.callbacks.state.total_steps
+        early = self.callbacks.stopped_by is not None and total is not None and self.step < total
+        self.run.note(stopped_by=self.callbacks.stopped_by if early else None)
+        return TrainResult(
+            run=self.run.folder,
+            metrics=metrics,
+            steps=self.step,
+            resumed_from=self.resumed_from,
+            stopped_early=early,
+        )
 
 
 def read_rows(lm: BagModel, batches: Batches) -> tuple[Bags, int, Mapping[str, Any]]:
