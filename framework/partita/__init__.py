@@ -11,6 +11,8 @@ by `partita.data` (sources, formatters), `partita.simulation` (environments, age
 (trainers, objectives).
 """
 
+import sys
+import warnings
 from typing import TYPE_CHECKING
 
 from partita_schema.common.lazy import lazy_exports
@@ -36,13 +38,24 @@ from partita_schema.errors import (
     WriteError,
 )
 
+if "ipykernel" in sys.modules:  # of tqdm, which libraries import; nothing here needs ipywidgets
+    warnings.filterwarnings("ignore", message="IProgress not found")
+
 if TYPE_CHECKING:
     from partita.generation.predictions import Answer, Predictions, PredictionStats
     from partita.generation.record import PredictionRecord
     from partita.model import Model
     from partita.outputs.decode import Decoded
     from partita.pipeline.batch_sizes import BatchSizes
+    from partita.report.comparison import Comparison, PairComparison
+    from partita.report.disagreements import Disagreement
+    from partita.report.paired_metrics import Agreement, MetricDifference
+    from partita.report.runs import Runs
+    from partita.runs.listing import MetricValue, RunSummary
+    from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
+    from partita.runs.sweep_result import SweepResult
     from partita.simulation.report import MeanOfTasks, RolloutOutcomes, SimulationReport
+    from partita.sweeps.sweep import Sweep
     from partita_schema.config import Config
     from partita_schema.load import LoadedConfig, load_config
     from partita_trainers.base import TrainResult
@@ -56,7 +69,15 @@ else:  # on first access: torch takes seconds to import, and `partita validate` 
             "partita.model": ("Model",),
             "partita.outputs.decode": ("Decoded",),
             "partita.pipeline.batch_sizes": ("BatchSizes",),
+            "partita.report.comparison": ("Comparison", "PairComparison"),
+            "partita.report.disagreements": ("Disagreement",),
+            "partita.report.paired_metrics": ("Agreement", "MetricDifference"),
+            "partita.report.runs": ("Runs",),
+            "partita.runs.listing": ("MetricValue", "RunSummary"),
             "partita.simulation.report": ("MeanOfTasks", "RolloutOutcomes", "SimulationReport"),
+            "partita.runs.sweep_record": ("TrialEvaluation", "Trial", "TrialResult"),
+            "partita.runs.sweep_result": ("SweepResult",),
+            "partita.sweeps.sweep": ("Sweep",),
             "partita_schema.config": ("Config",),
             "partita_schema.load": ("LoadedConfig", "load_config"),
             "partita_trainers.base": ("TrainResult",),
@@ -65,24 +86,30 @@ else:  # on first access: torch takes seconds to import, and `partita validate` 
     )
 
 __all__ = [
+    "Agreement",
     "Answer",
     "BatchSize",
     "BatchSizes",
+    "Comparison",
     "Config",
     "ConfigError",
     "DataError",
     "Decoded",
+    "Disagreement",
     "DivergenceError",
     "JobError",
     "LoadedConfig",
     "LostRankError",
     "MeanOfTasks",
+    "MetricDifference",
+    "MetricValue",
     "Model",
     "ModelError",
     "NothingToLearnError",
     "OtherRankError",
     "OutOfMemory",
     "OutOfStepError",
+    "PairComparison",
     "PartitaError",
     "PredictionRecord",
     "PredictionStats",
@@ -93,11 +120,18 @@ __all__ = [
     "RewrittenError",
     "RolloutOutcomes",
     "RowError",
+    "RunSummary",
+    "Runs",
     "ServerError",
     "SimulationError",
     "SimulationReport",
+    "Sweep",
+    "SweepResult",
     "TrainResult",
     "TrainingError",
+    "Trial",
+    "TrialEvaluation",
+    "TrialResult",
     "WriteError",
     "load_config",
 ]

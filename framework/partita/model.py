@@ -1,21 +1,28 @@
 """The public class: a configuration and the verbs that work on it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from partita.backends.arguments import count_of, path_of, texts_of
 from partita.backends.base import Backend, PredictOptions
 from partita.backends.context import RunContext
+from partita.backends.folds import train_folds
 from partita.backends.open import open_backend
 from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.export import upload
+from partita.report.run_page import try_to_write_report
+from partita.report.run_record import holds_results
+from partita.report.simulated import page_folder
+from partita.runs.directory import log_run
 from partita.runs.manifest import MANIFESTS
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config, summary
-from partita_schema.errors import DataError
+from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.layers import ConfigSource
 from partita_schema.load import load_config
 from partita_trainers.base import TrainResult
+from partita_trainers.callbacks import check_callbacks
 
 if TYPE_CHECKING:
     from partita.generation.predictions import Predictions
@@ -26,7 +33,7 @@ class Model:
 
     def __init__(
         self,
-        config: "str | Path | Mapping[str, object] | Config",
+        config: ConfigSource,
         *,
         overrides: Sequence[str] = (),
         quiet: bool = False,
@@ -34,7 +41,7 @@ class Model:
         """Check the configuration. The model is loaded when a verb first needs it.
 
         Args:
-            config: A path, YAML text, a dictionary or a Config.
+            config: A path, YAML text, a dictionary or a Config; or a list of these, each merged over those before it.
             overrides: Values for keys of the file, such as `trainer.epochs=1`.
             quiet: Show no progress.
 
@@ -62,6 +69,21 @@ class Model:
     def run(self) -> Path | None:
         """Directory of the run that was trained or loaded."""
         return self._backend.context.run
+
+    @property
+    def _ready_backend(self) -> Backend:
+        """The backend, with the heads of an encoder's outputs written into the configuration.
+
+        Raises ConfigError if the file describes a sweep.
+        """
+        if self.config.sweep is not None:
+            message = (
+                "describes several runs, and this is a verb for one; run partita sweep FILE, name the run directory of "
+                "a trial instead of the file, or ignore the section with --set sweep=null"
+            )
+            raise ConfigError([Problem("sweep", message, file=self._backend.context.loaded.file)])
+        self._backend.context.write_heads()
+        return self._backend
 
     @classmethod
     def load(
@@ -92,18 +114,30 @@ class Model:
         folder = path_of("folder", folder)
         context = RunContext.load(folder, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
         model._backend = open_backend(context)  # noqa: SLF001
+        if (folder / MANIFESTS[0]).exists():
+            log_run(folder, "finished")
         return model
 
-    def train(self, dataset: Any = None, run: str | Path | None = None) -> TrainResult:
-        """Train as configured; with `trainer: {type: none}`, evaluate.
+    def train(
+        self, dataset: Any = None, run: str | Path | None = None, *, callbacks: Sequence[object] = ()
+    ) -> TrainResult:
+        """Train as configured; with `trainer: {type: none}`, evaluate; with `data.split: {type: kfold}`, each fold.
 
         Args:
             dataset: Replaces data.source: a path or glob, a Hub name, a pandas frame, a dataset of `datasets` or torch,
                 a DatasetDict, a generator function, a list of dicts or a dict of lists.
             run: The run's directory. An unfinished run is resumed, a finished one is not trained again.
                 Default: runs/NAME, or the next free NAME-2.
+            callbacks: Objects with methods of `partita_trainers.Callback`, called on rank 0 after those of the file.
         """
-        return self._backend.train(dataset, None if run is None else path_of("run", run))
+        folder = None if run is None else path_of("run", run)
+        callbacks = check_callbacks(callbacks)
+        backend = self._ready_backend
+        if self.config.cross_validates:
+            return train_folds(backend.context, dataset, folder, callbacks=callbacks, report=self._write_report)
+        result = backend.train(dataset, folder, callbacks=callbacks)
+        self._write_report(result.run)
+        return result
 
     def predict(
         self,
@@ -137,15 +171,20 @@ class Model:
             fresh=fresh,
             safe_csv=safe_csv,
         )
-        return self._backend.predict(dataset, options)
+        return self._ready_backend.predict(dataset, options)
 
-    def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, float]]:
+    def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, Any]]:
         """Compute metrics by output feature on labeled rows, and `loss` under the key `model`.
+
+        Outputs of labels also have `per_label`, the metrics of each label; categories `confusion`, a list of the
+        labels that were answered for each correct one, with numbers of rows.
 
         `dataset` defaults to the test rows of the file, else its validation rows. Rows that cannot be scored are
         counted as `skipped`. A server returns no loss. Raises DataError if no row can be scored.
         """
-        return self._backend.evaluate(dataset, batch_size=count_of("batch_size", batch_size))
+        metrics = self._ready_backend.evaluate(dataset, batch_size=count_of("batch_size", batch_size))
+        self._write_report(self._backend.context.output_folder)
+        return metrics
 
     def simulate(
         self, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
@@ -155,7 +194,14 @@ class Model:
         Episodes are saved as they finish; call it again to run only the missing ones. `fresh` starts over.
         """
         folder = None if output is None else path_of("output", output)
-        return self._backend.simulate(folder, batch_size=count_of("batch_size", batch_size), fresh=fresh)
+        report = self._ready_backend.simulate(folder, batch_size=count_of("batch_size", batch_size), fresh=fresh)
+        self._write_report(page_folder(Path(report.folder)))
+        return report
+
+    def _write_report(self, folder: Path) -> None:
+        """Write the report of a folder, on the process that writes; a failure is logged."""
+        if self._backend.context.process_group.rank == 0 and holds_results(folder):
+            try_to_write_report(folder)
 
     @overload
     def generate(
@@ -201,7 +247,7 @@ class Model:
         """
         if not isinstance(prompts, str):
             prompts = texts_of(prompts)
-        return self._backend.generate(
+        return self._ready_backend.generate(
             prompts,
             max_new_tokens=count_of("max_new_tokens", max_new_tokens),
             batch_size=count_of("batch_size", batch_size),
@@ -215,7 +261,7 @@ class Model:
         `trainer: {type: none}`, the sizes of generation, and of evaluation if `dataset` has answers. `dataset` replaces
         data.source, or the rows to evaluate on. `fresh` ignores the sizes that earlier runs found.
         """
-        return self._backend.tune(dataset, fresh=fresh)
+        return self._ready_backend.tune(dataset, fresh=fresh)
 
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with the metadata for `Model.load`.
@@ -225,10 +271,10 @@ class Model:
         folder = path_of("folder", folder)
         if (folder / MANIFESTS[0]).exists():
             raise DataError(f"{folder} is the directory of a run; name another folder to save the model in")
-        self._backend.save(folder, origin=self._backend.context.loaded.folder)
+        self._ready_backend.save(folder, origin=self._backend.context.loaded.folder)
         return folder
 
     def push_to_hub(self, name: str, *, private: bool = True) -> str:
         """Upload what `save` writes to a Hub repository, created if missing, and return its URL."""
         self._backend.refusals.check("save")
-        return upload(name, private=private, write=lambda folder: self._backend.save(folder, origin=None))
+        return upload(name, private=private, write=lambda folder: self._ready_backend.save(folder, origin=None))

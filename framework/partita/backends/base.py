@@ -3,6 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -16,8 +17,11 @@ from partita.generation.prompts import PromptSource
 from partita.generation.tables import check_output
 from partita.pipeline.build import PipelineParts
 from partita.pipeline.eval_dataset import build_eval_dataset, tokens_made_once
-from partita.pipeline.evaluate import Evaluator, evaluate_dataset
+from partita.pipeline.evaluate import Evaluation, Evaluator, evaluate_dataset
 from partita.pipeline.fingerprint import answer_fingerprint, journal_path
+from partita.runs.files import writing
+from partita.runs.waiting import waiting
+from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_trainers.base import TrainResult
 from partita_trainers.process_group import synchronized_errors
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Metrics = dict[str, dict[str, float]]
+Metrics = dict[str, dict[str, Any]]
+"""Metrics by output: numbers, and tables such as the metrics of each label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,7 @@ class Backend(ABC):
         """Return the evaluator; `batch_size` is set by the caller, or None."""
 
     @abstractmethod
-    def train(self, dataset: Any, run: str | Path | None) -> TrainResult:
+    def train(self, dataset: Any, run: str | Path | None, *, callbacks: Sequence[object] = ()) -> TrainResult:
         """Train as configured; see `Model.train`."""
 
     @abstractmethod
@@ -171,10 +176,10 @@ class Backend(ABC):
         parts = self.parts()
         ledger = Ledger(None, max_bad_rows=1.0)
         with tokens_made_once(process_group, parts, folder=context.output_folder) as tokenizing:
-            with synchronized_errors(process_group, "reading the rows"):
-                rows = context.evaluation_rows() if dataset is None else context.open_dataset(dataset)
+            with synchronized_errors(process_group, "reading the rows"), waiting("reading the rows", line=False):
+                split, rows = context.evaluation_rows() if dataset is None else (None, context.open_dataset(dataset))
                 eval_dataset = build_eval_dataset(tokenizing, rows, split="test", ledger=ledger)
-            ledger.warn_of_unknown_tokens()
+            ledger.log_warnings()
             counts = ledger.split("test")
             if counts.left_out:
                 logger.warning(
@@ -184,9 +189,32 @@ class Backend(ABC):
                     ledger.main_reasons(),
                 )
             evaluator = self.evaluator(batch_size=batch_size)
-            evaluation = evaluate_dataset(evaluator, eval_dataset, progress=context.progress)
+            record = context.recorded_evaluation(split, dataset)
+            with nullcontext() if record is None else writing(record.run):
+                evaluation = evaluate_dataset(evaluator, eval_dataset, progress=context.progress, record=record)
             self.record_memory()
         skipped = {"skipped": float(counts.left_out)} if counts.left_out else {}
-        scores = evaluation.scores.outputs if evaluation.scores is not None else {}
-        outputs = {name: {**values, **skipped} for name, values in scores.items()}
-        return outputs if evaluation.loss is None else {**outputs, "model": dict(evaluation.loss)}
+        outputs = output_metrics(evaluation, context.config, rows=len(eval_dataset.rows))
+        metrics: Metrics = {name: {**values, **skipped} for name, values in outputs.items()}
+        if evaluation.loss is None:
+            return metrics
+        named = tuple(f"{name}." for name in outputs)
+        return {**metrics, "model": {key: value for key, value in evaluation.loss.items() if not key.startswith(named)}}
+
+
+def output_metrics(evaluation: Evaluation, config: Config, *, rows: int) -> Metrics:
+    """Return the metrics by output: those of answers, or those of the objective for outputs without answers.
+
+    Args:
+        evaluation: The result of an evaluation.
+        config: The configuration.
+        rows: Number of rows.
+    """
+    if evaluation.scores is not None:
+        scores = evaluation.scores
+        return {name: {**values, **scores.details[name]} for name, values in scores.outputs.items()}
+    outputs: Metrics = {}
+    for name in (output.name for output in config.output_features if not output.is_compared):
+        own = {key: value for key, value in (evaluation.loss or {}).items() if key.startswith(f"{name}.")}
+        outputs[name] = {key.removeprefix(f"{name}."): value for key, value in own.items()} | {"n": float(rows)}
+    return outputs

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from partita.backends.launch import get_process_group
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, find_labels, open_run_data
 from partita.data.sources.sources import errors_at, local_files, open_rows
+from partita.lm.encoders import with_heads
 from partita.pipeline.build import Labels
-from partita.runs.directory import RunDirectory, open_run_of_group
+from partita.pipeline.row_recorder import RecordedEvaluation
+from partita.runs.directory import RunDirectory, log_run, open_run_of_group
 from partita.runs.manifest import (
     MANIFESTS,
     ChosenRun,
@@ -22,8 +25,11 @@ from partita.runs.manifest import (
     manifest_path,
     read_manifest,
     sibling_runs,
+    unfinished_sibling,
 )
+from partita.runs.notebook import show_in_notebook
 from partita.runs.progress import show_progress
+from partita.runs.row_results import BASE
 from partita_schema.code import code_of
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
@@ -40,12 +46,24 @@ RUNS = Path("runs")
 """Default parent of run directories."""
 
 
+def name_of_dataset(dataset: Any, *, splits: Collection[str]) -> str:
+    """Return the name of an evaluation of a dataset that the caller passed: that of its file, else `dataset`.
+
+    `splits` are the names of the run's own splits, which name no other evaluation.
+    """
+    stem = Path(dataset).stem if isinstance(dataset, str | os.PathLike) else ""
+    name = re.sub(r"[^\w.-]", "_", stem)[:100].strip(".-") or "dataset"
+    taken = name in splits or name.endswith(BASE)
+    return f"{name}-dataset" if taken else name
+
+
 class RunContext:
     """The configuration, the run and the data that a backend works on; also sent to other processes."""
 
     def __init__(self, loaded: LoadedConfig, *, quiet: bool = False) -> None:
         """Log the warnings of the configuration."""
         self.loaded = loaded
+        show_in_notebook(quiet=quiet)
         for warning in self.loaded.warnings:
             file_logger.warning("%s", warning)
         self.quiet = quiet
@@ -102,6 +120,10 @@ class RunContext:
         copy.distrusted, copy.allows_saved_code = self.distrusted, self.allows_saved_code
         return copy
 
+    def write_heads(self) -> None:
+        """Write the heads of an encoder's outputs into the configuration."""
+        self.loaded = with_heads(self.loaded)
+
     @property
     def config(self) -> Config:
         """The validated configuration."""
@@ -130,6 +152,10 @@ class RunContext:
         """Use the newest finished run of this file if the file trains. Raise PartitaError if there is none."""
         if self.weights is not None or not self.config.trains:
             return
+        if self.config.cross_validates:
+            raise PartitaError(
+                f"cross-validation trains a model per fold; name the run of one, such as {RUNS / self.name / 'fold-1'}"
+            )
         self.run, apart = find_finished(self.name, config=self.config, base=RUNS)
         if self.run is None:
             others = f" (the run in {RUNS / self.name} is of another file: {'; '.join(apart[:5])})" if apart else ""
@@ -137,7 +163,10 @@ class RunContext:
                 f"nothing has been trained with this file yet{others}: train first, name the directory of a finished "
                 "run, or write trainer: {type: none} for zero-shot"
             )
-        logger.info("using the finished run in %s", self.run)
+        log_run(self.run, "finished")
+        unfinished = self.unfinished_sibling(self.run)
+        if unfinished is not None:
+            logger.info("%s", unfinished)
 
     def open_data(self, dataset: Any = None) -> RunData:
         """Open the rows of a run; `dataset` replaces data.source."""
@@ -195,8 +224,11 @@ class RunContext:
                 if output.samefile(path) or (path.is_dir() and path.resolve() in output.resolve().parents):
                     raise DataError(f"{output} is a file of {name}, which would be overwritten; name another output")
 
-    def evaluation_rows(self) -> Rows:
-        """Return the test rows of the file, else its validation rows. Raise DataError if there are none."""
+    def evaluation_rows(self) -> tuple[str, Rows]:
+        """Return the test rows of the file, else its validation rows, with the name of the split.
+
+        Raises DataError if there are none.
+        """
         splits = self.splits
         if not splits:
             self.refuse_code("data")
@@ -207,10 +239,25 @@ class RunContext:
             splits = {"test": test}
         if not splits:
             splits = self.open_data().splits
-        rows = splits.get("test", splits.get("validation"))
-        if rows is None:
+        split = next((name for name in ("test", "validation") if name in splits), None)
+        if split is None:
             raise DataError("the file has no test or validation rows; write data.test or pass a dataset")
-        return rows
+        return split, splits[split]
+
+    def recorded_evaluation(self, split: str | None, dataset: Any) -> RecordedEvaluation | None:
+        """Return where the results of the rows of an evaluation are recorded; None without a run that can be written.
+
+        Args:
+            split: Name of the split of the file; None if the caller passed a dataset.
+            dataset: The dataset, whose file names the evaluation.
+        """
+        if self.run is None or not os.access(self.run / MANIFESTS[0], os.W_OK) or not os.access(self.run, os.W_OK):
+            return None
+        manifest = read_manifest(self.run)
+        step = manifest.get("best_step")
+        if split is None:
+            split = name_of_dataset(dataset, splits=manifest.get("data", {}))
+        return RecordedEvaluation(self.run, split, step=manifest.get("steps") if step is None else step)
 
     def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
         """Return a progress display; only rank 0 shows it."""
@@ -230,9 +277,17 @@ class RunContext:
         """The process group; a single process unless it was launched as one of several."""
         return get_process_group(self.config)
 
-    def choose_run(self) -> ChosenRun:
-        """Return the run directory to use if the caller names none."""
-        return choose_folder(self.name, config=self.config, base=RUNS)
+    def choose_run(self, named: Path | None) -> ChosenRun:
+        """Return the run directory to use: the one that the caller names, else an unfinished or a new one."""
+        chosen = ChosenRun(named) if named is not None else choose_folder(self.name, config=self.config, base=RUNS)
+        unfinished = self.unfinished_sibling(chosen.folder, with_changes=named is None)
+        return ChosenRun(chosen.folder, unfinished or chosen.not_continued)
+
+    def unfinished_sibling(self, used: Path, *, with_changes: bool = False) -> str | None:
+        """Return which unfinished run of this file is not used, and the command that continues it."""
+        return unfinished_sibling(
+            self.name, config=self.config, base=RUNS, file=self.loaded.file, used=used, with_changes=with_changes
+        )
 
     def open_run(self, folder: Path, config: Config | None = None) -> AbstractContextManager[RunDirectory]:
         """Open the run directory `folder`, new or continued, for this configuration or for `config`."""

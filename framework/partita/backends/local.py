@@ -28,8 +28,9 @@ from partita.pipeline.export import write_card
 from partita.pipeline.fingerprint import model_fingerprint
 from partita.pipeline.tune import answering_sizes
 from partita.report.transcript_page import write_page
+from partita.runs.cost import merged
 from partita.runs.directory import RunDirectory
-from partita.runs.manifest import MANIFESTS, ChosenRun
+from partita.runs.manifest import MANIFESTS
 from partita.simulation.build import section_of
 from partita.simulation.participants import AgentModel
 from partita.simulation.report import SimulationReport
@@ -44,11 +45,12 @@ from partita.training.run import (
 from partita.training.self_training import SelfTraining, check_rounds, rounds_of
 from partita_schema.sections.model import EmbeddingBagModel
 from partita_schema.sections.self_training import SelfTrainingConfig
-from partita_trainers.base import TrainResult
+from partita_trainers.base import Trainer, TrainResult
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.callbacks import check_calls_callbacks
 from partita_trainers.process_group import main_process_first, synchronized_errors
-from partita_trainers.registry import build_trainer
+from partita_trainers.registry import build_callbacks, build_trainer, default_objective
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,10 @@ EMBEDDING_BAG = Refusals(
     },
 )
 """Verbs that the embedding-bag classifier does not support."""
+HEAD = Refusals(
+    "there is nothing to {verb} with a head: {reason}", {"generate": "it writes no text; predict answers rows"}
+)
+"""Verbs that a model with a head does not support."""
 
 
 class LocalBackend(Backend):
@@ -117,7 +123,8 @@ class LocalBackend(Backend):
 
     def evaluator(self, *, batch_size: int | None) -> LocalEvaluator:
         """Return the evaluator with the model in memory."""
-        return LocalEvaluator(self.parts(), self.tuner, batch_size=batch_size)
+        objective = default_objective(self.context.config)
+        return LocalEvaluator(self.parts(), self.tuner, batch_size=batch_size, objective=objective)
 
     def record_memory(self) -> None:
         """Record in the run's manifest the batch sizes that ran out of memory, and those that fitted."""
@@ -138,21 +145,21 @@ class LocalBackend(Backend):
 
     # Training
 
-    def train(self, dataset: Any, run: str | Path | None) -> TrainResult:
+    def train(self, dataset: Any, run: str | Path | None, *, callbacks: Sequence[object] = ()) -> TrainResult:
         """Train, or evaluate with `trainer: {type: none}`; see `Model.train`."""
         context, process_group = self.context, self.context.process_group
         context.refuse_code("training")
         check_rounds(context.config, dataset, folder=context.loaded.folder)
-        trainer = build_trainer(context.config.trainer, folder=context.loaded.folder)
+        trainer = build_trainer(
+            context.config.trainer, folder=context.loaded.folder, objective=default_objective(context.config)
+        )
         rounds = rounds_of(context.config)
         if rounds is not None:
             agent_contexts(context)  # a missing model is reported before training starts
         check_shared(trainer, context.config, process_group)
-        chosen = (
-            ChosenRun(Path(run))
-            if run is not None
-            else process_group.run_on_rank_zero(context.choose_run, "the folder of the run")
-        )
+        callbacks = self.all_callbacks(trainer, callbacks)
+        named = None if run is None else Path(run)
+        chosen = process_group.run_on_rank_zero(lambda: context.choose_run(named), "the folder of the run")
         folder = chosen.folder
         with context.open_run(folder) as directory:
             if chosen.not_continued:
@@ -170,35 +177,55 @@ class LocalBackend(Backend):
                     trainer=trainer,
                     process_group=process_group,
                     assemble=partial(self.build_pipeline, labels, data.training, trains),
+                    callbacks=callbacks,
                 )
                 directory.note(steps=result.steps, stopped_early=result.stopped_early)
             if rounds is not None:
                 # Each round loads its model again, and memory may not fit two.
                 self.drop_model()
-                result = self.train_rounds(rounds, directory, data)
+                result = self.train_rounds(rounds, directory, data, callbacks=callbacks)
             model = "model" if (folder / "model").is_dir() else None
-            directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model=model)
+            costs = process_group.all_gather_object(directory.cost_so_far, "what the run has taken")
+            directory.note(
+                cost=merged(costs), status="done", steps=result.steps, stopped_early=result.stopped_early, model=model
+            )
         # No rank may read the run before its status is written.
         process_group.all_gather_object(None, "the end of the run")
         context.run, context.splits = folder, data.splits
         return replace(result, batch_sizes=directory.manifest.get("batch_sizes", {}))
 
+    def all_callbacks(self, trainer: Trainer, passed: Sequence[object]) -> Sequence[object]:
+        """Return the callbacks of the configuration, created on rank 0 only, and those that the caller passed.
+
+        Raises:
+            ConfigError: A callback cannot be created, or the trainer calls none.
+        """
+        sections, folder = self.context.config.callbacks, self.context.loaded.folder
+        process_group = self.context.process_group
+        with synchronized_errors(process_group, "the callbacks"):
+            if sections or passed:
+                check_calls_callbacks(trainer)
+            own = build_callbacks(sections, folder=folder) if process_group.rank == 0 else []
+        return [*own, *passed]
+
     def use_finished(self, directory: RunDirectory, dataset: Any) -> TrainResult:
         """Use a run that is finished, and return its result. Raise ResumeError if it was trained on other rows."""
-        logger.info("the run in %s is finished already", directory.folder)
         if dataset is not None:
             check_same_rows(directory, self.context.open_data(dataset))
         self.context.run = directory.folder
         self.drop_model()
         return finished_result(directory)
 
-    def train_rounds(self, plan: SelfTrainingConfig, directory: RunDirectory, data: RunData) -> TrainResult:
+    def train_rounds(
+        self, plan: SelfTrainingConfig, directory: RunDirectory, data: RunData, *, callbacks: Sequence[object]
+    ) -> TrainResult:
         """Run the self-training rounds after training on data.
 
         Args:
             plan: The self-training section of the configuration.
             directory: The open run.
             data: The rows of the run.
+            callbacks: Called in the training of each round.
         """
         if "rounds" not in directory.manifest:
             before = {"steps": directory.manifest.get("steps", 0), "metrics": directory.manifest.get("metrics", {})}
@@ -214,14 +241,17 @@ class LocalBackend(Backend):
             data=data,
             open_run=context.open_run,
             others=self.agent_models,
+            callbacks=callbacks,
         ).train()
 
     # Other verbs
 
     def check_model(self, verb: str) -> None:
-        """Raise PartitaError if the model is an embedding bag, which does not support the verb."""
+        """Raise PartitaError if the model is an embedding bag or has a head, and does not support the verb."""
         if isinstance(self.context.config.base_model, EmbeddingBagModel):
             EMBEDDING_BAG.check(verb)
+        if self.context.config.head_output is not None:
+            HEAD.check(verb)
 
     def generate(
         self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
@@ -291,7 +321,7 @@ class LocalBackend(Backend):
             return self.tune_training(dataset, fresh=fresh)
         pipeline = self.parts()
         with synchronized_errors(context.process_group, "opening the data"):
-            rows = context.evaluation_rows() if dataset is None else context.open_dataset(dataset)
+            rows = context.evaluation_rows()[1] if dataset is None else context.open_dataset(dataset)
         tuner = self._tuner = self.new_tuner(pipeline, fresh=fresh)
         sizes = answering_sizes(pipeline, rows, tuner=tuner)
         tuner.fresh = False  # later verbs use the sizes found now
@@ -301,7 +331,9 @@ class LocalBackend(Backend):
         """Return the batch sizes that `train` would choose; writes only the cache of measured sizes."""
         context = self.context
         context.refuse_code("training")
-        trainer = build_trainer(context.config.trainer, folder=context.loaded.folder)
+        trainer = build_trainer(
+            context.config.trainer, folder=context.loaded.folder, objective=default_objective(context.config)
+        )
         with synchronized_errors(context.process_group, "opening the data"):
             data = context.open_data(dataset)
             labels = find_labels(context.config, data.training)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from partita import DataError
+from partita import DataError, ResumeError
 from partita.backends.context import RunContext
 from partita_schema.load import load_config
 
@@ -29,6 +29,28 @@ def test_a_copy_for_another_process_keeps_the_users_file(tmp_path: Path, monkeyp
     assert copy.loaded.folder == tmp_path.resolve()
     assert copy.loaded.origins == context.loaded.origins
     assert copy.config == context.config
+
+
+def test_a_run_of_a_file_that_extends_another_can_be_repeated_from_its_directory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROWS", "rows.csv")
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(FILE, encoding="utf-8")
+    Path("mine.yaml").write_text("extends: base.yaml\nseed: 7\n", encoding="utf-8")
+    context = RunContext(load_config("mine.yaml"), quiet=True)
+    assert context.for_other_process().loaded.text == context.loaded.text
+    with context.open_run(Path("runs/mine")) as run:
+        run.checkpoints.mkdir()
+    Path("base.yaml").write_text(FILE.replace("base_model: base", "base_model: other"), encoding="utf-8")
+
+    repeated = load_config("runs/mine/config.yaml")
+    assert repeated.config == load_config("runs/mine/resolved.yaml").config == context.config
+    assert str(repeated.text).startswith("# Merged from base.yaml, mine.yaml\nbase_model: base\n")
+    assert "source: ${ROWS}" in str(repeated.text).replace('"', "")
+    changed = RunContext(load_config("mine.yaml"), quiet=True)
+    with pytest.raises(ResumeError, match="base_model: 'base' -> 'other'"), changed.open_run(Path("runs/mine")):
+        pass
 
 
 def test_an_output_that_would_overwrite_a_file_that_is_read_is_refused(

@@ -14,6 +14,7 @@ from partita.data.formatting.chat import ChatTemplate, Rendered
 from partita.data.formatting.formatter import Formatter
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import RowTokenizer
+from partita.data.formatting.tool_calls import ToolCallForm
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget
@@ -25,7 +26,8 @@ from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.build import PipelineParts
 from partita.simulation.build import section_of
 from partita.simulation.report import SimulationReport
-from partita_schema.errors import PartitaError
+from partita_schema.dialogues.common_form import is_structured
+from partita_schema.errors import PartitaError, RowError
 from partita_trainers.base import TrainResult
 from partita_trainers.process_group import SINGLE_PROCESS
 
@@ -36,12 +38,41 @@ class Messages(ChatTemplate):
     def __init__(self, *, system: str | None) -> None:
         self.system = system
         self.needs_end = False
+        self._before = ""
 
-    def apply(self, messages: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
-        """Return the messages, one per line."""
+    def apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        form: ToolCallForm | None = None,
+    ) -> str:
+        """Return the messages, one per line.
+
+        Args:
+            messages: The messages.
+            prompt: Not used: the server adds the generation prompt.
+            tools: Not sent.
+            form: Not used.
+
+        Raises:
+            RowError: There are tools, tool calls or reasoning, which are not sent.
+        """
+        if tools or any(is_structured(message) for message in messages):
+            raise RowError(
+                "tools, tool calls and reasoning are not sent to a server; load the model in this process, or write "
+                "data.dialogue: {ignore_keys: [tools, tool_calls, reasoning_content]}"
+            )
         return written_messages(messages)
 
-    def answer_segments(self, prompt: str, whole: Rendered, answer: str) -> tuple[Segment, ...]:
+    def dialogue(
+        self, messages: Sequence[Mapping[str, Any]], *, marks: bool, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Rendered:
+        """Return the messages, one per line."""
+        return Rendered(self.apply(messages, prompt=False, tools=tools))
+
+    def answer_segments(self, prompt: str, whole: Rendered, answer: str | Mapping[str, Any]) -> tuple[Segment, ...]:
         """Return the message of the answer."""
         return (Segment(whole.text[len(prompt) :], True),)
 
@@ -123,7 +154,7 @@ class EndpointBackend(Backend):
         completions = self.client.write(texts, settings, max_new_tokens=max_new_tokens or parts.max_new_tokens)
         return [generated.text for generated in completions]
 
-    def train(self, dataset: Any, run: str | Path | None) -> TrainResult:
+    def train(self, dataset: Any, run: str | Path | None, *, callbacks: Sequence[object] = ()) -> TrainResult:
         """Refuse to train."""
         self.context.refuse_code("training")
         self.refusals.refuse("train")

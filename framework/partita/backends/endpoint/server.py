@@ -49,6 +49,10 @@ class EndpointClient:
     mode: Mode
 
     @property
+    def answer_context(self) -> None:
+        """Return None: unknown."""
+
+    @property
     def context_length(self) -> None:
         """None: unknown; the server rejects prompts that are too long."""
         return

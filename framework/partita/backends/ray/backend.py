@@ -18,16 +18,17 @@ from partita.backends.ray.messages import LoadRequest
 from partita.backends.ray.ranks import check_is_alone, enter_start_folder, run_on_ranks, shared_marker
 from partita.backends.ray.worker_pool import WorkerPool
 from partita.data.batching.collate import EvaluationBatches
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
-from partita.data.formatting.row_tokenizer import build_row_tokenizer
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
 from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.build import PipelineParts, prediction_parts, training_texts
+from partita.pipeline.dataset_loss import BatchLoss, DatasetLoss, RowLosses, tokens_of_rows
 from partita.pipeline.tune import max_loss_tokens_of, prompt_lengths
-from partita.runs.manifest import ChosenRun, read_manifest
+from partita.runs.manifest import read_manifest
 from partita.simulation.build import section_of
 from partita.simulation.report import SimulationReport
 from partita.simulation.transcripts import discard
@@ -37,8 +38,9 @@ from partita_schema.sections.backend import RayBackendConfig
 from partita_schema.sections.model import EmbeddingBagModel, ScratchModel
 from partita_trainers.base import Batch, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.objective import LossSums
 from partita_trainers.process_group import SINGLE_PROCESS
-from partita_trainers.registry import build_trainer
+from partita_trainers.registry import build_trainer, callback_classes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,17 +99,18 @@ class RayBackend(Backend):
 
     # Ranks
 
-    def train(self, dataset: Any, run: str | Path | None) -> TrainResult:
+    def train(self, dataset: Any, run: str | Path | None, *, callbacks: Sequence[object] = ()) -> TrainResult:
         """Train in Ray ranks, each of which runs `LocalBackend.train` with the folder of the run."""
         context = self.context
         context.refuse_code("training")
         build_trainer(context.config.trainer, folder=context.loaded.folder)
-        chosen = ChosenRun(Path(run)) if run is not None else context.choose_run()
+        callback_classes(context.config.callbacks, folder=context.loaded.folder)
+        chosen = context.choose_run(None if run is None else Path(run))
         folder = chosen.folder
         self._pool = self._parts = None  # they hold the model of another run
         manifest = read_manifest(folder)
         if manifest.get("status") == "done" and manifest.get("config") == context.config.model_dump(mode="json"):
-            return LocalBackend(context).train(dataset, folder)
+            return LocalBackend(context).train(dataset, folder, callbacks=callbacks)
         if chosen.not_continued:
             logger.info("%s", chosen.not_continued)
         if not context.config.trains:
@@ -118,6 +121,7 @@ class RayBackend(Backend):
                 train_as_rank,
                 context.for_other_process(),
                 dataset,
+                callbacks=callbacks,
                 folder=folder.resolve(),
                 mark=mark,
                 start=Path.cwd(),
@@ -194,24 +198,33 @@ class RayEvaluator:
         self.pool = pool
         self.batch_size = batch_size
 
-    def loss(self, encoded: TokenizedDataset) -> dict[str, float]:
-        """Compute the same `loss` as `partita.pipeline.evaluate.mean_loss`: same batches, same order of summation."""
+    def loss(self, encoded: TokenizedDataset) -> DatasetLoss:
+        """Compute the same loss as `partita.pipeline.dataset_loss`: same batches, same order of summation."""
         pool = self.pool
         max_loss_tokens = max_loss_tokens_of([encoded])
         offers: list[BatchSize] = pool.ask(
             "evaluation_size", encoded.lengths, max_loss_tokens, batch_size=self.batch_size
         )
         size = min(offers, key=lambda offer: offer.rows)
-        batches = EvaluationBatches(encoded, batch_size=size.rows, pad_token_id=pool.tokenizer.pad_token_id)
-        counts: list[int] = []
+        batches = EvaluationBatches(
+            encoded,
+            batch_size=size.rows,
+            pad_token_id=pool.tokenizer.pad_token_id,
+            two_sided=pool.answer_context is not None,
+        )
+        sent: list[tuple[np.ndarray, np.ndarray]] = []
 
         def counting() -> Iterator[Batch]:
-            for batch in batches:
-                counts.append(batch.loss_tokens)
+            for indices_n, batch in batches.numbered():
+                sent.append((indices_n, tokens_of_rows(batch)))
                 yield batch
 
-        sums = pool.each("loss", counting(), size=size)
-        return {"loss": sum(sums) / sum(counts)} if sum(counts) else {}
+        rows = RowLosses(len(encoded))
+        losses: list[BatchLoss] = pool.each("loss", counting(), size=size)
+        for (indices_n, tokens_n), loss in zip(sent, losses, strict=True):
+            rows.set(indices_n, loss.rows_n, tokens_n)
+        total, tokens = LossSums.merge([loss.sums for loss in losses]).loss, int(rows.tokens_N.sum())
+        return DatasetLoss({"loss": total / tokens} if tokens else {}, rows)
 
     @contextmanager
     def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
@@ -259,6 +272,7 @@ def build_ray_parts(context: RunContext) -> tuple[WorkerPool, PipelineParts]:
         config,
         tokenizer=tokenizer,
         context_length=pool.context_length,
+        answers=pool.answer_context,
         labels=labels,
         retriever=retriever,
         folder=folder,
@@ -281,12 +295,15 @@ def load_request(context: RunContext, tokenizer: "PreTrainedTokenizerFast") -> L
     )
 
 
-def train_as_rank(context: RunContext, dataset: Any, *, folder: Path, mark: Path, start: Path) -> TrainResult:
+def train_as_rank(
+    context: RunContext, dataset: Any, *, callbacks: Sequence[object] = (), folder: Path, mark: Path, start: Path
+) -> TrainResult:
     """Train on one Ray rank, from the folder of the command.
 
     Args:
         context: What the command works on.
         dataset: Replaces data.source, or None.
+        callbacks: Copies of the callbacks that were passed.
         folder: The run directory.
         mark: The marker folder of `shared_marker`.
         start: The folder where the command was started.
@@ -295,7 +312,7 @@ def train_as_rank(context: RunContext, dataset: Any, *, folder: Path, mark: Path
         PartitaError: The run directory is not shared.
     """
     enter_start_folder(start, folder=folder, mark=mark, option="--run")
-    return LocalBackend(context).train(dataset, folder)
+    return LocalBackend(context).train(dataset, folder, callbacks=callbacks)
 
 
 def simulate_as_rank(

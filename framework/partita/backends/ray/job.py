@@ -21,7 +21,7 @@ from partita.generation.engine import Engine, choose_engine, way_for
 from partita.generation.prompts import Lengths
 from partita.generation.requests import BatchResult, GenerationJob, RowResult
 from partita.generation.scheduler import MAX_SLOT_FACTOR, PREFILL_DIVISOR
-from partita.lm.base import GenerationOptions
+from partita.lm.base import AnswerContext, GenerationOptions
 
 
 class Assignments:
@@ -228,6 +228,11 @@ class PoolGenerator:
         return self.pool.context_length
 
     @property
+    def answer_context(self) -> AnswerContext | None:
+        """The context of answers; None if prompt and answer share `context_length`."""
+        return self.pool.answer_context
+
+    @property
     def tokenizer(self) -> Any:
         """Tokenizes the prompts in this process."""
         return self.pool.tokenizer
@@ -251,7 +256,7 @@ class PoolGenerator:
             Exception: Any error that a worker raised outside of a row.
         """
         pool, settings = self.pool, job.settings
-        work = job.requests(context_length=self.context_length)
+        work = job.requests(context_length=self.context_length, answers=self.answer_context)
         plan: WorkPlan
         if job.engine == "slots":
             plan = RowWorkPlan(work, ~done)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from partita.backends.ray.event_queue import LogMessage
 from partita.backends.ray.work_items import WorkItem
 from partita.generation.requests import BatchResult
-from partita.lm.base import GenerationOptions
+from partita.lm.base import AnswerContext, GenerationOptions
 from partita_schema.config import Config
 from partita_trainers.batch_size.probe import BatchSize
 
@@ -46,6 +46,7 @@ class ModelFacts:
 
     fingerprint: str
     context_length: int | None
+    answer_context: AnswerContext | None
     checkpoint_generation: Mapping[str, Any]
     """Content of the checkpoint's generation_config.json."""
 

@@ -28,7 +28,7 @@ from partita.generation.static_batches import StaticBatch
 from partita.lm.base import BatchWay, GenerationOptions, GenerativeModel
 from partita.lm.load_model import load_model
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
-from partita.pipeline.evaluate import batch_loss
+from partita.pipeline.dataset_loss import BatchLoss, batch_loss
 from partita.runs.log import show_log
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
@@ -85,7 +85,8 @@ class Worker:
         if tokenizer is None:
             tokenizer = load_tokenizer(order.config, folder=order.folder, texts=tuple, saved=order.saved)
         self.lm = load_model(order.config, folder=order.folder, tokenizer=tokenizer, saved=order.saved, trainable=False)
-        return ModelFacts(self.lm.fingerprint, self.lm.context_length, self.lm.checkpoint_generation)
+        lm = self.lm
+        return ModelFacts(lm.fingerprint, lm.context_length, lm.answer_context, lm.checkpoint_generation)
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot be answered in slots; None if they can."""
@@ -121,12 +122,12 @@ class Worker:
         """Return the batch size for evaluation on this worker, as found by `BatchSizeTuner.evaluation`."""
         return self.tuner(NO_OPTIONS, 1).evaluation(lengths, max_loss_tokens, batch_size=batch_size)
 
-    def loss(self, batch: Batch, *, size: BatchSize) -> float:
-        """Return the sum of the cross-entropy over the loss tokens. Raises ModelError if a single row does not fit."""
+    def loss(self, batch: Batch, *, size: BatchSize) -> BatchLoss:
+        """Return the sums of the cross-entropy over the loss tokens. Raises ModelError if a single row does not fit."""
         with self.tuner(NO_OPTIONS, 1).work("evaluation", size) as budget, torch.no_grad():
             self.lm.module.eval()
             context = ObjectiveContext(self.lm, self.lm.module)
-            return batch_loss(CROSS_ENTROPY, context, batch, budget=budget).loss
+            return batch_loss(CROSS_ENTROPY, context, batch, budget=budget)
 
     def answer(self, worker_job: WorkerJob) -> Iterator[BatchResult | LogMessage]:
         """Yield results of the received rows and log messages until the job is ended."""

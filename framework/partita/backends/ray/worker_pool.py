@@ -24,7 +24,7 @@ from partita.backends.ray.messages import (
     WorkerReplied,
     WorkerReported,
 )
-from partita.lm.base import BatchWay, GenerationOptions
+from partita.lm.base import AnswerContext, BatchWay, GenerationOptions
 from partita.outputs.base import clip
 from partita_schema.common.text import counted
 from partita_schema.errors import JobError
@@ -119,6 +119,11 @@ class WorkerPool:
     def context_length(self) -> int | None:
         """Longest sequence in tokens."""
         return self.facts.context_length
+
+    @property
+    def answer_context(self) -> AnswerContext | None:
+        """The context of answers; None if prompt and answer share `context_length`."""
+        return self.facts.answer_context
 
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:

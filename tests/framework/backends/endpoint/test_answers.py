@@ -82,6 +82,20 @@ def test_a_dialogue_is_sent_as_its_messages(server: LocalServer, make_file: Make
     assert result[0]["answer"] == "TWO"
 
 
+def test_a_dialogue_with_tools_is_not_sent(server: LocalServer, make_file: MakeFile) -> None:
+    file = make_file(input_features=[{"name": "messages", "type": "dialogue"}])
+    tool = {"type": "function", "function": {"name": "f"}}
+    rows = [{"messages": [{"role": "user", "content": "one"}], "tools": tools} for tools in ([tool], None)]
+
+    refused, answered = model(file).predict(rows)
+
+    assert refused["error"] == (
+        "tools, tool calls and reasoning are not sent to a server; load the model in this process, or write "
+        "data.dialogue: {ignore_keys: [tools, tool_calls, reasoning_content]}"
+    )
+    assert answered["answer"] == "ONE"
+
+
 def test_a_dialogue_in_completion_mode_is_sent_as_one_text(server: LocalServer, make_file: MakeFile) -> None:
     file = make_file(
         {"mode": "completion"},

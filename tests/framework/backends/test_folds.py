@@ -1,0 +1,119 @@
+"""Tests of cross-validation: the means of the folds, their intervals, and what is trained again."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from partita import Model
+from partita.backends.folds import mean_interval, summary_of, t_quantile
+from partita_schema.errors import ConfigError, PartitaError
+from partita_trainers.base import Metrics, TrainResult
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 99])
+def test_quantiles_are_those_of_scipy(freedom: int) -> None:
+    for share in (0.6, 0.95, 0.975, 0.995):
+        assert t_quantile(share, freedom) == pytest.approx(stats.t.ppf(share, freedom), rel=1e-9)
+
+
+def test_the_interval_is_that_of_a_t_test() -> None:
+    values = np.array([0.81, 0.84, 0.79, 0.88, 0.8])
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert mean_interval(values) == pytest.approx((expected.low, expected.high))
+
+
+def test_metrics_are_means_over_the_folds_that_all_have(tmp_path: Path) -> None:
+    folds = [{"validation": {"loss": 1.0, "n": 4.0}}, {"validation": {"loss": 2.0, "n": 4.0, "other": 1.0}}]
+    result = summary_of([TrainResult(tmp_path, metrics, steps=3) for metrics in folds], tmp_path)
+    assert result.metrics == {"validation": {"loss": 1.5, "n": 4.0}}
+    assert result.intervals["validation"]["n"] == (4.0, 4.0)
+    low, high = result.intervals["validation"]["loss"]
+    assert low < 1.5 < high
+    assert result.steps == 6
+    assert result.folds == folds
+
+
+@pytest.mark.long
+def test_folds_are_runs_and_finished_ones_are_not_trained_again(colours: Any, tmp_path: Path) -> None:
+    config = colours.config(
+        data={"split": {"type": "kfold", "folds": 3, "column": "colour"}},
+        preprocessing={"sample_size": 90},
+        trainer={"epochs": 1, "evaluate_generated": False},
+    )
+    first = Model(config, quiet=True).train(run=tmp_path / "run")
+    assert len(first.folds) == 3
+    assert first.metrics["validation"]["loss"] == pytest.approx(
+        sum(fold["validation"]["loss"] for fold in first.folds) / 3
+    )
+    written = json.loads((tmp_path / "run" / "folds.json").read_text())
+    assert written["metrics"] == first.metrics
+    alone = Model(config, overrides=["data.split.fold=2"], quiet=True).train(run=tmp_path / "second")
+    assert alone.metrics == first.folds[1]
+    started = [json.loads((tmp_path / "run" / f"fold-{n}" / "manifest.json").read_text())["starts"] for n in (1, 2, 3)]
+    again = Model(config, quiet=True).train(run=tmp_path / "run")
+    assert started == [1, 1, 1]
+    assert again.metrics == first.metrics
+    assert math.isfinite(again.intervals["validation"]["loss"][1])
+    assert Model.load(tmp_path / "run" / "fold-3", quiet=True).config.split.fold == 3
+
+
+def test_predictions_need_the_run_of_a_fold(colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = colours.config(data={"split": {"type": "kfold"}})
+    with pytest.raises(PartitaError) as caught:
+        Model(config, quiet=True).predict(colours.rows(1))
+    assert str(caught.value) == (
+        "cross-validation trains a model per fold; name the run of one, such as runs/run/fold-1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"data": {"split": {"type": "kfold"}, "validation": "rows.jsonl"}},
+            "data.validation: with data.split: {type: kfold} each fold is validated on its own rows; remove it",
+        ),
+        (
+            {"data": {"split": {"type": "kfold", "folds": 3, "fold": 4}}},
+            "data.split.fold: there are 3 folds, from 1; got 4",
+        ),
+        (
+            {"data": {"split": {"type": "kfold"}}, "trainer": {"type": "none"}, "base_model": "some/model"},
+            "data.split: cross-validation trains a model per fold; write a trainer, or another split",
+        ),
+        (
+            {"data": {"split": {"type": "kfold"}, "source": {"type": "simulation", "path": "transcripts.jsonl"}}},
+            "data.split: transcripts of a simulation are training rows only; write another split",
+        ),
+        (
+            {
+                "data": {"split": {"type": "kfold"}},
+                "sweep": {"parameters": {"seed": [1]}, "pruner": {"type": "median"}},
+            },
+            "sweep.pruner: a trial is the mean of its folds, which is known at its end; remove pruner",
+        ),
+    ],
+)
+def test_impossible_folds_are_refused(colours: Any, changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Model(colours.config(**changes))
+    assert str(caught.value) == expected
+
+
+def test_a_metric_that_a_fold_lacks_has_no_mean_and_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    metrics: list[dict[str, Metrics]] = [
+        {},
+        {"validation": {"loss": 1.0}},
+        {"validation": {"loss": 3.0, "label.accuracy": 0.5}},
+    ]
+    results = [TrainResult(run=tmp_path, metrics=one, steps=1) for one in metrics]
+    assert summary_of(results[1:], tmp_path).metrics == {"validation": {"loss": 2.0}}
+    assert caplog.messages == ["validation: no mean of label.accuracy; missing in fold 1"]
+    assert summary_of(results, tmp_path).metrics == {"validation": {}}
+    assert caplog.messages[1] == "validation: no mean of loss, label.accuracy; missing in fold 1, 2"
