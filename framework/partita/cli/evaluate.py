@@ -8,9 +8,11 @@ from partita.cli.options import (
     AnswerOverrides,
     AsJson,
     BatchSize,
-    FileOrRun,
+    FilesOrRun,
+    LogJson,
     Quiet,
     TrustRemoteCode,
+    print_label_tables,
     print_metrics,
     start_model,
 )
@@ -21,7 +23,7 @@ ALL_OUTPUTS = "model"
 
 
 def evaluate(
-    source: FileOrRun,
+    sources: FilesOrRun,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -35,15 +37,23 @@ def evaluate(
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
+    log_json: LogJson = False,
 ) -> None:
     """Generate answers for labeled rows and compute metrics."""
     model = start_model(
-        source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM
+        sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM
     )
     scores = model.evaluate(dataset_path(dataset, stdin_format), batch_size=batch_size)
     if as_json:
         print_metrics(scores, as_json=True, title="metrics")
         return
-    named = {f"{output}.{name}": value for output, values in scores.items() for name, value in values.items()}
+    named = {
+        f"{output}.{name}": value
+        for output, values in scores.items()
+        for name, value in values.items()
+        if isinstance(value, float)
+    }
     rows = {name.removeprefix(f"{ALL_OUTPUTS}."): value for name, value in named.items()}
     print_metrics({"value": rows}, as_json=False, title="metrics")
+    for output, values in scores.items():
+        print_label_tables(output, values)

@@ -2,11 +2,17 @@
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from partita.cli.options import LIBRARIES, Files, Overrides
 from partita.cli.standard_streams import StdinFormat, dataset_path
+
+COMMENT = "#   "
+"""Start of a line of a plan."""
 
 if TYPE_CHECKING:
     from partita.backends.process_layout import ProcessLayout
@@ -16,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def explain(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A configuration file.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value.")] = None,
+    files: Files,
+    overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     data: Annotated[
         bool, typer.Option("--data", help="Also read the rows, and print batches, steps and padding.")
     ] = False,
@@ -32,29 +38,43 @@ def explain(
     everything: Annotated[bool, typer.Option("--all", help="Also print default values.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: config, origins, warnings.")] = False,
 ) -> None:
-    """Print each value that the file sets or partita will choose, with its origin; --all also prints the defaults."""
-    from partita.backends.process_layout import process_layout
+    """Print the values of a run and where each is from. --all also prints the defaults."""
+    from partita.runs.waiting import show_waits, waiting
     from partita_schema.load import load_config
+    from partita_schema.open_values import open_values
 
-    loaded = load_config(file, overrides=overrides or ())
-    layout, generation, planned = process_layout(loaded.config), generation_of(loaded), None
+    loaded = load_config(files, overrides=overrides)
+    show_waits()
+    with waiting(LIBRARIES):
+        from partita.backends.process_layout import process_layout
+
+        layout, generation, planned = process_layout(loaded.config), generation_of(loaded), None
     if data or dataset is not None:
         from partita.runs.log import show_log
-        from partita.training.plan import plan_of_file
 
         show_log(quiet=True)
-        planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset_path(dataset, stdin_format))
+        show_waits()
+        with waiting("reading the rows"):
+            from partita.training.plan import plan_of_file
+
+            planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset_path(dataset, stdin_format))
+    chosen = open_values(loaded.config, steps=planned.plan.steps if planned is not None else None)
     if as_json:
-        print_record(loaded, generation, layout, planned)
+        print_record(loaded, generation, layout, planned, chosen=chosen)
         return
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print_yaml(loaded, file=file, everything=everything)
-    print_comments(generation, layout, planned)
+    print_yaml(loaded, files=files, everything=everything)
+    print_comments(generation, layout, planned, chosen=chosen)
 
 
 def print_record(
-    loaded: "LoadedConfig", generation: "Explanation | None", layout: "ProcessLayout | None", planned: "FilePlan | None"
+    loaded: "LoadedConfig",
+    generation: "Explanation | None",
+    layout: "ProcessLayout | None",
+    planned: "FilePlan | None",
+    *,
+    chosen: Mapping[str, str],
 ) -> None:
     """Print the configuration and the plans derived from it as JSON.
 
@@ -63,13 +83,17 @@ def print_record(
         generation: The generation settings and where each comes from; None if nothing is generated.
         layout: The processes that the file asks for, if any.
         planned: The plan of a training file's batches, if data was given.
+        chosen: Values that the run chooses, by key.
     """
     shown: dict[str, Any] = {
         "file": loaded.file,
+        "files": list(loaded.files),
         "config": loaded.config.model_dump(mode="json"),
         "origins": dict(loaded.origins),
         "warnings": [str(warning) for warning in loaded.warnings],
     }
+    if chosen:
+        shown["chosen_by_the_run"] = dict(chosen)
     if generation is not None:
         shown["generation"] = generation.record()
     if layout is not None:
@@ -79,7 +103,7 @@ def print_record(
     print(json.dumps(shown, indent=2, ensure_ascii=False))
 
 
-def print_yaml(loaded: "LoadedConfig", *, file: str, everything: bool) -> None:
+def print_yaml(loaded: "LoadedConfig", *, files: Sequence[Path], everything: bool) -> None:
     """Print the configuration as YAML, with the defaults or their number."""
     from partita_schema.dump import chosen_yaml, resolved_yaml
 
@@ -87,26 +111,56 @@ def print_yaml(loaded: "LoadedConfig", *, file: str, everything: bool) -> None:
         print(resolved_yaml(loaded), end="")
         return
     text, left_out = chosen_yaml(loaded)
-    print(f"{text}# {left_out:,} more values are defaults: partita explain {file} --all")
+    print(f"{text}# {left_out:,} more values are defaults: partita explain {' '.join(map(str, files))} --all")
 
 
 def print_comments(
-    generation: "Explanation | None", layout: "ProcessLayout | None", planned: "FilePlan | None"
+    generation: "Explanation | None",
+    layout: "ProcessLayout | None",
+    planned: "FilePlan | None",
+    *,
+    chosen: Mapping[str, str],
 ) -> None:
-    """Print the plans derived from the configuration as YAML comments, so that the whole output is a valid file."""
+    """Print the plans derived from the configuration as YAML comments, so that the whole output is a valid file.
+
+    Args:
+        generation: The generation settings and where each comes from; None if nothing is generated.
+        layout: The processes that the file asks for, if any.
+        planned: The plan of a training file's batches, if data was given.
+        chosen: Values that the run chooses, by key.
+    """
     sections = {
+        "chosen by the run": lines_of_chosen(chosen),
         "generation, with what the checkpoint says": generation.lines() if generation is not None else [],
         "processes": layout.lines() if layout is not None else [],
         "data": [*planned.plan.lines(), planned.assumed] if planned is not None else [],
     }
     for title, lines in sections.items():
         if lines:
-            print(f"\n# {title}:", *(f"#   {line}" for line in lines if line), sep="\n")
+            print(f"\n# {title}:", *(as_comment(line) for line in lines if line), sep="\n")
+
+
+def as_comment(line: str) -> str:
+    """Return a line as a YAML comment; on a terminal, wrapped at spaces."""
+    from partita.runs.log import terminal_width, wrap
+
+    width = max(20, terminal_width() - len(COMMENT))
+    text = wrap(line, width=width) if sys.stdout.isatty() else line
+    return "\n".join(COMMENT + part for part in text.splitlines())
+
+
+def lines_of_chosen(chosen: Mapping[str, str]) -> list[str]:
+    """Return the values that the run chooses, the keys without a known value together."""
+    from partita_schema.open_values import AT_THE_START
+
+    lines = [f"{key}: {value}" for key, value in chosen.items() if value != AT_THE_START]
+    keys = ", ".join(key for key, value in chosen.items() if value == AT_THE_START)
+    return [*lines, f"{AT_THE_START}: {keys}"] if keys else lines
 
 
 def generation_of(loaded: "LoadedConfig") -> "Explanation | None":
-    """Return the generation settings and their origins; None for a server, whose defaults are unknown."""
-    if not loaded.config.backend.loads_model:
+    """Return the generation settings and their origins; None for a server, whose defaults are unknown, and a head."""
+    if not loaded.config.backend.loads_model or loaded.config.head_output is not None:
         return None
     from partita.lm.generation_defaults import explain_generation
 

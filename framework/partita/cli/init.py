@@ -11,7 +11,7 @@ from partita_schema.errors import ConfigError, DataError, Problem, shortened
 from partita_schema.templates import TASKS, template
 
 if TYPE_CHECKING:
-    from partita.data.proposal import FirstRows
+    from partita.data.first_rows import FirstRows
 
 PLACEHOLDER = "train.jsonl"
 """Path of the rows if none is named."""
@@ -62,14 +62,16 @@ def init(
         print(
             f"{data}: its columns ({names}) do not fit the task {chosen_task}; replace the example features in {file}"
         )
+        if rows.warning:
+            print(f"warning: {data}: {rows.warning}", file=sys.stderr)
     print(f"wrote {file}; next: partita validate {file}")
 
 
 def read_first_rows(data: str) -> "FirstRows | None":
-    """Return the columns of the data, as `partita.data.proposal` does, which is imported only now."""
-    from partita.data import proposal
+    """Return the columns of the data, as `partita.data.first_rows` does, which is imported only now."""
+    from partita.data import first_rows
 
-    return proposal.read_first_rows(data)
+    return first_rows.read_first_rows(data)
 
 
 def ask(value: str | None, question: str, *, default: str, choices: tuple[str, ...] = ()) -> str:

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from partita.cli.compare import compare
 from partita.cli.convert import convert
 from partita.cli.doctor import doctor
 from partita.cli.evaluate import evaluate
@@ -22,8 +23,11 @@ from partita.cli.explain import explain
 from partita.cli.init import init
 from partita.cli.predict import predict
 from partita.cli.preview import preview
+from partita.cli.report import report
+from partita.cli.runs import runs
 from partita.cli.schema import schema
 from partita.cli.simulate import simulate
+from partita.cli.sweep import sweep
 from partita.cli.train import train
 from partita.cli.tune import tune
 from partita.cli.validate import validate
@@ -38,6 +42,7 @@ app = typer.Typer(
     help="Train, run and evaluate language models from one YAML file.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # the tables of rich leave half of 80 columns to the help text, and flags get a `<bool>`
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -51,8 +56,26 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-for command in (init, validate, explain, preview, tune, train, predict, evaluate, simulate, convert, schema, doctor):
+COMMANDS = (
+    init,
+    validate,
+    explain,
+    preview,
+    tune,
+    train,
+    sweep,
+    predict,
+    evaluate,
+    simulate,
+    report,
+    compare,
+    convert,
+    schema,
+    doctor,
+)
+for command in COMMANDS:
     app.command()(command)
+app.add_typer(runs, name="runs")
 
 
 @app.callback()
@@ -117,7 +140,12 @@ def fail(message: str, *, code: int) -> int:
     """Print an error to standard error, with the rank if it is not 0, and return the exit status."""
     from partita.cli.options import print_wrapped
     from partita.distributed.world import get_world
+    from partita.runs.json_log import is_json, write_event
 
     rank = get_world().rank
-    print_wrapped(f"rank {rank}: {message}" if rank else message, sys.stderr)
+    text = f"rank {rank}: {message}" if rank else message
+    if is_json():
+        write_event("error", event="error", message=text, status=code)
+    else:
+        print_wrapped(text, sys.stderr)
     return code

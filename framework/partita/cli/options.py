@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -13,9 +13,16 @@ from partita_schema.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from partita.model import Model
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The YAML configuration file.", show_default=False)]
-FileOrRun = Annotated[
-    Path, typer.Argument(metavar="FILE_OR_RUN", help="A YAML file, or a run directory.", show_default=False)
+LIBRARIES = "loading libraries"
+"""What a command waits for first."""
+MERGED = "several are merged, and later ones win"
+Files = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE", help=f"The YAML configuration file; {MERGED}.", show_default=False),
+]
+FilesOrRun = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE_OR_RUN", help=f"A YAML file ({MERGED}), or a run directory.", show_default=False),
 ]
 Overrides = Annotated[
     list[str],
@@ -36,6 +43,23 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the resul
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
+def start_json_log(wanted: bool) -> None:
+    """Write log, progress and errors as JSON lines, if `wanted`."""
+    if wanted:
+        from partita.runs.json_log import log_as_json
+
+        log_as_json()
+
+
+LogJson = Annotated[
+    bool,
+    typer.Option(
+        "--log-json",
+        callback=start_json_log,
+        is_eager=True,
+        help="Write log, progress and errors to standard error as JSON lines.",
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(
@@ -45,31 +69,43 @@ TrustRemoteCode = Annotated[
 ]
 
 
-def open_model(path: Path, *, overrides: list[str], quiet: bool, trust_remote_code: bool = False) -> "Model":
-    """Load the model of a YAML file or of a run directory.
+def open_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trust_remote_code: bool = False) -> "Model":
+    """Load the model of YAML files, which are merged, or of a run directory.
 
     A file states with its own key `trust_remote_code` whether its code may run; the option overrides the key. For a
     directory, only the option allows the code that it names.
 
     Args:
-        path: A YAML file, a run directory or a saved model.
+        paths: YAML files, or a run directory or a saved model.
         overrides: Values for keys of the file, as of `--set`.
         quiet: Show no progress.
         trust_remote_code: Whether the option of this name was set.
 
     Raises:
-        ConfigError: If there is no such file or run, or its configuration is invalid.
+        ConfigError: If there is no such file or run, a run is named with other files, or the configuration is invalid.
     """
     from partita.distributed.world import get_world
-    from partita.model import Model
     from partita.runs.log import show_log
+    from partita.runs.waiting import waiting
 
     show_log(quiet=quiet, rank=get_world().rank)
-    check_there(path)
-    if path.is_dir():
-        return Model.load(path, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    for path in paths:
+        check_there(path)
+    folders = [path for path in paths if path.is_dir()]
+    if folders and len(paths) > 1:
+        message = "is a folder, and only YAML files can be merged; name it alone, and change its values with --set"
+        raise ConfigError([Problem("", message, file=str(folders[0]))])
     trusted = ["trust_remote_code=true"] if trust_remote_code else []
-    return Model(path, overrides=[*overrides, *trusted], quiet=quiet)
+    if not folders:  # errors of the file are reported before libraries are loaded
+        with waiting(LIBRARIES, line=False):
+            from partita_schema.load import load_config
+
+            load_config(list(paths), overrides=[*overrides, *trusted])
+    with waiting(LIBRARIES):
+        from partita.model import Model
+    if folders:
+        return Model.load(folders[0], overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    return Model(list(paths), overrides=[*overrides, *trusted], quiet=quiet)
 
 
 def check_there(path: Path) -> None:
@@ -78,21 +114,26 @@ def check_there(path: Path) -> None:
         return
     from partita.backends.context import RUNS
     from partita.runs.manifest import sibling_runs
-    from partita_schema.load import near_files
+    from partita_schema.yaml.files import near_files
 
     runs = sibling_runs(path) or near_files(path) + sibling_runs(RUNS / path.name)
     raise ConfigError([Problem("", f"there is no such file or run{runs}", file=str(path))])
 
 
 def start_model(
-    path: Path, *, overrides: list[str], quiet: bool, trust_remote_code: bool = False, one_process: bool = False
+    paths: Sequence[Path],
+    *,
+    overrides: list[str],
+    quiet: bool,
+    trust_remote_code: bool = False,
+    one_process: bool = False,
 ) -> "Model":
     """Load the model, in each of the processes that its file asks for; the launching process does not return.
 
     Only rank 0 logs and prints results.
 
     Args:
-        path: A YAML file, a run directory or a saved model.
+        paths: YAML files, or a run directory or a saved model.
         overrides: Values for keys of the file, as of `--set`.
         quiet: Show no progress.
         trust_remote_code: Whether the option of this name was set.
@@ -101,11 +142,12 @@ def start_model(
     Raises:
         ConfigError: As in `open_model`; or with `one_process`, if the file asks for several processes.
     """
-    from partita.backends.launch import end_with_launcher, is_to_be_launched, launch
     from partita.distributed.world import get_world
 
     rank = get_world().rank
-    model = open_model(path, overrides=overrides, quiet=quiet or rank > 0, trust_remote_code=trust_remote_code)
+    model = open_model(paths, overrides=overrides, quiet=quiet or rank > 0, trust_remote_code=trust_remote_code)
+    from partita.backends.launch import end_with_launcher, is_to_be_launched, launch
+
     if one_process and (is_to_be_launched(model.config) or get_world().world_size > 1):
         raise ConfigError([Problem("backend", "several processes cannot share standard input or output; name a file")])
     if is_to_be_launched(model.config):
@@ -146,10 +188,26 @@ def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, ti
     Console(file=sys.stdout).print(table)
 
 
+def print_label_tables(output: str, metrics: Mapping[str, Any]) -> None:
+    """Print the metrics of each label of an output, and its most frequent errors; nothing if it has none.
+
+    Args:
+        output: Name of the output.
+        metrics: Its part of the result of `Model.evaluate`.
+    """
+    from rich.console import Console
+
+    from partita.report.labels import error_table, label_table
+
+    for table in (label_table(output, metrics.get("per_label", {})), error_table(output, metrics.get("confusion", []))):
+        if table is not None:
+            Console(file=sys.stdout).print(table)
+
+
 def format_cell(name: str, value: float | None) -> str:
     """Format a cell of the table: counts as integers, other values with four decimals, or digits if they are small."""
     if value is None:
         return ""
-    if name.rpartition(".")[2] in ("n", "skipped"):
+    if name.rpartition(".")[2] in ("n", "skipped", "queries"):
         return f"{value:,.0f}"
     return f"{value:.4g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"

@@ -12,7 +12,8 @@ from partita.cli.options import (
     AnswerOverrides,
     AsJson,
     BatchSize,
-    FileOrRun,
+    FilesOrRun,
+    LogJson,
     Quiet,
     TrustRemoteCode,
     print_wrapped,
@@ -22,7 +23,7 @@ from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path, prin
 
 
 def predict(
-    source: FileOrRun,
+    sources: FilesOrRun,
     dataset: Annotated[
         str,
         typer.Option(help="Rows to predict: a file, a glob, a Hub id, or - for standard input.", show_default=False),
@@ -45,6 +46,7 @@ def predict(
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
+    log_json: LogJson = False,
 ) -> None:
     """Predict every row of a dataset. Rerun the same command to resume."""
     to_stdout = str(output) == STREAM
@@ -52,7 +54,7 @@ def predict(
         raise typer.BadParameter("standard output has the predictions with --output -; leave --json out")
     with stdout_for_data() if to_stdout else nullcontext() as data:
         model = start_model(
-            source,
+            sources,
             overrides=overrides,
             quiet=quiet,
             trust_remote_code=trust_remote_code,

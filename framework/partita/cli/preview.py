@@ -1,11 +1,12 @@
 """`partita preview`: rendered rows with loss tokens marked, row lengths, and rows left out."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita.cli.options import Overrides
+from partita.cli.options import LIBRARIES, MERGED, Overrides
 from partita.cli.standard_streams import StdinFormat, dataset_path
 from partita_schema.common.text import counted
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 40
 """Width of the longest bar in characters."""
+MAX_LINE = 80
+"""Characters of a line, as on a narrow terminal."""
 SHOWN_REASONS = 3
 """Number of reasons why rows cannot be used that are shown."""
 REFUSED = "bold red"
@@ -25,11 +28,11 @@ REFUSED = "bold red"
 
 
 def preview(
-    file: Annotated[
-        Path | None,
+    files: Annotated[
+        list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="The YAML file; with --ledger also a run directory. Default with --ledger: the newest run.",
+            help=f"The YAML file; {MERGED}. With --ledger also a run directory, and by default the newest run.",
             show_default=False,
         ),
     ] = None,
@@ -44,45 +47,51 @@ def preview(
     ] = False,
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
 ) -> None:
-    """Print rows as the model sees them, with loss tokens marked, and a histogram of row lengths. Trains nothing."""
-    from rich.console import Console
-
+    """Print rows as the model sees them, and their lengths. Loss tokens are marked; nothing is trained."""
     from partita.runs.log import show_log
+    from partita.runs.waiting import show_waits, waiting
 
     show_log(quiet=True)
+    show_waits()
+    with waiting(LIBRARIES):
+        from rich.console import Console
+
+        import partita.data.preview
     console = Console(highlight=False, soft_wrap=True)
     dataset = dataset_path(dataset, stdin_format)
     if ledger:
-        print_ledger(find_report(file, dataset=dataset, overrides=overrides), console)
+        print_ledger(find_report(files or [], dataset=dataset, overrides=overrides), console)
         return
-    if file is None:
+    if not files:
         raise typer.BadParameter("write the YAML file of the run", param_hint="FILE")
     from partita.backends.open import check_supported
-    from partita.data.preview import preview as make_preview
     from partita_schema.load import load_config
 
-    loaded = load_config(file, overrides=overrides)
+    loaded = load_config(files, overrides=overrides)
     check_supported(loaded.config, "preview")
-    result = make_preview(loaded.config, folder=loaded.folder, dataset=dataset, count=rows)
+    with waiting("reading the rows"):
+        result = partita.data.preview.preview(loaded.config, folder=loaded.folder, dataset=dataset, count=rows)
     print_preview(result, console)
 
 
-def find_report(file: Path | None, *, dataset: str | None, overrides: list[str]) -> "LedgerReport":
-    """Return the ledger of a run directory, of the newest run, or of the current rows of a file."""
+def find_report(files: Sequence[Path], *, dataset: str | None, overrides: list[str]) -> "LedgerReport":
+    """Return the ledger of a run directory, of the newest run, or of the current rows of the files."""
     from partita.data.preview import make_report, newest_run, read_report
     from partita_schema.load import load_config
 
-    if file is None:
+    if not files:
         return read_report(newest_run(Path("runs")))
-    if file.is_dir():
-        return read_report(file)
-    loaded = load_config(file, overrides=overrides)
+    if len(files) == 1 and files[0].is_dir():
+        return read_report(files[0])
+    loaded = load_config(files, overrides=overrides)
     return make_report(loaded.config, folder=loaded.folder, dataset=dataset)
 
 
 def print_ledger(report: "LedgerReport", console: "Console") -> None:
     """Print a table of counts with one row per split, and a table of reasons, the most frequent first."""
     from rich.table import Table
+
+    from partita.data.ledger import widened_in_words
 
     counts = Table("split")
     for column in ("rows", "used", "cut", "tokens lost", "unknown tokens", "left out"):
@@ -91,6 +100,9 @@ def print_ledger(report: "LedgerReport", console: "Console") -> None:
         numbers = (entry.rows, entry.used, entry.cut, entry.cut_tokens, entry.unknown_tokens, entry.left_out)
         counts.add_row(split, *(f"{number:,}" for number in numbers))
     console.print(counts)
+    for split, entry in report.splits.items():
+        if entry.widened_spans:
+            console.print(f"{split}: {widened_in_words(entry)}", markup=False)
     if not any(entry.reasons for entry in report.splits.values()):
         console.print("no row is left out")
         return
@@ -108,14 +120,14 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     """Print rows and lengths; loss tokens in green, or without colours between ⟦ and ⟧."""
     colours = console.is_terminal and console.color_system is not None
     for row in preview.rows:
-        console.rule(f"{row.key}: {about(row)}", align="left", style="red" if row.reasons else "rule.line")
+        console.rule(
+            f"{row.key}: {about(row, head=preview.head)}", align="left", style="red" if row.reasons else "rule.line"
+        )
         console.print(highlight_row(row, colours=colours))
     console.rule(align="left")
-    template_text = "through the model's chat template" if preview.chat else "without a chat template"
-    legend = "" if not preview.supervised else ", loss tokens " + ("in green" if colours else "between ⟦ and ⟧")
-    what = f"dialogues ({preview.mode})" if preview.mode else "rows"
-    first = "the first " if preview.streamed else ""
-    console.print(f"{first}{preview.num_rows:,} {what}, {template_text}{legend}")
+    console.print(summary(preview, colours=colours))
+    for file in preview.files:
+        console.print(f"found in {file}", markup=False)
     if preview.chunk_length is not None:
         length = counted(preview.chunk_length, "token")
         console.print(f"documents are joined and cut into chunks of {length}")
@@ -131,12 +143,31 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     print_lengths(preview.lengths, limit=preview.limit, console=console)
 
 
-def about(row: "PreviewRow") -> str:
-    """Return the number of tokens of a row, or that it is left out."""
+def summary(preview: "Preview", *, colours: bool) -> str:
+    """Return what the rows are and what the marks mean, on two lines if one is too long."""
+    what = f"dialogues ({', '.join((*preview.formats, preview.mode))})" if preview.mode else "rows"
+    rows = f"{'the first ' if preview.streamed else ''}{preview.num_rows:,} {what}"
+    if preview.head is None:
+        rows += ", through the model's chat template" if preview.chat else ", without a chat template"
+    if not preview.supervised:
+        return rows
+    legend = f"{preview.head or 'loss tokens'} {'in green' if colours else 'between ⟦ and ⟧'}"
+    line = f"{rows}, {legend}"
+    return line if len(line) <= MAX_LINE else f"{rows},\n{legend}"
+
+
+def about(row: "PreviewRow", *, head: str | None) -> str:
+    """Return the number of tokens of a row, or that it is left out.
+
+    Args:
+        row: The row.
+        head: What a head learns, which has no loss tokens; None without one.
+    """
     if row.reasons:
         return "left out"
     cut = f", {row.cut_tokens:,} cut" if row.cut_tokens else ""
-    return f"{counted(row.tokens, 'token')}, {row.loss_tokens:,} in the loss{cut}"
+    loss = "" if head is not None else f", {row.loss_tokens:,} in the loss"
+    return f"{counted(row.tokens, 'token')}{loss}{cut}"
 
 
 def highlight_row(row: "PreviewRow", *, colours: bool) -> "Text":
@@ -166,6 +197,8 @@ def print_lengths(lengths: "np.ndarray", *, limit: int | None, console: "Console
     console.print(f"tokens of {counted(len(lengths), 'row')}{at_most}:")
     most = max(number for _, _, number in bins)
     width = len(f"{bins[-1][1]:,}")
+    single = all(low == high for low, high, _ in bins)
     for low, high, number in bins:
         bar = "█" * -(-number * BAR_WIDTH // most)
-        console.print(f"  {low:>{width},} - {high:>{width},} {bar} {number:,}")
+        bounds = f"{low:>{width},}" if single else f"{low:>{width},} - {high:>{width},}"
+        console.print(f"  {bounds} {bar} {number:,}" if bar else f"  {bounds} 0")

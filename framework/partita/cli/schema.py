@@ -10,7 +10,7 @@ def schema(
         bool, typer.Option("--markdown", help="Print the configuration reference in Markdown instead.")
     ] = False,
 ) -> None:
-    """Print the JSON schema of the configuration, with which editors complete and check YAML."""
+    """Print the JSON schema of the configuration. Editors complete and check YAML with it."""
     from partita_schema import reference
 
     print(reference.markdown() if markdown else reference.json_schema_text(), end="")

@@ -8,7 +8,8 @@ import typer
 from partita.cli.options import (
     AsJson,
     BatchSize,
-    FileOrRun,
+    FilesOrRun,
+    LogJson,
     Quiet,
     SimulationOverrides,
     TrustRemoteCode,
@@ -18,7 +19,7 @@ from partita.cli.options import (
 
 
 def simulate(
-    source: FileOrRun,
+    sources: FilesOrRun,
     output: Annotated[
         Path | None, typer.Option(help="Folder for the transcripts. Default: in the run directory.", show_default=False)
     ] = None,
@@ -28,9 +29,10 @@ def simulate(
     overrides: SimulationOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
+    log_json: LogJson = False,
 ) -> None:
-    """Roll out episodes with an environment, a dataset or another model. Rerun the same command to resume."""
-    model = start_model(source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    """Roll out episodes with an environment, a dataset or a model. Rerun the same command to resume."""
+    model = start_model(sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
     report = model.simulate(output, batch_size=batch_size, fresh=fresh)
     if as_json:
         from partita.runs.files import strict_json

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, FileOrRun, Overrides, Quiet, TrustRemoteCode, start_model
+from partita.cli.options import AsJson, FilesOrRun, LogJson, Overrides, Quiet, TrustRemoteCode, start_model
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
 
 
 def tune(
-    source: FileOrRun,
+    sources: FilesOrRun,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -28,6 +28,7 @@ def tune(
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
+    log_json: LogJson = False,
 ) -> None:
     """Measure which batch sizes fit the device and how fast they are. Trains and predicts nothing."""
     if plot is not None:
@@ -36,7 +37,7 @@ def tune(
         # checked before minutes of measuring
         check_plot(plot)
     model = start_model(
-        source, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM
+        sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM
     )
     sizes = model.tune(dataset_path(dataset, stdin_format), fresh=fresh).by_purpose()
     if as_json:
@@ -50,6 +51,6 @@ def tune(
 
         print_sizes(sizes, Console(file=sys.stdout))
     if plot is not None:
-        write_plot(plot, sizes, title=f"Batch sizes of {source}")
+        write_plot(plot, sizes, title=f"Batch sizes of {' '.join(map(str, sources))}")
         if not as_json:
             print(f"\ndrawn in {plot}")

@@ -32,11 +32,22 @@ Done = subprocess.CompletedProcess[str]
 Forked = Callable[..., Done]
 
 FLAGS = {
+    "report": set(),
     "init": {"--task", "--model", "--data", "--train", "--zero-shot"},
-    "validate": {"--set"},
+    "validate": {"--merge", "--set"},
     "explain": {"--data", "--dataset", "--stdin-format", "--set", "--json", "--all"},
     "preview": {"--rows", "-n", "--dataset", "--stdin-format", "--ledger", "--set"},
-    "simulate": {"--output", "--batch-size", "--fresh", "--trust-remote-code", "--set", "--quiet", "-q", "--json"},
+    "simulate": {
+        "--output",
+        "--batch-size",
+        "--fresh",
+        "--trust-remote-code",
+        "--set",
+        "--quiet",
+        "-q",
+        "--json",
+        "--log-json",
+    },
     "tune": {
         "--dataset",
         "--stdin-format",
@@ -47,8 +58,10 @@ FLAGS = {
         "--quiet",
         "-q",
         "--json",
+        "--log-json",
     },
-    "train": {"--dataset", "--stdin-format", "--run", "--set", "--quiet", "-q", "--json"},
+    "train": {"--dataset", "--stdin-format", "--run", "--set", "--quiet", "-q", "--json", "--log-json"},
+    "sweep": {"--dataset", "--folder", "--workers", "--set", "--quiet", "-q", "--json"},
     "predict": {
         "--dataset",
         "--safe-csv",
@@ -62,6 +75,7 @@ FLAGS = {
         "--quiet",
         "-q",
         "--json",
+        "--log-json",
     },
     "evaluate": {
         "--dataset",
@@ -72,10 +86,16 @@ FLAGS = {
         "--quiet",
         "-q",
         "--json",
+        "--log-json",
     },
-    "convert": {"--output", "-o"},
+    "convert": {"--from", "--keys", "--output", "-o"},
     "schema": {"--markdown"},
     "doctor": {"--json"},
+    "compare": {"--split", "--examples", "-n", "--html", "--json"},
+    "runs": set(),
+    "runs list": {"--sort", "--metric", "--json"},
+    "runs show": {"--json"},
+    "runs clean": {"--older-than", "--yes", "-y"},
 }
 
 
@@ -142,11 +162,14 @@ def trained(folder: Path) -> Done:
 
 def test_train_logs_in_plain_lines_and_prints_a_table(trained: Done, folder: Path) -> None:
     assert trained.returncode == 0, trained.stderr
-    lines = trained.stderr.splitlines()
+    waits = ("loading libraries", "loading the model")
+    lines = [line for line in trained.stderr.splitlines() if line not in waits]
+    assert trained.stderr.startswith("loading libraries\nrun directory: first (new)\nloading the model\n")
     assert lines[0] == "run directory: first (new)"
     assert re.fullmatch(r"128 training rows, [\d,]+ tokens, longest \d+; 8 steps an epoch, 8 in all", lines[1])
     assert re.fullmatch(r"(fixed|bucket): \d+ rows a batch, .*, 1 batch a step, \d+\.\d % padding expected", lines[2])
-    assert re.fullmatch(r"training 8/8  loss \d+\.\d+  epoch 1  tokens/s [\d,.]+", lines[-1])
+    assert re.fullmatch(r"training 8/8  loss \d+\.\d+  epoch 1  tokens/s [\d,.]+", lines[-2])
+    assert lines[-1] == "report: first/report.html"
     assert "\x1b" not in trained.stderr + trained.stdout
     assert re.search(r"metric .* validation .* test ", trained.stdout)
     assert re.search(r"│ loss +│ +\d\.\d{4} │ \d\.\d{4} │", trained.stdout)
@@ -178,7 +201,9 @@ def test_a_run_predicts_and_resumes_a_prediction(trained: Done, folder: Path, pa
     first = partita(*words)
     assert first.returncode == 0, first.stderr
     rates = r"tokens/s [\d,.]+  slots \d+% of \d+  padding \d+%  prompt tokens/s [\d,.]+"
-    assert re.fullmatch(rf"predicting 12/12  {rates}\n", first.stderr)
+    lines = first.stderr.splitlines()
+    assert lines[:3] == ["loading libraries", "run directory: first (finished)", "loading the model"]
+    assert re.fullmatch(rf"predicting 12/12  {rates}", lines[-1])
     assert re.fullmatch(r"12 rows, .* written to out\.parquet\n", first.stdout)
     table = pd.read_parquet(folder / "out.parquet")
     assert list(table["text"]) == list(pd.read_csv(folder / "rows.csv")["text"])
@@ -198,6 +223,10 @@ def test_evaluate_prints_a_table_or_json(trained: Done, partita: Forked, here: H
     assert code == 0
     assert scores["colour"]["n"] == 12
     assert f"{scores['model']['loss']:.4f}" in shown.stdout
+    assert re.search(r"\ncolour: labels +\n", shown.stdout)
+    for label, metrics in scores["colour"]["per_label"].items():
+        assert re.search(rf"│ {label} +│ +{metrics['precision']:.3f} │ +{metrics['recall']:.3f} │", shown.stdout)
+    assert sum(pair["rows"] for pair in scores["colour"]["confusion"]) == 12
 
 
 def test_a_zero_shot_configuration_predicts_and_overrides_apply(folder: Path, partita: Forked, here: Here) -> None:
@@ -355,7 +384,10 @@ def test_a_run_in_use_is_refused(folder: Path, partita: Forked) -> None:
     (folder / "busy").mkdir()
     with lock(folder / "busy"):
         done = partita("train", "run.yaml", "--run", "busy")
-    message = "error: busy is in use by another process; wait for it, or give this run another folder with --run\n"
+    message = (
+        "loading libraries\n"
+        "error: busy is in use by another process; wait for it, or give this run another folder with --run\n"
+    )
     assert (done.returncode, done.stderr) == (2, message)
 
 
@@ -400,10 +432,14 @@ def test_init_asks_questions_at_a_terminal(forks: Forks, folder: Path, partita: 
 
 def test_help_of_each_command_lists_every_flag() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    assert commands.keys() == FLAGS.keys()
-    overview = CliRunner().invoke(app, ["--help"]).stdout
-    for name, flags in FLAGS.items():
-        assert re.search(rf"│ {name} ", overview)
-        help_text = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
+    groups = {name: group.commands for name, group in commands.items() if hasattr(group, "commands")}
+    assert {*commands, *(f"{name} {command}" for name, group in groups.items() for command in group)} == FLAGS.keys()
+    for words, flags in FLAGS.items():
+        *group, name = words.split()
+        overview = CliRunner().invoke(app, [*group, "--help"]).stdout
+        assert re.search(rf"^  {name}  +.*[a-z]\.$", overview, re.MULTILINE), words
+        help_text = CliRunner().invoke(app, [*group, name, "--help"]).stdout
+        assert max(map(len, help_text.splitlines())) <= 80
+        assert "<bool>" not in help_text
         result = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", help_text.split("Options")[-1]))
         assert result - {"--help", "-h"} == flags, name

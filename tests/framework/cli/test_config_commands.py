@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from partita.cli.main import app
+from partita_schema.convert import keys_page
 from partita_schema.load import load_config
 from partita_schema.reference import json_schema, markdown
 from partita_schema.templates import TASKS
@@ -132,6 +133,47 @@ def test_explain_all_shows_every_value_with_its_origin(file: Path, tmp_path: Pat
     assert f"type: scratch # {file}:1" in lines
 
 
+@pytest.fixture
+def two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(TEXT)
+    Path("more.yaml").write_text("seed: 5\ntrainer: {type: finetune}\n")
+
+
+@pytest.mark.usefixtures("two_files")
+def test_several_files_are_merged_and_the_last_one_wins(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("explain", "base.yaml", "more.yaml", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["config"]["seed"], shown["origins"]["seed"]) == (5, "more.yaml:1")
+    assert shown["origins"]["base_model.type"] == "base.yaml:1"
+    assert (shown["file"], shown["files"]) == ("more.yaml", ["base.yaml", "more.yaml"])
+    assert command("explain", "base.yaml", "more.yaml") == 0
+    assert "more values are defaults: partita explain base.yaml more.yaml --all" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("two_files")
+def test_validate_checks_several_files_one_by_one_or_merged(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("validate", "base.yaml", "more.yaml") == 2
+    shown = capsys.readouterr()
+    assert shown.out == "base.yaml: ok (zero-shot of scratch llama; 1 input, 1 output)\n"
+    assert shown.err.startswith("more.yaml:1:1: base_model: is missing")
+    assert command("validate", "--merge", "base.yaml", "more.yaml") == 0
+    assert capsys.readouterr().out == "base.yaml more.yaml: ok (finetune of scratch llama; 1 input, 1 output)\n"
+
+
+@pytest.mark.usefixtures("two_files")
+@pytest.mark.parametrize("verb", ["predict --dataset r.csv --output o.csv", "evaluate", "simulate", "tune"])
+def test_a_run_cannot_be_merged_with_files(verb: str, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    name, *options = verb.split()
+    assert command(name, "run", "base.yaml", *options) == 2
+    assert capsys.readouterr().err == (
+        "run: is a folder, and only YAML files can be merged; name it alone, and change its values with --set\n"
+    )
+
+
 def test_explain_prints_json(file: Path) -> None:
     shown = json.loads(CliRunner().invoke(app, ["explain", str(file), "--json"]).stdout)
     assert shown["file"] == str(file)
@@ -151,6 +193,88 @@ def test_convert_writes_the_native_form_once(
     assert "model_type" not in native.read_text()
     assert command("convert", ludwig, "-o", native) == 2
     assert f"error: {native} exists; remove it or write another name after --output" in capsys.readouterr().err
+
+
+AXOLOTL = """\
+base_model: org/base
+datasets: [{path: rows.jsonl, type: alpaca}]
+micro_batch_size: 2
+learning_rate: 1e-4
+flash_attn_rms_norm: true
+lora_r:
+gptq: true
+"""
+
+
+def test_convert_lists_what_maps_and_what_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("axolotl.yml").write_text(AXOLOTL)
+    Path("rows.jsonl").touch()
+    Path("runs").mkdir()
+    assert command("convert", "--from", "axolotl", "axolotl.yml", "-o", "runs/run.yaml") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "wrote runs/run.yaml\n"
+    lines = shown.err.splitlines()
+    assert lines[0] == "6 keys mapped, 1 without a counterpart, 1 not needed, 1 empty or off"
+    assert {
+        "  micro_batch_size -> trainer.batch_size",
+        "  num_epochs -> trainer.epochs: 1",
+        "  flash_attn_rms_norm: kernels change the speed, not the result",
+        "empty or off: lora_r",
+        (
+            "  axolotl.yml:7:1: gptq: weights are quantized by bitsandbytes; name the model before its quantization, "
+            "and load_in_4bit"
+        ),
+    } <= set(lines)
+    text = Path("runs/run.yaml").read_text()
+    assert text.startswith("# Converted from the axolotl file axolotl.yml\nversion: 1\nbase_model: org/base\n")
+    assert load_config("runs/run.yaml").config.data.source == "../rows.jsonl"
+    assert command("validate", "runs/run.yaml") == 0
+
+
+def test_convert_names_the_tool_of_a_file_that_is_not_ludwigs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("axolotl.yml").write_text(AXOLOTL)
+    assert command("convert", "axolotl.yml") == 2
+    assert capsys.readouterr().err == ("axolotl.yml: is no file of Ludwig; it looks like a file for --from axolotl\n")
+    assert command("convert") == 2
+    assert "write the file to convert" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tool", "title", "key"),
+    [
+        ("ludwig", "Ludwig", "base_model"),
+        ("axolotl", "axolotl", "base_model"),
+        ("llama_factory", "LLaMA-Factory", "model_name_or_path"),
+        ("trl", "TRL", "model_name_or_path"),
+    ],
+)
+def test_an_empty_file_cannot_be_converted(
+    tool: str,
+    title: str,
+    key: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yml").write_text("# nothing yet\n")
+    assert command("convert", "--from", tool, "run.yml") == 2
+    assert capsys.readouterr().err == (
+        f"run.yml:1:1: the file is empty, so there is nothing to convert; give a file of {title}, which has at least "
+        f"{key}\n"
+    )
+
+
+def test_convert_prints_the_keys_of_the_tools(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("convert", "--keys") == 0
+    assert capsys.readouterr().out == keys_page()
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -217,15 +341,15 @@ def test_init_refuses_rows_that_do_not_exist_and_writes_nothing(
     assert not (tmp_path / "new").exists()
 
 
-def test_init_refuses_a_csv_with_another_separator_and_writes_nothing(
+def test_init_refuses_a_csv_whose_delimiter_is_unclear_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.csv").write_text("text;label\nyes, please;a\nno;b\n")
+    (tmp_path / "rows.csv").write_text("text;label\nyes, please\nno\n")
     assert command("init", "new", "--model", "scratch", "--data", "rows.csv") == 2
     assert capsys.readouterr().err == (
-        "error: rows.csv has a single column, 'text;label'; its separator looks like ';': save it with a comma between "
-        "cells; rename the column if it really is the only one\n"
+        "error: rows.csv has a single column, 'text;label'; its delimiter may be ';', but the rows do not have as many "
+        "cells as the header; write its delimiter at the source, such as delimiter: ','\n"
     )
     assert not (tmp_path / "new").exists()
 
@@ -266,4 +390,7 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 def test_init_lists_the_tasks(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("init", tmp_path, "--task", "paint") == 2
-    assert capsys.readouterr().err == "--task: got paint; write one of classify, tag, extract, answer, score, chat\n"
+    assert (
+        capsys.readouterr().err
+        == "--task: got paint; write one of classify, tag, extract, answer, score, chat, entities, continue\n"
+    )

@@ -12,6 +12,7 @@ import yaml
 from partita.cli.main import app
 
 from ...forks import COMMAND, Forks
+from ..report.made_runs import write_run
 
 COMMANDS = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
 ROWS = "--dataset rows.csv --quiet"
@@ -23,9 +24,12 @@ MISTAKES = {
     "preview": "none.yaml",
     "tune": "zero.yaml --dataset none.csv",
     "train": "none.yaml",
+    "sweep": "zero.yaml",
     "predict": f"nowhere {ROWS} --output o.csv",
     "evaluate": f"nowhere {ROWS}",
     "simulate": "zero.yaml --quiet",
+    "report": "taken",
+    "compare": "done taken",
     "convert": "none.yaml",
     "schema": "--unknown",
     "doctor": "--unknown",
@@ -36,14 +40,22 @@ FAILURES = {
     "init": "fresh --task chat --model scratch --data rows.csv",
     "tune": f"zero.yaml {ROWS} --plot sizes.html",
     "train": "zero.yaml --quiet --run full",
+    "sweep": "sweep.yaml --quiet --folder full",
     "predict": f"zero.yaml {ROWS} --output full.csv",
+    "report": "done",
+    "compare": "done other --html full.html",
     "convert": "zero.yaml -o full.yaml",
 }
 """Commands that write files, tried on a full disk; the others write none."""
 
 NO_ROOM = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY)); "
 
-OPENED = dict.fromkeys(COMMANDS, "zero.yaml") | {"init": "run.yaml"}
+OPENED = dict.fromkeys(COMMANDS, "zero.yaml") | {
+    "init": "run.yaml",
+    "report": "manifest.json",
+    "compare": "manifest.json",
+    "sweep": "sweep.yaml",
+}
 """The file at whose opening each command is interrupted."""
 
 INTERRUPTED = {
@@ -53,9 +65,12 @@ INTERRUPTED = {
     "preview": "zero.yaml",
     "tune": "zero.yaml",
     "train": "zero.yaml --run stopped-run",
+    "sweep": "sweep.yaml",
     "predict": f"zero.yaml {ROWS} --output o.csv",
     "evaluate": f"zero.yaml {ROWS}",
     "simulate": "zero.yaml",
+    "report": "done",
+    "compare": "done other",
     "convert": "zero.yaml",
 }
 
@@ -74,8 +89,12 @@ def folder(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("statuses")
     zero = colours.config(trainer={"type": "none", "batch_size": 8, "evaluate": ["test"]})
     (place / "zero.yaml").write_text(yaml.safe_dump(zero), encoding="utf8")
+    sweep = zero | {"trainer": zero["trainer"] | {"evaluate": ["validation"]}, "sweep": {"parameters": {"seed": [1]}}}
+    (place / "sweep.yaml").write_text(yaml.safe_dump(sweep), encoding="utf8")
     (place / "taken").mkdir()
     (place / "taken" / "run.yaml").touch()
+    write_run(place / "done")
+    write_run(place / "other")
     pd.DataFrame(colours.rows(4)).to_csv(place / "rows.csv", index=False)
     return place
 

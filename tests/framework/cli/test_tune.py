@@ -43,9 +43,9 @@ class Tuned:
     asked: list[Any] = field(default_factory=list)
 
     def open(
-        self, path: Path, *, overrides: list[str], quiet: bool, one_process: bool, trust_remote_code: bool
+        self, paths: list[Path], *, overrides: list[str], quiet: bool, one_process: bool, trust_remote_code: bool
     ) -> "Tuned":
-        self.opened.append((str(path), overrides, quiet))
+        self.opened.append(([str(path) for path in paths], overrides, quiet))
         return self
 
     def tune(self, dataset: str | None, *, fresh: bool) -> "Tuned":
@@ -85,13 +85,13 @@ def test_sizes_are_printed_and_flags_reach_the_model(model: Tuned, call: Call) -
     assert (code, stderr) == (0, "")
     assert shown.startswith("generation: 8 rows (fits 8, best 8), tuned in 1.50 s on cpu; prompts of at most\n")
     assert shown.endswith("\n\nevaluation: 4 rows, as the file says\n")
-    assert model.opened == [("run.yaml", ["seed=5"], True)]
+    assert model.opened == [(["run.yaml"], ["seed=5"], True)]
     assert model.asked == [("rows.csv", True)]
 
 
 def test_without_flags_the_configured_data_and_cached_results_are_used(model: Tuned, call: Call) -> None:
     assert call("run.yaml")[0] == 0
-    assert model.opened == [("run.yaml", [], False)]
+    assert model.opened == [(["run.yaml"], [], False)]
     assert model.asked == [(None, False)]
 
 
