@@ -60,6 +60,35 @@ def train_out_of_memory(settings: Settings, call: str) -> None:
         raise
 
 
+class StopAtTwo:
+    """Asks to stop after step 2, and counts its calls on each rank."""
+
+    def on_step(self, state: Any) -> None:
+        with Path(f"steps-{os.environ['RANK']}.txt").open("a", encoding="utf8") as file:
+            file.write(f"{state.step} ")
+        if state.step == 2:
+            state.stop("enough")
+
+
+class FailAtTwo:
+    """Fails after step 2."""
+
+    def on_step(self, state: Any) -> None:
+        if state.step == 2:
+            raise RuntimeError("no more")
+
+
+def train_with_callbacks(settings: Settings, which: str) -> dict[str, Any]:
+    """Train with a callback that every rank passes; write the error of each rank to a file."""
+    callback = {"stop": StopAtTwo, "fail": FailAtTwo}[which]()
+    try:
+        result = Model(settings, quiet=True).train(run="run", callbacks=[callback])
+    except PartitaError as error:
+        Path(f"error-{os.environ['RANK']}.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf8")
+        raise
+    return {"steps": result.steps, "stopped_early": result.stopped_early}
+
+
 def predict(settings: Settings, name: str) -> dict[str, Any]:
     """Predict with the trained model."""
     model = Model.load("run", quiet=True)
@@ -112,6 +141,7 @@ def simulate(settings: Settings, output: str) -> dict[str, Any]:
 STEPS: dict[str, Callable[[Settings, str], Any]] = {
     "train": train,
     "train_out_of_memory": train_out_of_memory,
+    "train_with_callbacks": train_with_callbacks,
     "predict": predict,
     "evaluate": evaluate,
     "predict_zero_shot": predict_zero_shot,

@@ -89,6 +89,16 @@ def test_every_fragment_in_the_pages_loads_in_a_small_configuration(block: Block
     load_config(SMALL | yaml.safe_load(block.text))
 
 
+@chosen("yaml", "over a small file: ")
+def test_files_in_the_pages_that_extend_another_load(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = SMALL | {"trainer": {"type": "finetune"}}
+    monkeypatch.chdir(tmp_path)
+    Path(block.comment.removeprefix("over a small file: ")).write_text(yaml.safe_dump(base), encoding="utf8")
+    load_config(block.text)
+
+
 @chosen("yaml", "wrong file: ")
 def test_wrong_configurations_in_the_pages_are_reported_as_shown(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,7 +155,10 @@ def test_every_command_in_the_pages_exists_with_its_flags(block: Block) -> None:
             continue
         assert words[1] in commands, f"{line}: there is no command {words[1]}"
         # Raises for flags that the command does not have, and for arguments that it needs.
-        commands[words[1]].make_context(words[1], words[2:])
+        context = commands[words[1]].make_context(words[1], words[2:])
+        if hasattr(context.command, "commands"):  # a group, such as `partita runs`
+            name, *rest = context._protected_args + context.args
+            context.command.commands[name].make_context(name, rest)
 
 
 def test_a_flag_that_does_not_exist_is_detected() -> None:

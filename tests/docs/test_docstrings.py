@@ -10,7 +10,13 @@ from partita.cli.main import app
 ROOT = Path(__file__).parents[2]
 PACKAGES = [ROOT / "framework" / "partita", ROOT / "schema" / "partita_schema", ROOT / "trainers" / "partita_trainers"]
 MOST_WITHOUT_ARGS = 3
-COMMANDS = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
+GROUPS = [group.typer_instance for group in app.registered_groups if group.typer_instance is not None]
+COMMANDS = {
+    command.callback.__name__
+    for group in (app, *GROUPS)
+    for command in group.registered_commands
+    if command.callback is not None
+}
 """Functions of `partita.cli` whose parameters are options, each with a help text."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

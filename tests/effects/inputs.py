@@ -19,7 +19,7 @@ WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box", "say", "m
 ASKED = 4
 """Rows to predict."""
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}{{ eos_token }}{% endfor %}"
+    "{{ mood }}{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
 )
 SCRATCH: dict[str, Any] = {
@@ -68,6 +68,10 @@ def write_rows(folder: Path) -> None:
             table.writeheader()
             table.writerows(made)
     made = rows(24, seed=0)
+    with (folder / "quoted.csv").open("w", encoding="utf8") as file:
+        table = csv.DictWriter(file, list(made[0]), quoting=csv.QUOTE_ALL)
+        table.writeheader()
+        table.writerows(made)
     write(folder / "three.jsonl", made[:3])
     write(folder / "asked.jsonl", made[:ASKED])
     write(folder / "gaps.jsonl", [row | ({"text": None} if place % 3 else {}) for place, row in enumerate(made)])
@@ -80,6 +84,14 @@ def write_rows(folder: Path) -> None:
     write_answers(folder, "values", [{"ball": place} for place in range(24)], capitals=[{"Ball": 1}, {"Box": 2}] * 12)
     colours = [{"text": row["text"], "colour": WORDS[place % 3]} for place, row in enumerate(made)]
     write(folder / "colours.jsonl", colours)
+    tagged = [row | {"text": f"{row['text']}, ok", "tags": [[0, 3, "A"]], "others": []} for row in made]
+    write(folder / "tags.jsonl", tagged)
+    texts = [row | {"answer": None if place % 3 else "two"} for place, row in enumerate(made)]
+    write(folder / "gaps-of-texts.jsonl", texts)
+    scored = [row | {"score": place % 2, "other": 1 - place % 2} for place, row in enumerate(made)]
+    write(folder / "scores.jsonl", scored)
+    write(folder / "gaps-of-scores.jsonl", [row | ({"score": None} if row["score"] else {}) for row in scored])
+    write(folder / "tag-gaps.jsonl", [row | ({"tags": None} if place % 3 else {}) for place, row in enumerate(tagged)])
     for name in ("hub", "hub2"):
         write_hub(folder / name, rows(8, seed=2 if name == "hub" else 3))
 
@@ -113,6 +125,12 @@ def write_files_of_models(folder: Path) -> None:
 def write_talks(folder: Path) -> None:
     for name, seed in (("talks", 4), ("more-talks", 5)):
         write(folder / f"{name}.jsonl", [talk(number, seed=seed) for number in range(8)])
+    turns = [talk(number, seed=4) for number in range(8)]
+    for row in turns:
+        del row["other"], row["messages"][6:]
+        for message in row["messages"]:
+            message |= {"state": {"words": len(message["content"])}} if message["role"] == "assistant" else {}
+    write(folder / "turns.jsonl", turns)
     odd = [talk(number, seed=4) for number in range(8)]
     odd[3]["messages"][1]["id"] = 7
     write(folder / "odd-talks.jsonl", odd)
@@ -147,6 +165,19 @@ def write_embedders(folder: Path) -> None:
         BertTokenizerFast(vocab=vocabulary).save_pretrained(folder / f"{name}-bert")
         transformer = Transformer(str(folder / f"{name}-bert"))
         SentenceTransformer(modules=[transformer, Pooling(32)], device="cpu").save(str(folder / name))
+
+
+@cache
+def write_classifier(folder: Path) -> None:
+    """Write a random classifier with three labels."""
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    vocabulary = {word: place for place, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    torch.manual_seed(1)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, num_labels=3, **shape)
+    BertForSequenceClassification(config).save_pretrained(folder / "classifier")
+    BertTokenizerFast(vocab=vocabulary).save_pretrained(folder / "classifier")
 
 
 @cache

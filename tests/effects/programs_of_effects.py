@@ -16,6 +16,7 @@ from partita.data.batching.collate import collate
 from partita.data.formatting.base import FormattedText, Segment
 from partita_schema.sections.trainer import CustomTrainer
 from partita_trainers.base import Batch, TrainerContext, TrainResult
+from partita_trainers.callbacks import TrainingState
 
 WORDS = ("one", "two", "three", "red")
 
@@ -65,6 +66,23 @@ class OtherProbe(Probe):
     def __init__(self, section: CustomTrainer) -> None:
         super().__init__(section)
         self.steps += 1
+
+
+class Noting:
+    """A callback that writes a file."""
+
+    def __init__(self, name: str = "noted.txt") -> None:
+        self.name = name
+
+    def on_step(self, state: TrainingState) -> None:
+        (state.run / self.name).write_text(str(state.step), encoding="utf8")
+
+
+class NotingElsewhere(Noting):
+    """A callback that writes another file."""
+
+    def on_step(self, state: TrainingState) -> None:
+        (state.run / "elsewhere.txt").write_text(str(state.step), encoding="utf8")
 
 
 def described(batch: Batch) -> dict[str, Any]:

@@ -94,6 +94,8 @@ def section_of(config: Node, path: str) -> tuple[Node, str]:
         inner = section.setdefault(name, {})
         if isinstance(inner, list):
             inner = inner[0]
+        elif name == "parameters":
+            inner = next(iter(inner.values()))
         elif name in ("match", "others"):
             inner = next(iter(inner.values())) if inner else inner.setdefault("added", {})
         result = "csv" if "path" in inner and inner["type"] != "simulation" else inner.get("type")  # type: jsonl, ...

@@ -2,7 +2,7 @@
 
 from .bases import ANSWER, PROBE, SEEN
 from .effects import Flip, Group
-from .inputs import write_embedders
+from .inputs import write_classifier, write_embedders
 from .observers import Config, answers, asking, training
 
 SAMPLED: Config = {"generation": {"do_sample": True}}
@@ -60,6 +60,8 @@ def learned_output(type: str) -> dict[str, Flip]:
     }
     if type in ("text", "category"):
         results[f"{path}.preprocessing.lowercase"] = Flip(True, given=given(f"{source}-capitals"))
+    if type in ("category", "set", "number"):
+        results[f"{path}.head"] = Flip("linear", given=given() | {"generation": {"max_new_tokens": None}})
     if type == "set":
         results[f"{path}.preprocessing.format"] = Flip("comma", given=given())
         results[f"{path}.preprocessing.separator"] = Flip(";", given=given(format="json"))
@@ -77,6 +79,7 @@ ANSWERS = [
             "prompt.task": "say more",
             "prompt.system": "say one",
             "prompt.chat": Flip(False, given={"base_model": "chat"}),
+            "prompt.chat_template_kwargs": Flip({"mood": "more "}, given={"base_model": "chat"}),
             "prompt.examples": [{"text": "red ball", "answer": "one"}],
             "prompt.retrieval[random].k": Flip(2, given=RANDOM),
             "prompt.retrieval[random].dataset": Flip("more.jsonl", given=RANDOM),
@@ -167,6 +170,14 @@ ANSWERS = [
             "output_features[json].decoder.constrain": Flip(True, given=output("json")),
             "output_features[set].decoder.constrain": Flip(True, given=output("set", decoder={"labels": LABELS})),
         },
+    ),
+    Group(
+        "heads",
+        answers,
+        ANSWER | {"base_model": "classifier", "generation": {}} | output("set", decoder={"labels": LABELS}),
+        "answers",
+        {"output_features[set].decoder.threshold": 0.01},
+        prepare=write_classifier,
     ),
     Group(
         "zero-shot evaluation",

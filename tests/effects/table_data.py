@@ -17,7 +17,7 @@ STREAM: Config = {
 
 
 def split(place: str) -> dict[str, Flip]:
-    """Return the keys of the four types of splits."""
+    """Return the keys of the types of splits."""
     section = place.partition(".")[0]
 
     def given(**section_of_split: object) -> Config:
@@ -28,6 +28,7 @@ def split(place: str) -> dict[str, Flip]:
     hashed = given(type="hash", column="text", probabilities=shares)
     even = given(type="stratify", column="label", probabilities=shares)
     fixed = given(type="fixed", column="split")
+    folds = given(type="kfold", folds=3, fold=1)
     return {
         f"{place}[random].type": Flip({"type": "fixed"}, given=drawn),
         f"{place}[random].probabilities": Flip(others, given=drawn),
@@ -39,6 +40,10 @@ def split(place: str) -> dict[str, Flip]:
         f"{place}[stratify].column": Flip("split", given=even),
         f"{place}[fixed].type": Flip({"type": "random"}, given=fixed),
         f"{place}[fixed].column": Flip("label", given=fixed),
+        f"{place}[kfold].type": Flip({"type": "random"}, given=folds),
+        f"{place}[kfold].folds": Flip(4, given=folds),
+        f"{place}[kfold].column": Flip("label", given=folds),
+        f"{place}[kfold].fold": Flip(2, given=folds),
     }
 
 
@@ -53,8 +58,12 @@ def sources(place: str) -> dict[str, Flip]:
 
     return {
         place: Flip("more.csv", given=given("rows.csv")),
-        f"{place}[csv].type": Flip("tsv", given=given(CSV), part="refusal"),
+        f"{place}[csv].type": Flip("jsonl", given=given(CSV), part="refusal"),
         f"{place}[csv].path": Flip("more.csv", given=given(CSV)),
+        f"{place}[csv].delimiter": Flip(";", given=given(CSV), part="refusal"),
+        f"{place}[csv].quoting": Flip("none", given=given(CSV | {"path": "quoted.csv"}), part="refusal"),
+        f"{place}[csv].encoding": Flip("utf-16", given=given(CSV), part="refusal"),
+        f"{place}[csv].sheet": Flip("more", given=given(CSV), part="refusal"),
         f"{place}[hub].type": Flip(CSV, given=given(HUB)),
         f"{place}[hub].name": Flip("hub2", given=given(HUB)),
         f"{place}[hub].subset": Flip("two", given=given(HUB)),

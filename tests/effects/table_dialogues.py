@@ -18,6 +18,15 @@ TALK: Config = SEEN | {
 SAID = {"input_features": [{"name": "messages", "type": "dialogue", "column": "messages"}]}
 
 
+TURNS: Config = {
+    "base_model": {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": 512},
+    "output_features": [
+        {"name": "state", "type": "json"},
+        {"name": "answer", "type": "text", "column": "content"},
+    ],
+    "data": {"source": "turns.jsonl", "max_bad_rows": 0, "dialogue": {"answers": "in_sequence"}},
+}
+"""Two outputs for each turn, which are answered one after the other."""
 STREAM: Config = {
     "data": {
         "source": {
@@ -54,11 +63,15 @@ DIALOGUES = [
                     "mode": "last_turn",
                     "format": Flip("sharegpt", part="refusal", given={"data": {"max_bad_rows": 0.9}}),
                     "ignore_keys": ["id"],
+                    "columns": {"messages": "other"},
                     "include_labels": False,
                     "context_length": 1,
                     "context_turns": 1,
                     "context_tokens": 4,
                     "labels": Flip("all", given={"data": {"source": {"type": "parlai", "path": "parlai.txt"}}}),
+                    "answers": Flip("together", given=TURNS),
+                    "questions": Flip({"answer": "more"}, given=TURNS),
+                    "include_outputs": Flip(["answer"], given=TURNS),
                     "delimiter": " more ",
                     "speakers.system": "box",
                     "speakers.user": "box",

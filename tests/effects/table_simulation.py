@@ -59,6 +59,10 @@ def agent(name: str) -> dict[str, Flip]:
     }
 
 
+TWO_OUTPUTS: Config = {
+    "output_features": [{"name": "state", "type": "json"}, {"name": "answer", "type": "text"}],
+    "data": {"dialogue": {"answers": "in_sequence"}},
+}
 LONG = {"max_dialogue_tokens": 14, "world": DESK | {"options": {"word": "one two three"}}}
 STRICT = {"checker": {"type": "talkers_of_effects:Strict"}}
 SIMULATION = [
@@ -112,6 +116,7 @@ SIMULATION = [
             "simulation.context.keep": Flip(
                 [], given=section(**LONG, context={"policy": "drop_oldest_turns"}) | TALKATIVE
             ),
+            "simulation.reply": Flip("answer", given=TWO_OUTPUTS | talk("user_sim")),
             "simulation.checker.type": Flip("exact", given=section(**STRICT)),
             "simulation.checker.options": Flip(
                 {"word": "red"}, given=section(checker=STRICT["checker"] | {"rounds": 1})

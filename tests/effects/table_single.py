@@ -6,7 +6,10 @@ from .observers import Config, explaining, loading
 
 
 def output(type: str) -> dict[str, object]:
-    return {"output_features": [{"name": "answer", "type": type, "decoder": {}}]}
+    answer: Config = {"output_features": [{"name": "answer", "type": type, "decoder": {}}]}
+    if type == "score":
+        answer["input_features"] = [{"name": "text"}, {"name": "label"}]
+    return answer | ({"generation": {"max_new_tokens": None}} if type in ("tags", "embedding", "score") else {})
 
 
 PANEL: Config = {
@@ -54,8 +57,10 @@ SINGLE = [
             ),
             **{
                 f"output_features[{type}].decoder.type": Flip("other", given=output(type))
-                for type in ("text", "category", "number", "json", "set")
+                for type in ("text", "category", "number", "json", "set", "tags", "score", "embedding")
             },
+            "output_features[tags].head": Flip("other", given=output("tags")),
+            "output_features[score].head": Flip("other", given=output("score")),
         },
     ),
     Group(
@@ -79,5 +84,6 @@ NOT_OBSERVED = {
     "backend[ray].address": "needs a Ray cluster to connect to; tests/distributed/test_ray.py starts one",
     "backend[ray].timeout_seconds": "needs a Ray cluster whose workers do not start or answer; "
     "tests/distributed/test_rank_monitor.py waits for such workers",
+    "extends": "names files that are merged before the schema is checked; tests/schema/test_layers.py merges them",
 }
 """Keys that are not tested here, with the reasons."""

@@ -42,7 +42,7 @@ TRAINING = [
             "trainer[finetune].optimizer.weight_decay": 0.5,
             "trainer[finetune].optimizer.momentum": Flip(0.9, given=trainer(**SGD)),
             "trainer[finetune].optimizer.nesterov": Flip(True, given=trainer(**SGD)),
-            "trainer[finetune].optimizer.fused": Flip(True, part="saved"),
+            "trainer[finetune].optimizer.fused": Flip(False, part="saved"),
             "trainer[finetune].gradient_accumulation_steps": Flip(
                 2, given=trainer(effective_batch_size=None), part="plan"
             ),
@@ -65,6 +65,7 @@ TRAINING = [
             "trainer[finetune].restore_best": Flip(False, given=trainer(**WILD), part="saved"),
             "trainer[finetune].layers_to_freeze_regex": Flip(r"layers\.0\.", part="trained_parameters"),
             "trainer[finetune].evaluate_test": Flip(True, part="evaluations"),
+            "trainer[finetune].evaluate_base": Flip(False, part="files"),
             "tracking": Flip(["tensorboard"], part="files"),
         },
         long=True,
@@ -76,6 +77,19 @@ TRAINING = [
         "compiled",
         {"trainer[finetune].compile": Flip(True, given=trainer(max_steps=1, skip_all_evaluation=True))},
         long=True,
+    ),
+    Group(
+        "callbacks",
+        training,
+        FINETUNE
+        | {"callbacks": [{"type": "custom", "target": "programs_of_effects:Noting"}]}
+        | trainer(**{**FINETUNE["trainer"], "max_steps": 1, "skip_all_evaluation": True}),
+        "files",
+        {
+            "callbacks.type": Flip("mine", part="refusal"),
+            "callbacks.target": "programs_of_effects:NotingElsewhere",
+            "callbacks.options": {"name": "other.txt"},
+        },
     ),
     Group(
         "custom trainer",

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from partita import Model
+from partita import Model, Sweep
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
+from partita_schema.rows import check_rows, row_schema
 
 from ..json_lines import read_json_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SHARED_SGD = Path(__file__).parents[3] / "shared" / "data" / "sgd" / "dialogues.jsonl"
 
 
 def load_module(path: Path) -> ModuleType:
@@ -70,6 +72,23 @@ def test_every_example_has_a_readme(folder: Path) -> None:
 
 
 @pytest.mark.long
+def test_questions_find_their_passages_and_name_their_items(copy_of: Any) -> None:
+    folder = copy_of("search")
+    load_module(folder / "make_questions.py").write(folder)
+    before = Model("embed.yaml", overrides=["trainer={type: none}"], quiet=True).evaluate("new_pairs.jsonl")["vector"]
+    Model("embed.yaml", quiet=True).train(run="runs/embed")
+    after = Model.load("runs/embed", quiet=True).evaluate("new_pairs.jsonl")["vector"]
+    assert after["recall_at_1"] > max(0.8, before["recall_at_1"] + 0.2)
+    Model("tags.yaml", quiet=True).train(run="runs/tags")
+    predictions = Model.load("runs/tags", quiet=True).predict("new_pairs.jsonl")
+    right = [
+        [{key: span[key] for key in ("start", "end", "label")} for span in row["items_spans"]] == row["items_input"]
+        for row in predictions
+    ]
+    assert sum(right) > 0.9 * len(right)
+
+
+@pytest.mark.long
 def test_support_tickets_are_trained_and_predicted(copy_of: Any) -> None:
     folder = copy_of("support_tickets")
     write_tickets(folder)
@@ -84,11 +103,34 @@ def test_support_tickets_are_trained_and_predicted(copy_of: Any) -> None:
 
 
 @pytest.mark.long
+def test_a_sweep_over_support_tickets_names_the_best_trial(copy_of: Any) -> None:
+    folder = copy_of("support_tickets")
+    write_tickets(folder)
+    result = Sweep("tickets_sweep.yaml", overrides=["sweep.trials=4"], quiet=True).run(workers=2)
+    assert [trial.number for trial in result.trials] == [0, 1, 2, 3]
+    assert result.best is not None
+    assert (folder / "sweeps" / "tickets_sweep" / "report.html").exists()
+    predictions = Model.load(result.model_of(result.best), quiet=True).predict("new_tickets.csv")
+    assert predictions.stats.ok == 50
+
+
+@pytest.mark.long
 def test_a_bag_of_words_learns_support_tickets(copy_of: Any) -> None:
     write_tickets(copy_of("support_tickets"))
     model = Model("bag.yaml", quiet=True)
     result = model.train()
     assert result.steps == 160
+    assert result.metrics["test"]["team.accuracy"] > 0.9
+    predictions = model.predict("new_tickets.csv", output="answers.csv")
+    assert sum(row["team"] == row["team_input"] for row in predictions) > 45
+
+
+@pytest.mark.long
+def test_an_encoder_with_a_head_learns_support_tickets(copy_of: Any) -> None:
+    write_tickets(copy_of("support_tickets"))
+    model = Model("encoder.yaml", quiet=True)
+    result = model.train()
+    assert result.steps == 80
     assert result.metrics["test"]["team.accuracy"] > 0.9
     predictions = model.predict("new_tickets.csv", output="answers.csv")
     assert sum(row["team"] == row["team_input"] for row in predictions) > 45
@@ -101,6 +143,18 @@ def test_new_tickets_are_not_among_the_training_tickets(tmp_path: Path) -> None:
     )
     assert (len(learned), len(new)) == (400, 50)
     assert not set(learned) & set(new)
+
+
+@pytest.mark.long
+def test_calls_are_summarized(copy_of: Any) -> None:
+    folder = copy_of("summarization")
+    load_module(folder / "make_calls.py").write(folder)
+    model = Model("config.yaml", overrides=["trainer.epochs=4"], quiet=True)
+    result = model.train()
+    assert result.metrics["test"]["summary.rouge_l"] > 0.6
+    predictions = model.predict("new_calls.jsonl", output="summaries.jsonl")
+    assert predictions.stats.ok == 100
+    assert all(" books a table for " in row["summary"] for row in predictions)
 
 
 @pytest.mark.long
@@ -299,3 +353,57 @@ def test_the_desk_asks_the_guest_to_repeat_wrong_values(copy_of: Any) -> None:
     assert desk.Desk().check(dialogue).ok
     dialogue.replies[-1].text = ""
     assert desk.Desk().check(dialogue).feedback.count("not - but ") == 5
+
+
+def write_states(folder: Path, *, sgd: Path | None = None) -> None:
+    load_module(EXAMPLES / "dialogue_state" / "make_dialogues.py").write(folder, sgd=sgd)
+
+
+SMALL_STATES = [
+    *("base_model.hidden_size=32", "base_model.num_hidden_layers=1", "trainer.max_steps=4", "trainer.epochs=null"),
+    "output_features.0.decoder.max_new_tokens=24",
+]
+
+
+def test_state_action_and_reply_are_trained_and_scored_with_both_histories(copy_of: Any) -> None:
+    folder = copy_of("dialogue_state")
+    write_states(folder)
+    for name in ("train", "test"):
+        lines = (folder / f"{name}.jsonl").read_text(encoding="utf8").splitlines(keepends=True)
+        (folder / f"{name}.jsonl").write_text("".join(lines[:40] if name == "train" else lines[:4]), encoding="utf8")
+    model = Model("config.yaml", overrides=SMALL_STATES, quiet=True)
+
+    result = model.train()
+    report = model.simulate().flat()
+
+    assert {"state.joint_accuracy", "action.accuracy", "reply.exact_match"} <= result.metrics["test"].keys()
+    assert report["gold"]["state.n"] == report["predicted"]["state.n"] == result.metrics["test"]["state.n"]
+
+
+@pytest.mark.skipif(not SHARED_SGD.exists(), reason="the shared dialogues are not here")
+def test_dialogues_of_the_shared_dataset_are_read_with_an_action_for_each_turn(copy_of: Any) -> None:
+    folder = copy_of("dialogue_state")
+    write_states(folder, sgd=SHARED_SGD)
+    config = load_config("config.yaml").config
+    schema = row_schema(config, supervised=True)
+
+    checked = check_rows(schema, read_json_lines(folder / "test.jsonl"))
+
+    assert not checked.bad
+    messages = [message for row in checked.clean.values() for message in row["turns"]["messages"]]
+    assert {message["values"]["action"] for message in messages if "values" in message} == {"ask", "tell"}
+    assert any("Restaurants_2-time" in row["state"] for row in checked.clean.values())
+
+
+def test_original_files_of_schema_guided_dialogues_are_converted(tmp_path: Path) -> None:
+    frame = {"service": "Taxi_1", "state": {"slot_values": {"to": ["the airport", "airport"]}}}
+    user = {"speaker": "USER", "utterance": "to the airport", "frames": [frame]}
+    system = {"speaker": "SYSTEM", "utterance": "when ?", "frames": [{"actions": [{"act": "REQUEST"}]}]}
+    dialogue = {"dialogue_id": "1", "turns": [user, system] * 5}
+    (tmp_path / "dialogues_001.json").write_text(json.dumps([dialogue] * 5), encoding="utf8")
+
+    write_states(tmp_path, sgd=tmp_path)
+
+    [row] = read_json_lines(tmp_path / "test.jsonl")
+    asked = {"speaker": "user", "text": "to the airport", "state": {"Taxi_1-to": "the airport"}, "action": "request"}
+    assert row["turns"][:2] == [asked, {"speaker": "system", "text": "when ?"}]

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from ..json_lines import write_json_lines
+from .run_directories import MakeRun, write_run
 
 COLOURS = ("red", "blue", "green")
 
@@ -86,6 +88,12 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return Colours
 
 
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Return a function that writes a run `tmp_path/runs/NAME` without a model."""
+    return partial(write_run, tmp_path)
+
+
 MemoryCeiling = Callable[[torch.nn.Module, int], AbstractContextManager[list[tuple[int, int]]]]
 
 
@@ -125,10 +133,22 @@ def memory_ceiling() -> MemoryCeiling:
 Command = Callable[..., int]
 
 
+@pytest.fixture(autouse=True)
+def own_progress() -> Iterator[None]:
+    """Undo what `--log-json` and the commands set for their process."""
+    yield
+    progress, waiting = sys.modules.get("partita.runs.progress"), sys.modules.get("partita.runs.waiting")
+    if progress is not None:
+        progress.ELSEWHERE.clear()
+    if waiting is not None:
+        waiting.WAITS.shown = False
+
+
 @pytest.fixture
 def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevent commands from setting up their log, whose handlers are process-wide."""
     monkeypatch.setattr("partita.runs.log.show_log", lambda *, quiet, rank=0: None)
+    monkeypatch.setattr("partita.runs.waiting.show_waits", lambda *, quiet=False: None)
 
 
 @pytest.fixture

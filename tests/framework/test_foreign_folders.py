@@ -70,6 +70,11 @@ HOSTILE: dict[str, tuple[dict[str, Any], str, str]] = {
         "backend.url: http://there/v1",
     ),
     "a trainer": ({"trainer": CUSTOM}, "train", "trainer.target: planted:Part"),
+    "a callback": (
+        {"trainer": {"type": "finetune", "batch_size": 2}, "callbacks": [CUSTOM]},
+        "train",
+        "callbacks[0].target: planted:Part",
+    ),
     "a trainer on Ray": (
         {"trainer": CUSTOM, "backend": {"type": "ray", "workers": 2}},
         "train",

@@ -149,7 +149,7 @@ def test_arguments_of_another_kind_are_refused_in_words(colours: Any) -> None:
         with pytest.raises(ConfigError) as refused:
             Model(value)  # type: ignore[arg-type]
         assert str(refused.value) == (
-            f"the configuration is {value!r}; write a path, YAML text, a dictionary or a Config"
+            f"the configuration is {value!r}; write a path, YAML text, a dictionary, a Config, or a list of them"
         )
 
 
@@ -332,8 +332,8 @@ def test_a_run_that_cannot_be_resumed_reports_the_changed_key(
     assert caplog.messages[:2] == [
         "run directory: runs/run-2 (new)",
         (
-            "the unfinished run in runs/run cannot be continued, because other keys changed: "
-            "trainer.learning_rate: 0.01 -> 0.02"
+            "the unfinished run in runs/run is not continued, because other keys changed: "
+            'trainer.learning_rate: 0.01 -> 0.02; to continue it, undo that: train(run="runs/run")'
         ),
     ]
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from partita import Model
-from partita_schema.errors import ModelError
 
 from ..json_lines import read_json_lines
 
@@ -39,14 +38,6 @@ def test_packed_rows_give_the_losses_of_single_rows_with_less_padding(
         assert one["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=1e-3)
         assert all(one[key] == other[key] for key in ("rows", "tokens", "loss_tokens"))
         assert one["padding"] < 0.1 < other["padding"]
-
-
-def test_settings_that_prevent_packing_are_refused_before_data_is_read(colours: Any, tmp_path: Path) -> None:
-    adapter = {"type": "prompt_tuning", "num_virtual_tokens": 4}
-    config = config_of(colours, {"type": "pack"}, batch_size=4, adapter=adapter)
-    with pytest.raises(ModelError, match="rows cannot be packed under the adapter prompt_tuning"):
-        Model(config, quiet=True).train(run=tmp_path / "run")
-    assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
 def test_batch_size_auto_measures_lines_of_packed_rows(colours: Any, tmp_path: Path) -> None:

@@ -157,3 +157,36 @@ def test_a_compiled_model_takes_the_same_steps(colours: Any, tmp_path: Path) -> 
         colours, tmp_path / "compiled", trainer={"max_steps": 3, "skip_all_evaluation": True, "compile": True}
     )
     assert losses(compiled) == pytest.approx(losses(plain), abs=1e-3)
+
+
+def test_keys_that_need_validation_rows_are_named_if_there_are_none(colours: Any, tmp_path: Path, caplog: Any) -> None:
+    trainer = {"max_steps": 1, "validation_metric": "accuracy", "early_stop": 2}
+    data = {**colours.config()["data"], "split": {"type": "random", "probabilities": [1, 0, 0]}}
+    train(colours, tmp_path / "run", trainer=trainer, data=data)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        (
+            "there are no validation rows: trainer.validation_metric, trainer.early_stop and restore_best have no "
+            "effect, and the last weights are the result; write data.validation, or a data.split with a share for "
+            "validation"
+        )
+    ]
+    caplog.clear()
+    with caplog.at_level("INFO", logger="partita"):
+        train(colours, tmp_path / "plain", trainer={"max_steps": 1}, data=data)
+    assert "there are no validation rows: the last weights are the result" in caplog.messages
+
+
+def test_a_batch_size_of_training_that_also_sets_prediction_is_logged(
+    colours: Any, tmp_path: Path, caplog: Any
+) -> None:
+    message = (
+        "answers are generated for 8 rows at a time, as trainer.batch_size says; trainer.eval_batch_size: auto "
+        "measures how many fit"
+    )
+    for number, eval_batch_size in enumerate([None, 8]):
+        caplog.clear()
+        trainer = {"max_steps": 1, "batch_size": 8, "eval_batch_size": eval_batch_size}
+        model, _ = train(colours, tmp_path / str(number), trainer=trainer)
+        with caplog.at_level("INFO", logger="partita"):
+            model.predict(colours.rows(8), fresh=True)
+        assert caplog.messages.count(message) == (eval_batch_size is None)
