@@ -1,10 +1,10 @@
-"""How each causal architecture of the installed transformers is batched, compared with single rows.
+"""How each architecture of the installed transformers is batched, compared with single rows.
 
 A tiny random model of each is saved and loaded. Greedy answers to short and long prompts, to prompts of one token and
 of none, and to prompts with a shared prefix are generated in slots and in batches, and compared with those of
 transformers' `generate` for each row alone. The comparison is repeated with windows shorter than the rows. Every second
 model has a generation_config.json with penalties and forbidden tokens, which both apply. Writes
-docs/guides/architectures.md.
+docs/guides/architectures.md; each part writes its own table.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from harness import ROOT, Limit, Result, main
-from tiny_models import BOS, CONTEXT, LEFT_OUT, WINDOWS, kinds, write_tiny_model
+from tiny_models import BOS, CONTEXT, LEFT_OUT, WINDOWS, encoder_decoder_kinds, kinds, write_tiny_model
 
 from partita_schema.errors import ModelError
 
@@ -112,7 +112,7 @@ def measure(kind: str, folder: Path) -> Measured:
     return measured
 
 
-def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> Any:
+def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None, two_sided: bool = False) -> Any:
     """Save a tiny model; return it loaded by partita."""
     from partita.lm.load_model import load_model
     from partita.tokenizers.load import load_tokenizer
@@ -127,7 +127,7 @@ def saved_and_loaded(kind: str, folder: Path, *, window: int | None = None) -> A
     tokenizer = load_tokenizer(
         Config.model_validate({"base_model": scratch, **features}), folder=folder, texts=list, saved=None
     )
-    write_tiny_model(kind, folder, tokenizer=tokenizer, window=window)
+    write_tiny_model(kind, folder, tokenizer=tokenizer, window=window, two_sided=two_sided)
     config = Config.model_validate({"base_model": str(folder), **features})
     return load_model(config, folder=folder, tokenizer=tokenizer, saved=None, trainable=False)
 
@@ -148,7 +148,7 @@ def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
         return
     way = lm.batch_way(options, tokens=CONTEXT)
     if measured.batches_reason is None:
-        measured.batches, measured.batches_reason = way
+        measured.batches, measured.batches_reason = way.rows, way.reason
     for engine in engines:
         if engine == "slots":
             measured.slots = lm.why_no_slots(options, tokens=CONTEXT)
@@ -209,7 +209,7 @@ def answer_alone(lm: Any, prompt: list[int]) -> Alone:
             continue
         first, second = allowed.topk(2).values.tolist()
         margins.append((first - second) / float(allowed.std()))
-    new = found.sequences[0, len(prompt) :].tolist()
+    new = found.sequences[0, 1 if lm.base.config.is_encoder_decoder else len(prompt) :].tolist()
     end = lm.tokenizer.eos_token_id
     return Alone(tuple(new[: new.index(end)] if end in new else new), tuple(margins))
 
@@ -218,7 +218,8 @@ def page(found: Sequence[Measured], version: str) -> str:
     """Return docs/guides/architectures.md."""
     counts = {way: sum(one.way == way for one in found) for way in WAYS}
     summary = ", ".join(f"{count} {WAYS[way]}" for way, count in counts.items() if count)
-    return PAGE_HEAD.format(version=version, number=len(found), summary=summary) + "\n".join(map(line, found)) + "\n"
+    table = PAGE_HEAD.format(version=version, number=len(found), summary=summary) + "\n".join(map(line, found)) + "\n"
+    return table + "".join(PAGE.read_text(encoding="utf8").partition(SECTION)[1:])
 
 
 def line(one: Measured) -> str:
@@ -251,7 +252,112 @@ window. {number} architectures:
 """
 
 
-def architectures(folder: Path, quick: bool) -> Result:
+# Encoder-decoders
+
+SECTION = "\n## Encoder-decoders\n"
+SECTION_HEAD = """
+The table lists each [encoder-decoder](encoder-decoder.md) of transformers {version} that reads only text, tested in the
+same way. *Loss* is the largest difference between partita's loss of a row in a batch and that of transformers for the
+row alone.
+
+| architecture | answered in | loss | reason |
+| --- | --- | --- | --- |
+"""
+
+
+def measure_two_sided(kind: str, folder: Path) -> tuple[Measured, float | None]:
+    """Save, load and test a tiny encoder-decoder; return also the largest relative difference of a row's loss.
+
+    It is None if there is none: the model cannot be loaded, or its training is refused.
+    """
+    measured = Measured(kind)
+    try:
+        lm = saved_and_loaded(kind, folder / "plain", two_sided=True)
+    except ModelError as refusal:
+        measured.failure = str(refusal).split(": ", 2)[-1]
+        return measured, None
+    compare(lm, measured, engines=("slots", "static"))
+    if measured.failure is not None:
+        return measured, None
+    try:
+        lm.check_loss()
+    except ModelError as refusal:
+        measured.batches_reason = "training is refused: " + str(refusal).split(": ", 1)[-1]
+        return measured, None
+    return measured, loss_difference(lm)
+
+
+def loss_difference(lm: Any) -> float:
+    """Return the largest relative difference between the loss of a row in a batch and of the row alone."""
+    import torch
+
+    from partita_trainers.base import Batch
+
+    borders, lengths = (12, 3, 13, 30), (20, 9, 15, 44)
+    ids = torch.randint(3, 250, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(0))
+    labels = torch.full_like(ids, -100)
+    for row, (border, length) in enumerate(zip(borders, lengths, strict=True)):
+        labels[row, border:length] = ids[row, border:length]
+    batch = Batch(ids, labels, torch.tensor(lengths), tuple(map(str, range(len(lengths)))))
+    worst = 0.0
+    with torch.no_grad(), lm.evaluating():
+        tokens = -lm.token_log_probs(lm.module, batch)
+        for row, (border, length) in enumerate(zip(borders, lengths, strict=True)):
+            prompt, answer = ids[row : row + 1, :border], ids[row : row + 1, border:length]
+            # As transformers' data collator does: FSMT does not make the decoder's inputs from labels itself.
+            inputs = {"input_ids": prompt, "decoder_input_ids": lm.decoder_inputs(answer)}
+            alone = float(lm.base(**inputs, attention_mask=torch.ones_like(prompt), labels=answer).loss)
+            worst = max(worst, abs(float(tokens[batch.loss_token_rows == row].mean()) - alone) / alone)
+    return worst
+
+
+def two_sided_line(one: Measured, difference: float | None) -> str:
+    """Return the line of an encoder-decoder in the table."""
+    loss = "" if difference is None else f"{difference:.0e}"
+    return f"| `{one.kind}` | {WAYS[one.way]} | {loss} | {one.batches_reason or one.failure or ''} |"
+
+
+def encoder_decoders(folder: Path, quick: bool) -> Result:
+    """How each encoder-decoder that reads only text is batched, and its loss, compared with single rows."""
+    import transformers
+
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    found = []
+    for kind in ("bart", "t5") if quick else encoder_decoder_kinds():
+        found.append(measure_two_sided(kind, folder / kind))
+        one, difference = found[-1]
+        print(kind, one.way, difference, *one.differing, sep="; ", flush=True)
+        shutil.rmtree(folder / kind, ignore_errors=True)
+    if not quick:
+        before = PAGE.read_text(encoding="utf8").partition(SECTION)[0]
+        head = SECTION + SECTION_HEAD.format(version=transformers.__version__)
+        PAGE.write_text(before + head + "\n".join(two_sided_line(*pair) for pair in found) + "\n", encoding="utf8")
+    rows = [
+        {
+            "answered in": name,
+            "architectures": sum(one.way == way for one, _ in found),
+            "answers compared": sum(one.compared for one, _ in found if one.way == way),
+            "differing": sum(len(one.differing) for one, _ in found if one.way == way),
+            "largest difference of a loss": max((error or 0.0 for one, error in found if one.way == way), default=0.0),
+        }
+        for way, name in WAYS.items()
+        if any(one.way == way for one, _ in found)
+    ]
+    differing = sum(len(one.differing) for one, _ in found)
+    losses = max(error for _, error in found if error is not None)
+    return rows, [
+        Limit("answers that differ from those of the row alone", differing, 0, "max"),
+        Limit("largest relative difference of a loss", losses, 1e-4, "max"),
+    ]
+
+
+# Causal models
+
+
+def causal(folder: Path, quick: bool) -> Result:
+    """How each causal architecture is batched, with greedy answers compared with those of single rows."""
     import transformers
 
     warnings.filterwarnings("ignore")
@@ -278,4 +384,4 @@ def architectures(folder: Path, quick: bool) -> Result:
 
 
 if __name__ == "__main__":
-    main(architectures)
+    main(causal, encoder_decoders)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fixtures import make_model, shard_names, spending, tree_memory, with_batches, words, write_shards
+from fixtures import make_model, shard_names, spending, train_timed, tree_memory, with_batches, words, write_shards
 from harness import Limit, Result, Row, call, command, main, one_thread
 
 LENGTH, LINES = 256, 8
@@ -106,27 +106,10 @@ def train_plain(name: str, steps: int) -> Row:
 
 
 def train_partita(name: str, steps: int) -> Row:
-    import torch
-
-    from partita.model import Model
-    from partita_trainers.finetune import FinetuneRun
-
-    torch.set_num_threads(1)
     folder = Path(name)
-    spent: list[float] = []
-    train_loop = FinetuneRun.train_loop
-
-    def timed(training: FinetuneRun) -> None:
-        started = time.process_time()
-        train_loop(training)
-        spent.append(time.process_time() - started)
-
-    FinetuneRun.train_loop = timed  # type: ignore[method-assign]
     config = config_of(folder / "model", str(shard_names(folder / "shards", 1)[0]), max_steps=steps)
-    with tempfile.TemporaryDirectory() as place:
-        result = Model(config, quiet=True).train(run=Path(place) / "run")
-        log = [json.loads(line) for line in (result.run / "log.jsonl").read_text().splitlines()]
-    return result_of(steps, spent[0], [line["loss"] for line in log])
+    log, spent = train_timed(config)
+    return result_of(steps, spent.cpu, [line["loss"] for line in log])
 
 
 def result_of(steps: int, cpu: float, losses: list[float]) -> Row:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -223,6 +224,33 @@ def spending() -> Iterator[Spent]:
 def cpu_seconds() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def train_timed(config: Mapping[str, Any], data: Any = None) -> tuple[list[Row], Spent]:
+    """Train on one thread; return the log of the run, and the seconds of its training loop."""
+    import torch
+
+    from partita.model import Model
+    from partita_trainers.finetune import FinetuneRun
+
+    torch.set_num_threads(1)
+    loops: list[Spent] = []
+    train_loop = FinetuneRun.train_loop
+
+    def timed(training: FinetuneRun) -> None:
+        with spending() as spent:
+            train_loop(training)
+        loops.append(spent)
+
+    FinetuneRun.train_loop = timed  # type: ignore[method-assign]
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            result = Model(config, quiet=True).train(data, run=Path(place) / "run")
+            log = log_of(result.run)
+    finally:
+        FinetuneRun.train_loop = train_loop  # type: ignore[method-assign]
+    (spent,) = loops
+    return log, spent
 
 
 def tree_memory(process: int) -> int:

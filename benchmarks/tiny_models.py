@@ -107,6 +107,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 48, "hidden_size": 32, "moe_top_k": 2},
     },
+    "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
+    "fsmt": {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY},
     "deepseek_v2": LATENT | {"topk_method": "greedy", "num_experts_per_tok": 2},
     "dots1": {"first_k_dense_replace": 1, "n_shared_experts": 1},
     "dots3_note": {
@@ -163,6 +165,17 @@ def kinds() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
+def encoder_decoder_kinds() -> list[str]:
+    """Return the model types of all encoder-decoders that read only text."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+    from partita.lm.kinds import reads_more_than_text
+
+    made = {kind: AutoConfig.for_model(kind) for kind in sorted(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)}
+    return [kind for kind, one in made.items() if one.is_encoder_decoder and not reads_more_than_text(one)]
+
+
 def ships_settings(kind: str) -> bool:
     """Return whether a tiny model of this architecture has a generation_config.json."""
     return kind in kinds()[::2]
@@ -202,24 +215,28 @@ def merged(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
     return {**left, **right, **{key: merged(left[key], right[key]) for key in both}}
 
 
-def write_tiny_model(kind: str, folder: Path, *, tokenizer: Any, window: int | None = None) -> None:
+def write_tiny_model(
+    kind: str, folder: Path, *, tokenizer: Any, window: int | None = None, two_sided: bool = False
+) -> None:
     """Save a tiny model with random weights, and the tokenizer, in the format of transformers.
 
     Raises ValueError if it is not tiny.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+    auto_class = AutoModelForSeq2SeqLM if two_sided else AutoModelForCausalLM
     special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": BOS, "eos_token_id": tokenizer.eos_token_id}
+    special |= {"decoder_start_token_id": BOS} if two_sided else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = tiny_config(kind, window=window, special=special)
         with torch.device("meta"):
-            size = sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
+            size = sum(each.numel() for each in auto_class.from_config(config).parameters())
         if size > 5_000_000:
             raise ValueError(f"not tiny: {size:,} parameters")
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
+        model = auto_class.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim > 1:
@@ -228,7 +245,7 @@ def write_tiny_model(kind: str, folder: Path, *, tokenizer: Any, window: int | N
                     parameter.add_(torch.randn_like(parameter), alpha=NOISE)
             embedding = model.get_input_embeddings().weight
             embedding[tokenizer.pad_token_id] = embedding[BOS]
-        if ships_settings(kind):
+        if ships_settings(kind) and not two_sided:
             model.generation_config.update(**SHIPPED)
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

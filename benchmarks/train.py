@@ -10,12 +10,10 @@ evaluation, no saving in between. A batch has 8 rows, or 1,024 tokens including 
 import json
 import resource
 import statistics
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from fixtures import log_of
+from fixtures import train_timed
 from harness import SHARED, Limit, Result, Row, call, main, run_script
 
 CONTENDERS = {
@@ -102,22 +100,7 @@ def row(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 def train_partita(folder: str, mode: str) -> Row:
     """Train in this process; return the same measurements as the script of the peer."""
-    import torch
-
-    from partita.model import Model
-    from partita_trainers.finetune import FinetuneRun
-
-    torch.set_num_threads(1)
     batching, trainer = BATCHING[mode]
-    spent: dict[str, float] = {}
-    train_loop = FinetuneRun.train_loop
-
-    def timed(training: FinetuneRun) -> None:
-        wall, cpu = time.perf_counter(), time.process_time()
-        train_loop(training)
-        spent.update(wall=time.perf_counter() - wall, cpu=time.process_time() - cpu)
-
-    FinetuneRun.train_loop = timed  # type: ignore[method-assign]
     config = {
         "base_model": f"{folder}/tiny",
         "seed": 0,
@@ -137,17 +120,15 @@ def train_partita(folder: str, mode: str) -> Row:
             **trainer,
         },
     }
-    with tempfile.TemporaryDirectory() as place:
-        result = Model(config, quiet=True).train(f"{folder}/rows.jsonl", run=f"{place}/run")
-        log = log_of(result.run)
+    log, spent = train_timed(config, f"{folder}/rows.jsonl")
     tokens = sum(line["tokens"] for line in log)
     padded = sum(line["tokens"] / (1 - line["padding"]) for line in log)
     return {
-        "steps": result.steps,
-        "cpu": round(spent["cpu"], 2),
-        "wall": round(spent["wall"], 2),
+        "steps": len(log),
+        "cpu": round(spent.cpu, 2),
+        "wall": round(spent.wall, 2),
         "tokens": tokens,
-        "tokens_per_cpu_s": round(tokens / spent["cpu"], 1),
+        "tokens_per_cpu_s": round(tokens / spent.cpu, 1),
         "padding": round(1 - tokens / padded, 3),
         "loss": round(statistics.mean(line["loss"] for line in log), 4),
         "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
