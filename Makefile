@@ -52,6 +52,7 @@ format: $(READY)
 docs: $(READY)
 	$(BIN)/partita schema > docs/partita.schema.json
 	$(BIN)/partita schema --markdown > docs/config-reference.md
+	$(BIN)/partita convert --keys > docs/converted-keys.md
 	$(BIN)/python benchmarks/page.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
