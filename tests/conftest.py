@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from .seeds import VARIABLE, session_seed, set_session_seed
 
 register_profiles()
 
+NOBODY = 65534
+"""Number of the user nobody."""
 LOGGERS = ("partita", "partita_trainers", "partita_schema", "partita.file", "transformers", "datasets")
 
 
@@ -65,6 +68,20 @@ def same_log() -> Iterator[None]:
     for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
+
+
+@pytest.fixture
+def without_root() -> Iterator[Path]:
+    """Become the user nobody if this is root, to whom permissions do not apply; return a folder of that user."""
+    with tempfile.TemporaryDirectory() as folder:
+        user = os.geteuid()
+        if user == 0:
+            os.chown(folder, NOBODY, -1)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(user)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from partita.cli.options import AsJson
-from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.common.text import counted
+from partita_schema.errors import ConfigError, DataError, JobError, Problem, ResumeError
 
 LIST = "list"
 OLD_DAYS = 30.0
@@ -128,21 +129,30 @@ def clean(
 
 
 def remove_all(items: list[Any]) -> None:
-    """Remove items, and print how much was freed; what is in use is left alone."""
+    """Remove items, and print how much was freed. What is in use is left alone.
+
+    Raises:
+        JobError: Some files cannot be removed; the reasons are printed.
+    """
     from partita.report.runs_table import bytes_text
     from partita.runs.cleaning import remove
-    from partita_schema.errors import ResumeError
 
-    freed = 0
+    freed = incomplete = 0
     for item in items:
         try:
-            freed += remove(item)
+            removal = remove(item)
         except ResumeError as error:
             print(f"left alone: {error}", file=sys.stderr)
-        else:
-            if item.is_whole_run and item.folder.exists():
-                print(f"{item.folder} holds other files, which are kept", file=sys.stderr)
+            continue
+        freed += removal.freed
+        incomplete += bool(removal.problems)
+        for problem in removal.problems:
+            print(f"not removed: {problem}", file=sys.stderr)
+        if item.is_whole_run and item.folder.exists() and not removal.problems:
+            print(f"{item.folder} holds other files, which are kept", file=sys.stderr)
     print(f"removed {bytes_text(freed)}")
+    if incomplete:
+        raise JobError(f"{incomplete} of {counted(len(items), 'place')} could not be removed completely")
 
 
 def new_console() -> Any:

@@ -6,6 +6,7 @@ a process has open is left alone.
 
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 from partita.runs.files import LOCK, lock, take_lock
 from partita.runs.listing import RunSummary, size_of
-from partita.runs.manifest import read_manifest
+from partita.runs.manifest import MANIFESTS, read_manifest
 from partita_schema.common.checksums import DamagedError
 from partita_schema.errors import PartitaError, ResumeError
 from partita_trainers.file_sums import check_sums
@@ -155,7 +156,12 @@ def removable_of_cache(folder: Path, *, older_than_days: float, now: float) -> l
             return lock_of_tokens(lock_file)
 
         paths = list[Path]()
-        with suppress(ResumeError), locked():
+        try:
+            with locked():
+                paths = find()
+        except ResumeError:
+            continue
+        except OSError:  # the lock cannot be opened; `remove` gives the reason
             paths = find()
         if paths:
             what = "cached tokens" if tokens in paths else "incomplete cached tokens"
@@ -174,27 +180,61 @@ def lock_of_tokens(path: Path) -> Iterator[None]:
         yield
 
 
-def remove(item: Removable) -> int:
-    """Remove an item, and return the number of bytes that were freed.
+@dataclass(frozen=True)
+class Removal:
+    """What was done with files that can be removed."""
+
+    freed: int
+    """Bytes."""
+    problems: list[str]
+    """What could not be removed, with the reasons."""
+
+
+def remove(item: Removable) -> Removal:
+    """Remove the files of an item. Files that cannot be removed stay, and the others are removed all the same.
 
     Raises:
         ResumeError: A process uses it now.
-        OSError: A file cannot be removed.
     """
-    freed = 0
-    with item.locked():
-        for path in item.find():
-            size = size_of(path)
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-            freed += size
-        remove_empty(item.folder / "checkpoints")
-        if item.folder.is_dir() and {path.name for path in item.folder.iterdir()} <= {LOCK}:
-            (item.folder / LOCK).unlink(missing_ok=True)
-            remove_empty(item.folder)
-    return freed
+    freed, problems = 0, list[str]()
+    try:
+        with item.locked():
+            for path in item.find():
+                if problems and path.name == MANIFESTS[0]:  # the run stays in the list, so that this can be repeated
+                    continue
+                size = size_of(path)
+                problems += remove_path(path)
+                freed += size - size_of(path)
+            remove_empty(item.folder / "checkpoints")
+            if item.folder.is_dir() and {path.name for path in item.folder.iterdir()} <= {LOCK}:
+                problems += remove_path(item.folder)
+    except OSError as error:  # the folder can be neither locked nor listed
+        problems.append(reason_of(error, item.folder))
+    return Removal(freed, problems)
+
+
+def remove_path(path: Path) -> list[str]:
+    """Remove a file, or a folder with as much of it as possible. Return the first reason why something stays."""
+    errors = list[str]()
+
+    def note(_: object, failed: str, error: BaseException | tuple[Any, BaseException, Any]) -> None:
+        errors.append(reason_of(error[1] if isinstance(error, tuple) else error, Path(failed)))
+
+    try:
+        if not path.is_dir():
+            path.unlink()
+        elif sys.version_info >= (3, 12):
+            shutil.rmtree(path, onexc=note)
+        else:
+            shutil.rmtree(path, onerror=note)
+    except OSError as error:
+        errors.append(reason_of(error, path))
+    return errors[:1]
+
+
+def reason_of(error: BaseException, path: Path) -> str:
+    """Return a message with the path and why it stays."""
+    return f"{path}: {getattr(error, 'strerror', None) or error}"
 
 
 def remove_empty(folder: Path) -> None:

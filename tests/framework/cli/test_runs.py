@@ -307,3 +307,21 @@ def test_a_run_that_is_in_use_is_left_alone(call: Call, monkeypatch: pytest.Monk
     assert (code, out.splitlines()[-1]) == (0, "removed 0 B")
     assert err.startswith("left alone: runs/tickets is in use by another process")
     assert (folder / "checkpoints").exists()
+
+
+def test_what_cannot_be_removed_is_listed_and_the_rest_is_removed(
+    call: Call, without_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(without_root)
+    monkeypatch.setenv("PARTITA_CACHE", str(without_root / "cache"))
+    closed, other = make_run("closed") / "checkpoints", make_run("other") / "checkpoints"
+    closed.chmod(0o500)
+    code, out, err = call("runs", "clean", "--yes")
+    closed.chmod(0o700)
+    assert (code, out.splitlines()[-1]) == (1, "removed 10 kB")
+    assert err == (
+        "not removed: runs/closed/checkpoints/step-000004: Permission denied\n"
+        "error: 1 of 2 places could not be removed completely\n"
+    )
+    assert (closed / "step-000004").exists()
+    assert not other.exists()

@@ -1,16 +1,18 @@
 """What can go from runs is found and removed; models, running runs and files of users stay."""
 
 import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from partita.runs.cleaning import DAY, Removable, removable_of_cache, removable_of_runs, remove
+from partita.runs.cleaning import DAY, Removable, Removal, removable_of_cache, removable_of_runs, remove
 from partita.runs.files import lock
 from partita.runs.listing import read_runs
 from partita_schema.errors import ResumeError
 
-from ..run_directories import MakeRun
+from ..run_directories import MakeRun, write_run
 
 KEY = "0123456789abcdef" * 2
 
@@ -30,7 +32,7 @@ def test_checkpoints_of_a_finished_run_are_removed_and_nothing_else(make_run: Ma
     before = files(folder)
     (item,) = found(folder.parent)
     assert (item.what, item.bytes) == ("checkpoints of a finished run", 5000)
-    assert remove(item) == 5000
+    assert remove(item) == Removal(5000, [])
     assert before - files(folder) == {"checkpoints/step-000004/model.safetensors"}
     assert found(folder.parent) == []
 
@@ -96,7 +98,7 @@ def test_a_run_that_was_finished_after_the_question_stays(make_run: MakeRun) -> 
     (item,) = found(folder.parent, days_later=31)
     make_run("tickets")
     before = files(folder)
-    assert remove(item) == 0
+    assert remove(item) == Removal(0, [])
     assert files(folder) == before
 
 
@@ -182,3 +184,49 @@ def test_torn_tokens_are_removed_at_any_age_unless_a_process_computes_them(tmp_p
 
 def test_a_cache_that_does_not_exist_has_nothing_to_remove(tmp_path: Path) -> None:
     assert removable_of_cache(tmp_path / "nowhere", older_than_days=0, now=0) == []
+
+
+def test_the_rest_of_a_checkpoint_is_removed_if_a_file_cannot_be(without_root: Path) -> None:
+    checkpoints = write_run(without_root, "tickets") / "checkpoints"
+    (checkpoints / "step-000004" / "closed").mkdir()
+    (checkpoints / "step-000004" / "closed" / "file").write_bytes(b"x" * 30)
+    (checkpoints / "step-000008").mkdir()
+    (checkpoints / "step-000008" / "file").write_bytes(b"x" * 70)
+    with read_only(checkpoints / "step-000004" / "closed"):
+        (item,) = found(without_root / "runs")
+        removal = remove(item)
+    assert removal == Removal(5070, [f"{checkpoints}/step-000004/closed/file: Permission denied"])
+    assert files(checkpoints) == {"step-000004/closed/file"}
+
+
+def test_an_unfinished_run_stays_in_the_list_until_all_of_it_is_removed(without_root: Path) -> None:
+    folder = write_run(without_root, "tickets", status="failed")
+    with read_only(folder / "checkpoints" / "step-000004"):
+        (item,) = found(without_root / "runs", days_later=31)
+        removal = remove(item)
+    assert removal.problems == [f"{folder}/checkpoints/step-000004/model.safetensors: Permission denied"]
+    assert files(folder) == {"manifest.json", "checkpoints/step-000004/model.safetensors", ".lock"}
+    (item,) = found(without_root / "runs", days_later=31)
+    assert remove(item).problems == []
+    assert not folder.exists()
+
+
+def test_a_run_and_cached_tokens_that_cannot_be_locked_stay(without_root: Path) -> None:
+    folder = write_run(without_root, "tickets")
+    (folder / ".lock").unlink()
+    tokens = make_tokens(without_root / "tokens")
+    (tokens.parent / f".{KEY}.abc").mkdir()
+    (tokens.parent / f"{KEY}.lock").chmod(0o400)
+    with read_only(folder):
+        items = [*found(folder.parent), *removable_of_cache(tokens.parent, older_than_days=30, now=0)]
+        removals = [remove(item) for item in items]
+    assert [item.what for item in items] == ["checkpoints of a finished run", "incomplete cached tokens"]
+    assert removals == [Removal(0, [f"{folder}: Permission denied"]), Removal(0, [f"{tokens}: Permission denied"])]
+    assert (folder / "checkpoints" / "step-000004" / "model.safetensors").exists()
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    folder.chmod(0o500)
+    yield
+    folder.chmod(0o700)
