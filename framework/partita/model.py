@@ -14,8 +14,8 @@ from partita.pipeline.export import upload
 from partita.report.run_page import try_to_write_report
 from partita.report.run_record import holds_results
 from partita.report.simulated import page_folder
-from partita.runs.directory import log_run
 from partita.runs.manifest import MANIFESTS
+from partita.runs.opening import log_run
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config, summary
 from partita_schema.errors import ConfigError, DataError, Problem

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from partita.runs.directory import open_run
+from partita.runs.opening import open_run
 from partita_schema.config import Config
 from partita_trainers.file_sums import summed
 

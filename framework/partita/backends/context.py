@@ -16,18 +16,11 @@ from partita.data.sources.sources import errors_at, local_files, open_rows
 from partita.lm.encoders import with_heads
 from partita.pipeline.build import Labels
 from partita.pipeline.row_recorder import RecordedEvaluation
-from partita.runs.directory import RunDirectory, log_run, open_run_of_group
-from partita.runs.manifest import (
-    MANIFESTS,
-    ChosenRun,
-    choose_folder,
-    find_finished,
-    manifest_path,
-    read_manifest,
-    sibling_runs,
-    unfinished_sibling,
-)
+from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
+from partita.runs.directory import RunDirectory
+from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest, sibling_runs
 from partita.runs.notebook import show_in_notebook
+from partita.runs.opening import log_run, open_run_of_group
 from partita.runs.progress import show_progress
 from partita.runs.row_results import BASE
 from partita_schema.code import code_of

@@ -12,7 +12,8 @@ from partita.report.disagreements import Disagreement, balanced, disagreements
 from partita.report.paired_metrics import Agreement, MetricDifference, agreement_of, differences_of
 from partita.report.simulated import transcript_files
 from partita.runs.listing import RunSummary, is_run, read_summary
-from partita.runs.manifest import leaves, sibling_runs
+from partita.runs.manifest import sibling_runs
+from partita.runs.settings import leaves
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
 

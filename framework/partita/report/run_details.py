@@ -13,7 +13,7 @@ from partita.report.measures import as_number
 from partita.report.runs_table import WIDEST, age_text, bytes_text
 from partita.report.train_command import train_command
 from partita.runs.listing import RunSummary, data_of, model_of, size_of
-from partita.runs.manifest import leaves
+from partita.runs.settings import leaves
 from partita_schema.common.text import counted
 
 FILES = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.runs.manifest import leaves
+from partita.runs.settings import leaves
 from partita_schema.errors import PartitaError
 from partita_schema.load import load_config
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from partita.data.episode import Episode, from_line
 from partita.runs.files import open_private, writing
-from partita.runs.manifest import differences
+from partita.runs.settings import differences
 from partita_schema.common.checksums import DamagedError, sealed_line, unsealed_line
 from partita_schema.common.files import replacing
 from partita_schema.common.text import counted

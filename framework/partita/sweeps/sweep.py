@@ -16,7 +16,7 @@ from partita.backends.arguments import count_of, path_of
 from partita.distributed.init import available_cores
 from partita.report.sweep_page import write_sweep_page
 from partita.runs.files import writing
-from partita.runs.manifest import differences
+from partita.runs.settings import differences
 from partita.runs.sweep_record import TRIALS, Trial, TrialResult, read_result, write_result
 from partita.runs.sweep_result import SweepResult, read_sweep, trial_line, write_sweep
 from partita.sweeps.importance import importances

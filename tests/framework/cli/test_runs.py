@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from partita.report.runs_table import bytes_text
-from partita.runs.directory import open_run
 from partita.runs.files import lock
 from partita.runs.listing import read_summary
+from partita.runs.opening import open_run
 from partita_schema.load import LoadedConfig, load_config
 from partita_trainers.file_sums import summed
 

@@ -11,17 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from partita.runs.directory import RunDirectory, open_run
+from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
+from partita.runs.directory import RunDirectory
 from partita.runs.files import lock, strict_json
-from partita.runs.manifest import (
-    ChosenRun,
-    check_same,
-    choose_folder,
-    find_finished,
-    leaves,
-    read_manifest,
-    unfinished_sibling,
-)
+from partita.runs.manifest import read_manifest
+from partita.runs.opening import open_run
+from partita.runs.settings import check_same, leaves
 from partita_schema.common.checksums import sealed
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError, ResumeError, WriteError

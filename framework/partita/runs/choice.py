@@ -1,0 +1,107 @@
+"""Choice of a run directory among NAME, NAME-2, ...: the one to continue, the finished one to use, or a free name."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.runs.manifest import read_manifest
+from partita.runs.settings import LOCATION_KEYS, USE_KEYS, changeable, differences, result_keys
+from partita_schema.config import Config
+
+
+@dataclass(frozen=True)
+class ChosenRun:
+    """The run directory chosen if the caller names none."""
+
+    folder: Path
+    not_continued: str | None = None
+    """Which other run is not resumed, and how to resume it; None if there is none."""
+
+
+def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
+    """Return the unfinished run under `base/name`, `name-2`, ... that this file may resume, else the first free name.
+
+    A run with exactly this configuration is preferred; otherwise the newest one that differs only in keys that may
+    change on resume.
+    """
+    settings = config.model_dump(mode="json")
+    continuable: Path | None = None
+    passed: str | None = None
+    free = base / name
+    for folder, manifest in numbered_folders(name, base=base):
+        if not manifest:
+            free = folder
+            break
+        recorded = manifest.get("config", {})
+        changed = differences(recorded, settings, without=changeable(recorded, settings))
+        if manifest.get("status") == "done":
+            if not changed:
+                passed = (
+                    f"the run in {folder} is finished; to train it longer, raise trainer.epochs and add --run {folder}"
+                )
+        elif changed:
+            continue
+        elif not differences(recorded, settings, without=(*LOCATION_KEYS, *result_keys(recorded, settings))):
+            return ChosenRun(folder)
+        else:
+            continuable = folder
+    return ChosenRun(continuable) if continuable is not None else ChosenRun(free, passed)
+
+
+def unfinished_sibling(
+    name: str, *, config: Config, base: Path, file: str | None, used: Path, with_changes: bool = False
+) -> str | None:
+    """Return which unfinished run among the names of `choose_folder` is not used, and the command that continues it.
+
+    Args:
+        name: Name of the runs.
+        config: The configuration of the file.
+        base: Parent of the runs.
+        file: The configuration file, for the command; None if there is none.
+        used: The run directory that is used.
+        with_changes: Whether to name a run that this file can only continue without its changes.
+    """
+    settings = config.model_dump(mode="json")
+    note: str | None = None
+    for folder, manifest in numbered_folders(name, base=base):
+        if not manifest or manifest.get("status") == "done" or folder.resolve() == used.resolve():
+            continue
+        recorded = manifest.get("config", {})
+        changed = differences(recorded, settings, without=changeable(recorded, settings))
+        if changed and not with_changes:
+            continue
+        command = f"partita train {file} --run {folder}" if file is not None else f'train(run="{folder}")'
+        note = f"the unfinished run in {folder} is not continued; to continue it: {command}"
+        if changed:
+            keys = "; ".join(changed[:5])
+            note = (
+                f"the unfinished run in {folder} is not continued, because other keys changed: {keys}; to continue it, "
+                f"undo that: {command}"
+            )
+    return note
+
+
+def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest finished run of this file among the names of `choose_folder`.
+
+    Without one, also return how the newest finished run of another file differs: `key: there -> here`.
+    """
+    settings = config.model_dump(mode="json")
+    newest, apart = None, list[str]()
+    for folder, manifest in numbered_folders(name, base=base):
+        if manifest.get("status") == "done":
+            there = manifest.get("config", {})
+            apart = differences(there, settings, without=(*USE_KEYS, *result_keys(there, settings)))
+            newest = folder if not apart else newest
+    return newest, apart
+
+
+def numbered_folders(name: str, *, base: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield `name`, `name-2`, ... with their manifests, up to the first free name."""
+    number, manifest = 1, {"status": ""}
+    while manifest:
+        folder = base / (name if number == 1 else f"{name}-{number}")
+        manifest = read_manifest(folder)
+        yield folder, manifest
+        number += 1

@@ -1,0 +1,206 @@
+"""Open a run directory: new, continued or finished; lock it, and record how it starts and ends."""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from partita.runs.cost import Cost
+from partita.runs.directory import FollowedRun, RunDirectory
+from partita.runs.files import lock, writing
+from partita.runs.manifest import now, versions
+from partita.runs.origin import command_line, git_commit
+from partita.runs.row_results import FOLDER as EVALUATIONS
+from partita.runs.settings import FREE_KEYS, check_same, differences
+from partita_schema.common.checksums import DamagedError
+from partita_schema.common.files import write_atomically
+from partita_schema.config import Config
+from partita_schema.errors import OtherRankError, ResumeError
+from partita_schema.records import FORMAT_VERSION
+from partita_schema.yaml.variables import escaped
+from partita_trainers.file_sums import check_sums
+from partita_trainers.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+WRITTEN = (
+    *("config.yaml", "resolved.yaml", "samples.json", "log.jsonl"),
+    *("model", "checkpoints", "tokenizer", "evaluations"),
+)
+"""Names that a run writes and that a user's own files may have."""
+ALWAYS_WRITTEN = ("manifest.json", "config.yaml", "resolved.yaml", "ledger.json", "samples.json", "tokenizer", ".lock")
+"""Files that a run writes before its first step."""
+
+
+def log_run(folder: Path, start: str) -> None:
+    """Log which run directory a command uses, and how it starts: the first line of its log."""
+    fields = {"event": "run", "directory": str(folder), "start": start}
+    logger.info("run directory: %s (%s)", folder, start, extra={"fields": fields})
+
+
+def start_of(run: RunDirectory) -> str:
+    """Return how a run starts: new, resumed from its newest checkpoint, from the beginning again, or not at all."""
+    if not run.manifest:
+        return "new"
+    if run.finished and run.manifest.get("config") == run.config.model_dump(mode="json"):
+        return "finished"
+    if run.has_checkpoints or "rounds" in run.manifest or (run.finished and not run.config.trains):
+        return "continued"
+    if run.finished:
+        return "trained again from its first step: it has no checkpoints any more"
+    return "started again: it has no checkpoint yet"
+
+
+@contextmanager
+def open_run_of_group(
+    process_group: ProcessGroup,
+    folder: Path,
+    *,
+    config: Config,
+    text: str | None,
+    resolved: str,
+    origin: Path,
+    quiet: bool = False,
+) -> Iterator[RunDirectory]:
+    """Open a run for a process group: rank 0 calls `open_run`, the others follow it.
+
+    Args:
+        process_group: The ranks of the run.
+        folder: The run directory.
+        config: The configuration.
+        text: The configuration file as written, if there is one.
+        resolved: The resolved configuration as YAML.
+        origin: Folder that relative paths of the file are resolved against.
+        quiet: Show no progress.
+    """
+    if process_group.rank > 0:
+        nothing: dict[str, Any] = {}
+        manifest, resumes = process_group.all_gather_object((nothing, False), "the run")[0]
+        yield FollowedRun(folder, config=config, manifest=manifest, resumes=resumes)
+        return
+    with open_run(folder, config=config, text=text, resolved=resolved, origin=origin, quiet=quiet) as run:
+        process_group.all_gather_object((run.manifest, run.has_checkpoints), "the run")
+        yield run
+
+
+@contextmanager
+def open_run(
+    folder: Path, *, config: Config, text: str | None, resolved: str, origin: Path, quiet: bool = False
+) -> Iterator[RunDirectory]:
+    """Open a new or resumed run, and record in its status how it ended.
+
+    A finished run is left unchanged unless the file now asks for more steps. A run without a checkpoint may be
+    started again with another file. A new run that ends before its first step leaves no directory.
+
+    Args:
+        folder: The run directory.
+        config: The configuration.
+        text: The configuration file as written, if there is one.
+        resolved: The resolved configuration as YAML.
+        origin: Folder that relative paths of the file are resolved against.
+        quiet: Show no progress.
+
+    Raises:
+        ResumeError: The folder holds another run, or another process has it open.
+        WriteError: The folder cannot be written.
+    """
+    existed = folder.exists()
+    new_parents = [parent for parent in folder.parents if not parent.exists()]
+    with writing(folder), lock(folder):
+        run = RunDirectory(folder, config=config, quiet=quiet)
+        settings = config.model_dump(mode="json")
+        recorded = run.manifest.get("config", {})
+        if run.finished:
+            reopen_where_damaged(run)
+        if run.finished or run.checkpoints.is_dir():
+            check_same(recorded, settings, folder=folder)
+        if not recorded:
+            check_free(folder)
+        log_run(folder, start_of(run))
+        if run.finished and recorded == settings:
+            yield run
+            return
+        record_start(run, origin=origin)
+        write_atomically(folder / "config.yaml", text or yaml.safe_dump(escaped(settings), sort_keys=False))
+        write_atomically(folder / "resolved.yaml", resolved)
+        try:
+            yield run
+        except KeyboardInterrupt as interrupt:
+            # When a process fails, the launcher ends the others with a signal.
+            failed = interrupt.__context__ if isinstance(interrupt.__context__, OtherRankError) else None
+            run.note(status="interrupted" if failed is None else "failed", error=str(failed) if failed else None)
+            raise
+        except BaseException as error:
+            with suppress(OSError):  # a full disk has no room for this either, and the first error is raised
+                run.note(status="failed", error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            run.trackers.finish()
+            if not existed and run.manifest["status"] in ("failed", "interrupted") and holds_nothing(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):  # another run has begun there
+                    for parent in new_parents:
+                        parent.rmdir()
+
+
+def check_free(folder: Path) -> None:
+    """Raise ResumeError if a folder that is not a run holds files that a run would overwrite."""
+    taken = [name for name in WRITTEN if (folder / name).exists()]
+    if taken:
+        raise ResumeError(f"{folder} is not a run and holds {', '.join(taken)}; name another folder with --run")
+
+
+def record_start(run: RunDirectory, *, origin: Path) -> None:
+    """Write the start of a run to its manifest, and log what has changed in the configuration since the last one."""
+    settings, recorded = run.config.model_dump(mode="json"), run.manifest.get("config", {})
+    for change in differences(recorded, settings, without=()) if recorded else ():
+        logger.info("changed since the run began: %s", change)
+    if recorded and differences(recorded, settings, without=(*FREE_KEYS, "simulation")):
+        run.note(batch_sizes={}, metrics_base={})  # the batches differ, so their sizes must be found again
+        shutil.rmtree(run.folder / EVALUATIONS, ignore_errors=True)  # they are of another model or of other rows
+    run.cost = Cost(run.manifest.get("cost", {}))
+    commit = git_commit(Path.cwd())
+    run.note(
+        format_version=FORMAT_VERSION,
+        status="running",
+        created=run.manifest.get("created", now()),
+        starts=run.manifest.get("starts", 0) + 1,
+        versions=versions(),
+        seed=run.config.seed,
+        config=settings,
+        folder=str(origin.resolve()),
+        command=command_line(),
+        code={} if commit is None else {"commit": commit},
+        error=None,
+    )
+
+
+def reopen_where_damaged(run: RunDirectory) -> None:
+    """Reopen a finished run whose model is damaged, so that the model is written again from the newest checkpoint."""
+    result = run.folder / "model"
+    try:
+        check_sums(result)
+    except DamagedError as error:
+        if not run.has_checkpoints and "rounds" not in run.manifest:
+            raise ResumeError(f"{error}, and the run has no checkpoint to write it from; restore it") from None
+        aside = run.folder / "damaged-model"
+        shutil.rmtree(aside, ignore_errors=True)
+        result.rename(aside)
+        logger.warning("%s; it is kept as %s and written again from the newest checkpoint", error, aside)
+        run.note(status="interrupted")
+
+
+def holds_nothing(folder: Path) -> bool:
+    """Return whether a run ended before it left anything to resume from or to inspect."""
+    with suppress(OSError):
+        return all(path.name in ALWAYS_WRITTEN or is_empty(path) for path in folder.iterdir())
+    return False
+
+
+def is_empty(path: Path) -> bool:
+    """Return whether a folder has no entries, or a file no content."""
+    return not any(path.iterdir()) if path.is_dir() else path.stat().st_size == 0

@@ -1,0 +1,98 @@
+"""Settings of a run that is started again: which keys may differ from those recorded in its manifest."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from partita_schema.errors import ResumeError
+
+LOCATION_KEYS = ("backend",)
+"""Keys that may differ between starts of the same file: where the run takes place. `result_keys` adds others."""
+
+BESIDE_ROUNDS = ("simulation.tasks", "simulation.history", "simulation.repeats", "simulation.limits")
+"""Keys of the simulation that do not affect self-training."""
+
+FREE_KEYS = (
+    "trainer.epochs",
+    "trainer.max_steps",
+    "trainer.early_stop",
+    "trainer.keep_checkpoints",
+    "trainer.checkpoints_per_epoch",
+    "trainer.steps_per_checkpoint",
+    "trainer.evaluate_test",
+    "trainer.evaluate_base",
+    "trainer.restore_best",
+    "trainer.memory_budget",
+    "data.loader",
+    "data.encode",
+    "data.resume",
+    "tracking",
+    "callbacks",
+    "backend",
+    "simulation.self_training.rounds",
+)
+"""Keys that may change when a run is resumed, together with those of `result_keys`."""
+
+DATA_KEYS = ("data", "preprocessing", "seed")
+"""Keys that may also change if data.resume says how to continue."""
+
+USE_KEYS = (
+    "generation",
+    "tracking",
+    "callbacks",
+    "trainer.eval_batch_size",
+    "trainer.max_batch_size",
+    "trainer.memory_budget",
+    "trainer.max_generated_rows",
+    "trainer.evaluate_base",
+    "data.loader",
+    "data.encode",
+    "data.resume",
+    "data.test",
+    "data.max_bad_rows",
+    "backend",
+)
+"""Keys that did not affect training and may differ when a finished run is used, with those of `result_keys`."""
+
+
+def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) -> None:
+    """Raise ResumeError, naming each value that differs, if a run cannot be resumed with this file."""
+    changed = differences(old, new, without=changeable(old, new))
+    if changed:
+        listing = "\n".join(f"  {line}" for line in changed[:20])
+        raise ResumeError(f"{folder} holds a run of another file:\n{listing}\ngive this run another folder with --run")
+
+
+def changeable(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys that may change when a run with the old settings is resumed with the new ones."""
+    strict = new.get("data", {}).get("resume", "strict") == "strict"
+    return (*FREE_KEYS, *result_keys(old, new), *(() if strict else DATA_KEYS))
+
+
+def result_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys that concern only a run's result: those of the simulation, unless self-training uses it."""
+    trains = any((settings.get("simulation") or {}).get("self_training") for settings in (old, new))
+    return BESIDE_ROUNDS if trains else ("simulation",)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, without: Sequence[str]) -> list[str]:
+    """Return `key: old -> new` for each value that differs, except below the keys in `without`."""
+    before, after = leaves(old), leaves(new)
+    apart = tuple(f"{key}." for key in without)
+    return [
+        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and not f"{key}.".startswith(apart)
+    ]
+
+
+def leaves(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Return every value by its dotted path; list items by their index."""
+    items: Any = ()
+    if isinstance(settings, Mapping):
+        items = settings.items()
+    elif isinstance(settings, list):
+        items = enumerate(settings)
+    if items and settings:
+        return {key: value for name, item in items for key, value in leaves(item, f"{prefix}{name}.").items()}
+    return {prefix.removesuffix("."): settings}
