@@ -10,8 +10,8 @@ import pytest
 from partita import Model
 from partita.data.preview import make_report, preview
 from partita.runs.directory import RunDirectory
+from partita.training.notes import note_batches
 from partita.training.plan import plan_of_file
-from partita.training.run import note_batches
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.load import load_config
 

@@ -1,0 +1,153 @@
+"""What a training run notes in its manifest and log about its work: sizes, batches, rows left out."""
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from partita.data.ledger import Ledger
+from partita.data.run_data import RunData
+from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.build import Pipeline
+from partita.runs.directory import RunDirectory
+from partita.training.datasets import TrainingDatasets
+from partita.training.recorded_data import length_histograms, write_samples
+from partita_schema.base import is_set
+from partita_schema.common.text import counted
+from partita_schema.config import Config
+from partita_schema.sections.trainer import FinetuneTrainer
+from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.process_group import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+MIN_WAIT_SECONDS = 10.0
+"""Seconds spent waiting for rows above which a warning is logged."""
+LONG_WAIT = 0.1
+"""Share of the time spent waiting above which a warning is logged."""
+
+
+def note_missing_validation(config: Config) -> None:
+    """Log what a run without validation rows cannot do: a warning for keys that have no effect."""
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer) or trainer.skip_all_evaluation:
+        return
+    keys = [f"trainer.{key}" for key in ("validation_metric", "early_stop") if is_set(trainer, key)]
+    if keys:
+        logger.warning(
+            "there are no validation rows: %s and restore_best have no effect, and the last weights are the result; "
+            "write data.validation, or a data.split with a share for validation",
+            ", ".join(keys),
+        )
+    elif trainer.restore_best:
+        logger.info("there are no validation rows: the last weights are the result")
+
+
+def note_batches(directory: RunDirectory, totals: dict[str, float], *, workers: int, streamed: bool) -> None:
+    """Record batch statistics since the last start, and warn if the loader was too slow.
+
+    Args:
+        directory: The open run.
+        totals: Statistics of the loader.
+        workers: Number of data workers.
+        streamed: Whether rows are read during training.
+    """
+    directory.note(batches=totals)
+    if streamed and totals["waited_seconds"] > MIN_WAIT_SECONDS and totals["wait_share"] > LONG_WAIT:
+        logger.warning(
+            "%.0f %% of the time was spent waiting for rows: write data.loader.workers: %d, or more",
+            *(100 * totals["wait_share"], max(2, 2 * workers)),
+        )
+
+
+def recorded_sizes(directory: RunDirectory, datasets: TrainingDatasets) -> dict[str, Any]:
+    """Return the batch sizes that the run started with; not that of training if longer rows were added since."""
+    recorded: dict[str, Any] = directory.manifest.get("batch_sizes", {}) if directory.has_checkpoints else {}
+    measured = recorded.get("training", {}).get("prompt_tokens")
+    if datasets.shape is not None and measured is not None and datasets.shape.longest > measured:
+        return {name: record for name, record in recorded.items() if name != "training"}
+    return recorded
+
+
+def note_cuts(directory: RunDirectory, tuner: BatchSizeTuner, sizes: BatchSizes) -> None:
+    """Record the reduced training batch size after an out-of-memory error, also for later runs."""
+    cuts = directory.manifest.get("out_of_memory")
+    if cuts and sizes.training is not None and not sizes.training.out_of_memory:
+        cut = tuner.training_was_cut(sizes.training, rows=rows_that_fitted(sizes.training, cuts[-1]))
+        directory.note(batch_sizes={**directory.manifest["batch_sizes"], "training": cut.record()})
+
+
+def rows_that_fitted(size: BatchSize, cut: Mapping[str, int]) -> int:
+    """Return the batch size that fitted; with a token budget, convert from many short rows to the longest."""
+    rows, tokens, longest = int(cut["now"]), int(cut["tokens"]), size.prompt_tokens
+    return rows if size.max_tokens is None or longest is None else max(1, rows * tokens // longest)
+
+
+def log_left_out(ledger: Ledger, directory: RunDirectory) -> None:
+    """Log the number of rows left out and truncated, the path of the quarantine, and warnings of the ledger."""
+    ledger.log_warnings()
+    for split, counts in ledger.splits.items():
+        if counts.left_out:
+            details = (split, counts.left_out, counted(counts.rows, "row"), counts.reasons.most_common(1)[0][0])
+            logger.warning("%s: %d of %s left out (%s); see %s", *details, directory.folder / "quarantine.jsonl")
+        if counts.cut:
+            cut, lost = counted(counts.cut, "row"), counted(counts.cut_tokens, "token")
+            logger.warning("%s: %s cut to the length limit, %s lost", split, cut, lost)
+
+
+def record_data(
+    directory: RunDirectory,
+    pipeline: Pipeline,
+    data: RunData,
+    datasets: TrainingDatasets,
+    *,
+    process_group: ProcessGroup,
+) -> None:
+    """Record the lengths of the rows and samples of the training rows.
+
+    Args:
+        directory: The open run.
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        datasets: The same rows, tokenized.
+        process_group: The ranks that train; rank 0 writes.
+    """
+    directory.note(lengths=length_histograms(datasets))
+    training = datasets.training
+    if training is not None:
+        write = partial(write_samples, directory.folder, pipeline, data, training.encoded)
+        process_group.run_on_rank_zero(write, "samples of the training rows")
+
+
+def note_left_out(directory: RunDirectory, ledger: Ledger) -> None:
+    """Record the number of rows left out, by split."""
+    directory.note(ledger={split: counts.left_out for split, counts in ledger.splits.items()})
+
+
+def note_work(
+    directory: RunDirectory,
+    pipeline: Pipeline,
+    data: RunData,
+    ledger: Ledger,
+    *,
+    batch_sizes: dict[str, Any],
+) -> None:
+    """Record in the manifest the device, data, labels, batch sizes and number of parameters.
+
+    Args:
+        directory: The open run.
+        pipeline: The parts of the run.
+        data: The rows of the run.
+        ledger: Counts of the rows left out.
+        batch_sizes: Records of the batch sizes, by purpose.
+    """
+    note_left_out(directory, ledger)
+    directory.note(
+        device=str(pipeline.lm.device),
+        data=data.record(),
+        labels={name: list(labels) for name, labels in pipeline.labels.items()},
+        batch_sizes=batch_sizes,
+        token_cache=pipeline.tokens.record() if pipeline.tokens is not None else {},
+        parameters=sum(parameter.numel() for parameter in pipeline.lm.module.parameters()),
+        trained_parameters=sum(p.numel() for p in pipeline.lm.module.parameters() if p.requires_grad),
+    )
