@@ -16,9 +16,9 @@ from partita.lm.continuation import decode_continuation
 from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.build import Pipeline
 from partita.simulation.agents import Agent, GoldTurns, ScriptedLines, SingleTurnAgent
+from partita.simulation.model_speaker import ModelSpec
 from partita.simulation.registry import AGENTS, factory
 from partita.simulation.rollout import Rollout
-from partita.simulation.speakers import ModelSpec
 from partita.simulation.turn_answers import build_turn_answers
 from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import Conversation, World

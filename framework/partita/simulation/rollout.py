@@ -20,7 +20,9 @@ from typing import Any
 from partita.data.episode import AGENT, Episode
 from partita.simulation.agents import Agent
 from partita.simulation.contract import StepTimeoutError
-from partita.simulation.speakers import ModelSpeaker, ModelSpec, ProgramSpeaker, Speaker, TurnResult
+from partita.simulation.model_speaker import ModelSpeaker, ModelSpec
+from partita.simulation.program_speaker import ProgramSpeaker
+from partita.simulation.speakers import Speaker, TurnResult
 from partita.simulation.worlds import Play, World, failure
 from partita_schema.sections.simulation import Limits
 from partita_trainers.interrupt import never

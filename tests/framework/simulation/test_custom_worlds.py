@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from partita import ConfigError, ResumeError
+from partita.simulation.model_speaker import ModelSpeaker
 from partita.simulation.rollout import Rollout
-from partita.simulation.speakers import ModelSpeaker
 
 from ...json_lines import read_json_lines
 from ...properties import ends

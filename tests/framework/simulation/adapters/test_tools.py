@@ -16,8 +16,8 @@ from partita.lm.scripted import ScriptedModel
 from partita.simulation.adapters import adapt, tools_of
 from partita.simulation.adapters.tools import Tools
 from partita.simulation.contract import ContractError, Environment, check_reset_result, check_step_result
+from partita.simulation.model_speaker import ModelSpec
 from partita.simulation.rollout import Rollout
-from partita.simulation.speakers import ModelSpec
 from partita.simulation.turns import TurnEncoder
 from partita.simulation.worlds import BackgroundCloser, EnvironmentWorld
 from partita_schema.load import load_config
