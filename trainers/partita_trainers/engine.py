@@ -15,7 +15,7 @@ from partita_schema.errors import ConfigError, Problem, TrainingError
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.accelerate_internals import PREPARED, reset_precision
 from partita_trainers.base import Batch, LanguageModel
-from partita_trainers.batch_size.memory import attempt
+from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, WeightedMean
 from partita_trainers.optimizers import build_optimizers, set_learning_rate
 from partita_trainers.preserved_state import clear_gradients

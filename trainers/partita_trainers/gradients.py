@@ -16,7 +16,7 @@ from partita_schema.common.checksums import hash_to_int
 from partita_schema.common.text import counted
 from partita_schema.errors import DivergenceError, OutOfStepError, TrainingError
 from partita_trainers.base import Batch, GlobalBatch
-from partita_trainers.batch_size.memory import attempt
+from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.engine import IDLE, MicroBatchLoss, TrainEngine
 from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import LossSums

@@ -17,7 +17,7 @@ from functools import partial
 
 from partita_schema.errors import DivergenceError, OtherRankError, TrainingError
 from partita_trainers.base import Batches, GlobalBatch
-from partita_trainers.batch_size.memory import attempt
+from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.engine import TrainEngine
 from partita_trainers.gradients import accumulate, captured, prepare_objective
 from partita_trainers.interrupt import never

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from partita.distributed.world import DistributedEnv
 from partita_schema.errors import LostRankError, OtherRankError
-from partita_trainers.batch_size.memory import is_out_of_memory
+from partita_trainers.batch_size.device_errors import is_out_of_memory
 from partita_trainers.torch_internals import default_store
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from partita_trainers.batch_size.memory import is_too_large
+from partita_trainers.batch_size.device_errors import is_too_large
 
 logger = logging.getLogger(__name__)
 

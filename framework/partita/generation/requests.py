@@ -11,7 +11,7 @@ from partita.generation.prompts import PromptSource
 from partita.lm.base import SHORTEST_PREFIX, AnswerContext, Generated, GenerationOptions
 from partita_schema.cells import compact_json
 from partita_schema.errors import JobError
-from partita_trainers.batch_size.memory import is_broken_device
+from partita_trainers.batch_size.device_errors import is_broken_device
 from partita_trainers.interrupt import never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 

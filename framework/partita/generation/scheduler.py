@@ -34,7 +34,7 @@ from partita.generation.requests import (
 from partita.generation.work_queue import PlannedRowQueue, RowQueue
 from partita.lm.base import AnsweringSlots, SlotAnswer, SlotRequest
 from partita_schema.errors import OutOfMemory
-from partita_trainers.batch_size.memory import attempt, free_everything
+from partita_trainers.batch_size.device_errors import attempt, free_everything
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel

@@ -39,7 +39,7 @@ from partita.generation.work_queue import WorkQueue, drain
 from partita.lm.base import PADDED, BatchWay, Generated, GenerationRequest
 from partita_schema.common.text import counted
 from partita_schema.errors import OutOfMemory
-from partita_trainers.batch_size.memory import attempt
+from partita_trainers.batch_size.device_errors import attempt
 
 if TYPE_CHECKING:
     from partita.lm.base import GenerativeModel

@@ -23,7 +23,7 @@ from partita.lm.generation import end_token_ids
 from partita.lm.loaded_model import TextModel
 from partita.lm.packing_check import rounding_limit
 from partita_schema.errors import ModelError, OutOfMemory
-from partita_trainers.batch_size.memory import is_out_of_memory
+from partita_trainers.batch_size.device_errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 

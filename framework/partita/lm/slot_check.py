@@ -17,7 +17,7 @@ from partita.lm.slot_attention import attends
 from partita.lm.slots import Slots, SlotWay
 from partita.lm.transformers_internals import attention_of, is_stateful
 from partita_schema.errors import OutOfMemory
-from partita_trainers.batch_size.memory import is_out_of_memory
+from partita_trainers.batch_size.device_errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 

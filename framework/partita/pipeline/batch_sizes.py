@@ -4,24 +4,20 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 
 from partita.data.training_shape import TrainingShape
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import usable_lengths
-from partita.lm.base import GenerationOptions, GenerativeModel
 from partita.pipeline.probes import EvaluationProbe, GenerationProbe
-from partita.runs.manifest import versions
+from partita.pipeline.size_key import ROWS_THAT_COUNT, TunedPipeline, size_key
 from partita_schema.common.text import counted
-from partita_schema.config import Config
 from partita_schema.errors import OtherRankError
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.batch_size.cache import Cache, bucket
-from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.device_memory import device_memory
 from partita_trainers.batch_size.probe import BatchSize, Probe, Purpose
 from partita_trainers.batch_size.probe_runner import ProbeRunner
 from partita_trainers.batch_size.search import candidate_sizes, predicted_bytes
@@ -33,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 FRAGMENTATION = 2.2
 """Ratio of process memory to allocated memory with the default malloc; measured on Linux."""
-PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
-ROWS_THAT_COUNT = 4096
-"""Data with more rows than this is treated alike when a size is chosen."""
 
 
 @dataclass(frozen=True)
@@ -57,30 +50,6 @@ class BatchSizes:
     def records(self) -> dict[str, dict[str, Any]]:
         """Return the sizes as JSON, for the manifest."""
         return {name: size.record() for name, size in self.by_purpose().items()}
-
-
-class TunedPipeline(Protocol):
-    """What sizes are found for, for example a `Pipeline`."""
-
-    @property
-    def config(self) -> Config:
-        """The config."""
-
-    @property
-    def folder(self) -> Path:
-        """Folder that relative paths refer to."""
-
-    @property
-    def lm(self) -> GenerativeModel:
-        """The model."""
-
-    @property
-    def generation(self) -> GenerationOptions:
-        """Generation settings."""
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Maximum number of new tokens."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +235,8 @@ class BatchSizeTuner:
             return known
         limits = [limit for limit in (max_rows, self.config.trainer.max_batch_size) if limit is not None]
         limit = min(limits, default=None)
-        key = self.key(probe, options=options, max_rows=limit)
+        state = self.with_training_state
+        key = size_key(self.pipeline, probe, self.memory, options=options, max_rows=limit, with_training_state=state)
         runner = ProbeRunner(probe, self.memory, process_group=self.process_group)
         size = (
             self.search(runner, key, max_rows=limit, sizes=sizes) if self.process_group.rank == 0 else runner.follow()
@@ -309,36 +279,6 @@ class BatchSizeTuner:
         was_limited = size.rows >= known.rows and probe.max_rows > known.rows
         other = list(options) != known.key["options"]
         return None if harder or larger or was_limited or other else size
-
-    def key(self, probe: Probe, *, options: Sequence[Any], max_rows: int | None) -> dict[str, Any]:
-        """Return everything that determines a size, as JSON."""
-        config = self.config
-        sections = ("base_model", "model_parameters", "adapter", "quantization", "trust_remote_code")
-        trainer = config.trainer.model_dump(mode="json", include={"memory_budget", "gradient_checkpointing"})
-        if probe.purpose == "training":
-            trainer = config.trainer.model_dump(mode="json", exclude={"batch_size", "eval_batch_size"})
-        module = self.lm.module
-        volume = probe.volume(1)
-        usual = volume.tokens // max(1, volume.rows or volume.batches)
-        installed = versions()
-        return {
-            "purpose": probe.purpose,
-            "model": config.model_dump(mode="json", include=set(sections)),
-            "folder": str(self.pipeline.folder),
-            "parameters": sum(parameter.numel() for parameter in module.parameters()),
-            "dtypes": sorted({str(parameter.dtype) for parameter in module.parameters()}),
-            "trainer": trainer,
-            "with_training_state": self.with_training_state,
-            "device": self.memory.identity,
-            "threads": torch.get_num_threads() if self.lm.device.type == "cpu" else None,
-            "versions": {name: installed.get(name) for name in PACKAGES},
-            "prompt_tokens": bucket(probe.prompt_tokens),
-            "usual_tokens": bucket(usual),
-            "new_tokens": probe.new_tokens,
-            "rows": min(probe.max_rows, ROWS_THAT_COUNT).bit_length(),
-            "max_rows": max_rows,
-            "options": list(options),
-        }
 
     # Use of sizes
 

@@ -17,7 +17,7 @@ from partita_schema.common.text import counted
 from partita_schema.errors import OutOfMemory
 from partita_schema.sections.data import Data
 from partita_trainers.base import Batch, Metrics
-from partita_trainers.batch_size.memory import attempt
+from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.micro_batches import select_lines
 from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective, ObjectiveContext, metric_values
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup

@@ -41,7 +41,7 @@ from partita_schema.sections.simulation import Simulation, Tasks
 from partita_schema.sections.sources import SimulationSource, default_name
 from partita_trainers.base import TrainResult
 from partita_trainers.batch_size.cache import Cache
-from partita_trainers.batch_size.memory import free_everything
+from partita_trainers.batch_size.device_errors import free_everything
 from partita_trainers.process_group import ProcessGroup, synchronized_errors
 from partita_trainers.registry import build_trainer
 

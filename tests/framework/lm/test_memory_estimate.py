@@ -10,7 +10,7 @@ MEASURED = """
 import json, torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
-from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.device_memory import device_memory
 torch.set_num_threads(1)
 memory = device_memory(torch.device("cpu"))
 ROWS, TOKENS, NEW = 12, 300, 4

@@ -486,7 +486,7 @@ from partita.lm.load_model import load_model
 from partita.tokenizers.load import load_tokenizer
 from partita.lm.worst_case import worst_requests
 from partita_schema.config import Config
-from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.device_memory import device_memory
 
 def load(base, sections):
     config = Config.model_validate({

@@ -16,7 +16,7 @@ from partita import Model
 from partita.lm.batch_check import check_causal, find_batch_way
 from partita.lm.slot_check import find_way
 from partita.lm.slot_kv_cache import SlotKVCache
-from partita_trainers.batch_size import memory
+from partita_trainers.batch_size import device_memory
 from partita_trainers.batch_size.memory import Peak, within
 
 from ...json_lines import read_json_lines
@@ -203,7 +203,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
     monkeypatch.setattr(pipeline, "load_model", loaded)
     for name in ("find_way", "find_batch_way", "check_causal"):
         monkeypatch.setattr(f"partita.lm.huggingface.{name}", getattr(result, name))
-    monkeypatch.setitem(memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(result, allowed))
+    monkeypatch.setitem(device_memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(result, allowed))
     for module in (
         "partita.lm.worst_case",
         "partita.lm.worst_slots",

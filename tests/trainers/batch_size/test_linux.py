@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from partita_trainers.batch_size import linux
-from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.device_memory import device_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="this tests Linux")
 
@@ -165,7 +165,7 @@ def test_guarded_work_keeps_its_memory_unless_it_must_be_exact() -> None:
     code = f"""
 {BLOCKS}{KEPT}
 import torch
-from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.device_memory import device_memory
 memory = device_memory(torch.device("cpu"))
 size = 24 * 2**20
 with memory.guard():
@@ -185,7 +185,7 @@ print("right")
 def test_the_measured_peak_is_the_memory_held_at_once() -> None:
     code = """
 import torch
-from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.device_memory import device_memory
 memory = device_memory(torch.device("cpu"))
 def work(megabytes):
     for _ in range(3):
@@ -206,7 +206,7 @@ print("right")
 def test_a_peak_is_also_reported_for_work_that_raises() -> None:
     code = """
 import torch
-from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.device_memory import device_memory
 memory = device_memory(torch.device("cpu"))
 try:
     with memory.measure() as peak:
@@ -237,7 +237,7 @@ WORK = """
 import json, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from partita_trainers.batch_size import linux
-from partita_trainers.batch_size.memory import attempt
+from partita_trainers.batch_size.device_errors import attempt
 torch.set_num_threads(1)
 shape = dict(vocab_size=2000, hidden_size=256, intermediate_size=704, num_hidden_layers=2, num_attention_heads=4)
 config = LlamaConfig(**shape)

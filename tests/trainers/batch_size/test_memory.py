@@ -15,16 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from partita_trainers.batch_size import linux, memory
-from partita_trainers.batch_size.memory import (
-    AcceleratorMemory,
-    HostMemory,
-    attempt,
-    device_memory,
-    is_broken_device,
-    is_out_of_memory,
-    is_too_large,
-)
+from partita_trainers.batch_size import accelerator_memory, linux
+from partita_trainers.batch_size.accelerator_memory import AcceleratorMemory
+from partita_trainers.batch_size.device_errors import attempt, is_broken_device, is_out_of_memory, is_too_large
+from partita_trainers.batch_size.device_memory import device_memory
+from partita_trainers.batch_size.host_memory import HostMemory
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured through Linux's procfs")
 GB = 10**9
@@ -366,7 +361,7 @@ def accelerator(
     monkeypatch: pytest.MonkeyPatch, allowed: int | float | None = None
 ) -> tuple[AcceleratorMemory, Library]:
     library = Library()
-    monkeypatch.setattr(memory, "torch", SimpleNamespace(cuda=library))
+    monkeypatch.setattr(accelerator_memory, "torch", SimpleNamespace(cuda=library))
     return AcceleratorMemory(torch.device("cuda", 0), allowed), library
 
 
@@ -402,7 +397,7 @@ def test_on_a_gpu_used_is_allocated_memory_and_taken_is_reserved_memory(monkeypa
 PEAKS = """
 import json, torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.device_memory import device_memory
 torch.set_num_threads(1)
 shape = dict(vocab_size=500, hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=4)
 model = LlamaForCausalLM(LlamaConfig(**shape)).eval()
@@ -421,7 +416,8 @@ print(json.dumps(found))
 
 OVERSHOOT = """
 import torch
-from partita_trainers.batch_size.memory import attempt, device_memory
+from partita_trainers.batch_size.device_memory import device_memory
+from partita_trainers.batch_size.device_errors import attempt
 memory = device_memory(torch.device("cpu"), memory_budget=int({budget}))
 with memory.guard(exact={exact}):
     fits, failure = attempt(lambda: torch.ones(int({inside}) // 4).sum().item())
@@ -463,7 +459,7 @@ def test_work_beyond_the_budget_is_an_error_and_the_process_survives(exact: bool
 def test_a_tighter_existing_limit_is_kept() -> None:
     code = """
 import resource, torch
-from partita_trainers.batch_size.memory import device_memory
+from partita_trainers.batch_size.device_memory import device_memory
 resource.setrlimit(resource.RLIMIT_DATA, (2 * 10**9, resource.RLIM_INFINITY))
 memory = device_memory(torch.device("cpu"))
 assert memory.budget() < 2 * 10**9

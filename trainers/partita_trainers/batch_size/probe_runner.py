@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from partita_trainers.batch_size.memory import DeviceMemory, attempt
+from partita_trainers.batch_size.device_errors import attempt
+from partita_trainers.batch_size.memory import DeviceMemory
 from partita_trainers.batch_size.probe import BatchSize, Probe, ProbeResult, Timing
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
 
