@@ -168,7 +168,7 @@ def test_an_evaluation_is_one_line_with_both_losses(make_work: Any, caplog: pyte
     work = make_work(
         epochs=2, steps_per_evaluation=2, max_steps=6, evaluate=lambda *_, **options: {"loss": next(values)}
     )
-    with caplog.at_level("INFO", logger="partita_trainers.finetune"):
+    with caplog.at_level("INFO", logger="partita_trainers"):
         run(work)
     losses = [record["loss"] for record in work.run.log]
     means = [f"{(one + other) / 2:.4g}" for one, other in zip(losses[::2], losses[1::2], strict=True)]

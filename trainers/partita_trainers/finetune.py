@@ -5,7 +5,6 @@ optimizer and random states are saved together and restored bit for bit.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -279,33 +278,11 @@ class FinetuneRun:
             metrics = self.context.evaluate("validation", generated, self.config.max_generated_rows, step=self.step)
         self.run.report(metrics, step=self.step, split="validation")
         improved = self.validation.update(metrics, step=self.step)
-        self.log_evaluation(metrics, improved=improved)
+        training_loss, total = self.losses.take_mean(), self.schedule.total
+        self.validation.log(metrics, step=self.step, total_steps=total, training_loss=training_loss, improved=improved)
         best, best_step = self.validation.best, self.validation.best_step
         self.callbacks.call("on_evaluate", metrics=metrics, best=best, best_step=best_step)
         return improved
-
-    def log_evaluation(self, metrics: Metrics, *, improved: bool) -> None:
-        """Log one line: the mean training loss since the last evaluation, the validation loss, and the best so far."""
-        name, best = self.validation.metric, self.validation.best
-        other = "" if name == "loss" else f", {name} {metrics[name]:.4g}"
-        earlier = "" if best is None else f" (best {best:.4g} at step {self.validation.best_step})"
-        total, training_loss = self.schedule.total, self.losses.take_mean()
-        fields = {
-            "event": "evaluation",
-            "step": self.step,
-            "total_steps": total,
-            "training_loss": training_loss,
-            "metrics": dict(metrics),
-            "metric": name,
-            "best": best,
-            "best_step": self.validation.best_step,
-        }
-        logger.info(
-            "step %d/%d: loss %.4g, validation loss %.4g%s%s",
-            *(self.step, total, training_loss, metrics.get("loss", math.nan), other),
-            " (new best)" if improved else earlier,
-            extra={"fields": fields},
-        )
 
     def log_stop(self) -> None:
         """Log why the run ends before its last step."""

@@ -4,6 +4,7 @@
 evaluation wins, and NaN is never the best.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,6 +14,8 @@ from partita_schema.common.text import nearest
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.sections.outputs import direction_of
 from partita_trainers.base import Metrics
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,6 +59,37 @@ class Validation:
         if self.best is None:
             return True
         return value < self.best if direction == "lower" else value > self.best
+
+    def log(
+        self, metrics: Metrics, *, step: int, total_steps: int, training_loss: float | None, improved: bool
+    ) -> None:
+        """Log an evaluation in one line.
+
+        Args:
+            metrics: Metrics of the validation rows.
+            step: Steps so far.
+            total_steps: Steps of the run.
+            training_loss: Mean training loss since the last evaluation.
+            improved: Whether the evaluation is the best so far.
+        """
+        other = "" if self.metric == "loss" else f", {self.metric} {metrics[self.metric]:.4g}"
+        earlier = "" if self.best is None else f" (best {self.best:.4g} at step {self.best_step})"
+        fields = {
+            "event": "evaluation",
+            "step": step,
+            "total_steps": total_steps,
+            "training_loss": training_loss,
+            "metrics": dict(metrics),
+            "metric": self.metric,
+            "best": self.best,
+            "best_step": self.best_step,
+        }
+        logger.info(
+            "step %d/%d: loss %.4g, validation loss %.4g%s%s",
+            *(step, total_steps, training_loss, metrics.get("loss", math.nan), other),
+            " (new best)" if improved else earlier,
+            extra={"fields": fields},
+        )
 
     @property
     def should_stop(self) -> bool:
