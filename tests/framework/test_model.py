@@ -245,7 +245,7 @@ def test_a_run_without_a_directory_takes_the_next_free_name(
     ("folder", "message"),
     [
         ("nowhere", "is neither a run directory nor a saved model"),
-        ("begun", r"is not finished \(status running\); train again"),
+        ("begun", r"is not finished \(dead\); partita runs show .*begun prints the command that continues it"),
     ],
 )
 def test_only_finished_runs_are_loaded(tmp_path: Path, folder: str, message: str) -> None:

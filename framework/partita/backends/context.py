@@ -18,7 +18,7 @@ from partita.pipeline.build import Labels
 from partita.pipeline.row_recorder import RecordedEvaluation
 from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.directory import RunDirectory
-from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest, sibling_runs
+from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest, read_status, sibling_runs
 from partita.runs.notebook import show_in_notebook
 from partita.runs.opening import log_run, open_run_of_group
 from partita.runs.progress import show_progress
@@ -85,10 +85,10 @@ class RunContext:
                 f"{folder} is neither a run directory nor a saved model: it has no {' or '.join(MANIFESTS)}"
                 f"{sibling_runs(folder)}"
             )
-        status = manifest.get("status")
-        if status != "done":
+        if manifest.get("status") != "done":
             raise PartitaError(
-                f"the run in {folder} is not finished (status {status}); train again with --run {folder}"
+                f"the run in {folder} is not finished ({read_status(folder)}); partita runs show {folder} prints the "
+                "command that continues it"
             )
         path = manifest_path(folder)
         if "config" not in manifest:

@@ -11,7 +11,7 @@ from partita.runs.listing import SPLITS, RunSummary
 from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, OutputResult, RowResult
 from partita.simulation.report import numbers_of
 from partita_schema.common.checksums import DamagedError, unsealed_line
-from partita_schema.common.text import counted
+from partita_schema.common.text import counted, nearest
 from partita_schema.errors import DataError, shortened
 
 EPISODE = "episode"
@@ -66,10 +66,8 @@ def load_rows(runs: Sequence[RunSummary], *, split: str | None) -> ComparedRows:
     for run, evaluations in zip(runs, available, strict=True):
         if chosen not in evaluations:
             there = f"it has {', '.join(evaluations)}" if evaluations else "it has none"
-            raise DataError(
-                f"{run.folder} has no results of rows of {chosen}, {there}; evaluate it again with partita evaluate "
-                f"{run.folder}"
-            )
+            advice = advice_for(run, chosen, available)
+            raise DataError(f"{run.folder} has no results of rows of {chosen}, {there}; {advice}")
     loaded = [evaluations[chosen]() for evaluations in available]
     outputs = common_outputs(names, loaded)
     for evaluation in loaded:
@@ -97,13 +95,40 @@ def choose_split(available: Sequence[Mapping[str, Load]]) -> str | None:
     return next((name for name in (*SPLITS, *others, *HISTORIES) if name in common), None)
 
 
+def advice_for(run: RunSummary, split: str, available: Sequence[Mapping[str, Load]]) -> str:
+    """Return how a run gets results of a split or history; if no run has any, which ones the name is close to."""
+    known = list(dict.fromkeys(name for one in available for name in one))
+    near = nearest(split, known)
+    if split not in known and near:
+        return f"did you mean {' or '.join(near)}?"
+    if split in HISTORIES:
+        return f"simulate with partita simulate {run.folder}"
+    if split in SPLITS:
+        command = f"evaluate it again with partita evaluate {run.folder}"
+        return command if is_finished(run) else how_to_finish(run)
+    return f"evaluate it on that file with partita evaluate {run.folder} --dataset FILE"
+
+
+def is_finished(run: RunSummary) -> bool:
+    """Return whether a run can be evaluated."""
+    return run.status in ("done", "outputs")
+
+
+def how_to_finish(run: RunSummary) -> str:
+    """Return how an unfinished run is finished."""
+    return f"finish {run.folder} first, with the command that partita runs show {run.folder} prints"
+
+
 def missing_note(runs: Sequence[RunSummary], available: Sequence[Mapping[str, Load]]) -> str:
     """Return why rows cannot be compared, and what to do."""
     both = list(zip(runs, available, strict=True))
     there = "; ".join(f"{run.name} has {', '.join(found) or 'none'}" for run, found in both)
-    commands = ", ".join(f"partita evaluate {run.folder}" for run, found in both if not found)
-    advice = f"; write them with {commands}" if commands else "; evaluate the runs on the same dataset"
-    return f"the runs have no results of the same rows ({there}), so nothing is compared row by row{advice}"
+    lacking = [run for run, found in both if not found]
+    commands = ", ".join(f"partita evaluate {run.folder}" for run in lacking if is_finished(run))
+    advice = [f"write them with {commands}"] if commands else []
+    advice += [how_to_finish(run) for run in lacking if not is_finished(run)]
+    what = "; ".join(advice or ["evaluate the runs on the same dataset"])
+    return f"the runs have no results of the same rows ({there}), so nothing is compared row by row; {what}"
 
 
 def common_outputs(names: Sequence[str], evaluations: Sequence[Evaluation]) -> dict[str, str]:

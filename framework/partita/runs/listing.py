@@ -179,17 +179,26 @@ def read_runs(folder: Path) -> list[RunSummary]:
     return [read_summary(path, name=path.relative_to(folder).as_posix()) for path in find_runs(folder)]
 
 
-def find_runs(folder: Path, *, depth: int = MAX_DEPTH) -> Iterator[Path]:
-    """Yield the folders below a folder that hold a run, or outputs without one, in the order of their names."""
+def find_runs(folder: Path, *, depth: int = MAX_DEPTH, root: Path | None = None) -> Iterator[Path]:
+    """Yield the folders below a folder that hold a run, or outputs without one, in the order of their names.
+
+    Args:
+        folder: The folder.
+        depth: How many folders deep to search.
+        root: The folder where the search began; links to folders in it, or above it, are left out.
+    """
+    root = folder.resolve() if root is None else root
     try:
         children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except PermissionError:  # the folder of somebody else
         return
     for path in children:
+        if path.is_symlink() and (path.resolve().is_relative_to(root) or root.is_relative_to(path.resolve())):
+            continue
         if is_run(path) or any((path / name).is_dir() for name in OUTPUTS):
             yield path
         elif depth > 1:
-            yield from find_runs(path, depth=depth - 1)
+            yield from find_runs(path, depth=depth - 1, root=root)
 
 
 def is_run(folder: Path) -> bool:
@@ -210,7 +219,11 @@ def read_summary(folder: Path, *, name: str | None = None) -> RunSummary:
     except PartitaError as error:
         return RunSummary(name, folder, "unreadable", {}, size, changed, str(error))
     except OSError as error:
-        problem = f"{error.filename} cannot be read: {error.strerror}; change the permissions there"
+        advice = "change the permissions there" if isinstance(error, PermissionError) else "restore it"
+        problem = f"{error.filename} cannot be read: {error.strerror}; {advice}"
+        return RunSummary(name, folder, "unreadable", {}, size, changed, problem)
+    if not manifest and is_run(folder):
+        problem = f"{folder / MANIFESTS[0]} is a link to a file that does not exist; restore the file"
         return RunSummary(name, folder, "unreadable", {}, size, changed, problem)
     if not manifest:
         return RunSummary(name, folder, "outputs", {}, size, changed)

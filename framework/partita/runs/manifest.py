@@ -3,6 +3,7 @@
 import json
 import platform
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from marshmallow import ValidationError
 
+from partita.runs.files import is_locked
 from partita_schema.common.checksums import DamagedError, unsealed
 from partita_schema.common.text import nearest
 from partita_schema.errors import PartitaError
@@ -19,6 +21,8 @@ PACKAGES = ("partita", "torch", "transformers", "peft", "bitsandbytes", "dataset
 
 MANIFESTS = ("manifest.json", "partita.json")
 """Names of the description: of a run, and of a model saved outside of one."""
+RUNS_WITHIN = (f"*/{MANIFESTS[0]}", f"*/*/{MANIFESTS[0]}")
+"""Manifests of the runs in the folder of a cross-validation or of a sweep, as glob patterns."""
 
 
 def manifest_path(folder: Path) -> Path | None:
@@ -75,23 +79,33 @@ def now() -> str:
 def sibling_runs(folder: Path, *, most: int = 8) -> str:
     """Return the runs next to a path that is not a run, the newest first, as `; there are a (done), b (failed)`.
 
-    Names similar to that of the path come first. Empty if there are no runs.
+    Names similar to that of the path come first. Of a folder with runs in it, such as that of a sweep, return those.
+    Empty if there are no runs.
     """
-    runs = {path: read_status(path) for path in (folder.parent.iterdir() if folder.parent.is_dir() else ())}
-    known = sorted((path for path in runs if runs[path]), key=lambda path: (path / MANIFESTS[0]).stat().st_mtime)[::-1]
+    within = [path for pattern in RUNS_WITHIN for path in folder.glob(pattern) if read_status(path.parent)]
+    if within:
+        return f"; it holds the runs {listing_of([path.parent for path in sorted(within)], most=most)}"
+    runs = [path for path in (folder.parent.iterdir() if folder.parent.is_dir() else ()) if read_status(path)]
+    known = sorted(runs, key=lambda path: (path / MANIFESTS[0]).stat().st_mtime)[::-1]
     if not known:
         return ""
     near = nearest(folder.name, [path.name for path in known])
     hint = f"; did you mean {' or '.join(str(folder.parent / name) for name in near)}?" if near else ""
-    more = f" and {len(known) - most:,} more" if len(known) > most else ""
-    listing = ", ".join(f"{path} ({runs[path]})" for path in known[:most])
-    return f"{hint}; there are {listing}{more}"
+    return f"{hint}; there are {listing_of(known, most=most)}"
+
+
+def listing_of(runs: Sequence[Path], *, most: int) -> str:
+    """Return the first `most` runs with their statuses."""
+    more = f" and {len(runs) - most:,} more" if len(runs) > most else ""
+    return ", ".join(f"{path} ({read_status(path)})" for path in runs[:most]) + more
 
 
 def read_status(folder: Path) -> str | None:
-    """Return the status of the run in a folder, or None if there is no readable one."""
+    """Return the status of the run in a folder, as `partita runs` lists it; None if there is no readable one."""
     try:
         status = read_manifest(folder).get("status") if (folder / MANIFESTS[0]).is_file() else None
     except (PartitaError, OSError):
         return None
-    return str(status) if status else None
+    if not status:
+        return None
+    return str(status) if status != "running" or is_locked(folder) else "dead"

@@ -277,20 +277,23 @@ def test_a_zero_shot_configuration_predicts_and_overrides_apply(folder: Path, pa
         (
             "predict begun --dataset rows.csv --output o.csv",
             2,
-            "error: the run in begun is not finished (status running); train again with --run begun",
+            (
+                "error: the run in begun is not finished (dead); partita runs show begun prints the command that "
+                "continues it"
+            ),
         ),
         (
             "predict apart/nothing --dataset rows.csv --output o.csv",
             2,
             (
                 "error: apart/nothing is neither a run directory nor a saved model: it has no manifest.json or "
-                "partita.json; there are apart/begun (running)"
+                "partita.json; there are apart/begun (dead)"
             ),
         ),
         (
             "predict apart/begum --dataset rows.csv --output o.csv",
             2,
-            ("apart/begum: there is no such file or run; did you mean apart/begun?; there are apart/begun (running)"),
+            ("apart/begum: there is no such file or run; did you mean apart/begun?; there are apart/begun (dead)"),
         ),
         (
             "predict run.yaml --dataset rows.csv --output o.csv",

@@ -131,7 +131,7 @@ def test_json_has_every_number(call: Call, make_run: MakeRun) -> None:
         (["runs/a"], "error: there is nothing to compare; name two runs or more, the reference first\n"),
         (["runs/a", "runs/b", "--html", "page.pdf"], "error: page.pdf is no name of a page; end it with .html\n"),
         (["runs/a", "runs/b", "--html", "no/where/p.html"], "error: no/where/p.html cannot be written: No such file"),
-        (["runs/a", "runs/b", "--split", "x"], "error: runs/a has no results of rows of x, it has test; evaluate it"),
+        (["runs/a", "runs/b", "--split", "x"], "error: runs/a has no results of rows of x, it has test; evaluate"),
         (["runs/a", "nowhere"], "error: nowhere is not a run directory"),
     ],
     ids=["one", "page", "folder", "split", "run"],

@@ -117,7 +117,7 @@ def test_a_folder_named_like_a_command_and_an_empty_one_are_listed(call: Call) -
         (["--metric", "f1"], "--metric: no run has f1; they have loss, team.accuracy, team.n\n"),
         (["runs/tickets"], "error: runs/tickets is a run itself; write partita runs show runs/tickets, or the folder"),
         (["show", "runs/ticket"], "error: runs/ticket is not a run directory; did you mean runs/tickets?"),
-        (["show", "runs"], "error: runs is not a run directory"),
+        (["show", "runs"], "error: runs is not a run directory; it holds the runs runs/tickets (done)\n"),
     ],
     ids=" ".join,
 )

@@ -313,6 +313,33 @@ def test_runs_without_results_of_rows_are_compared_by_what_they_recorded(make_ru
     )
 
 
+def test_an_unfinished_run_without_results_is_to_be_finished_first(evaluated: Evaluated, make_run: MakeRun) -> None:
+    a, b = evaluated("a", teams("+")), make_run("b", status="interrupted")
+    advice = f"finish {b} first, with the command that partita runs show {b} prints"
+    (note,) = compare_runs([a, b]).notes
+    assert note.endswith(f"(a has test; b has none), so nothing is compared row by row; {advice}")
+    with pytest.raises(DataError) as refused:
+        compare_runs([a, b], split="test")
+    assert str(refused.value) == f"{b} has no results of rows of test, it has none; {advice}"
+
+
+@pytest.mark.parametrize(
+    ("split", "advice"),
+    [
+        ("tset", "it has test; did you mean test?"),
+        ("new", "it has test; evaluate it on that file with partita evaluate {a} --dataset FILE"),
+        ("gold", "it has test; simulate with partita simulate {a}"),
+    ],
+)
+def test_results_that_a_run_does_not_have_are_an_error_with_advice(
+    split: str, advice: str, evaluated: Evaluated
+) -> None:
+    a, b = evaluated("a", teams("+")), evaluated("b", teams("+"))
+    with pytest.raises(DataError) as refused:
+        compare_runs([a, b], split=split)
+    assert str(refused.value) == f"{a} has no results of rows of {split}, {advice.format(a=a)}"
+
+
 def test_rows_of_the_data_and_versions_that_differ_are_settings(make_run: MakeRun) -> None:
     data = {"training": {"rows": 4, "fingerprint": "one"}}
     a, b = make_run("a", note={"data": data, "versions": {"torch": "1"}}), make_run("b", note={"versions": {}})

@@ -12,7 +12,7 @@ from partita.runs.files import is_locked, lock
 from partita.runs.listing import data_of, in_order, model_of, read_runs, read_summary
 from partita_schema.errors import DataError
 
-from ..run_directories import MakeRun
+from ..run_directories import MakeRun, write_run
 
 SCORES = {"loss": 0.5, "team.accuracy": 0.75, "team.macro_f1": 0.7, "team.n": 20, "exact_match": 0.75}
 
@@ -104,6 +104,44 @@ def test_runs_of_sweeps_are_found_below_their_folders(make_run: MakeRun, tmp_pat
         make_run(name)
     assert list(statuses(tmp_path / "runs")) == ["first", "sweeps/rates/trials/000-ab", "sweeps/rates/trials/001-cd"]
     assert list(statuses(tmp_path / "runs" / "sweeps")) == ["rates/trials/000-ab", "rates/trials/001-cd"]
+
+
+def test_links_to_folders_in_the_list_or_above_it_are_left_out_and_others_followed(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    folder = make_run("tickets")
+    (folder.parent / "latest").symlink_to(folder)
+    (folder.parent / "loop").symlink_to(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (folder.parent / "a").symlink_to(tmp_path / "elsewhere")
+    make_run("b").rename(tmp_path / "elsewhere" / "b")
+    assert list(statuses(tmp_path / "runs")) == ["a/b", "tickets"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("link", "manifest.json is a link to a file that does not exist; restore the file"),
+        ("folder", "manifest.json cannot be read: Is a directory; restore it"),
+    ],
+)
+def test_a_manifest_that_is_no_file_is_listed_with_advice(kind: str, problem: str, tmp_path: Path) -> None:
+    manifest = tmp_path / "runs" / "odd" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    if kind == "link":
+        manifest.symlink_to("nowhere")
+    else:
+        manifest.mkdir()
+    (run,) = read_runs(tmp_path / "runs")
+    assert run.status == "unreadable"
+    assert str(run.problem).endswith(problem)
+
+
+def test_a_manifest_without_permission_is_listed_with_advice(without_root: Path) -> None:
+    folder = write_run(without_root, "tickets")
+    (folder / "manifest.json").chmod(0)
+    (run,) = read_runs(without_root / "runs")
+    assert str(run.problem).endswith("manifest.json cannot be read: Permission denied; change the permissions there")
 
 
 def test_outputs_without_a_run_are_listed_and_other_folders_are_not(tmp_path: Path) -> None:
