@@ -34,6 +34,7 @@ from partita.cli.validate import validate
 from partita.distributed.world import FAILURE_GRACE_SECONDS
 from partita_schema.errors import ConfigError, LostRankError, OtherRankError, PartitaError
 
+ERROR = "error: "
 INTERRUPTED = 130
 INTERRUPTED_TEXT = "interrupted; progress is saved, rerun the same command to resume"
 
@@ -98,14 +99,14 @@ def run() -> None:
         with suppress(KeyboardInterrupt):
             time.sleep(FAILURE_GRACE_SECONDS)
             if isinstance(error, LostRankError):  # no launcher ended this process, so no other process has reported why
-                fail(f"error: {error}", code=error.exit_status)
+                fail(str(error), code=error.exit_status, label=ERROR)
         sys.exit(error.exit_status)
     except ConfigError as error:  # each line begins with the location in the file
         sys.exit(fail(str(error), code=error.exit_status))
     except PartitaError as error:
-        sys.exit(fail(f"error: {error}", code=error.exit_status))
+        sys.exit(fail(str(error), code=error.exit_status, label=ERROR))
     except OSError as error:  # a folder without permission, a full disk
-        sys.exit(fail(f"error: {error}", code=1))
+        sys.exit(fail(str(error), code=1, label=ERROR))
     except KeyboardInterrupt:  # outside a command
         sys.exit(fail(INTERRUPTED_TEXT, code=INTERRUPTED) if is_first_to_speak() else INTERRUPTED)
     except SystemExit as ended:
@@ -136,16 +137,22 @@ def is_first_to_speak() -> bool:
     return get_world().rank == 0 and LAUNCHED not in os.environ
 
 
-def fail(message: str, *, code: int) -> int:
-    """Print an error to standard error, with the rank if it is not 0, and return the exit status."""
+def fail(message: str, *, code: int, label: str = "") -> int:
+    """Print an error to standard error, with the rank if it is not 0, and return the exit status.
+
+    Args:
+        message: The error.
+        code: The exit status.
+        label: What stands before the message; left out of JSON lines, whose level says it.
+    """
     from partita.cli.options import print_wrapped
     from partita.distributed.world import get_world
     from partita.runs.json_log import is_json, write_event
 
     rank = get_world().rank
-    text = f"rank {rank}: {message}" if rank else message
+    which = f"rank {rank}: " if rank else ""
     if is_json():
-        write_event("error", event="error", message=text, status=code)
+        write_event("error", event="error", message=which + message, status=code)
     else:
-        print_wrapped(text, sys.stderr)
+        print_wrapped(which + label + message, sys.stderr)
     return code

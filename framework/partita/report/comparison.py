@@ -66,6 +66,18 @@ class Comparison:
             return f"{counted(self.rows, 'dialogue')} with {self.split} history"
         return f"{counted(self.rows, 'row')} of {self.split}"
 
+    def __str__(self) -> str:
+        """Return a line for each metric of each other run against the reference, and the notes."""
+        lines = list[str]()
+        for pair in self.pairs:
+            lines.append(f"{pair.run} against {self.runs[0]}, {self.subject}")
+            lines += [f"  {metric}" for metric in pair.metrics]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the comparison as IPython and notebooks show it."""
+        printer.text(str(self))
+
     def record(self) -> dict[str, Any]:
         """Return the comparison as a JSON-compatible dictionary."""
         return asdict(self)

@@ -52,6 +52,13 @@ class MetricDifference:
             return "higher" if self.difference > 0 else "lower"
         return "better" if (self.difference > 0) == (direction == "higher") else "worse"
 
+    def __str__(self) -> str:
+        """Return the values, the difference with its interval, the p-value, and the verdict."""
+        p = "below 0.001" if self.p < 0.001 else f"{self.p:.3f}"
+        values = f"{self.metric} {self.second:.4g} against {self.first:.4g}"
+        interval = f"95 % interval {self.low:+.4g} to {self.high:+.4g}"
+        return f"{values} (difference {self.difference:+.4g}, {interval}, p {p}): {self.verdict}"
+
 
 @dataclass(frozen=True)
 class Agreement:

@@ -44,6 +44,17 @@ class SweepResult:
         """The best trial; None if none has a value."""
         return next(iter(self.ranked), None)
 
+    def __str__(self) -> str:
+        """Return a line for each trial that has ended, the best first."""
+        ranked = self.ranked
+        others = [trial for trial in self.trials if trial.result is not None and trial not in ranked]
+        lines = [f"  {trial_line(trial, metric=self.metric)}" for trial in (*ranked, *others)]
+        return "\n".join([f"{len(lines)} of {self.total} trials of {self.folder}, the best first", *lines])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the result as IPython and notebooks show it."""
+        printer.text(str(self))
+
     def run_of(self, trial: Trial) -> Path:
         """Return the run directory of a trial, or that of the earlier trial whose values it has."""
         original = trial if trial.repeats is None else self.trials[trial.repeats]

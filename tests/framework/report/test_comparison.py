@@ -1,10 +1,12 @@
 """Runs are compared row by row: values, intervals, examples, and what is not common is said or refused."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.lib.pretty import pretty
 from statsmodels.stats.contingency_tables import mcnemar
 
 from partita.data.episode import Episode
@@ -338,6 +340,19 @@ def test_results_that_a_run_does_not_have_are_an_error_with_advice(
     with pytest.raises(DataError) as refused:
         compare_runs([a, b], split=split)
     assert str(refused.value) == f"{a} has no results of rows of {split}, {advice.format(a=a)}"
+
+
+def test_a_comparison_is_printed_with_a_line_for_each_metric(evaluated: Evaluated) -> None:
+    comparison = compare_runs([evaluated("a", teams("+" * 20)), evaluated("b", teams("-" * 20))])
+    first, *_, note = str(comparison).splitlines()[:2] + str(comparison).splitlines()[-1:]
+    assert first == "b against a, 20 rows of test"
+    assert re.search(
+        r"^  team\.accuracy 0 against 1 \(difference -1, 95 % interval -1 to -0\.\d+, p below 0\.001\): worse$",
+        str(comparison),
+        re.MULTILINE,
+    )
+    assert note.startswith("note: ")
+    assert pretty(comparison) == str(comparison)
 
 
 def test_rows_of_the_data_and_versions_that_differ_are_settings(make_run: MakeRun) -> None:

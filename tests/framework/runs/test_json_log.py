@@ -45,7 +45,7 @@ def test_log_progress_and_errors_are_json_lines(capsys: pytest.CaptureFixture[st
     with show_progress(2, "training") as bar:
         bar.advance(2, loss=0.5)
     logging.getLogger("partita.x").warning("slow", extra={"fields": {"event": "own", "value": float("nan")}})
-    fail("error: no", code=2)
+    fail("no", code=2, label="error: ")
     log, shown, own, error = events(capsys.readouterr().err)
     assert log == {"level": "info", "event": "log", "message": "16 rows"}
     assert shown.pop("elapsed_seconds") >= 0
@@ -59,7 +59,7 @@ def test_log_progress_and_errors_are_json_lines(capsys: pytest.CaptureFixture[st
         "values": {"loss": 0.5},
     }
     assert own == {"level": "warning", "event": "own", "message": "slow", "value": None}
-    assert error == {"level": "error", "event": "error", "message": "error: no", "status": 2}
+    assert error == {"level": "error", "event": "error", "message": "no", "status": 2}
 
 
 def test_quiet_leaves_warnings_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +74,7 @@ def test_quiet_leaves_warnings_and_errors(capsys: pytest.CaptureFixture[str]) ->
 
 def test_text_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert not is_json()
-    fail("error: no", code=2)
+    fail("no", code=2, label="error: ")
     assert capsys.readouterr().err == "error: no\n"
 
 
