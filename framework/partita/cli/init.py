@@ -58,12 +58,15 @@ def init(
         if proposal.warning:
             print(f"warning: {data}: {proposal.warning}", file=sys.stderr)
     elif rows:
-        names = shortened(", ".join(rows.names), 300)
-        print(
-            f"{data}: its columns ({names}) do not fit the task {chosen_task}; replace the example features in {file}"
+        columns = (
+            f"its columns ({shortened(', '.join(rows.names), 300)}) do not" if rows.names else "it has no columns that"
         )
+        print(f"{data}: {columns} fit the task {chosen_task}; replace the example features in {file}")
         if rows.warning:
             print(f"warning: {data}: {rows.warning}", file=sys.stderr)
+    elif named:
+        what = "a folder" if known else "no file on this machine"
+        print(f"{data} is {what}, so its columns are not known; replace the example features in {file}")
     print(f"wrote {file}; next: partita validate {file}")
 
 

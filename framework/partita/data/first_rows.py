@@ -100,11 +100,13 @@ def first_rows(file: FileSlice) -> Iterator[tuple[Mapping[str, Any] | None, str]
 
 
 def file_warning(reasons: Sequence[str], names: Sequence[str], *, number: int) -> str:
-    """Return what is wrong with a file: rows that cannot be read, or a first line that is a row."""
+    """Return what is wrong with a file: rows that cannot be read, a single row, or a first line that is a row."""
     if reasons:
         return f"{counted(len(reasons), 'row')} of the first {number:,} cannot be read, the first because {reasons[0]}"
     if len(names) > 1 and any(len(name.split()) > MAX_WORDS_OF_A_NAME for name in names):
         return "its first line looks like a row; write a line with the names of the columns before it"
+    if number == 1:
+        return "it has one row, so types and labels are guesses; check them"
     return ""
 
 

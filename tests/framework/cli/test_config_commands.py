@@ -368,6 +368,40 @@ def test_init_warns_about_an_output_with_the_same_value_in_all_rows(
     )
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("folder", "folder is a folder, so its columns are not known; replace the example features in new/run.yaml\n"),
+        ("own/rows", "own/rows is no file on this machine, so its columns are not known; replace the example features"),
+        ("none.json", "none.json: it has no columns that fit the task answer; replace the example features in new/"),
+    ],
+)
+def test_init_says_if_it_proposes_nothing(
+    data: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "none.json").write_text("[{}, {}]")
+    assert command("init", "new", "--model", "scratch", "--data", data) == 0
+    assert capsys.readouterr().out.startswith(message)
+
+
+def test_init_warns_about_a_single_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text,label\nyes,a\n")
+    assert command("init", "new", "--model", "scratch", "--data", "rows.csv") == 0
+    assert capsys.readouterr().err == (
+        "warning: rows.csv: it has one row, so types and labels are guesses; check them\n"
+    )
+
+
 def test_the_version_is_printed(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--version") == 0
     assert capsys.readouterr().out == f"partita {version('partita')}\n"
