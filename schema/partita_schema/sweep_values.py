@@ -19,7 +19,7 @@ NOWHERE = SourcePosition(None, None, None)
 
 
 def trial_config(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return the configuration of a trial: without the sweep, and with the values of its parameters.
+    """Return the configuration of a trial: a local run without the sweep, with the values of its parameters.
 
     Args:
         config: The configuration of the sweep.
@@ -29,7 +29,7 @@ def trial_config(config: Config, values: Mapping[str, Any]) -> Config:
         ConfigError: The values do not fit together.
     """
     root = tree_of(config.model_dump(mode="json", exclude_unset=True))
-    root.mapping().pop("sweep", None)
+    remove_sweep(root)
     for key, value in values.items():
         problem = write_value(root, key, tree_of(value))
         if problem is not None:
@@ -38,6 +38,14 @@ def trial_config(config: Config, values: Mapping[str, Any]) -> Config:
     if checked.config is None:
         raise ConfigError(checked.problems)
     return checked.config
+
+
+def remove_sweep(root: Node) -> None:
+    """Remove the sweep from a tree, with the backend if it is Ray, which places trials and does not run them."""
+    root.mapping().pop("sweep", None)
+    backend = root.find(("backend", "type"))
+    if backend is not None and backend.value == "ray":
+        root.mapping().pop("backend")
 
 
 def write_value(root: Node, key: str, value: Node) -> str | None:
@@ -77,7 +85,7 @@ def problems_of_sweep(root: Node) -> tuple[Problem, ...]:
     if parameters is None:
         return ()
     base = root.copy()
-    base.mapping().pop("sweep")
+    remove_sweep(base)
     candidates = {key: list(candidates_of(node)) for key, node in parameters.mapping().items()}
     problems: dict[tuple[str, str], Problem] = {}
     for key, items in candidates.items():

@@ -72,6 +72,22 @@ def test_workers_of_ray_share_a_step_on_any_machines() -> None:
     ]
 
 
+def test_the_workers_that_run_the_trials_of_a_sweep_share_no_step() -> None:
+    config = Config.model_validate(
+        {
+            "base_model": "unused",
+            "input_features": [{"name": "text", "type": "text"}],
+            "output_features": [{"name": "label", "type": "text"}],
+            "backend": {"type": "ray", "workers": 4},
+            "trainer": {"type": "finetune", "batch_size": 4},
+            "sweep": {"parameters": {"trainer.epochs": [1, 2]}},
+        }
+    )
+    layout = process_layout(config)
+    assert layout is not None
+    assert layout.lines() == ["4 workers, on machines that Ray finds"]
+
+
 def test_a_single_process_has_no_layout() -> None:
     config = Config.model_validate(
         {

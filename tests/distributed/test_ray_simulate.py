@@ -1,9 +1,7 @@
 """Tests of simulations on Ray: transcripts equal those of one process, also after the death of a worker."""
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +13,7 @@ import yaml
 
 from partita import Model
 
+from ..local_ray import local_ray
 from .moments import when
 from .test_rounds_ranks import folder as rounds
 from .test_rounds_ranks import left
@@ -35,16 +34,8 @@ SLOW = {
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     """Start Ray on this machine."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    os.environ |= {"RAY_worker_niceness": "0"}  # otherwise another Ray on this machine would be used
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
-    terminate = signal.getsignal(signal.SIGTERM)
-    ray.init(
-        num_cpus=8, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False, logging_level="ERROR"
-    )
-    signal.signal(signal.SIGTERM, terminate)
-    yield ray
-    ray.shutdown()
+    with local_ray() as ray:
+        yield ray
 
 
 def count_dialogues(output: Path) -> int:

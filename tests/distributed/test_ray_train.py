@@ -14,6 +14,7 @@ import pytest
 
 from partita import DataError, Model
 
+from ..local_ray import local_ray
 from .moments import when
 
 pytestmark = pytest.mark.long
@@ -38,15 +39,8 @@ ON_RAY = ["backend.type=ray", "backend.workers=2"]
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     """Start Ray on this machine."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    os.environ |= {"RAY_worker_niceness": "0"}  # otherwise another Ray on this machine would be used
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
-    terminate = signal.getsignal(signal.SIGTERM)
-    settings = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": 100 * 2**20}
-    ray.init(log_to_driver=False, logging_level="ERROR", **settings)
-    signal.signal(signal.SIGTERM, terminate)
-    yield ray
-    ray.shutdown()
+    with local_ray() as ray:
+        yield ray
 
 
 @pytest.fixture

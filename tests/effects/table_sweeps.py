@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from partita.runs.sweep_record import TrialEvaluation, TrialResult, write_result
-from partita.sweeps.sweep import Sweep, SweepRun
+from partita.sweeps.sweep_run import SweepPlan, SweepRun
 from partita.sweeps.trial import TrialOrder
+from partita.sweeps.workers import TrialEnd
+from partita_schema.load import load_config
 
 from .bases import FINETUNE
 from .effects import Flip, Group
@@ -26,7 +28,8 @@ def space(key: str, **values: object) -> Config:
 class Formula:
     """Workers whose trials end in order, with a loss that depends on the learning rate."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self.count = count
         self.running: list[TrialOrder] = []
         self.most = 0
 
@@ -34,7 +37,7 @@ class Formula:
         self.running.append(order)
         self.most = max(self.most, len(self.running))
 
-    def wait(self) -> tuple[int, int]:
+    def wait(self) -> TrialEnd:
         order = self.running.pop(0)
         loss = abs(order.config["trainer"]["learning_rate"] - 0.01)
         curve: list[TrialEvaluation] = []
@@ -46,7 +49,7 @@ class Formula:
                 break
         state, value = ("pruned", None) if stop else ("done", loss)
         write_result(order.run, TrialResult(state, value, curve=tuple(curve), decisions=decisions))
-        return order.number, 0
+        return TrialEnd(order.number, 0)
 
     def interrupt(self) -> None: ...
 
@@ -55,10 +58,10 @@ class Formula:
 
 def sweeping(config: Config, place: Path) -> Observation:
     """Run a sweep."""
-    pool = Formula()
     with messages() as said:
-        run = Sweep(config)
-        progress = SweepRun(run, place / "sweep", dataset=None, workers=run.section.workers)
+        plan = SweepPlan.of(load_config(config))
+        pool = Formula(plan.section.workers)
+        progress = SweepRun(plan, place / "sweep")
         progress.work(pool)
         result = progress.save()
     results: Observation = {

@@ -84,7 +84,7 @@ def process_layout(config: Config) -> ProcessLayout | None:
     else:
         return None
     processes = configured if isinstance(configured, int) else None
-    if not isinstance(trainer, FinetuneTrainer):
+    if config.run_backend != backend or not isinstance(trainer, FinetuneTrainer):
         return ProcessLayout(nodes, processes, None, None, None)
     ranks = None if processes is None else (nodes or 1) * processes
     by_tokens = isinstance(config.data.batching, TokenBudgetBatching | PackBatching)

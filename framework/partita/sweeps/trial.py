@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.runs.files import is_locked
 from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult, write_result
+from partita.sweeps.folder_lock import LOCK_SECONDS
 from partita.sweeps.search import Search
 from partita_schema.common.files import write_atomically
 from partita_schema.errors import PartitaError, ResumeError, WriteError
@@ -60,6 +62,7 @@ def execute(order: TrialOrder) -> int:
     try:
         order.run.mkdir(parents=True, exist_ok=True)
         redirect_output(order.run / LOG)
+        wait_for_earlier(order.run)
         result = result_or_failure(order)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
         write_result(order.run, replace(result, seconds=round(seconds, 3), cpu_seconds=round(cpu_seconds, 3)))
@@ -70,6 +73,13 @@ def execute(order: TrialOrder) -> int:
             traceback.print_exc()
         return NOT_RESUMED if isinstance(error, ResumeError) else NOT_WRITTEN
     return 0
+
+
+def wait_for_earlier(run: Path) -> None:
+    """Wait until a process of the trial whose worker was lost has ended; if it does not, opening the run fails."""
+    last = time.monotonic() + LOCK_SECONDS
+    while any(is_locked(folder) for folder in (run, *run.glob("fold-*"))) and time.monotonic() < last:
+        time.sleep(0.1)
 
 
 def result_or_failure(order: TrialOrder) -> TrialResult:

@@ -1,4 +1,4 @@
-"""Placement of trials: local processes."""
+"""Placement of trials: the protocol, and processes on this machine."""
 
 import os
 import re
@@ -6,30 +6,65 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from partita.runs.sweep_record import TrialResult
 from partita.sweeps.trial import TrialOrder
 from partita_schema.errors import JobError
+
+
+@dataclass(frozen=True)
+class TrialEnd:
+    """How the process of a trial ended."""
+
+    number: int
+    """Number of the trial."""
+    status: int | None
+    """Exit status, negative for a signal; None if its worker is gone."""
+    result: TrialResult | None = None
+    """The result, as another machine has written it; this one may see the file later. None if it is in the file."""
+    worker: str = ""
+    """The worker, for messages; empty for a process of this machine."""
 
 
 class Workers(Protocol):
     """Runs trials, each in a process."""
 
+    @property
+    def count(self) -> int:
+        """Maximum number of trials at a time."""
+
     def start(self, order: TrialOrder) -> None:
         """Start a trial."""
 
-    def wait(self) -> tuple[int, int]:
-        """Wait until a trial has ended. Return its number and exit status, negative for a signal."""
+    def wait(self) -> TrialEnd:
+        """Wait until a trial has ended."""
 
     def interrupt(self) -> None:
         """Interrupt all trials, and wait until they have saved their progress."""
 
     def close(self) -> None:
         """End all processes."""
+
+
+W = TypeVar("W", bound=Workers)
+
+
+@contextmanager
+def closing(workers: W) -> Iterator[W]:
+    """End all processes on exit. Trials of an interrupted command save their progress first."""
+    try:
+        yield workers
+    except KeyboardInterrupt:
+        workers.interrupt()
+        raise
+    finally:
+        workers.close()
 
 
 class LocalWorkers:
@@ -42,6 +77,7 @@ class LocalWorkers:
             count: Maximum number of trials at a time.
             lock: File descriptor of a lock that all processes hold.
         """
+        self.count = count
         ours, theirs = socket.socketpair()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "partita.sweeps.trial_server", str(theirs.fileno())],
@@ -54,25 +90,20 @@ class LocalWorkers:
         self.slots: dict[int, int] = {}
         """Slot of each running trial; it selects the GPU."""
 
-    def __enter__(self) -> "LocalWorkers":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, KeyboardInterrupt):
-            self.interrupt()
-        self.close()
-
     def start(self, order: TrialOrder) -> None:
         """Start a trial, on a GPU of its own if there are several."""
         slot = self.slots[order.number] = self.free.pop(0)
         devices = gpus()
         device = devices[slot % len(devices)] if len(devices) > 1 else None
-        self.connection.send(replace(order, device=device))
+        with suppress(OSError):  # `wait` reports the end of the process
+            self.connection.send(replace(order, device=device))
 
-    def wait(self) -> tuple[int, int]:
-        """Wait until a trial has ended. Return its number and exit status, negative for a signal."""
+    def has_ended(self, timeout_seconds: float) -> bool:
+        """Wait until a trial has ended, at most for this time, and return whether one has."""
+        return self.connection.poll(timeout_seconds)
+
+    def wait(self) -> TrialEnd:
+        """Wait until a trial has ended."""
         try:
             number, status = self.connection.recv()
         except (EOFError, OSError):
@@ -81,7 +112,7 @@ class LocalWorkers:
             message = f"the process that starts the trials ended {how}; rerun the same command to continue"
             raise JobError(message) from None
         self.free.append(self.slots.pop(number))
-        return number, status
+        return TrialEnd(number, status)
 
     def interrupt(self) -> None:
         """Interrupt all trials, and wait until they have saved their progress."""

@@ -80,9 +80,9 @@ def why_no_text(model: str, output_type: str) -> str:
 
 def refused_by_embeddings(config: ConfigSections) -> Iterator[Refusal]:
     """Yield backends on which the embeddings of a step cannot be compared."""
-    if isinstance(config.backend, RayBackendConfig):
+    if isinstance(config.run_backend, RayBackendConfig):
         yield "backend.type", "the embeddings of a step are compared in one place; remove backend"
-    if getattr(config.backend, "sharding", "none") == "full":
+    if getattr(config.run_backend, "sharding", "none") == "full":
         yield "backend.sharding", "the embeddings of a step need the whole model on each rank; remove sharding"
 
 

@@ -31,7 +31,7 @@ def refused_by_hogwild(config: ConfigSections) -> Iterator[Refusal]:
     yield from refused_features(config)
     yield from refused_prompts(config)
     yield from refused_data(config)
-    if not isinstance(config.backend, LocalBackendConfig):
+    if not isinstance(config.run_backend, LocalBackendConfig):
         reason = "the workers of hogwild share the memory of one machine and are started by the trainer"
         yield "backend.type", f"{reason}; remove backend, and write trainer.workers"
 

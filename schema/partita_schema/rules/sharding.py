@@ -15,7 +15,8 @@ ELEMENTWISE = ("adamw", "adam", "sgd", "schedule_free_adamw")
 
 def refused_by_sharding(config: ConfigSections) -> Iterator[Refusal]:
     """Yield every key that conflicts with `sharding: full`."""
-    if not isinstance(config.backend, TorchrunBackendConfig | RayBackendConfig) or config.backend.sharding == "none":
+    backend = config.run_backend
+    if not isinstance(backend, TorchrunBackendConfig | RayBackendConfig) or backend.sharding == "none":
         return
     if not isinstance(config.trainer, FinetuneTrainer):
         reason = "only training shares the weights of a model"

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from partita_schema.base import Refusal
+from partita_schema.base import Refusal, is_set
 from partita_schema.metrics import full_name, metric_problem
+from partita_schema.sections.backend import RayBackendConfig
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.outputs import direction_of
 from partita_schema.sections.sweep import combinations
@@ -53,8 +54,11 @@ def impossible_sweep(config: ConfigSections) -> Iterator[Refusal]:
         yield "sweep.seed", "a grid has nothing random; remove seed"
     if config.backend.type == "torchrun":
         yield "backend", "a trial runs in one process; write backend: {type: local}"
-    if config.backend.type == "ray":
-        yield "backend", "trials run on one machine; write backend: {type: local}, and workers in the section sweep"
+    if isinstance(config.backend, RayBackendConfig):
+        if config.backend.sharding == "full":
+            yield "backend.sharding", "a trial runs in one process, which holds the whole model; remove sharding"
+        if is_set(sweep, "workers"):
+            yield "sweep.workers", "with backend: {type: ray}, write the number of workers as backend.workers"
     if sweep.pruner is None:
         return
     metric = sweep_metric(config)

@@ -24,7 +24,7 @@ def refused_turn_outputs(config: ConfigSections) -> Iterator[Refusal]:
             return
     yield from refused_columns(config)
     yield from refused_names(config)
-    if config.answers_in_sequence and isinstance(config.backend, EndpointBackendConfig | RayBackendConfig):
+    if config.answers_in_sequence and isinstance(config.run_backend, EndpointBackendConfig | RayBackendConfig):
         yield (
             "data.dialogue.answers",
             f"backend: {{type: {config.backend.type}}} sends one request per turn; write answers: together",

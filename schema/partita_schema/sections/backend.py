@@ -74,12 +74,13 @@ class RayBackendConfig(ConfigModel):
 
     loads_model: ClassVar[bool] = True
     type: Literal["ray"]
-    """Run on Ray (`pip install 'partita[ray]'`). Workers train together, and share the rows of predict and evaluate."""
+    """Run on Ray (`pip install 'partita[ray]'`). Workers train together, share the rows of predict and evaluate, or run
+    one trial of a sweep each."""
     workers: PositiveInt | Literal["auto"] = "auto"
     """Number of worker processes, each with its own GPU if there are any. `auto`: one per GPU of the cluster, or one
     without GPUs."""
     max_failures: NonNegativeInt = 3
-    """How many times training restarts from the newest checkpoint after a worker died."""
+    """How many times a training, or a trial of a sweep, restarts from its newest checkpoint after a worker died."""
     address: Name | None = None
     """Address of a Ray cluster, such as `ray-head:6379`; `auto` uses the cluster that this machine belongs to. Default:
     start Ray on this machine for the duration of the job."""

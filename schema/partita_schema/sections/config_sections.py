@@ -79,6 +79,12 @@ class ConfigSections(ConfigModel):
         return self.trainer.type != "none"
 
     @property
+    def run_backend(self) -> Backend:
+        """The backend of a run of this file. A trial of a sweep that Ray places is a local run."""
+        places_trials = self.sweep is not None and self.backend.type == "ray"
+        return LocalBackendConfig() if places_trials else self.backend
+
+    @property
     def plain_text(self) -> bool:
         """Whether rows are documents without a prompt, for language modelling."""
         return not self.input_features

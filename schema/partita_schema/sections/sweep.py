@@ -124,7 +124,8 @@ class SweepConfig(ConfigModel):
     """Trials that may run at the same time. A trial is chosen, and stopped early, from the results of the trials that
     are at least this many before it, so results do not depend on the number of workers."""
     workers: PositiveInt = 1
-    """Number of processes that run trials, as `--workers`; results do not depend on it."""
+    """Number of processes that run trials, as `--workers`; results do not depend on it. On Ray, it is
+    backend.workers."""
 
 
 def values_of(space: object) -> list[object] | None:

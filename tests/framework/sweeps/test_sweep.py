@@ -10,19 +10,22 @@ import pytest
 
 from partita.runs.sweep_record import TrialResult, write_result
 from partita.runs.sweep_result import SweepResult
-from partita.sweeps.sweep import Sweep, SweepRun
+from partita.sweeps.sweep import Sweep
+from partita.sweeps.sweep_run import SweepPlan, SweepRun
 from partita.sweeps.trial import NOT_RESUMED, TrialOrder
-from partita.sweeps.workers import gpus
+from partita.sweeps.workers import TrialEnd, gpus
 from partita_schema.errors import ConfigError, DataError, JobError, ResumeError
+from partita_schema.load import load_config
 
-Outcome = TrialResult | int
-"""A result, or the exit status of a process without one."""
+Outcome = TrialResult | int | TrialEnd
+"""A result, or the exit status of a process without one, or the whole message of a worker."""
 
 
 class Formula:
     """Workers whose trials have a value at once, and end in a random order."""
 
     def __init__(self, outcome: Callable[[TrialOrder], Outcome], *, seed: int = 0, kill_after: int = 10**9) -> None:
+        self.count = 1
         self.outcome = outcome
         self.chance = random.Random(seed)
         self.kill_after = kill_after
@@ -35,16 +38,18 @@ class Formula:
         self.started.append(order.number)
         self.most = max(self.most, len(self.running))
 
-    def wait(self) -> tuple[int, int]:
+    def wait(self) -> TrialEnd:
         if not self.kill_after:
             raise KilledError
         self.kill_after -= 1
         order = self.running.pop(self.chance.randrange(len(self.running)))
         outcome = self.outcome(order)
+        if isinstance(outcome, TrialEnd):
+            return outcome
         if isinstance(outcome, int):
-            return order.number, outcome
+            return TrialEnd(order.number, outcome)
         write_result(order.run, outcome)
-        return order.number, 0
+        return TrialEnd(order.number, 0)
 
     def interrupt(self) -> None: ...
 
@@ -72,8 +77,12 @@ def good(order: TrialOrder) -> Outcome:
     return TrialResult("done", abs(trainer["learning_rate"] - 0.01) + trainer["epochs"] / 10)
 
 
-def run(folder: Path, pool: Formula, *, workers: int = 1, **section: Any) -> SweepResult:
-    progress = SweepRun(Sweep(settings(**section), quiet=True), folder, dataset=None, workers=workers)
+def run(
+    folder: Path, pool: Formula, *, workers: int = 1, backend: dict[str, Any] | None = None, **section: Any
+) -> SweepResult:
+    pool.count = workers
+    loaded = load_config(settings(**section) | {"backend": backend or {"type": "local"}})
+    progress = SweepRun(SweepPlan.of(loaded), folder, quiet=True)
     progress.check_same()
     progress.take_ended()
     progress.work(pool)
@@ -143,6 +152,31 @@ def test_a_trial_whose_process_is_killed_is_started_again_once(tmp_path: Path) -
     assert failed[0].result.error == (
         "its process was ended by SIGKILL 2 times; if memory ran out, write a smaller batch_size"
     )
+
+
+def test_a_trial_whose_worker_is_lost_continues_as_often_as_the_file_allows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: list[int] = []
+
+    def outcome(order: TrialOrder) -> Outcome:
+        if order.number == 5 or (order.number == 2 and lost.count(2) < 2):
+            lost.append(order.number)
+            return TrialEnd(order.number, None, worker="worker 1 (process 7 on node-2)")
+        return good(order)
+
+    result = run(tmp_path, Formula(outcome), backend={"type": "ray", "max_failures": 2})
+    assert lost == [2, 2, 5, 5, 5]
+    error = "its worker was lost 3 times (backend.max_failures: 2); if memory ran out, write a smaller batch_size"
+    errors = [trial.result.error for trial in result.trials if trial.result is not None]
+    assert [(number, text) for number, text in enumerate(errors) if text] == [(5, error)]
+    message = "worker 1 (process 7 on node-2) is gone; trial 2 continues on another one (2 of 2 times)"
+    assert message in caplog.messages
+
+
+def test_the_result_that_a_worker_sends_counts_before_its_file_is_seen(tmp_path: Path) -> None:
+    result = run(tmp_path, Formula(lambda order: TrialEnd(order.number, 0, result=TrialResult("done", 1.0))), trials=2)
+    assert [trial.result for trial in result.trials] == [TrialResult("done", 1.0)] * 2
 
 
 def test_a_trial_that_cannot_be_resumed_ends_the_sweep_and_has_no_result(tmp_path: Path) -> None:

@@ -19,40 +19,9 @@ from partita.runs.sweep_record import read_result
 from ...forks import ENVIRONMENT
 from ...json_lines import log_of
 from ...seeds import session_seed
+from .small_sweeps import COMMAND, steps_of, sweep, trials_of, write_file
 
 pytestmark = pytest.mark.long
-COMMAND = [sys.executable, "-m", "partita", "sweep"]
-
-
-def write_file(colours: Any, folder: Path, **section: Any) -> Path:
-    parameters = {"trainer.learning_rate": {"log_uniform": [1e-4, 1e-1]}, "trainer.batch_size": [8, 16, 32]}
-    config = colours.config(
-        trainer={"epochs": 2, "evaluations_per_epoch": 2, "evaluate_generated": False, "evaluate_test": False},
-        preprocessing={"sample_size": 160},
-        sweep={"parameters": parameters, "trials": 6, "max_concurrent_trials": 2, **section},
-    )
-    file = folder / "colours.yaml"
-    file.write_text(yaml.safe_dump(config))
-    return file
-
-
-def sweep(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | ENVIRONMENT
-    return subprocess.run(
-        [*COMMAND, *map(str, words)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-
-
-def trials_of(folder: Path) -> list[Any]:
-    """Return everything about the trials of a sweep that does not depend on time."""
-    written = json.loads((folder / "sweep.json").read_text())
-    return [{key: one[key] for key in one if "seconds" not in key} for one in written["trials"]]
 
 
 def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(colours: Any, tmp_path: Path) -> None:
@@ -82,12 +51,6 @@ def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(colours: 
     for one in whole:
         logs = [log_of(place / one["run"]) for place in (killed, tmp_path / "sweeps" / "colours")]
         assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]
-
-
-def steps_of(folder: Path, count: int) -> bool:
-    """Return whether a trial that runs has taken this many steps."""
-    running = [path for path in folder.glob("trials/*/log.jsonl") if not path.with_name("trial.json").exists()]
-    return any(path.read_bytes().count(b"\n") > count for path in running)
 
 
 def test_a_trial_is_the_run_that_train_makes_with_its_values(colours: Any, tmp_path: Path) -> None:

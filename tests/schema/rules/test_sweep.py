@@ -149,8 +149,13 @@ def test_a_value_that_fits_another_value_of_a_sweep_is_allowed() -> None:
         ),
         (
             "seed: [1]",
-            "backend: {type: ray}\n",
-            "backend: trials run on one machine; write backend: {type: local}, and workers in the section sweep",
+            "  workers: 2\nbackend: {type: ray}\n",
+            "sweep.workers: with backend: {type: ray}, write the number of workers as backend.workers",
+        ),
+        (
+            "seed: [1]",
+            "backend: {type: ray, sharding: full}\n",
+            "backend.sharding: a trial runs in one process, which holds the whole model; remove sharding",
         ),
     ],
 )
@@ -201,6 +206,24 @@ def test_the_number_of_trials_is_that_of_the_combinations_of_a_grid_and_otherwis
     assert count(sweep(grid, "  sampler: grid\n  trials: 40\n")) == 6
     assert count(sweep(grid)) == 16
     assert count(sweep(grid, "  trials: 40\n")) == 40
+
+
+EMBEDDINGS = """\
+base_model: {type: scratch, size: nano, architecture: bert}
+input_features: [{name: text}]
+output_features: [{name: vector, type: embedding}]
+trainer: {type: finetune, batch_size: 4}
+backend: {type: ray, workers: 2}
+"""
+
+
+def test_what_ray_does_not_run_may_be_a_trial_that_it_places_because_trials_are_local_runs() -> None:
+    assert "the embeddings of a step are compared in one place; remove backend" in message_of(EMBEDDINGS)
+    config = load_config(f"{EMBEDDINGS}sweep: {{parameters: {{trainer.epochs: [1, 2]}}}}").config
+    assert config.backend.type == "ray"
+    trial = trial_config(config, {"trainer.epochs": 2})
+    assert trial.backend.type == "local"
+    assert "backend" not in trial.model_dump(exclude_unset=True)
 
 
 def test_the_configuration_of_a_trial_has_the_values_and_no_sweep() -> None:
