@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from partita_schema.yaml.overrides import path_of
 from partita_schema.yaml.tree import Node
 
 FILES = (
@@ -53,8 +54,26 @@ def rewrite_relative_paths(root: Node, *, folder: Path) -> None:
     the home directory stay as they are.
     """
     for pattern in (*FILES, *FOLDERS):
-        for node in matching(root, pattern.split(".")):
+        for node in (*matching(root, pattern.split(".")), *values_of_sweep(root, pattern.split("."))):
             rewrite(node, folder=folder, is_file=pattern in FILES)
+
+
+def values_of_sweep(root: Node, parts: list[str]) -> Iterator[Node]:
+    """Yield what the section `sweep` writes at a key: values of a parameter, or parts of them.
+
+    Args:
+        root: The tree.
+        parts: The pattern of the key.
+    """
+    parameters = root.find(("sweep", "parameters"))
+    for key, parameter in parameters.children() if parameters is not None else ():
+        above = [str(part) for part in path_of(str(key))]
+        if len(above) > len(parts) or any(one not in ("*", two) for one, two in zip(parts, above, strict=False)):
+            continue
+        choice = parameter.find(("choice",)) or parameter
+        if isinstance(choice.value, list):
+            for _, value in choice.children():
+                yield from matching(value, parts[len(above) :])
 
 
 def matching(node: Node, parts: list[str]) -> Iterator[Node]:

@@ -7,6 +7,7 @@ import pytest
 from partita_schema.load import load_config
 from partita_schema.sections.agents import ModelAgentConfig
 from partita_schema.sections.sources import FileSource
+from partita_schema.sections.sweep import SearchSpace
 
 BASE = """\
 base_model: m
@@ -80,6 +81,34 @@ simulation:
     user = config.simulation.agents.user
     assert isinstance(user, ModelAgentConfig)
     assert (user.file, config.simulation.tasks.source) == ("../configs/user.yaml", "../configs/tasks.jsonl")
+
+
+def test_paths_among_the_values_of_a_sweep_are_relative_to_the_file_that_has_them() -> None:
+    Path("configs/base.yaml").write_text(
+        f"""{BASE}data: {{source: rows.csv, mix: null}}
+trainer: {{type: finetune}}
+sweep:
+  parameters:
+    base_model: [models/small, owner/model]
+    data.source: {{choice: [one.csv, {{type: csv, path: two.csv}}]}}
+    adapter: [{{type: lora, pretrained_adapter_weights: ./lora}}, null]
+    trainer.epochs: [1, 2]
+"""
+    )
+    Path("exp/run.yaml").write_text(
+        "extends: ../configs/base.yaml\nsweep: {parameters: {data.validation: [valid.csv]}}\n"
+    )
+    sweep = load_config("exp/run.yaml").config.sweep
+    assert sweep is not None
+    source = sweep.parameters["data.source"]
+    assert isinstance(source, SearchSpace)
+    assert source.choice == ("../configs/one.csv", {"type": "csv", "path": "../configs/two.csv"})
+    assert {key: value for key, value in sweep.parameters.items() if key != "data.source"} == {
+        "base_model": ("../configs/models/small", "owner/model"),
+        "adapter": ({"type": "lora", "pretrained_adapter_weights": "../configs/lora"}, None),
+        "trainer.epochs": (1, 2),
+        "data.validation": ("valid.csv",),
+    }
 
 
 def test_paths_of_the_main_file_overrides_and_dictionaries_stay_as_they_are() -> None:
