@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita.cli.options import LIBRARIES, AsJson, Files, Overrides, Quiet, print_wrapped
+from partita.cli.options import LIBRARIES, AsJson, Files, LogJson, Overrides, Quiet, print_wrapped
 from partita_schema.common.text import counted
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def sweep(
     overrides: Overrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
     as_json: AsJson = False,
+    log_json: LogJson = False,
 ) -> None:
     """Train the trials of the section `sweep`, and name the best. Rerun to continue."""
     from partita.cli.options import check_there

@@ -82,15 +82,17 @@ class Sweep:
             progress = SweepRun(self.plan, place, dataset=None if dataset is None else str(dataset), quiet=self.quiet)
             progress.check_same()
             progress.take_ended()
+            progress.log_start()
             if not progress.finished:
-                logger.info("sweep folder: %s (%s)", place, progress.start_text())
                 progress.save()
                 with closing(open_workers(self.plan, count=count, lock=lock)) as pool:
                     progress.work(pool)
             result = progress.save()
         if result.best is None:
             raise JobError(failure_of(result))
-        logger.info("report: %s", write_sweep_page(result, importances(self.plan.search, result.trials)))
+        page = write_sweep_page(result, importances(self.plan.search, result.trials))
+        if not self.quiet:
+            logger.info("report: %s", page)
         return result
 
 

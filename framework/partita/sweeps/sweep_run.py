@@ -127,10 +127,26 @@ class SweepRun:
             message = f"{self.folder} holds a sweep of another file:\n{listing}\nname another folder with --folder"
             raise ResumeError(message)
 
-    def start_text(self) -> str:
-        """Return whether the sweep is new or continues."""
-        ended = sum(trial.result is not None for trial in self.trials)
-        return f"{counted(self.plan.total, 'trial')}, " + (f"{ended} already ended" if ended else "new")
+    @property
+    def ended(self) -> int:
+        """Number of trials that have ended."""
+        return sum(trial.result is not None for trial in self.trials)
+
+    def log_start(self) -> None:
+        """Log the folder, and whether the sweep is new, continued or finished: the first line of its log."""
+        if self.quiet:
+            return
+        start = "finished" if self.finished else "continued" if self.ended else "new"
+        counts = f", {self.ended} already ended" if start == "continued" else ""
+        fields = {
+            "event": "sweep",
+            "directory": str(self.folder),
+            "start": start,
+            "trials": self.plan.total,
+            "ended": self.ended,
+        }
+        text = f"{counted(self.plan.total, 'trial')}, {start}{counts}"
+        logger.info("sweep folder: %s (%s)", self.folder, text, extra={"fields": fields})
 
     # Trials
 
@@ -263,8 +279,24 @@ class SweepRun:
         self.trials[trial.number] = ended
         self.share_results()
         if not self.quiet:
-            count = sum(trial.result is not None for trial in self.trials)
-            logger.info("[%d/%d] %s", count, self.plan.total, trial_line(ended, metric=self.plan.metric))
+            self.log_end(ended, result)
+
+    def log_end(self, trial: Trial, result: TrialResult) -> None:
+        """Log how a trial ended."""
+        fields = {
+            "event": "trial",
+            "trial": trial.number,
+            "state": result.state,
+            "values": dict(trial.values),
+            "metric": self.plan.metric,
+            "value": result.value,
+            "error": result.error,
+            "directory": str(self.folder_of(trial)),
+            "trials": self.plan.total,
+            "ended": self.ended,
+        }
+        line = trial_line(trial, metric=self.plan.metric)
+        logger.info("[%d/%d] %s", self.ended, self.plan.total, line, extra={"fields": fields})
 
     def save(self) -> SweepResult:
         """Write sweep.json, and return the result so far."""

@@ -61,7 +61,7 @@ FLAGS = {
         "--log-json",
     },
     "train": {"--dataset", "--stdin-format", "--run", "--set", "--quiet", "-q", "--json", "--log-json"},
-    "sweep": {"--dataset", "--folder", "--workers", "--set", "--quiet", "-q", "--json"},
+    "sweep": {"--dataset", "--folder", "--workers", "--set", "--quiet", "-q", "--json", "--log-json"},
     "predict": {
         "--dataset",
         "--safe-csv",

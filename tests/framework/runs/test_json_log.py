@@ -81,7 +81,7 @@ def test_text_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
 def documented() -> dict[str, set[str]]:
     """Return the keys of each event in the guide."""
     rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", GUIDE.read_text("utf8").partition("| event |")[2], re.MULTILINE)
-    return {event: set(re.findall(r"`(\w+)`", keys)) for event, keys in rows[:5]}
+    return {event: set(re.findall(r"`(\w+)`", keys)) for event, keys in rows[:7]}
 
 
 @pytest.mark.long
@@ -92,8 +92,29 @@ def test_a_command_writes_the_documented_keys(forks: Any, tmp_path: Path, colour
     wrong = forks.run(COMMAND, "partita", "train", "none.yaml", "--log-json", folder=tmp_path)
     lines = [json.loads(line) for line in (trained.stderr + wrong.stderr).splitlines()]
     keys = documented()
-    assert {line["event"] for line in lines} == keys.keys()
+    assert {line["event"] for line in lines} == keys.keys() - {"sweep", "trial"}
     for line in lines:
         assert set(line) - COMMON == keys[line["event"]], line["event"]
     assert [line["event"] for line in lines[:1]] == ["run"]
     assert [line["step"] for line in lines if line["event"] == "evaluation"] == [2, 4]
+
+
+@pytest.mark.long
+def test_a_sweep_writes_the_documented_keys(forks: Any, tmp_path: Path, colours: Any) -> None:
+    config = colours.config(trainer={"max_steps": 2, "evaluate_generated": False, "evaluate_test": False})
+    config["sweep"] = {"parameters": {"trainer.learning_rate": [0.01, 0.02]}, "sampler": "grid"}
+    (tmp_path / "run.yaml").write_text(json.dumps(config), encoding="utf8")
+    words = ["partita", "sweep", "run.yaml", "--log-json"]
+    first, again = (forks.run(COMMAND, *words, folder=tmp_path) for _ in range(2))
+    lines, repeated = ([json.loads(line) for line in one.stderr.splitlines()] for one in (first, again))
+    assert [line["event"] for line in lines] == ["sweep", "trial", "trial", "log"]
+    keys = documented()
+    for line in lines:
+        assert set(line) - COMMON == keys[line["event"]], line["event"]
+    assert (lines[0]["start"], lines[0]["trials"], lines[0]["ended"]) == ("new", 2, 0)
+    assert [(line["trial"], line["state"], line["values"], line["ended"]) for line in lines[1:3]] == [
+        (0, "done", {"trainer.learning_rate": 0.01}, 1),
+        (1, "done", {"trainer.learning_rate": 0.02}, 2),
+    ]
+    assert lines[0]["message"] == "sweep folder: sweeps/run (2 trials, new)"
+    assert repeated[0]["message"] == "sweep folder: sweeps/run (2 trials, finished)"

@@ -14,10 +14,12 @@ from ...forks import ENVIRONMENT
 COMMAND = [sys.executable, "-m", "partita", "sweep"]
 
 
-def write_file(colours: Any, folder: Path, **section: Any) -> Path:
+def write_file(colours: Any, folder: Path, *, steps_per_checkpoint: int = 4, **section: Any) -> Path:
+    """Write a file with a sweep of 6 trials, each of 8 to 32 steps, and return its path."""
     parameters = {"trainer.learning_rate": {"log_uniform": [1e-4, 1e-1]}, "trainer.batch_size": [8, 16, 32]}
+    trainer = {"epochs": 2, "evaluations_per_epoch": 2, "evaluate_generated": False, "evaluate_test": False}
     config = colours.config(
-        trainer={"epochs": 2, "evaluations_per_epoch": 2, "evaluate_generated": False, "evaluate_test": False},
+        trainer={**trainer, "steps_per_checkpoint": steps_per_checkpoint},
         preprocessing={"sample_size": 160},
         sweep={"parameters": parameters, "trials": 6, "max_concurrent_trials": 2, **section},
     )

@@ -44,7 +44,8 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def whole(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a file, where a local worker has run its sweep in `alone`."""
     folder = tmp_path_factory.mktemp("whole")
-    file = write_file(colours, folder, trials=5, pruner={"type": "median", "startup_trials": 2})
+    pruner = {"type": "median", "startup_trials": 2}
+    file = write_file(colours, folder, trials=5, pruner=pruner, steps_per_checkpoint=1)
     done = sweep(file, "--folder", folder / "alone", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -55,34 +56,31 @@ def losses_of(folder: Path) -> list[list[float]]:
     return [[line["loss"] for line in log_of(folder / one["run"])] for one in trials_of(folder)]
 
 
-def kill_worker(killed: list[int]) -> None:
-    """Kill a Ray worker that runs trials with SIGKILL."""
+def kill_workers(killed: list[int]) -> None:
+    """Kill the Ray workers that run trials with SIGKILL."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if not killed and process.name().startswith("ray::TrialHost"):
+            if process.name().startswith("ray::TrialHost"):
                 process.kill()
                 killed.append(process.pid)
 
 
-def test_a_sweep_on_ray_with_a_killed_worker_has_the_trials_of_one_local_worker(
+def test_a_sweep_on_ray_with_killed_workers_has_the_trials_of_one_local_worker(
     ray: Any, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     killed: list[int] = []
-    killing = when(lambda: steps_of(tmp_path / "ray", 5), lambda: kill_worker(killed))
+    killing = when(lambda: steps_of(tmp_path / "ray", 3), lambda: kill_workers(killed))
     result = Sweep(whole / "colours.yaml", overrides=[ON_RAY]).run(folder=tmp_path / "ray")
     killing.join()
-    assert f"(process {killed[0]} on {os.uname().nodename}) is gone; trial " in caplog.text
+    assert killed
+    assert f" on {os.uname().nodename}) is gone; trial " in caplog.text
     assert " continues on another one (1 of 3 times)" in caplog.text
     assert trials_of(tmp_path / "ray") == trials_of(whole / "alone")
     assert losses_of(tmp_path / "ray") == losses_of(whole / "alone")
     assert result.best is not None
     assert result.best.number == json.loads((whole / "alone" / "sweep.json").read_text())["best"]["number"]
-    continued = [path for path in (tmp_path / "ray").glob("trials/*/manifest.json") if resumes(path)]
-    assert len(continued) == 1
-
-
-def resumes(manifest: Path) -> bool:
-    return bool(json.loads(manifest.read_text()).get("resumed"))
+    manifests = [json.loads(path.read_text()) for path in (tmp_path / "ray").glob("trials/*/manifest.json")]
+    assert any(manifest.get("resumed") for manifest in manifests)
 
 
 def test_a_killed_sweep_continues_on_ray_and_on_local_workers_in_turn(whole: Path, tmp_path: Path) -> None:
