@@ -4,20 +4,24 @@ import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from partita.backends.arguments import count_of, path_of
 from partita.report.sweep_page import write_sweep_page
 from partita.runs.files import writing
 from partita.runs.sweep_record import TRIALS
 from partita.runs.sweep_result import SweepResult
+from partita.runs.waiting import waiting
 from partita.sweeps.folder_lock import FolderLock, locked
 from partita.sweeps.importance import importances
+from partita.sweeps.passed_rows import check_passed, named_dataset, written_rows
+from partita.sweeps.same_rows import check_same_rows
 from partita.sweeps.sweep_run import SweepPlan, SweepRun
 from partita.sweeps.trial import LOG
 from partita.sweeps.workers import LocalWorkers, Workers, closing
 from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.errors import DataError, JobError, PartitaError
+from partita_schema.errors import JobError, PartitaError
 from partita_schema.layers import ConfigSource
 from partita_schema.load import load_config
 from partita_schema.sections.backend import RayBackendConfig
@@ -57,35 +61,39 @@ class Sweep:
         file = self.plan.loaded.file
         return Path(file).stem if file else "sweep"
 
-    def run(
-        self, dataset: str | Path | None = None, folder: str | Path | None = None, *, workers: int | None = None
-    ) -> SweepResult:
+    def run(self, dataset: Any = None, folder: str | Path | None = None, *, workers: int | None = None) -> SweepResult:
         """Run all trials that have not ended, and return the result. Call it again to continue.
 
         Args:
-            dataset: Replaces data.source: a path, a glob or a Hub name.
+            dataset: Replaces data.source: a path or glob, a Hub name, a pandas frame, a Dataset or DatasetDict of
+                `datasets`, a list of dicts or a dict of lists. Rows are written to the folder while trials run.
             folder: Folder of the sweep. Default: sweeps/NAME.
             workers: Number of processes that run trials, instead of `sweep.workers`, or of `backend.workers` on Ray.
 
         Raises:
             PartitaError: Optuna is not installed.
-            ResumeError: The folder holds a sweep of another file, or is in use.
+            ResumeError: The folder holds a sweep of another file or of other rows, or is in use.
+            DataError: The dataset cannot be read, or not by other processes.
             JobError: All trials failed, or the sweep cannot continue.
         """
-        if dataset is not None and not isinstance(dataset, str | Path):
-            raise DataError(f"dataset is a {type(dataset).__name__}; write the path of a file, which all trials read")
+        check_passed(dataset)
         if find_spec("optuna") is None:
             raise PartitaError("the values of trials are chosen by Optuna, which is missing here; " + INSTALL)
         place = SWEEPS / self.name if folder is None else path_of("folder", folder)
         count = count_of("workers", workers)
         with writing(place), locked(place) as lock:
-            progress = SweepRun(self.plan, place, dataset=None if dataset is None else str(dataset), quiet=self.quiet)
+            progress = SweepRun(self.plan, place, dataset=named_dataset(dataset), quiet=self.quiet)
             progress.check_same()
             progress.take_ended()
+            with waiting("reading the rows", line=False):
+                check_same_rows(place, origin=self.plan.loaded.folder, dataset=dataset, finished=progress.finished)
             progress.log_start()
             if not progress.finished:
                 progress.save()
-                with closing(open_workers(self.plan, count=count, lock=lock)) as pool:
+                with (
+                    written_rows(dataset, place) as progress.rows,
+                    closing(open_workers(self.plan, count=count, lock=lock)) as pool,
+                ):
                     progress.work(pool)
             result = progress.save()
         if result.best is None:

@@ -82,18 +82,20 @@ class Attempts:
 class SweepRun:
     """The trials of a sweep while it runs."""
 
-    def __init__(self, plan: SweepPlan, folder: Path, *, dataset: str | None = None, quiet: bool = False) -> None:
+    def __init__(self, plan: SweepPlan, folder: Path, *, dataset: Any = None, quiet: bool = False) -> None:
         """Start without trials.
 
         Args:
             plan: The sweep.
             folder: Its folder.
-            dataset: Replaces data.source.
+            dataset: What replaces data.source, as JSON.
             quiet: Do not log the end of each trial.
         """
         self.plan = plan
         self.folder = folder
         self.dataset = dataset
+        self.rows: Path | None = None
+        """File with the rows that replace data.source, if the caller passed some."""
         self.quiet = quiet
         self.trials: list[Trial] = []
         self.running: dict[int, Attempts] = {}
@@ -209,6 +211,7 @@ class SweepRun:
             origin=self.plan.loaded.folder.resolve(),
             run=self.folder_of(trial),
             dataset=self.dataset,
+            rows=None if self.rows is None else self.rows.resolve(),
             metric=self.plan.metric,
             search=self.plan.search,
             earlier=tuple(self.trials[: trial.number]),

@@ -39,8 +39,10 @@ class TrialOrder:
     """Folder that relative paths of the configuration are resolved against."""
     run: Path
     """The run directory."""
-    dataset: str | None
-    """Replaces data.source."""
+    dataset: Any
+    """What replaces data.source, as JSON; None for nothing."""
+    rows: Path | None
+    """File with the rows that replace data.source, if the caller passed some."""
     metric: str
     """Name of the metric on the validation rows."""
     search: Search
@@ -120,6 +122,7 @@ def run_trial(order: TrialOrder) -> TrialResult:
     from partita.backends.open import open_backend
     from partita.report.run_page import try_to_write_report
     from partita.runs.log import show_log
+    from partita.sweeps.passed_rows import read_rows
     from partita_schema.load import load_config
 
     torch.set_num_threads(order.threads)
@@ -127,12 +130,13 @@ def run_trial(order: TrialOrder) -> TrialResult:
     loaded = replace(load_config(order.config), folder=order.origin)
     context = RunContext(loaded, quiet=True)
     context.write_heads()
+    dataset = order.dataset if order.rows is None else read_rows(order.rows)
     watch = Watch(order)
     if context.config.cross_validates:
-        result = train_folds(context, order.dataset, order.run, callbacks=(), report=try_to_write_report)
+        result = train_folds(context, dataset, order.run, callbacks=(), report=try_to_write_report)
     else:
         callbacks = [watch] if isinstance(loaded.config.trainer, FinetuneTrainer) else []
-        result = open_backend(context).train(order.dataset, order.run, callbacks=callbacks)
+        result = open_backend(context).train(dataset, order.run, callbacks=callbacks)
         try_to_write_report(order.run)
     return watch.result(result_of(dict(result.metrics.get("validation", {})), metric=order.metric))
 

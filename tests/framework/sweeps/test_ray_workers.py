@@ -118,15 +118,16 @@ def test_an_interrupted_sweep_on_ray_saves_its_trials(colours: Any, tmp_path: Pa
     assert "running" not in statuses
 
 
-def test_a_trial_of_cross_validation_trains_all_folds_on_a_worker(ray: Any, colours: Any, tmp_path: Path) -> None:
+def test_a_trial_of_cross_validation_trains_all_folds_of_passed_rows_on_a_worker(
+    ray: Any, colours: Any, tmp_path: Path
+) -> None:
     config = colours.config(
         trainer={"epochs": 1, "evaluate_generated": False},
-        preprocessing={"sample_size": 64},
         sweep={"parameters": {"trainer.learning_rate": [0.01, 0.001]}, "sampler": "grid"},
         backend={"type": "ray", "workers": 2},
     )
     config["data"]["split"] = {"type": "kfold", "folds": 2}
-    result = Sweep(config, quiet=True).run(folder=tmp_path)
+    result = Sweep(config, quiet=True).run(colours.rows(64), folder=tmp_path)
     assert [trial.result.state for trial in result.trials if trial.result is not None] == ["done", "done"]
     for trial in result.trials:
         folds = json.loads((result.run_of(trial) / "folds.json").read_text())

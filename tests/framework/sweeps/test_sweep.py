@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset, DatasetDict
 
 from partita.runs.sweep_record import TrialResult, write_result
 from partita.runs.sweep_result import SweepResult
@@ -304,7 +305,22 @@ def test_a_sweep_whose_trials_have_all_failed_raises_the_first_reason(tmp_path: 
     ("arguments", "expected"),
     [
         ({"workers": 0}, "workers is 0; write a whole number of at least 1"),
-        ({"dataset": [{"text": "a"}]}, "dataset is a list; write the path of a file, which all trials read"),
+        (
+            {"dataset": (row for row in [{"text": "a"}])},
+            (
+                "dataset is a generator, which the processes of trials cannot read; pass a pandas frame, a Dataset or "
+                "DatasetDict of datasets, a list of dicts or a dict of lists, or write the rows to a file and pass its "
+                "path"
+            ),
+        ),
+        ({"dataset": ["a"]}, "row 1 is a str, not a dict of column to value"),
+        (
+            {"dataset": DatasetDict({"first": Dataset.from_list([{"text": "a"}])})},
+            (
+                "split 'first' of the DatasetDict is none of train, validation and test; pass one dataset, such as "
+                "dataset['first'], or rename it"
+            ),
+        ),
         ({"folder": 3}, "folder is 3; write a path"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_sweep_whose_trials_all_fail_ends_with_1_and_the_reason(colours: Any, 
     assert "Traceback" not in done.stderr
 
 
-def test_a_trial_whose_rows_have_changed_is_not_a_failed_one_and_continues_with_the_old_rows(
+def test_a_sweep_whose_rows_have_changed_is_refused_and_continues_with_the_old_rows(
     colours: Any, tmp_path: Path
 ) -> None:
     file = write_file(colours, tmp_path, trials=1)
@@ -137,8 +137,9 @@ def test_a_trial_whose_rows_have_changed_is_not_a_failed_one_and_continues_with_
 
     rows.write_text(written.replace("red", "rot"))
     refused = sweep(file, folder=tmp_path)
-    assert refused.returncode == 1
-    assert "error: trial 0 cannot be resumed; see the end of " in refused.stderr
+    assert refused.returncode == 2
+    assert "error: the training rows have changed since sweeps/colours/trials/000-" in refused.stderr
+    assert " was trained: 128 rows then, 128 rows now with other content; restore them, or " in refused.stderr
     assert not list(folder.glob("trials/*/trial.json"))
 
     rows.write_text(written)
