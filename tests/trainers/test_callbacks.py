@@ -147,18 +147,31 @@ def test_a_stop_after_the_last_step_is_no_early_stop(make_work: Any) -> None:
     assert (result.steps, result.stopped_early, work.run.noted["stopped_by"]) == (4, False, None)
 
 
-def test_a_run_that_was_stopped_and_killed_before_its_end_is_not_trained_longer(make_work: Any) -> None:
+@pytest.mark.parametrize("hook", ["on_step", "on_evaluate", "on_checkpoint"])
+def test_a_run_that_was_stopped_and_killed_before_its_end_is_not_trained_longer(make_work: Any, hook: str) -> None:
     def die(state: TrainingState) -> None:
         raise Killed
 
-    options = {"max_steps": 8, "skip_all_evaluation": True}
+    options = {"max_steps": 8, "steps_per_checkpoint": 3, "steps_per_evaluation": 3}
     work = make_work(**options)
     with pytest.raises(Killed):
-        run(with_callbacks(work, StopAt(3), on("on_end", die)))
+        run(with_callbacks(work, StopAt(3, hook=hook), on("on_end", die)))
     result = run(make_work(**options))
     assert (result.steps, result.resumed_from, result.stopped_early) == (3, 3, True)
     longer = run(make_work(**options | {"max_steps": 9}))
     assert (longer.steps, longer.stopped_early) == (9, False)
+
+
+def test_a_stop_before_a_resume_is_not_one_after_it(make_work: Any) -> None:
+    def die(state: TrainingState) -> None:
+        if state.step == 5:
+            raise Killed
+
+    options = {"max_steps": 8, "steps_per_checkpoint": 3, "skip_all_evaluation": True}
+    with pytest.raises(Killed):  # the request of step 5 is lost with the step
+        run(with_callbacks(make_work(**options), StopAt(5), on("on_step", die)))
+    result = run(make_work(**options))
+    assert (result.steps, result.resumed_from, result.stopped_early) == (8, 3, False)
 
 
 def test_the_log_says_which_callback_stopped_the_run(make_work: Any, caplog: pytest.LogCaptureFixture) -> None:

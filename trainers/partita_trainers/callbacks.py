@@ -4,6 +4,7 @@ They are called on rank 0 only. Every rank learns at the same point whether a ca
 """
 
 import inspect
+import json
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +14,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from partita_schema.common.files import write_atomically
 from partita_schema.common.text import nearest
 from partita_schema.errors import ConfigError, Problem, TrainingError, shortened
 from partita_trainers.base import LanguageModel, Metrics, Trainer, TrainerContext
 
 logger = logging.getLogger(__name__)
 
+STOP = "stop.json"
+"""File of a checkpoint: a stop that `on_checkpoint` has asked for, when the checkpoint was complete."""
 HOOKS = ("on_start", "on_step", "on_evaluate", "on_checkpoint", "on_end")
 """Methods that are called, in the order of a training."""
 
@@ -142,6 +146,31 @@ class Callbacks:
             request = self.process_group.run_on_rank_zero(lambda: self._call(hook), about)
             self.stopped_by = self.stopped_by or request
 
+    def call_on_checkpoint(self, checkpoint: Path) -> None:
+        """Call `on_checkpoint`, and store a stop that it asks for in the checkpoint, which has been written before."""
+        known = self.stopped_by
+        self.call("on_checkpoint", checkpoint=checkpoint)
+        if self.stopped_by != known:
+            text = json.dumps(self.stop_record())
+            self.process_group.run_on_rank_zero(lambda: write_atomically(checkpoint / STOP, text), "the stop")
+
+    def stop_record(self) -> dict[str, Any]:
+        """Return what a checkpoint stores about the stop that a callback has asked for; {} without one."""
+        if self.stopped_by is None:
+            return {}
+        return {"by": self.stopped_by, "total_steps": self.state.total_steps}
+
+    def restore_stop(self, checkpoint: Path, record: Mapping[str, Any]) -> None:
+        """Stop where an earlier process was asked to, unless the length of the training has changed since.
+
+        Args:
+            checkpoint: The checkpoint from which the run resumes.
+            record: The `stop_record` in it.
+        """
+        found = self.process_group.run_on_rank_zero(lambda: record or read_stop(checkpoint), "the stop")
+        if found and found["total_steps"] == self.state.total_steps:
+            self.stopped_by = found["by"]
+
     def _call(self, hook: str) -> str | None:
         """Call a method on this rank. Return the first request to stop."""
         first: str | None = None
@@ -157,6 +186,14 @@ class Callbacks:
                 first = first or ": ".join(filter(None, (name_of(callback), self.state.requests[0])))
                 self.state.requests.clear()
         return first
+
+
+def read_stop(checkpoint: Path) -> dict[str, Any]:
+    """Return the stop that `on_checkpoint` asked for; {} without one."""
+    from partita_trainers.checkpoint import read_json
+
+    path = checkpoint / STOP
+    return dict(read_json(path)) if path.exists() else {}
 
 
 @contextmanager

@@ -6,6 +6,7 @@ A folder `step-000120` holds
     rng.*           states of the random generators: torch, its devices, Python, numpy
     cursor.json     the data position
     trainer.json    counters of the trainer: step, best metric, patience
+    stop.json       a stop that a callback asked for after the checkpoint was written
     partita-checksums.json    size and hash of all other files, to detect damage
 """
 

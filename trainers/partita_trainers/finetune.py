@@ -160,8 +160,7 @@ class FinetuneRun:
         self.splitter.load_state_dict(state.get("cutting", {}))
         self.sources.load_state_dict(state.get("sources", {}))
         self.step, self.learning_rate = step, state["learning_rate"]
-        if state.get("stop", {}).get("total_steps") == self.schedule.total:
-            self.callbacks.stopped_by = state["stop"]["by"]
+        self.callbacks.restore_stop(self.run.checkpoints / checkpoint_name(step), state["stop"])
         self.stopped_early = self.should_stop
         if self.engine.accelerator.scaler is not None:
             self.engine.accelerator.scaler.load_state_dict(state["scaler"])
@@ -300,7 +299,7 @@ class FinetuneRun:
         states = self.engine.optimizer_states()
         with self.engine.summon_full_params():
             self.process_group.run_on_rank_zero(lambda: self.write_checkpoint_files(cursor, states), "a checkpoint")
-        self.callbacks.call("on_checkpoint", checkpoint=self.run.checkpoints / checkpoint_name(self.step))
+        self.callbacks.call_on_checkpoint(self.run.checkpoints / checkpoint_name(self.step))
 
     def write_checkpoint_files(self, cursor: Mapping[str, Any], optimizer_states: Sequence[Any]) -> None:
         """Write the files of a checkpoint; called on rank 0 only."""
@@ -318,9 +317,7 @@ class FinetuneRun:
                 "validation": self.validation.state_dict(),
                 "cutting": self.splitter.state_dict(),
                 "sources": self.sources.state_dict(),
-                "stop": {"by": self.callbacks.stopped_by, "total_steps": self.schedule.total}
-                if self.callbacks.stopped_by is not None
-                else {},
+                "stop": self.callbacks.stop_record(),
             },
         )
         newest = list_checkpoints(self.run.checkpoints)[-self.config.keep_checkpoints :]

@@ -111,6 +111,56 @@ def test_a_run_may_be_resumed_and_used_with_other_callbacks(colours: Any, tmp_pa
     assert [line["step"] for line in read_json_lines(tmp_path / "run" / "losses.jsonl")] == [3, 4, 5]
 
 
+BAG = {
+    "base_model": {"type": "embedding_bag", "embedding_dim": 8, "buckets": 64},
+    "input_features": [{"name": "text"}],
+    "output_features": [{"name": "colour", "type": "category"}],
+    "trainer": {"type": "hogwild", "workers": 1, "epochs": 4},
+}
+
+
+class Killed(BaseException):
+    """Raised in place of a kill signal; no code under test may catch it."""
+
+
+class StopInEpochTwo:
+    """Asks to stop in one method, and is killed before the run has ended."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self.look)
+
+    def look(self, state: TrainingState) -> None:
+        if state.epoch == 2:
+            state.stop("enough")
+
+    def on_end(self, state: TrainingState) -> None:
+        raise Killed
+
+
+@pytest.mark.parametrize("hook", ["on_step", "on_checkpoint"])
+def test_hogwild_that_was_stopped_and_killed_before_its_end_is_not_trained_longer(
+    tmp_path: Path, colours: Any, hook: str
+) -> None:
+    run, rows, seen = tmp_path / "run", colours.rows(64), list[tuple[str, int]]()
+    with pytest.raises(Killed):
+        Model(BAG, quiet=True).train(rows, run=run, callbacks=[StopInEpochTwo(hook)])
+
+    class Diary:
+        def on_start(self, state: TrainingState) -> None:
+            seen.append(("start", state.step))
+
+        def on_step(self, state: TrainingState) -> None:
+            seen.append(("step", state.step))
+
+        def on_end(self, state: TrainingState) -> None:
+            seen.append(("end", state.step))
+
+    result = Model(BAG, quiet=True).train(rows, run=run, callbacks=[Diary()])
+    assert result.stopped_early
+    assert seen == [("start", result.steps), ("end", result.steps)]
+    assert json.loads((run / "manifest.json").read_text())["stopped_by"] == "StopInEpochTwo: enough"
+
+
 def test_hogwild_calls_callbacks_after_each_epoch(tmp_path: Path, colours: Any) -> None:
     calls: list[tuple[str, int]] = []
 
@@ -131,13 +181,7 @@ def test_hogwild_calls_callbacks_after_each_epoch(tmp_path: Path, colours: Any) 
         def on_end(self, state: TrainingState) -> None:
             calls.append(("end", state.step))
 
-    config = {
-        "base_model": {"type": "embedding_bag", "embedding_dim": 8, "buckets": 64},
-        "input_features": [{"name": "text"}],
-        "output_features": [{"name": "colour", "type": "category"}],
-        "trainer": {"type": "hogwild", "workers": 1, "epochs": 4},
-    }
-    result = Model(config, quiet=True).train(colours.rows(64), run=tmp_path / "run", callbacks=[Diary()])
+    result = Model(BAG, quiet=True).train(colours.rows(64), run=tmp_path / "run", callbacks=[Diary()])
     assert result.stopped_early
     per_epoch = result.steps // 2
     assert calls[0] == ("start", 0)

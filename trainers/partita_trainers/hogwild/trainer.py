@@ -84,9 +84,11 @@ class HogwildRun:
             self.sums = tuple(load_state(folder / "optimizer-0")["sums"])
         self.run.note(learning_rate=self.learning_rate, workers=config.workers)
         self.rows, self.loss_tokens, self.cursor = read_rows(self.lm, batches)
-        self.callbacks = Callbacks(context)
+        self.shared = self.share_tensors()
+        self.total = config.epochs * self.shared.steps_per_epoch
+        self.callbacks = Callbacks(context, total_steps=self.total)
 
-    def shared(self) -> SharedState:
+    def share_tensors(self) -> SharedState:
         """Move the tensors into shared memory and return the state that the workers use."""
         self.lm.module.zero_grad()  # gradients would be shared too, and overwritten by other workers
         share((*self.lm.module.parameters(), *self.sums, *self.rows.tensors))
@@ -102,21 +104,19 @@ class HogwildRun:
 
     def train_loop(self) -> None:
         """Train the remaining epochs, with an evaluation and a checkpoint after each."""
-        shared = self.shared()
-        total = self.config.epochs * shared.steps_per_epoch
+        shared, total = self.shared, self.total
         if self.step > total:
             raise ResumeError(
                 f"the run is at step {self.step}, but the configuration ends at step {total}; raise trainer.epochs, or "
                 "give this run another folder with --run"
             )
-        if self.step == total:
+        self.start_callbacks()
+        if self.step == total or self.callbacks.stopped_by is not None:
             return
         logger.info(
             "%s, %s an epoch", counted(self.config.workers, "worker"), counted(shared.steps_per_epoch, "update")
         )
         self.counts.step.value = self.step
-        checkpoint = None if self.resumed_from is None else self.run.checkpoints / checkpoint_name(self.step)
-        self.callbacks.call("on_start", step=self.step, total_steps=total, checkpoint=checkpoint)
         with (
             interruption("stopping after this batch") as interrupt,
             self.run.progress(total, "training", completed=self.step) as progress,
@@ -140,6 +140,13 @@ class HogwildRun:
                 self.log(cpu_seconds, seconds=time.perf_counter() - started, per_epoch=shared.steps_per_epoch)
                 self.maybe_evaluate_and_save(interrupt, ended=self.step == until, last=self.step == total)
 
+    def start_callbacks(self) -> None:
+        """Restore a stop that an earlier process was asked for, and call the callbacks before the first step."""
+        checkpoint = None if self.resumed_from is None else self.run.checkpoints / checkpoint_name(self.step)
+        if checkpoint is not None:
+            self.callbacks.restore_stop(checkpoint, read_json(checkpoint / "trainer.json")["stop"])
+        self.callbacks.call("on_start", step=self.step, checkpoint=checkpoint)
+
     def maybe_evaluate_and_save(self, interrupt: Interruption, *, ended: bool, last: bool) -> None:
         """Evaluate after a completed epoch, and save. Raises KeyboardInterrupt if the user asked to stop."""
         if ended and not last and "validation" in self.work.splits:
@@ -147,7 +154,7 @@ class HogwildRun:
             self.run.report(metrics, step=self.step, split="validation")
             self.callbacks.call("on_evaluate", metrics=metrics)
         self.save()
-        self.callbacks.call("on_checkpoint", checkpoint=self.run.checkpoints / checkpoint_name(self.step))
+        self.callbacks.call_on_checkpoint(self.run.checkpoints / checkpoint_name(self.step))
         if interrupt.requested and not last:
             logger.info("saved step %d", self.step)
             raise KeyboardInterrupt
@@ -179,7 +186,7 @@ class HogwildRun:
             save_model=self.lm.save_checkpoint,
             optimizer_states=[{"sums": list(self.sums)}],
             cursor=self.cursor,
-            trainer={"step": self.step},
+            trainer={"step": self.step, "stop": self.callbacks.stop_record()},
         )
         remove_checkpoints(self.run.checkpoints, keep={self.step})
 
@@ -192,8 +199,7 @@ class HogwildRun:
             if split in self.work.splits:
                 metrics[split] = self.work.evaluate(split, True, None, step=self.step)
                 self.run.report(metrics[split], step=self.step, split=split)
-        total = self.callbacks.state.total_steps
-        early = self.callbacks.stopped_by is not None and total is not None and self.step < total
+        early = self.callbacks.stopped_by is not None and self.step < self.total
         self.run.note(stopped_by=self.callbacks.stopped_by if early else None)
         return TrainResult(
             run=self.run.folder,
