@@ -57,9 +57,9 @@ def lead(comparison: Comparison) -> str:
     """Return the first sentences of the page: whether each run is better than the reference."""
     reference = comparison.runs[0]
     if not comparison.pairs:
-        return f"Compared with {reference}. There are no results of the same rows."
+        return f"The runs have no results of the same rows as {reference}."
     sentences = [verdict(pair, reference) for pair in comparison.pairs]
-    return f"{' '.join(sentences)} Compared on {comparison.subject} that all have."
+    return f"{' '.join(sentences)} Compared on the {comparison.subject} that all runs have."
 
 
 def verdict(pair: PairComparison, reference: str) -> str:

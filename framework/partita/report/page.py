@@ -38,12 +38,14 @@ th { font-weight: 400; }
 thead th { font-size: .85rem; opacity: .8; vertical-align: bottom; }
 .numbers td, .numbers th:not(:first-child) { text-align: right; white-space: nowrap; }
 .numbers tbody th { overflow-wrap: break-word; }
+table:not(.numbers) tbody th { min-width: 6.5rem; }
 td:last-child, th:last-child { padding-right: 0; }
 details { margin: .35rem 0; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 figure summary { font-size: .85rem; opacity: .8; }
 pre { overflow-x: auto; padding: .75rem 1rem; background: var(--shade); border-radius: 4px; font-size: .85rem;
   margin: .5rem 0; }
+pre.command { white-space: pre-wrap; overflow-wrap: anywhere; }
 .passage { margin: .4rem 0 1.1rem; padding-left: .9rem; border-left: 3px solid var(--faint); }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; margin: .3rem 0; font-size: .92rem; }
 .before { opacity: .75; }
@@ -95,7 +97,8 @@ MACROS = """\
 </figure>
 {% endfor %}</div>
 {% elif item.part == "folded" %}<details><summary>{{ item.caption }}</summary><pre>{{ item.text }}</pre></details>
-{% elif item.part == "command" %}<div><p class="caption">{{ item.caption }}</p><pre>{{ item.text }}</pre></div>
+{% elif item.part == "command" %}<div>
+<p class="caption">{{ item.caption }}</p><pre class="command">{{ item.text }}</pre></div>
 {% elif item.part == "passages" %}<div>
 <p class="caption">{{ item.caption }}</p>
 {% if item.legend %}<p class="note">{{ marked(item.legend) }}</p>{% endif %}

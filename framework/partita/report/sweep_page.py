@@ -17,6 +17,8 @@ from partita_schema.errors import WriteError
 REPORT = "report.html"
 WIDE = 20
 """Ratio of values above which an axis is logarithmic."""
+MAX_NAMED = 6
+"""Different numbers of a parameter up to which each has its place and its label on the axis."""
 MAX_AXES, MAX_CURVES, MAX_ROWS = 6, 4, 100
 """Parameters of the parallel coordinates, curves of a chart, and rows of the table."""
 
@@ -127,11 +129,14 @@ def parallel_coordinates(result: SweepResult, done: Sequence[Trial], importance:
 
 
 def dimension_of(key: str, values: Sequence[object]) -> Dimension:
-    """Return the axis of a parameter: logarithmic if its values span more than WIDE."""
+    """Return the axis of a parameter: names, a few numbers, or a scale, logarithmic if it spans more than WIDE."""
     name = key.rpartition(".")[2]
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):
         return Dimension(name, [value_text(value) for value in values], is_category=True)
+    if len(set(numbers)) <= min(MAX_NAMED, len(numbers) - 1):
+        order = [value_text(value) for value in sorted({value for value in values if isinstance(value, int | float)})]
+        return Dimension(name, [value_text(value) for value in values], is_category=True, order=order)
     wide = min(numbers) > 0 and max(numbers) / min(numbers) > WIDE
     return Dimension(name, numbers, scale="log" if wide else "linear")
 
@@ -141,7 +146,7 @@ def history(result: SweepResult, done: Sequence[Trial]) -> Chart:
     numbers, values = [trial.number for trial in done], [result.value_of(trial) for trial in done]
     pick = min if result.direction == "minimize" else max
     best = [pick(values[: index + 1]) for index in range(len(values))]
-    curves = [Curve("best so far", numbers, best), Curve("trial", numbers, values, dots=True)]
+    curves = [Curve("best so far", numbers, best), Curve("trial", numbers, values, line=False)]
     return curve_chart("Progress", curves, x_label="trial", y_label=result.metric)
 
 

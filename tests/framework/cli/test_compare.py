@@ -153,7 +153,7 @@ def test_the_page_has_the_verdict_and_no_markup_of_the_rows(call: Call, make_run
     text = (tmp_path / "page.html").read_text(encoding="utf8")
     assert (code, out.splitlines()[-1]) == (0, "written to page.html")
     assert "b is better than a: team.accuracy 0.800 against 0.500 (difference +0.300, 95 % interval" in text
-    assert "Compared on 40 rows of test that all have." in text
+    assert "Compared on the 40 rows of test that all runs have." in text
     for hostile in ("<script", "<img", "src=x onerror=y>"):
         assert hostile not in text
     assert "{{ 7 * 7 }}" in text

@@ -13,6 +13,7 @@ import pytest
 
 from partita.report.run_page import try_to_write_report, write_report
 from partita.report.run_record import read_run
+from partita.report.sections.training import loss_unit
 from partita.runs.row_results import OutputResult, RowResult, evaluation_path
 from partita_schema.common.checksums import sealed
 from partita_schema.errors import DataError, PartitaError
@@ -180,6 +181,38 @@ def test_what_happened_during_training_is_marked(tmp_path: Path) -> None:
     assert "validation" in page.texts
 
 
+@pytest.mark.parametrize(
+    ("outputs", "config", "unit"),
+    [
+        ({"summary": "text"}, {}, "nats per loss token"),
+        ({"people": "tags"}, {}, "nats per word"),
+        ({"fit": "score"}, {}, "nats per row"),
+        ({"vector": "embedding"}, {}, "nats per row"),
+        ({"summary": "text"}, {"trainer": {"type": "custom", "target": "a:B"}}, "loss"),
+    ],
+)
+def test_the_loss_has_the_unit_of_what_is_trained(
+    outputs: dict[str, str], config: dict[str, Any], unit: str, tmp_path: Path
+) -> None:
+    page = page_of(write_run(tmp_path / "run", outputs=outputs, config=config))
+
+    assert unit in page.after("Loss", count=20)
+
+
+def test_the_loss_of_numbers_is_a_mean_squared_error() -> None:
+    squared = {"name": "fit", "type": "score", "head": "linear", "decoder": {"loss": "squared_error"}}
+    number = {"name": "price", "type": "number", "head": "linear"}
+
+    assert [loss_unit({"output_features": [one]}) for one in (squared, number)] == ["mean squared error"] * 2
+
+
+def test_a_loss_over_several_orders_of_magnitude_has_a_logarithmic_axis(tmp_path: Path) -> None:
+    narrow, wide = write_run(tmp_path / "narrow", steps=100), write_run(tmp_path / "wide", steps=2000)
+
+    assert "The vertical axis is logarithmic." not in page_of(narrow).text
+    assert "The vertical axis is logarithmic. The line is the mean of neighboring steps" in page_of(wide).text
+
+
 def test_the_search_for_the_learning_rate_has_a_chart(tmp_path: Path) -> None:
     rates = [1e-6 * 2**number for number in range(18)]
     search = {"learning_rate": 0.003, "rates": rates, "losses": [1 + rate for rate in rates]}
@@ -226,7 +259,8 @@ def test_the_largest_errors_of_numbers_and_rows_without_one_come_first(tmp_path:
     page = page_of(write_run(tmp_path / "run", outputs={"price": "number"}, results=results))
 
     rows = [line for line in page.texts if line.startswith("row ")]
-    assert rows == ["row c: (none), correct is 1.5", "row b: 50, correct is 1.5", "row a: 1, correct is 1.5"]
+    assert rows == ["row c: (none) instead of 1.5", "row b: 50 instead of 1.5", "row a: 1 instead of 1.5"]
+    assert "Rows without a number (1), then the largest errors" in page.texts
 
 
 def test_the_largest_numbers_have_a_page(tmp_path: Path) -> None:

@@ -61,6 +61,20 @@ def test_the_page_has_charts_of_values_progress_importance_and_curves() -> None:
     assert first.count("var(--c1)") == 1
 
 
+def test_a_parameter_with_few_numbers_has_its_values_on_the_axis() -> None:
+    rates = ["1e-05", "0.0001", "0.001", "0.01", "0.1"]
+    names = re.findall(r">([^<>]+)</text>", sweep_page(MANY, IMPORTANCE))
+
+    assert [name for name in names if name in rates] == rates
+
+
+def test_the_results_of_trials_are_dots_without_a_line() -> None:
+    progress = sweep_page(MANY, IMPORTANCE).split("<svg")[2].partition("</svg>")[0]
+
+    assert progress.count("<polyline") == 1
+    assert progress.count("<circle") == 9
+
+
 def test_text_of_errors_is_no_markup() -> None:
     text = sweep_page(MANY, IMPORTANCE)
     assert "script" not in Tags(text).counts

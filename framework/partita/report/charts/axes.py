@@ -10,6 +10,8 @@ from partita.report.charts.chart import HEIGHT, WIDTH
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 14, 40
 """Margins around the plotted area: tick labels on the left and below it."""
+SHORT = 200
+"""Ratio of the ends of a logarithmic axis below which powers of ten alone are too few ticks."""
 SPACE = 14
 """Space above the highest value, for the legend."""
 
@@ -38,11 +40,7 @@ class Axis:
     def ticks(self, count: int = 5) -> list[float]:
         """Return about `count` round values on the axis."""
         if self.scale == "log":
-            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            step = max(1, math.ceil((last - first) / count))
-            powers = [10.0**power for power in range(first, last + 1, step)]
-            inside = [power for power in powers if self.low * 0.999 <= power <= self.high * 1.001]
-            return inside if len(inside) > 1 else [self.low, self.high]
+            return self._log_ticks(count)
         span = (self.high - self.low) or 1.0
         rough = span / count
         magnitude = 10 ** math.floor(math.log10(rough))
@@ -52,11 +50,20 @@ class Axis:
         last = math.floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 
+    def _log_ticks(self, count: int) -> list[float]:
+        """Return about `count` powers of ten on the axis, and on a short axis 2 and 5 times the powers."""
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        step = max(1, math.ceil((last - first) / count))
+        factors = (1, 2, 5) if self.high < SHORT * self.low else (1,)
+        values = [factor * 10.0**power for power in range(first, last + 1, step) for factor in factors]
+        inside = [value for value in values if self.low * 0.999 <= value <= self.high * 1.001]
+        return inside if len(inside) > 1 else [self.low, self.high]
+
     def _warped(self, value: float) -> float:
         return math.log10(max(value, 1e-300)) if self.scale == "log" else value
 
 
-def axis_of(values: Sequence[float], *, start: float, end: float, scale: Scale = "linear", zero: bool = False) -> Axis:
+def axis_of(values: Sequence[float], *, start: float, end: float, scale: Scale = "linear") -> Axis:
     """Return an axis that holds all finite values.
 
     Args:
@@ -64,12 +71,9 @@ def axis_of(values: Sequence[float], *, start: float, end: float, scale: Scale =
         start: Position of the lowest value in the picture.
         end: Position of the highest value.
         scale: linear or log.
-        zero: Whether the axis begins at 0.
     """
     finite = [value for value in values if math.isfinite(value) and (scale == "linear" or value > 0)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
-    if zero:
-        low = min(0.0, low)
     if low == high:
         low, high = (low / 2, high * 2) if scale == "log" else (low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2)
     is_whole = all(value == int(value) for value in finite) and high - low >= 1

@@ -22,6 +22,8 @@ class Curve:
     ys: Sequence[float] | np.ndarray
     dots: bool = False
     """Whether each value is drawn as a dot, for curves of few values."""
+    line: bool = True
+    """Whether the values are joined by a line."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def curve_chart(
     marks: Sequence[Mark] = (),
     x_scale: Scale = "linear",
     y_scale: Scale = "linear",
-    zero: bool = False,
+    include: Sequence[float] = (),
     note: str = "",
 ) -> Chart:
     """Return a chart of curves over a common horizontal axis.
@@ -91,7 +93,7 @@ def curve_chart(
         marks: Events.
         x_scale: linear or log.
         y_scale: linear or log.
-        zero: Whether the vertical axis begins at 0.
+        include: Further values that the vertical axis holds, such as 0.
         note: A sentence below the chart.
     """
     thinned = [thin(curve, positive=y_scale == "log") for curve in curves]
@@ -100,7 +102,7 @@ def curve_chart(
         value for one in thinned for part in (one.ys_N, one.lows_N, one.highs_N) if part is not None for value in part
     ]
     x_axis = axis_of([*xs, *(mark.x for mark in marks)], start=LEFT, end=WIDTH - RIGHT, scale=x_scale)
-    y_axis = axis_of(ys, start=HEIGHT - BOTTOM, end=TOP + SPACE, scale=y_scale, zero=zero)
+    y_axis = axis_of([*ys, *include], start=HEIGHT - BOTTOM, end=TOP + SPACE, scale=y_scale)
     parts = frame(x_axis, y_axis, x_label=x_label, y_label=y_label)
     for mark in marks:
         x = x_axis.position(mark.x)
@@ -133,10 +135,10 @@ def draw_curve(thinned: ThinCurve, *, number: int, x_axis: Axis, y_axis: Axis) -
     if thinned.lows_N is not None and thinned.highs_N is not None:
         outline = [*line(thinned.highs_N), *reversed(line(thinned.lows_N))]
         parts.append(f'<polygon fill="{color}" fill-opacity=".22" points="{" ".join(outline)}"/>')
-    if len(points) > 1:
+    if len(points) > 1 and thinned.curve.line:
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         parts.append(f'<polyline class="curve" stroke="{color}"{dashes} points="{" ".join(points)}"/>')
-    if thinned.curve.dots or len(points) == 1:
+    if thinned.curve.dots or not thinned.curve.line or len(points) == 1:
         for point in points:
             x, y = point.split(",")
             parts.append(f'<circle cx="{x}" cy="{y}" r="2.4" fill="{color}"/>')

@@ -22,6 +22,8 @@ class Dimension:
     scale: Scale = "linear"
     is_category: bool = False
     """Whether the values are names, not numbers."""
+    order: Sequence[str] = ()
+    """Names from the bottom to the top. Default: in the order of the items."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def place(dimension: Dimension, *, x: float) -> PlacedDimension:
     """Return an axis at a horizontal position."""
     start, end = HEIGHT - BOTTOM, TOP
     if dimension.is_category:
-        names = list(dict.fromkeys(dimension.values))
+        names = list(dimension.order or dict.fromkeys(dimension.values))
         axis = Axis(0, max(1, len(names) - 1), start, end)
         at = {name: axis.position(index) if len(names) > 1 else (start + end) / 2 for index, name in enumerate(names)}
         ticks = [(position, cell(name)) for name, position in at.items()]

@@ -38,8 +38,8 @@ def costs_of(run: RunRecord) -> dict[str, str]:
     recorded: Mapping[str, Any] = manifest.get("cost") or {}
     seconds = float(np.nansum(run.steps["seconds"])) if len(run.steps["step"]) else 0.0
     if seconds:
-        costs["time in steps"] = duration(seconds)
-    for key, label in (("seconds", "time in all"), ("cpu_seconds", "CPU time"), ("gpu_seconds", "GPU time")):
+        costs["time in training steps"] = duration(seconds)
+    for key, label in (("seconds", "total time"), ("cpu_seconds", "CPU time"), ("gpu_seconds", "GPU time")):
         if isinstance(recorded.get(key), int | float):
             costs[label] = duration(float(recorded[key]))
     for key, label in (("peak_memory_bytes", "peak memory"), ("peak_gpu_memory_bytes", "peak GPU memory")):
@@ -85,13 +85,13 @@ def size_charts(purpose: str, size: BatchSize) -> list[Chart]:
         rows, values = zip(*speeds, strict=True)
         curve = Curve("rows per second", rows, values, dots=True)
         title = f"Speed by batch size, {purpose}"
-        charts.append(curve_chart(title, [curve], x_label="rows", y_label="rows per second", marks=mark, zero=True))
+        charts.append(curve_chart(title, [curve], x_label="rows", y_label="rows per second", marks=mark, include=(0,)))
     points = memory_points(size)
     if len(points) > 1:
         divisor, unit = (1e9, "GB") if max(used for _, used in points) >= 1e9 else (1e6, "MB")
         curve = Curve("memory", [probe.rows for probe, _ in points], [used / divisor for _, used in points], dots=True)
         title = f"Memory by batch size, {purpose}"
-        charts.append(curve_chart(title, [curve], x_label="rows", y_label=unit, marks=mark, zero=True))
+        charts.append(curve_chart(title, [curve], x_label="rows", y_label=unit, marks=mark, include=(0,)))
     return charts
 
 
@@ -116,7 +116,7 @@ def repeat_section(run: RunRecord) -> Section | None:
     return Section(
         "How to repeat it",
         [
-            Command("To repeat the run", "\n".join(map(shlex.join, repeat_commands(run)))),
+            Command("Command", "\n".join(map(shlex.join, repeat_commands(run)))),
             NamedTable("The run", Table(["", ""], rows), numbers=False),
             Folded("Configuration", config),
             NamedTable("Versions", Table(["package", "version"], versions), numbers=False, folded=True),

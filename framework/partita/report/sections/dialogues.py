@@ -22,7 +22,7 @@ def dialogues_section(run: RunRecord) -> Section | None:
     parts += [Paragraph(sentence) for sentence in differences(columns)]
     curves = turn_curves(outcomes)
     if curves:
-        chart = curve_chart("Right answers by turn", curves, x_label="turn", y_label="share of answers", zero=True)
+        chart = curve_chart("Right answers by turn", curves, x_label="turn", y_label="share of answers", include=(0, 1))
         parts.append(Charts([chart]))
     folder = transcript_folder(run.folder)
     if (folder / "index.html").is_file():

@@ -12,6 +12,8 @@ from partita_schema.sections.outputs import METRICS_BY_NAME
 
 MAX_METRICS = 24
 """Metrics in a table that is not folded."""
+MAX_BESIDE = 16
+"""The same in the table of a split beside that of the most important one."""
 LOWER = " \u2193"
 NOTE = (
     "In brackets: 95 % intervals over rows; of shares of right rows the score interval, of others the bootstrap. "
@@ -40,7 +42,7 @@ def metrics_section(run: RunRecord, splits: Sequence[SplitMeasures]) -> Section 
 
 
 def split_table(split: SplitMeasures, *, is_first: bool) -> NamedTable:
-    """Return the table of a split. Wide tables of splits after the first are folded.
+    """Return the table of a split. Wide and long tables of splits after the first are folded.
 
     Args:
         split: Its metrics.
@@ -49,7 +51,8 @@ def split_table(split: SplitMeasures, *, is_first: bool) -> NamedTable:
     measures = [measure for measure in split.measures if not is_of_field(measure.name)]
     rows = [row_of(measure, has_base=split.has_base) for measure in measures]
     caption = f"{split.split}, {counted(split.rows, 'row')}"
-    return NamedTable(caption, Table(titles_of(split), rows), folded=split.has_base and not is_first)
+    is_large = split.has_base or len(rows) > MAX_BESIDE
+    return NamedTable(caption, Table(titles_of(split), rows), folded=is_large and not is_first)
 
 
 def field_tables(split: SplitMeasures) -> list[NamedTable]:

@@ -22,7 +22,9 @@ def rounds_section(run: RunRecord) -> Section | None:
     names = list(dict.fromkeys(name for values in dialogues for name in values))
     titles = ["metric", *(f"round {number}" for number in range(1, len(dialogues) + 1))]
     rows = [[name, *(cell(name, values.get(name)) for values in dialogues)] for name in names]
-    parts: list[Part] = [Paragraph("Each round plays dialogues with the weights before it, and then trains on them.")]
+    parts: list[Part] = [
+        Paragraph("Each round runs dialogues with the model of the round before, and then trains on them.")
+    ]
     parts += [Paragraph(trained(number, round_)) for number, round_ in enumerate(rounds, start=1)]
     chart = rounds_chart(dialogues)
     parts += [Charts([chart])] if chart is not None else []
@@ -47,4 +49,6 @@ def rounds_chart(dialogues: Sequence[Mapping[str, Any]]) -> Chart | None:
         for name in DRAWN
         if any(name in values for values in dialogues)
     ]
-    return curve_chart("Dialogues by round", curves, x_label="round", y_label="mean", zero=True) if curves else None
+    if not curves:
+        return None
+    return curve_chart("Means over the dialogues of each round", curves, x_label="round", y_label="", include=(0, 1))

@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 
 from partita.report.charts import Chart, Curve, Mark, curve_chart
+from partita.report.comparable_losses import predicts_values
 from partita.report.run_record import RunRecord
 from partita.report.section import Charts, Paragraph, Section
 
 SPEED_SECTIONS = 60
 """Groups of neighboring steps whose speed is drawn."""
+WIDE = 30
+"""Ratio of the highest and the lowest loss above which their axis is logarithmic."""
 MAX_MARKS = 20
 """Events in the charts and in the text, of each kind."""
 
@@ -32,9 +35,32 @@ def loss_chart(run: RunRecord, marks: Sequence[Mark]) -> Chart:
     curves = [Curve("training", run.steps["step"], run.steps["loss"])]
     validation = Curve("validation", *run.evaluations("validation", "loss"), dots=True)
     curves += [validation] if len(validation.xs) else []
-    many = len(run.steps["step"]) > 300
-    note = "The line is the mean of neighboring steps, the area their range." if many else ""
-    return curve_chart("Loss", curves, x_label="step", y_label="nats per loss token", marks=marks, note=note)
+    losses_N = run.steps["loss"][np.isfinite(run.steps["loss"])]
+    is_wide = len(losses_N) > 0 and losses_N.min() > 0 and losses_N.max() > WIDE * losses_N.min()
+    notes = ["The vertical axis is logarithmic."] if is_wide else []
+    notes += ["The line is the mean of neighboring steps, the area their range."] if len(losses_N) > 300 else []
+    return curve_chart(
+        "Loss",
+        curves,
+        x_label="step",
+        y_label=loss_unit(run.config),
+        y_scale="log" if is_wide else "linear",
+        marks=marks,
+        note=" ".join(notes),
+    )
+
+
+def loss_unit(config: Mapping[str, Any]) -> str:
+    """Return the unit of the loss: of tokens, of a head for each row or word, or unknown of a custom trainer."""
+    if (config.get("trainer") or {}).get("type") == "custom":
+        return "loss"
+    kinds = [output["type"] for output in config.get("output_features") or ()]
+    if "embedding" not in kinds and not predicts_values(config):
+        return "nats per loss token"
+    [output] = config["output_features"]
+    if output["type"] == "number" or (output.get("decoder") or {}).get("loss") == "squared_error":
+        return "mean squared error"
+    return "nats per word" if output["type"] == "tags" else "nats per row"
 
 
 def metric_charts(run: RunRecord, marks: Sequence[Mark]) -> list[Chart]:
@@ -52,13 +78,13 @@ def step_charts(run: RunRecord, marks: Sequence[Mark]) -> list[Chart]:
     steps = run.steps["step"]
     unit = "tokens" if np.isfinite(run.steps["tokens"]).any() else "rows"
     drawn = [
-        (Curve("Learning rate", steps, run.steps["learning_rate"]), "", True),
-        (Curve("Gradient norm", steps, run.steps["gradient_norm"]), "before clipping", False),
-        (speed_curve(steps, run.steps[unit], run.steps["seconds"]), f"{unit} per second", True),
+        (Curve("Learning rate", steps, run.steps["learning_rate"]), "", (0,)),
+        (Curve("Gradient norm", steps, run.steps["gradient_norm"]), "before clipping", ()),
+        (speed_curve(steps, run.steps[unit], run.steps["seconds"]), f"{unit} per second", (0,)),
     ]
     return [
-        curve_chart(curve.name, [curve], x_label="step", y_label=label, marks=marks, zero=zero)
-        for curve, label, zero in drawn
+        curve_chart(curve.name, [curve], x_label="step", y_label=label, marks=marks, include=include)
+        for curve, label, include in drawn
         if np.isfinite(curve.ys).any()
     ]
 
@@ -89,7 +115,7 @@ def search_charts(run: RunRecord) -> list[Chart]:
             "Search for the learning rate",
             [Curve("loss", search["rates"], search["losses"])],
             x_label="learning rate",
-            y_label="nats per loss token",
+            y_label=loss_unit(run.config),
             marks=marks,
             x_scale="log",
             note=f"{marks[0].text[0].upper()}{marks[0].text[1:]}." if marks else "",

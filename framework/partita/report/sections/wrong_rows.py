@@ -68,7 +68,8 @@ def largest_errors(results: SplitResults, output: str) -> list[Part]:
     known = [index for index in np.argsort(-errors_N).tolist() if errors_N[index] > 0]
     chosen = [*missing, *known][:MAX_ROWS]
     passages = [named(results, output, index) for index in chosen]
-    return [Passages("Rows without a number, and those with the largest errors", passages)] if passages else []
+    caption = f"Rows without a number ({len(missing):,}), then the largest errors" if missing else "The largest errors"
+    return [Passages(caption, passages)] if passages else [Paragraph("Every answer is right.")]
 
 
 def continued_texts(results: SplitResults) -> list[Part]:
@@ -106,7 +107,7 @@ def named(results: SplitResults, output: str, index: int) -> Passage:
     """
     evaluation, column = results.result, results.result.outputs[output]
     reference, value = text_of(column.references[index]), text_of(column.values[index])
-    title = f"{title_of(evaluation, index)}: {value}, correct is {reference}"
+    title = f"{title_of(evaluation, index)}: {value} instead of {reference}"
     answer = evaluation.answers[index]
     facts = [("Answer", answer[:MAX_VALUE])] if answer is not None and answer.strip() != value else []
     return Passage(title, (), before=evaluation.prompts[index], facts=[*facts, *base_facts(results, index, output)])

@@ -31,6 +31,12 @@ def test_ticks_of_a_logarithmic_axis_are_powers_of_ten() -> None:
     assert axis.position(0.3) == pytest.approx(100)
 
 
+def test_a_short_logarithmic_axis_also_has_two_and_five_times_the_powers() -> None:
+    axis = axis_of([0.15, 7.0], start=0, end=100, scale="log")
+
+    assert axis.ticks() == pytest.approx([0.2, 0.5, 1, 2, 5])
+
+
 @pytest.mark.parametrize("values", [[], [5.0], [0.0], [float("nan")]])
 def test_an_axis_of_one_value_or_none_has_a_length(values: list[float]) -> None:
     axis = axis_of(values, start=0, end=100)

@@ -78,6 +78,20 @@ def test_curves_differ_by_dashes_as_well_as_by_color() -> None:
     assert len({dashes for _, dashes in looks}) == 4
 
 
+def test_values_can_be_dots_without_a_line() -> None:
+    chart = chart_of(Curve("trial", [0, 1, 2], [0.5, 0.25, 0.75], line=False))
+
+    assert "polyline" not in chart.svg
+    assert chart.svg.count("<circle") == 3
+
+
+def test_the_vertical_axis_holds_the_values_to_include() -> None:
+    chart = chart_of(Curve("gold", [1, 2], [0.4, 0.6]), include=(0, 1))
+
+    labels = [element.text for element in ElementTree.fromstring(chart.svg).iter("text")]
+    assert {"0", "0.2", "0.8", "1"} <= set(labels)
+
+
 def test_a_chart_without_values_is_an_empty_frame() -> None:
     chart = chart_of(Curve("training", [], []))
 

@@ -27,6 +27,14 @@ def test_values_that_differ_by_rounding_are_in_the_middle(values: list[float]) -
     assert sum(counts) == sum(counts[4:6]) == len(values)
 
 
+def test_a_few_whole_numbers_have_a_bar_each() -> None:
+    chart = histogram_chart("Residuals", [-3.0, -1.0, -1.0, 2.0], x_label="error")
+
+    bars = list(ElementTree.fromstring(chart.svg).iter("rect"))
+    assert len({bar.get("width") for bar in bars}) == 1
+    assert chart.table.rows == [["-3", "1"], ["-2", "0"], ["-1", "2"], ["0", "0"], ["1", "0"], ["2", "1"]]
+
+
 def test_intervals_are_named_by_their_limits() -> None:
     chart = bars_chart("Lengths", [3, 4], [0, 8, 16], x_label="tokens")
 
