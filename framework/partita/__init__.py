@@ -47,10 +47,12 @@ if TYPE_CHECKING:
     from partita.model import Model
     from partita.outputs.decode import Decoded
     from partita.pipeline.batch_sizes import BatchSizes
+    from partita.report.agreement import Agreement
     from partita.report.comparison import Comparison, PairComparison
     from partita.report.disagreements import Disagreement
-    from partita.report.paired_metrics import Agreement, MetricDifference
+    from partita.report.measures import MetricEstimate
     from partita.report.runs import Runs
+    from partita.report.statistics import Difference, Interval
     from partita.runs.listing import MetricValue, RunSummary
     from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
     from partita.runs.sweep_result import SweepResult
@@ -71,7 +73,9 @@ else:  # on first access: torch takes seconds to import, and `partita validate` 
             "partita.pipeline.batch_sizes": ("BatchSizes",),
             "partita.report.comparison": ("Comparison", "PairComparison"),
             "partita.report.disagreements": ("Disagreement",),
-            "partita.report.paired_metrics": ("Agreement", "MetricDifference"),
+            "partita.report.agreement": ("Agreement",),
+            "partita.report.measures": ("MetricEstimate",),
+            "partita.report.statistics": ("Difference", "Interval"),
             "partita.report.runs": ("Runs",),
             "partita.runs.listing": ("MetricValue", "RunSummary"),
             "partita.simulation.report": ("MeanOfTasks", "RolloutOutcomes", "SimulationReport"),
@@ -95,13 +99,15 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Decoded",
+    "Difference",
     "Disagreement",
     "DivergenceError",
+    "Interval",
     "JobError",
     "LoadedConfig",
     "LostRankError",
     "MeanOfTasks",
-    "MetricDifference",
+    "MetricEstimate",
     "MetricValue",
     "Model",
     "ModelError",

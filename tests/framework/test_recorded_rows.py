@@ -18,7 +18,9 @@ from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.eval_dataset import build_eval_dataset
 from partita.pipeline.evaluate import LocalEvaluator, evaluate_dataset
 from partita.pipeline.row_recorder import MAX_PROMPT, MAX_SCORES, RecordedEvaluation, best_scores
-from partita.runs.row_results import EvaluationHeader, RowResult, RowSpool, evaluation_path, read_row_results
+from partita.report.evaluation import SplitResults, read_evaluation
+from partita.report.measures import measures_of
+from partita.runs.row_results import EvaluationHeader, RowResult, RowSpool, evaluation_path, read_header
 from partita_schema.errors import WriteError
 from partita_schema.load import load_config
 from partita_trainers.batch_size.cache import Cache
@@ -27,6 +29,7 @@ from ..encoder_decoders import save_encoder_decoder
 from ..json_lines import write_json_lines
 from . import test_dialogues, test_embeddings, test_pair_scores, test_tags, test_turn_outputs
 from .conftest import Killed
+from .recorded_results import read_rows
 
 ROWS = 24
 TEXT = {"type": "scratch", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "context_length": 192}
@@ -112,8 +115,8 @@ def train(name: str, run: Path, **trainer: Any) -> tuple[Model, list[dict[str, A
 
 
 def read(run: Path, split: str = "test") -> tuple[EvaluationHeader, list[RowResult]]:
-    header, rows = read_row_results(evaluation_path(run, split))
-    return header, list(rows)
+    path = evaluation_path(run, split)
+    return read_header(path), read_rows(path)
 
 
 def metrics_of(run: Path) -> dict[str, Any]:
@@ -127,6 +130,19 @@ def check_losses(rows: list[RowResult], loss: float) -> None:
     assert all(loss is not None and tokens for loss, tokens in pairs)
     total = math.fsum(loss * tokens for loss, tokens in pairs if loss is not None and tokens is not None)
     assert total / sum(tokens or 0 for _, tokens in pairs) == pytest.approx(loss, rel=1e-6)
+
+
+def check_measures(run: Path, metrics: dict[str, Any]) -> None:
+    """Check that the report computes the recorded metrics from the rows, all of them with an interval."""
+    evaluation = read_evaluation(evaluation_path(run, "test"))
+    known = [name for name, value in metrics.items() if value is not None]  # no error without any number
+    names = [name for name in known if name.rpartition(".")[2] not in ("n", "queries")]
+    measures = {one.metric: one for one in measures_of(SplitResults("test", evaluation)).measures}
+    assert measures.keys() == {name for name in names if name != "exact_match" or len(evaluation.outputs) > 1}
+    for name, measure in measures.items():
+        assert measure.result.value == pytest.approx(metrics[name], rel=1e-4, abs=1e-9), name
+        assert measure.has_interval, name
+        assert measure.result.low <= measure.result.high, name
 
 
 RIGHT = {"category": "accuracy", "score": None}
@@ -145,6 +161,7 @@ def test_the_results_of_all_rows_are_recorded_and_agree_with_the_metrics(tmp_pat
     assert header.outputs == {output.name: output.type for output in model.config.output_features}
     assert len({row.key for row in rows}) == len(rows) == metrics["n"]
     check_losses(rows, metrics["loss"])
+    check_measures(tmp_path / "run", metrics)
     for output, kind in header.outputs.items():
         right = [row.outputs[output].right for row in rows]
         metric = RIGHT.get(kind, "exact_match")
@@ -375,4 +392,4 @@ def test_the_best_labels_and_those_of_the_reference_keep_their_scores() -> None:
     scores = {f"l{number}": -0.1234567 * number for number in range(30)}
     best = best_scores(scores, known=("l3", "l29"))
     assert list(best) == [*(f"l{number}" for number in range(MAX_SCORES)), "l29"]
-    assert best["l29"] == -3.58024
+    assert best["l29"] == -3.5802443

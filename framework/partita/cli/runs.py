@@ -134,7 +134,7 @@ def remove_all(items: list[Any]) -> None:
     Raises:
         JobError: Some files cannot be removed; the reasons are printed.
     """
-    from partita.report.runs_table import bytes_text
+    from partita.report.number_text import bytes_text
     from partita.runs.cleaning import remove
 
     freed = incomplete = 0

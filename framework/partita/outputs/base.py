@@ -48,6 +48,10 @@ class Reader(ABC):
 class Metrics(ABC):
     """Metrics of one output, accumulated row by row."""
 
+    of_row: Mapping[str, Any] | None = None
+    """What the row that was added last contributes to metrics, by name, as JSON values: for intervals of metrics that
+    cannot be computed again from reference and value in a short time. None if there are no such metrics."""
+
     @abstractmethod
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         """Add one row and return whether it is right; `value` is only meaningful if `valid`."""

@@ -7,7 +7,8 @@ the scheme does not allow there, such as I at the beginning of an entity, begins
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 OUTSIDE = "O"
 """Tag of a word that is in no entity."""
@@ -19,8 +20,7 @@ PREFIXES = {"L": "E", "U": "S"}
 """Prefixes of BILOU and those of IOBES with the same meaning."""
 
 
-@dataclass(frozen=True, order=True)
-class Entity:
+class Entity(NamedTuple):
     """Consecutive words of one type."""
 
     start: int
@@ -62,6 +62,7 @@ def _entities(tags: Iterable[str]) -> Iterator[Entity]:
         yield Entity(start, position + 1, type_before)
 
 
+@lru_cache(maxsize=4096)
 def _parts(tag: str) -> tuple[str, str]:
     """Return the prefix of a tag, one of O, B, I, E and S, and its type."""
     if tag == OUTSIDE:

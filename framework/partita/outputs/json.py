@@ -15,6 +15,8 @@ MAX_REASON = 200
 
 MAX_FIELDS = 64
 """Fields of JSON objects that are reported by name."""
+SORTED = json.JSONEncoder(sort_keys=True)
+"""Built once, because `json.dumps` with options builds an encoder for each value."""
 
 
 class JsonType(OutputType[JsonOutput]):
@@ -161,7 +163,7 @@ def slots_of(value: Any, path: str = "") -> dict[str, str]:
 
 def canonical(value: Any) -> str:
     """Return the same text for equal JSON values: sorted keys, 1.0 as 1; true and 1 differ."""
-    return json.dumps(_whole(value), sort_keys=True)
+    return SORTED.encode(value if isinstance(value, str) else _whole(value))
 
 
 def _whole(value: Any) -> Any:

@@ -67,6 +67,7 @@ class ScoreMetrics(Metrics):
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         query, score = truth
+        self.of_row = {"query": query}
         self.rankings.add(query.encode(), score=value if valid else -math.inf, relevance=score)
         if valid:
             self.squares.append((value - score) ** 2)

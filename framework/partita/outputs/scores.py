@@ -8,7 +8,7 @@ without storing texts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from partita.outputs.decode import Decoded
 from partita.outputs.registry import output_types
@@ -33,6 +33,14 @@ class OutputScores:
         return named | dict(self.overall)
 
 
+class RowScore(NamedTuple):
+    """The score of one output of a row."""
+
+    right: bool
+    of_row: Mapping[str, Any] | None = None
+    """See `Metrics.of_row`."""
+
+
 class Scorer:
     """Accumulates metrics row by row."""
 
@@ -50,8 +58,8 @@ class Scorer:
         *,
         answered: bool,
         scores: Mapping[str, Any] | None = None,
-    ) -> dict[str, bool]:
-        """Score one row, and return whether each output is right, by name.
+    ) -> dict[str, RowScore]:
+        """Score one row, and return the score of each output, by name.
 
         Args:
             truth: The row by feature name, with the reference of each output.
@@ -59,15 +67,15 @@ class Scorer:
             answered: Whether there is an answer.
             scores: Log probability of each label, if labels were scored; by output if answers follow one another.
         """
-        right = {}
+        row = {}
         for name, metrics in self._metrics.items():
             valid, reference = name not in decoded.errors, self._outputs[name].truth_of(truth)
             self._counts[name].add(answered=answered, valid=valid)
-            right[name] = metrics.add(reference, decoded.values[name], valid=valid)
+            row[name] = RowScore(metrics.add(reference, decoded.values[name], valid=valid), metrics.of_row)
             metrics.add_scores(reference, scores_of(name, scores, in_sequence=self._in_sequence))
         self._rows += 1
-        self._all_right += all(right.values())
-        return right
+        self._all_right += all(score.right for score in row.values())
+        return row
 
     def scores(self) -> OutputScores:
         """Return the metrics of all rows so far."""

@@ -57,10 +57,12 @@ class TextMetrics(Metrics):
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         text, truth = str(value) if valid else "", str(truth).strip()
-        rouge = self.rouge_scorer.score(truth, text)
-        for name, kind in ROUGE.items():
-            self.rouge[name].append(rouge[kind].fmeasure)
+        scores = self.rouge_scorer.score(truth, text)
+        rouge = {name: float(scores[kind].fmeasure) for name, kind in ROUGE.items()}
+        for name, score in rouge.items():
+            self.rouge[name].append(score)
         counts = self.bleu.sentence_score(text, [truth])
+        self.of_row = rouge | {"bleu": [*counts.counts, *counts.totals, counts.sys_len, counts.ref_len]}
         self.matches = [a + b for a, b in zip(self.matches, counts.counts, strict=True)]
         self.totals = [a + b for a, b in zip(self.totals, counts.totals, strict=True)]
         self.answer_length += counts.sys_len

@@ -216,7 +216,7 @@ def score(
             raw = requested.get([answer.row])[0]
             truth = parts.encoder.reference(schema.load(raw), key=requested.key(answer.row))
             answered, label_scores = answer.record.status == "ok", answer.record.scores
-            right = scorer.add(truth, answer.decoded, answered=answered, scores=label_scores)
+            row = scorer.add(truth, answer.decoded, answered=answered, scores=label_scores)
             if on_row is not None:
-                on_row(ScoredRow(int(chosen[answer.row]), raw, truth, answer, right))
+                on_row(ScoredRow(int(chosen[answer.row]), raw, truth, answer, row))
     return scorer.scores()

@@ -1,7 +1,7 @@
 """Records the results of the rows of an evaluation in a run directory, while they are scored."""
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from partita.data.formatting.formatter import answer_text, sample_text, text_inp
 from partita.data.rows import row_content
 from partita.generation.predictions import Answer
 from partita.outputs.registry import output_types
-from partita.outputs.scores import scores_of
+from partita.outputs.scores import RowScore, scores_of
 from partita.pipeline.dataset_loss import DatasetLoss
 from partita.pipeline.eval_dataset import EvalDataset
 from partita.runs.row_results import (
@@ -32,6 +32,8 @@ from partita_trainers.process_group import ProcessGroup, synchronized_errors
 
 MAX_PROMPT = 300
 """Characters of a prompt that are recorded."""
+MAX_CONTEXT = 300
+"""Characters of the earlier turns of a dialogue that are recorded."""
 MAX_SCORES = 10
 """Labels whose log probabilities are recorded, in addition to those of the reference."""
 
@@ -65,8 +67,8 @@ class ScoredRow:
     """The row by feature, with the reference of each output."""
     answer: Answer
     """Its answer."""
-    right: Mapping[str, bool]
-    """Whether each output is right, by name."""
+    scores: Mapping[str, RowScore]
+    """The score of each output, by name."""
 
 
 class RowRecorder:
@@ -98,6 +100,7 @@ class RowRecorder:
         self._tokens = np.zeros(0, dtype=np.int64)
         if loss is not None and loss.rows is not None:
             self._losses, self._tokens = loss.rows.means_of_answers(dataset.answer_of_N, answers=len(dataset.rows))
+        self._num_labels: dict[str, int] = {}
         self._spool = RowSpool(file, rows=len(dataset.rows))
 
     def add(self, scored: ScoredRow) -> None:
@@ -116,6 +119,7 @@ class RowRecorder:
             step=self._to.step,
             outputs={name: output.feature.type for name, output in self._types.items()},
             answered=self._answered,
+            num_labels=self._num_labels,
             metrics=metrics,
         )
         self._spool.write(self._to.path, header)
@@ -149,6 +153,7 @@ class RowRecorder:
         result = RowResult(
             key=self._rows.key(index),
             prompt=shortened(readable_inputs(self._config, row), MAX_PROMPT),
+            context=earlier_turns(self._config, row),
             answer=answer,
             loss=None if self._losses is None else float(self._losses[index]),
             tokens=None if self._losses is None else int(self._tokens[index]),
@@ -163,8 +168,10 @@ class RowRecorder:
         log_probabilities, reference = output.log_probabilities(scores), scored.truth[name]
         best = None
         if log_probabilities is not None:
+            self._num_labels[name] = len(log_probabilities)
             best = best_scores(log_probabilities, known=output.feature.labels_in(reference))
-        return OutputResult(reference, scored.answer.decoded.values[name], scored.right[name], best)
+        right, of_row = scored.scores[name]
+        return OutputResult(reference, scored.answer.decoded.values[name], right, best, of_row)
 
 
 @contextmanager
@@ -213,7 +220,7 @@ def best_scores(scores: Mapping[str, float], *, known: tuple[str, ...]) -> dict[
     """Return the log probabilities of the most probable labels, the first one first, and of the `known` ones."""
     best = sorted(scores, key=lambda label: -scores[label])[:MAX_SCORES]
     chosen = [*best, *(label for label in known if label in scores and label not in best)]
-    return {label: float(f"{scores[label]:.6g}") for label in chosen}
+    return {label: float(f"{scores[label]:.9g}") for label in chosen}
 
 
 def readable_inputs(config: Config, row: Mapping[str, Any]) -> str:
@@ -222,6 +229,20 @@ def readable_inputs(config: Config, row: Mapping[str, Any]) -> str:
         return answer_text(config, row)
     if config.dialogue_input is None:
         return sample_text(text_inputs(config), row)
-    messages = row[config.dialogue_input.name]["messages"]
-    asked = [message for message in messages if message["role"] == "user"] or messages
-    return message_text(asked[-1]) if asked else ""
+    _, asked = split_dialogue(row[config.dialogue_input.name]["messages"])
+    return message_text(asked[0]) if asked else ""
+
+
+def earlier_turns(config: Config, row: Mapping[str, Any]) -> str:
+    """Return the end of what was said before the last user message of a dialogue; empty for other rows."""
+    if config.plain_text or config.dialogue_input is None:
+        return ""
+    earlier, _ = split_dialogue(row[config.dialogue_input.name]["messages"])
+    lines = "\n".join(f"{message['role']}: {message_text(message)}" for message in earlier)
+    return lines if len(lines) <= MAX_CONTEXT else f"... {lines[-MAX_CONTEXT:]}"
+
+
+def split_dialogue(messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], ...]:
+    """Return the messages before the last one of the user, and those from it on; the last one if the user has none."""
+    places = [index for index, message in enumerate(messages) if message["role"] == "user"] or [len(messages) - 1]
+    return messages[: places[-1]], messages[places[-1] :]

@@ -1,11 +1,12 @@
 """Batch sizes as a sentence, a table and points of charts, for the terminal and for pages.
 
-This module needs no heavy library. Memory is in powers of 1000, as in the config.
+This module needs no heavy library.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from partita.report.number_text import bytes_text, digits
 from partita_schema.common.text import counted
 from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 
@@ -59,7 +60,7 @@ def token_limit(size: BatchSize) -> str:
 
 def allowance(size: BatchSize) -> str:
     """Describe the memory budget; empty without one."""
-    return "" if size.budget_bytes is None else f"{memory(size.budget_bytes)} may be taken"
+    return "" if size.budget_bytes is None else f"{bytes_text(size.budget_bytes)} may be taken"
 
 
 def refusal(size: BatchSize) -> str:
@@ -72,8 +73,8 @@ def probe_table(purpose: str, size: BatchSize) -> ProbeTable:
     """Return the table of probes, without columns that add nothing."""
     columns: dict[str, list[str]] = {
         "rows": [f"{probe.rows:,}" for probe in size.probes],
-        "peak": [memory(probe.used_bytes) for probe in size.probes],
-        "taken": [memory(probe.taken_bytes) for probe in size.probes],
+        "peak": [bytes_text(probe.used_bytes) for probe in size.probes],
+        "taken": [bytes_text(probe.taken_bytes) for probe in size.probes],
         PREFILL_TITLES[purpose]: [digits(probe.prefill_seconds) for probe in size.probes],
         "decode s": [digits(probe.decode_seconds) for probe in size.probes],
         "rows/s": [digits(probe.rows_per_second) for probe in size.probes],
@@ -124,23 +125,3 @@ def budget_in_sight(size: BatchSize) -> int | None:
 def drawable_sizes(sizes: Mapping[str, BatchSize]) -> dict[str, BatchSize]:
     """Return the sizes with data to draw."""
     return {name: size for name, size in sizes.items() if memory_points(size) or speed_points(size)}
-
-
-def memory(used: float | None) -> str:
-    """Format bytes with three digits; empty for None."""
-    if used is None:
-        return ""
-    for unit, power in (("kB", 10**3), ("MB", 10**6), ("GB", 10**9)):
-        if used < 999.5 * power:
-            return f"{digits(used / power)} {unit}"
-    return f"{digits(used / 10**12)} TB"
-
-
-def digits(number: float | None) -> str:
-    """Format a number with three digits, or all digits before the decimal point; empty for None."""
-    if number is None:
-        return ""
-    for decimals, limit in ((4, 0.0995), (3, 0.9995), (2, 9.995), (1, 99.95)):
-        if 0 < number < limit:
-            return f"{number:.{decimals}f}"
-    return f"{number:,.0f}"

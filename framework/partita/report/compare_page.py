@@ -10,9 +10,9 @@ from partita.report.charts.chart import WIDTH, shortened, svg
 from partita.report.comparison import Comparison, PairComparison
 from partita.report.comparison_table import answer_text, interval_text, metric_row, settings_rows, signed
 from partita.report.disagreements import Disagreement
-from partita.report.measures import as_number
+from partita.report.measures import MetricEstimate
+from partita.report.number_text import as_number
 from partita.report.page import render_page
-from partita.report.paired_metrics import MetricDifference
 from partita.report.section import Charts, NamedTable, Paragraph, Part, Passage, Passages, Section
 from partita.runs.files import output_file, why_not_written
 from partita_schema.common.files import write_atomically
@@ -63,14 +63,15 @@ def lead(comparison: Comparison) -> str:
 
 
 def verdict(pair: PairComparison, reference: str) -> str:
-    """Return a sentence on the first metric of a run against the reference."""
-    if not pair.metrics:
+    """Return a sentence on the main metric of a run against the reference."""
+    metric = pair.main
+    if metric is None or metric.reference is None or metric.difference is None:
         return f"{pair.run} has no metric in common with {reference}."
-    metric = pair.metrics[0]
-    first, second = (as_number(metric.metric, value) for value in (metric.first, metric.second))
-    values = f"{metric.metric} {second} against {first}"
-    interval = f"difference {signed(metric, metric.difference)}, 95 % interval {interval_text(metric)}"
-    if metric.p >= 0.05:
+    name = metric.metric
+    values = f"{name} {as_number(name, metric.result.value)} against {as_number(name, metric.reference.value)}"
+    difference = metric.difference
+    interval = f"difference {signed(name, difference.value)}, 95 % interval {interval_text(name, difference)}"
+    if metric.verdict == "no measurable difference":
         return f"No measurable difference between {pair.run} and {reference}: {values} ({interval})."
     return f"{pair.run} is {metric.verdict} than {reference}: {values} ({interval})."
 
@@ -129,13 +130,14 @@ def passage_of(row: Disagreement, *, runs: tuple[str, str]) -> Passage:
     return Passage(title, (), before=row.prompt, facts=[*reference, *values])
 
 
-def is_share(metric: MetricDifference) -> bool:
+def is_share(metric: MetricEstimate) -> bool:
     """Return whether a metric of both runs is between 0 and 1 and better if higher, so that it shares an axis."""
-    values = (metric.first, metric.second)
+    assert metric.reference is not None
+    values = (metric.reference.value, metric.result.value)
     return direction_of(metric.metric) == "higher" and min(values) >= 0 and max(values) <= 1
 
 
-def interval_chart(title: str, metrics: Sequence[MetricDifference]) -> Chart:
+def interval_chart(title: str, metrics: Sequence[MetricEstimate]) -> Chart:
     """Return a chart of differences with their intervals, one below the other, and a line at 0.
 
     Args:
@@ -143,22 +145,23 @@ def interval_chart(title: str, metrics: Sequence[MetricDifference]) -> Chart:
         metrics: The metrics, all on one scale.
     """
     height = TOP + LINE_HEIGHT * len(metrics) + BOTTOM
-    values = [0.0, *(value for metric in metrics for value in (metric.low, metric.high))]
+    differences = [(one.metric, one.difference) for one in metrics if one.difference is not None]
+    values = [0.0, *(value for _, one in differences for value in (one.low, one.high))]
     axis = axis_of(values, start=NAMES_WIDTH, end=WIDTH - RIGHT)
     zero, bottom = axis.position(0.0), height - BOTTOM
     parts = [f'<line class="mark" x1="{zero:.1f}" x2="{zero:.1f}" y1="{TOP}" y2="{bottom}"/>']
     parts += ticks(axis, bottom=bottom)
-    for number, metric in enumerate(metrics):
+    for number, (metric, difference) in enumerate(differences):
         y = TOP + LINE_HEIGHT * (number + 0.5)
-        low, middle, high = (axis.position(value) for value in (metric.low, metric.difference, metric.high))
-        name = shortened(metric.metric, most=MAX_NAME)
+        low, middle, high = (axis.position(value) for value in (difference.low, difference.value, difference.high))
+        name = shortened(metric, most=MAX_NAME)
         parts.append(f'<text x="{NAMES_WIDTH - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(name)}</text>')
         parts.append(
             f'<line class="curve" stroke="var(--c0)" x1="{low:.1f}" x2="{high:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<circle cx="{middle:.1f}" cy="{y:.1f}" r="3.2" fill="var(--c0)"/>'
         )
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{height - 6}" text-anchor="end">difference, 95 % interval</text>')
-    rows = [[one.metric, *(signed(one, value) for value in (one.difference, one.low, one.high))] for one in metrics]
+    rows = [[name, *(signed(name, value) for value in (one.value, one.low, one.high))] for name, one in differences]
     return Chart(title, svg(title, parts, height=height), Table(["metric", "difference", "low", "high"], rows))
 
 

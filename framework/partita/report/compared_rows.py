@@ -6,6 +6,7 @@ from pathlib import Path
 
 from partita.data.episode import Episode, from_line
 from partita.report.evaluation import Evaluation, OutputColumn, read_evaluation
+from partita.report.row_shares import EPISODE
 from partita.report.simulated import transcript_files
 from partita.runs.listing import SPLITS, RunSummary
 from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, OutputResult, RowResult
@@ -14,8 +15,6 @@ from partita_schema.common.checksums import DamagedError, unsealed_line
 from partita_schema.common.text import counted, nearest
 from partita_schema.errors import DataError, shortened
 
-EPISODE = "episode"
-"""Name and type of the output of an episode, whose value is its numbers by name."""
 HISTORIES = ("predicted", "gold")
 MAX_TEXT = 300
 """Characters of a message of an episode."""

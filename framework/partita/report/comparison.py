@@ -2,24 +2,29 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.report.agreement import Agreement, agreement_of
 from partita.report.comparable_losses import why_not_comparable
-from partita.report.compared_rows import EPISODE, ComparedRows, load_rows
+from partita.report.compared_rows import ComparedRows, load_rows
 from partita.report.disagreements import Disagreement, balanced, disagreements
-from partita.report.paired_metrics import Agreement, MetricDifference, agreement_of, differences_of
+from partita.report.measures import READABLE, MetricEstimate, main_measure, measure_rows
+from partita.report.row_shares import EPISODE, SUCCESS
 from partita.report.simulated import transcript_files
-from partita.runs.listing import RunSummary, is_run, read_summary
+from partita.runs.listing import RunSummary, is_run, main_metrics, read_summary
 from partita.runs.manifest import sibling_runs
 from partita.runs.settings import leaves
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
+from partita_schema.sections.outputs import METRICS_BY_NAME
 
 if TYPE_CHECKING:
     import pandas as pd
 
+COLUMNS = ["run", "metric", "first", "second", "difference", "low", "high", "p", "test", "verdict"]
+"""Columns of the table of a comparison."""
 EXAMPLES = 10
 """Rows in which two runs differ that are listed by default."""
 
@@ -30,8 +35,10 @@ class PairComparison:
 
     run: str
     """Name of the run."""
-    metrics: list[MetricDifference]
-    """Its metrics against those of the reference run."""
+    metrics: list[MetricEstimate]
+    """Its metrics against those of the reference run, on the same rows."""
+    main: MetricEstimate | None
+    """The metric that describes the runs best, as in the list of runs; None without a metric."""
     agreement: list[Agreement]
     """Rows that are right, by output."""
     disagreements: list[Disagreement]
@@ -80,18 +87,24 @@ class Comparison:
 
     def record(self) -> dict[str, Any]:
         """Return the comparison as a JSON-compatible dictionary."""
-        return asdict(self)
+        pairs = [
+            asdict(pair)
+            | {"main": None if pair.main is None else pair.main.metric}
+            | {"metrics": [metric.record() | {"verdict": metric.verdict} for metric in pair.metrics]}
+            for pair in self.pairs
+        ]
+        return asdict(self) | {"pairs": pairs}
 
     def frame(self) -> "pd.DataFrame":
         """Return a table with one row per run and metric: values, difference, interval, p-value and verdict."""
         import pandas as pd
 
         rows = [
-            {"run": pair.run} | asdict(metric) | {"verdict": metric.verdict}
+            {"run": pair.run} | metric.record() | {"verdict": metric.verdict}
             for pair in self.pairs
             for metric in pair.metrics
         ]
-        return pd.DataFrame(rows, columns=["run", *(field.name for field in fields(MetricDifference)), "verdict"])
+        return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def compare_runs(
@@ -118,7 +131,13 @@ def compare_runs(
     compared = load_rows(runs, split=split)
     losses = comparable_losses(runs, compared)
     pairs = [
-        compare_pair(compared, number, with_loss=losses[number] is None, max_examples=max_examples)
+        compare_pair(
+            compared,
+            number,
+            wanted=main_metrics_of(runs[0]),
+            with_loss=losses[number] is None,
+            max_examples=max_examples,
+        )
         for number in range(1, len(compared.evaluations))
     ]
     return Comparison(
@@ -211,30 +230,53 @@ def notes_of_losses(losses: Mapping[int, str | None], names: Sequence[str]) -> l
     ]
 
 
-def compare_pair(compared: ComparedRows, number: int, *, with_loss: bool, max_examples: int) -> PairComparison:
+def main_metrics_of(run: RunSummary) -> list[str]:
+    """Return the names of the metrics that describe a run best, that of its dialogues first."""
+    return [SUCCESS, *main_metrics(run.config)]
+
+
+def compare_pair(
+    compared: ComparedRows, number: int, *, wanted: Sequence[str], with_loss: bool, max_examples: int
+) -> PairComparison:
     """Compare a run with the reference run.
 
     Args:
         compared: The rows of all runs.
         number: Which run it is, from 1.
+        wanted: Names of the metrics that describe the runs best, the best one first.
         with_loss: Whether their losses can be compared.
         max_examples: Maximum number of rows that are listed.
     """
     first, second = compared.evaluations[0], compared.evaluations[number]
     agreement = [
-        Agreement(name, *counts)
+        found
         for name, column in first.outputs.items()
-        if (counts := agreement_of(column.rights_N, second.outputs[name].rights_N)) is not None
+        if (found := agreement_of(name, column.rights_N, second.outputs[name].rights_N)) is not None
     ]
     different = list(disagreements(compared, number))
-    metrics = [metric for metric in differences_of(first, second) if with_loss or metric.metric != "loss"]
+    metrics = [
+        metric
+        for metric in measure_rows(second, first)
+        if metric.difference is not None and is_compared(metric) and (with_loss or metric.metric != "loss")
+    ]
     return PairComparison(
         compared.names[number],
         metrics,
+        main_measure(metrics, wanted),
         agreement,
         balanced(different, max_examples),
         len(different),
     )
+
+
+def is_compared(metric: MetricEstimate) -> bool:
+    """Return whether a metric says more than others: no parts of JSON, and no readable answers if all are."""
+    if any(part in metric.metric for part in METRICS_BY_NAME) or metric.metric.endswith(".joint_accuracy"):
+        return False
+    if metric.metric.rpartition(".")[2] not in READABLE:
+        return True
+    assert metric.reference is not None
+    return not metric.metric.endswith(".valid") and max(metric.result.value, metric.reference.value) > 0
 
 
 def note_of_settings(unknown: Sequence[str]) -> list[str]:

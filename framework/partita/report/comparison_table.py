@@ -10,8 +10,9 @@ from rich.text import Text
 
 from partita.report.comparison import Comparison, PairComparison
 from partita.report.disagreements import Disagreement
-from partita.report.measures import as_number
-from partita.report.paired_metrics import MetricDifference
+from partita.report.measures import MetricEstimate
+from partita.report.number_text import as_number
+from partita.report.statistics import Difference
 from partita_schema.common.text import counted
 from partita_schema.errors import shortened
 from partita_schema.sections.outputs import direction_of
@@ -120,28 +121,30 @@ def print_pair(comparison: Comparison, pair: PairComparison, name: str, console:
                 console.print(line, no_wrap=True, overflow="ellipsis", markup=False, highlight=False, width=width)
 
 
-def metric_row(metric: MetricDifference) -> list[str]:
+def metric_row(metric: MetricEstimate) -> list[str]:
     """Return the cells of a metric."""
+    assert metric.reference is not None
+    assert metric.difference is not None
     return [
         metric.metric,
-        as_number(metric.metric, metric.first),
-        as_number(metric.metric, metric.second),
-        signed(metric, metric.difference),
-        interval_text(metric),
-        p_text(metric.p),
-        {"no measurable difference": "-"}.get(metric.verdict, metric.verdict),
+        as_number(metric.metric, metric.reference.value),
+        as_number(metric.metric, metric.result.value),
+        signed(metric.metric, metric.difference.value),
+        interval_text(metric.metric, metric.difference),
+        p_text(metric.difference.p),
+        {"no measurable difference": "-"}.get(str(metric.verdict), str(metric.verdict)),
     ]
 
 
-def signed(metric: MetricDifference, value: float) -> str:
+def signed(name: str, value: float) -> str:
     """Format a difference of a metric with its sign."""
-    text = as_number(metric.metric, value)
+    text = as_number(name, value)
     return text if text.startswith("-") else f"+{text}"
 
 
-def interval_text(metric: MetricDifference) -> str:
-    """Format the interval of a difference."""
-    return f"{signed(metric, metric.low)} to {signed(metric, metric.high)}"
+def interval_text(name: str, difference: Difference) -> str:
+    """Format the interval of a difference of a metric."""
+    return f"{signed(name, difference.low)} to {signed(name, difference.high)}"
 
 
 def p_text(p: float) -> str:

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, read_row_results
+from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, read_header
 from partita_schema.errors import DataError
 
 CHUNK = 2000
@@ -30,6 +30,8 @@ class OutputColumn:
     rights: list[bool | None] = field(default_factory=list)
     scores: list[Mapping[str, float] | None] = field(default_factory=list)
     """Log probability of the most probable labels, None where labels were not scored; may be empty if none were."""
+    of_rows: list[Mapping[str, Any] | None] = field(default_factory=list)
+    """What each row contributes to metrics, see `OutputResult.of_row`; may be empty if no row does."""
 
     @property
     def rights_N(self) -> np.ndarray:
@@ -44,6 +46,8 @@ class Evaluation:
     header: EvaluationHeader
     keys: list[str] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
+    contexts: list[str] = field(default_factory=list)
+    """What was said before the prompt; "" outside of dialogues."""
     answers: list[str | None] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
@@ -72,6 +76,7 @@ class Evaluation:
         """Add lines of the file, column by column, which is twice as fast as row by row."""
         self.keys += [row["key"] for row in rows]
         self.prompts += [row["prompt"] for row in rows]
+        self.contexts += [row.get("context", "") for row in rows]
         self.answers += [row["answer"] for row in rows]
         self.losses += [row["loss"] for row in rows]
         self.tokens += [row["tokens"] for row in rows]
@@ -81,6 +86,7 @@ class Evaluation:
             column.values += [output["value"] for output in outputs]
             column.rights += [output["right"] for output in outputs]
             column.scores += [output["scores"] for output in outputs]
+            column.of_rows += [output.get("of_row") for output in outputs]
 
     def select(self, indices: Sequence[int]) -> "Evaluation":
         """Return the rows of these indices, in their order."""
@@ -95,6 +101,7 @@ class Evaluation:
                 chosen(column.values),
                 chosen(column.rights),
                 chosen(column.scores) if column.scores else [],
+                chosen(column.of_rows) if column.of_rows else [],
             )
             for name, column in self.outputs.items()
         }
@@ -102,6 +109,7 @@ class Evaluation:
             self.header,
             chosen(self.keys),
             chosen(self.prompts),
+            chosen(self.contexts),
             chosen(self.answers),
             chosen(self.losses),
             chosen(self.tokens),
@@ -121,7 +129,7 @@ class SplitResults:
 
 def read_evaluation(path: Path) -> Evaluation:
     """Read the results of an evaluation. Raise DataError if the file is damaged or of a newer version."""
-    header, _ = read_row_results(path)
+    header = read_header(path)
     evaluation = Evaluation(header, outputs={name: OutputColumn(kind) for name, kind in header.outputs.items()})
     with path.open("rb") as file:
         file.readline()

@@ -1,46 +1,85 @@
-"""The metrics of a split with their intervals, beside those of the base model."""
+"""Metrics with their intervals, of one model or beside those of another one on the same rows, and the verdict."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from partita.report.evaluation import Evaluation, SplitResults
+from partita.report.number_text import COUNTS
 from partita.report.resampling import Blocks, difference_of, interval_of
 from partita.report.row_metrics import estimates_of
+from partita.report.row_shares import shares_of
 from partita.report.statistics import Difference, Interval, right_difference, share_interval
 from partita.runs.listing import full_name
 from partita_schema.sections.outputs import direction_of
 
-COUNTS = ("n", "skipped", "queries")
-"""Metrics that are numbers of rows."""
+SIGNIFICANCE = 0.05
+"""A difference is measurable if its p-value is below."""
 TEXT_METRICS = ("perplexity", "bits_per_byte")
 """Metrics of language modelling, of which lower values are better."""
+READABLE = ("invalid", "errors", "valid")
+"""Metrics of whether answers can be read."""
+Verdict = Literal["better", "worse", "higher", "lower", "no measurable difference"]
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A metric of the model, and of the base model on the same rows."""
+class MetricEstimate:
+    """A metric of a model, and of a reference on the same rows: the base model, or another run."""
 
-    name: str
+    metric: str
+    """Name of the metric, such as `team.accuracy`."""
     result: Interval
-    base: Interval | None = None
+    """Value of the model, with its 95 % confidence interval; the ends are NaN where there is none."""
+    reference: Interval | None = None
+    """Value of the reference; None without one."""
     difference: Difference | None = None
-    """Result minus base; None without a base model, or without values of rows."""
+    """The model minus the reference; None without a reference, or if the rows do not determine the metric."""
 
     @property
     def has_interval(self) -> bool:
-        """Whether the metric was resampled."""
+        """Whether the metric has an interval."""
         return math.isfinite(self.result.low)
 
     @property
-    def is_better(self) -> bool:
-        """Whether the result is better than the base; False if equal."""
-        if self.base is None:
-            return False
-        apart = self.result.value - self.base.value
-        return apart < 0 if lower_is_better(self.name) else apart > 0
+    def verdict(self) -> Verdict | None:
+        """Whether the model is better or worse than the reference; None if that is not known.
+
+        A difference is measurable if its p-value is below 0.05. `higher` and `lower` are verdicts on metrics that do
+        not measure quality.
+        """
+        if self.difference is None:
+            return None
+        if self.difference.p >= SIGNIFICANCE:
+            return "no measurable difference"
+        is_higher = self.difference.value > 0
+        if not lower_is_better(self.metric) and direction_of(self.metric) is None:
+            return "higher" if is_higher else "lower"
+        return "better" if is_higher != lower_is_better(self.metric) else "worse"
+
+    def __str__(self) -> str:
+        """Return the values, the difference with its interval, the p-value, and the verdict."""
+        if self.reference is None or self.difference is None:
+            return f"{self.metric} {self.result.value:.4g}"
+        difference = self.difference
+        p = "below 0.001" if difference.p < 0.001 else f"{difference.p:.3f}"
+        values = f"{self.metric} {self.result.value:.4g} against {self.reference.value:.4g}"
+        interval = f"95 % interval {difference.low:+.4g} to {difference.high:+.4g}"
+        return f"{values} (difference {difference.value:+.4g}, {interval}, p {p}): {self.verdict}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the metric as a flat JSON-compatible dictionary; `first` is the reference, `second` the model."""
+        first = None if self.reference is None else self.reference.value
+        difference = {} if self.difference is None else self.difference._asdict()
+        value = difference.pop("value", None)
+        return {"metric": self.metric, "first": first, "second": self.result.value, "difference": value} | difference
+
+
+def lower_is_better(name: str) -> bool:
+    """Return whether lower values of a metric are better."""
+    return name in TEXT_METRICS or direction_of(name) == "lower"
 
 
 @dataclass(frozen=True)
@@ -49,83 +88,119 @@ class SplitMeasures:
 
     split: str
     rows: int
-    measures: Sequence[Measure]
+    measures: Sequence[MetricEstimate]
     may_have_base: bool = True
     """Whether there is a base model to compare with: not if the model is new, or is the base model itself."""
-
-    def main(self, wanted: Sequence[str]) -> Measure | None:
-        """Return the metric that describes the model best: one of `wanted`, else the first of an output, else the loss.
-
-        Args:
-            wanted: Names of metrics, the best one first, as from `main_metrics`.
-        """
-        named = {measure.name: measure for measure in self.measures}
-        found = [full_name(name, named) for name in wanted if name != "loss"]
-        judged = [name for name in named if direction_of(name) and name != "loss"]
-        return next((named[name] for name in (*found, *judged, "loss") if name in named), None)
 
     @property
     def has_base(self) -> bool:
         """Whether the base model was evaluated on the same rows."""
-        return any(measure.base is not None for measure in self.measures)
+        return any(measure.reference is not None for measure in self.measures)
+
+
+def main_measure(measures: Sequence[MetricEstimate], wanted: Sequence[str]) -> MetricEstimate | None:
+    """Return the metric that describes a model best: one of `wanted`, else the first of an output, else the loss.
+
+    Args:
+        measures: Its metrics.
+        wanted: Names of metrics, the best one first, as from `main_metrics`.
+    """
+    named = {measure.metric: measure for measure in measures}
+    found = [full_name(name, named) for name in wanted if name != "loss"]
+    judged = [name for name in named if direction_of(name) and name != "loss"]
+    return next((named[name] for name in (*found, *judged, "loss", *named) if name in named), None)
+
+
+def measure_rows(
+    result: Evaluation, reference: Evaluation | None = None, *, is_plain_text: bool = False
+) -> list[MetricEstimate]:
+    """Return the metrics that the results of rows determine, those of outputs first.
+
+    Args:
+        result: The results of a model.
+        reference: The results of another model for the same rows in the same order.
+        is_plain_text: Whether the models continue texts, whose perplexity is a metric.
+    """
+    models = [result] if reference is None else [result, reference]
+    blocks = Blocks(len(result))
+    shares = [shares_of(evaluation) for evaluation in models]
+    estimates = [estimates_of(evaluation, blocks, is_plain_text=is_plain_text) for evaluation in models]
+    measures = [measure_share(name, [one.get(name) for one in shares]) for name in shares[0]]
+    measures += [measure_estimate(name, [one.get(name) for one in estimates]) for name in estimates[0]]
+    places = {name: place for place, name in enumerate(result.outputs)}
+    return sorted(measures, key=lambda measure: order_of(measure.metric, places))
+
+
+def order_of(metric: str, places: Mapping[str, int]) -> tuple[int, int]:
+    """Return what sorts metrics: all outputs together, by output with unreadable answers last, and the loss.
+
+    Args:
+        metric: Name of a metric.
+        places: Place of each output.
+    """
+    output, _, name = metric.partition(".")
+    if metric in ("exact_match", "loss", "perplexity"):
+        return -1 if metric == "exact_match" else len(places) + 1, 0
+    return places.get(output, len(places)), int(name in READABLE)
+
+
+def measure_share(name: str, rows: Sequence[np.ndarray | None]) -> MetricEstimate:
+    """Return a metric that is the share of some rows.
+
+    Args:
+        name: Name of the metric.
+        rows: Whether each row counts, as 1 or 0, by model, each [N]; None if a model does not have the metric.
+    """
+    result_N, reference_N = rows[0], rows[1] if len(rows) > 1 else None
+    assert result_N is not None
+    if reference_N is None:
+        return MetricEstimate(name, share_of(result_N))
+    only_reference, only_result = int((reference_N > result_N).sum()), int((result_N > reference_N).sum())
+    difference = right_difference(only_reference, only_result, len(result_N))
+    return MetricEstimate(name, share_of(result_N), share_of(reference_N), difference)
+
+
+def share_of(rows_N: np.ndarray) -> Interval:
+    """Return the share of rows that count."""
+    return share_interval(int(rows_N.sum()), len(rows_N))
+
+
+def measure_estimate(name: str, values: Sequence[np.ndarray | None]) -> MetricEstimate:
+    """Return a metric that was resampled.
+
+    Args:
+        name: Name of the metric.
+        values: Its value over all rows and over each resample, by model, each [R + 1]; None if a model does not have
+            the metric.
+    """
+    result_R, reference_R = values[0], values[1] if len(values) > 1 else None
+    assert result_R is not None
+    if reference_R is None:
+        return MetricEstimate(name, interval_of(result_R))
+    known = math.isfinite(result_R[0]) and math.isfinite(reference_R[0])
+    difference = difference_of(reference_R, result_R) if known else None
+    return MetricEstimate(name, interval_of(result_R), interval_of(reference_R), difference)
 
 
 def measures_of(results: SplitResults, *, is_plain_text: bool = False, may_have_base: bool = True) -> SplitMeasures:
-    """Return the metrics of a split: those of the evaluation, with intervals where rows have values of their own.
+    """Return the metrics of a split: those of the evaluation, with intervals where the rows determine them.
 
     Args:
         results: The results of its rows.
         is_plain_text: Whether the model continues texts, whose perplexity is a metric.
         may_have_base: Whether there is a base model to compare with.
     """
-    blocks = Blocks(len(results.result))
-    estimates = estimates_of(results.result, blocks, is_plain_text=is_plain_text)
-    base = {} if results.base is None else estimates_of(results.base, blocks, is_plain_text=is_plain_text)
-    values, base_values = recorded(results.result), {} if results.base is None else recorded(results.base)
-    rights, base_rights = right_rows(results.result), {} if results.base is None else right_rows(results.base)
-    names = [name for name in dict.fromkeys((*values, *estimates)) if name.rpartition(".")[2] not in COUNTS]
+    values, base = recorded(results.result), {} if results.base is None else recorded(results.base)
+    measured = {one.metric: one for one in measure_rows(results.result, results.base, is_plain_text=is_plain_text)}
+    names = [name for name in dict.fromkeys((*values, *measured)) if name.rpartition(".")[2] not in COUNTS]
     names.sort(key=lambda name: name.partition("/")[0] == "loss")  # the metrics of outputs first
-    measures = []
-    for name in names:
-        if name in rights:  # resamples of rows that are all right would have no width
-            result, other = share_of(rights[name]), share_of(base_rights[name]) if name in base_rights else None
-            difference = None if other is None else difference_of_shares(base_rights[name], rights[name])
-        else:
-            result = interval_of(estimates[name]) if name in estimates else only_value(values[name])
-            other = interval_of(base[name]) if name in base else None
-            if other is None and name in base_values:
-                other = only_value(base_values[name])
-            both = [one[name] for one in (base, estimates) if name in one and math.isfinite(one[name][0])]
-            difference = difference_of(*both) if len(both) == 2 else None
-        measures.append(Measure(name, result, other, difference))
+    measures = [
+        measured[name]
+        if name in measured
+        else MetricEstimate(name, only_value(values[name]), only_value(base[name]) if name in base else None)
+        for name in names
+    ]
     return SplitMeasures(results.split, len(results.result), measures, may_have_base)
-
-
-def right_rows(evaluation: Evaluation) -> dict[str, np.ndarray]:
-    """Return which rows are right, by the name of the metric that is their share, each [N]."""
-    rights = {}
-    for name, column in evaluation.outputs.items():
-        if column.type != "score" and np.isfinite(rights_N := column.rights_N).all():
-            rights[f"{name}.{'accuracy' if column.type == 'category' else 'exact_match'}"] = rights_N
-    if len(evaluation.outputs) > 1 and len(rights) == len(evaluation.outputs):
-        rights["exact_match"] = evaluation.all_right_N
-    return rights
-
-
-def share_of(rights_N: np.ndarray) -> Interval:
-    """Return the share of right rows."""
-    return share_interval(int(rights_N.sum()), len(rights_N))
-
-
-def difference_of_shares(base_N: np.ndarray, result_N: np.ndarray) -> Difference:
-    """Return the difference of the shares of right rows: result minus base."""
-    only_base, only_result = int((base_N > result_N).sum()), int((result_N > base_N).sum())
-    return right_difference(only_base, only_result, len(result_N))
-
-
-def lower_is_better(name: str) -> bool:
-    """Return whether lower values of a metric are better."""
-    return name in TEXT_METRICS or direction_of(name) == "lower"
 
 
 def recorded(evaluation: Evaluation) -> Mapping[str, float]:
@@ -140,16 +215,3 @@ def recorded(evaluation: Evaluation) -> Mapping[str, float]:
 def only_value(value: float) -> Interval:
     """Return a metric without an interval."""
     return Interval(value, math.nan, math.nan)
-
-
-def as_number(name: str, value: float | None) -> str:
-    """Format a metric: counts as integers, other values with up to four digits; empty without a value."""
-    if not isinstance(value, int | float) or math.isnan(value):
-        return ""
-    if name.rpartition(".")[2] in COUNTS:
-        return f"{value:,.0f}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    if abs(value) >= 10:
-        return f"{value:.4g}"
-    return f"{value:.3f}" if abs(value) >= 0.001 or not value else f"{value:.1e}"

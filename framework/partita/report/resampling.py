@@ -5,7 +5,7 @@ each block is a row, and this is the bootstrap of rows (Efron 1979). With more r
 same variance as one over resampled rows, and the cost does not depend on the number of rows.
 """
 
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,25 +15,35 @@ MAX_BLOCKS = 500
 
 
 class Blocks:
-    """Rows in random blocks, and numbers of times that each block is drawn. N rows, B blocks, R resamples."""
+    """Rows in random blocks, and numbers of times that each block is drawn. N rows, B blocks, R resamples.
+
+    Two objects for the same number of rows draw the same rows, so that two models are compared on the same resamples.
+    """
 
     def __init__(self, rows: int, *, seed: int = 0) -> None:
         """Assign `rows` rows to blocks."""
         self.rows = rows
+        self.seed = seed
         self.count = min(rows, MAX_BLOCKS)
-        self.generator = np.random.default_rng(seed)
-        self.blocks_N = self.generator.permutation(rows) % self.count
+        self.blocks_N = np.random.default_rng(seed).permutation(rows) % self.count
 
-    @cached_property
+    @property
     def draws_RB(self) -> np.ndarray:
         """Numbers of times that each block is drawn; in the first row, each is drawn once."""
-        drawn_RB = self.generator.multinomial(self.count, [1 / self.count] * self.count, RESAMPLES)
-        return np.vstack([np.ones((1, self.count)), drawn_RB])
+        return drawn(self.count, self.seed)
 
     def sums(self, *values_N: np.ndarray) -> np.ndarray:
         """Return the sums of values over the rows of each resample, [R + 1, values]; the first is over all rows."""
         sums_B = [np.bincount(self.blocks_N, weights=values, minlength=self.count) for values in values_N]
         return np.asarray(self.draws_RB @ np.stack(sums_B, axis=1))
+
+    def sizes(self) -> np.ndarray:
+        """Return the number of rows of each resample, [R + 1]; it differs where blocks differ in their rows."""
+        return np.asarray(self.draws_RB @ np.bincount(self.blocks_N, minlength=self.count))
+
+    def means(self, values_N: np.ndarray) -> np.ndarray:
+        """Return the mean of a value over the rows of each resample, [R + 1]."""
+        return np.asarray(self.sums(values_N)[:, 0] / self.sizes())
 
     def counts(self, rows_M: np.ndarray, codes_M: np.ndarray, num_codes: int) -> np.ndarray:
         """Return how often each code occurs in each resample, [R + 1, codes]; the first is over all rows.
@@ -48,13 +58,21 @@ class Blocks:
         return np.asarray(self.draws_RB @ counts_BC)
 
 
+@lru_cache(maxsize=4)
+def drawn(blocks: int, seed: int) -> np.ndarray:
+    """Return how often each block is drawn in each resample, [R + 1, B], float64; in the first row, once."""
+    generator = np.random.default_rng([seed, 1])
+    drawn_RB = generator.multinomial(blocks, [1 / blocks] * blocks, RESAMPLES)
+    return np.vstack([np.ones((1, blocks)), drawn_RB])
+
+
 Estimates = dict[str, np.ndarray]
 """By metric: its value over all rows, then over each resample, [R + 1]."""
 
 
 def ratio(numerator_R: np.ndarray, denominator_R: np.ndarray) -> np.ndarray:
     """Return a quotient; NaN where there is nothing to divide by."""
-    quotient_R = np.full_like(numerator_R, np.nan)
+    quotient_R = np.full_like(numerator_R, np.nan, dtype=np.float64)
     np.divide(numerator_R, denominator_R, out=quotient_R, where=denominator_R != 0)
     return quotient_R
 
@@ -70,7 +88,7 @@ def difference_of(base_R: np.ndarray, result_R: np.ndarray) -> Difference:
     """Return the result minus the base, resampled on the same rows."""
     with np.errstate(invalid="ignore"):
         difference_R = result_R - base_R
-    return Difference(*interval_of(difference_R), p=two_sided_p(difference_R[1:]))
+    return Difference(*interval_of(difference_R), p=two_sided_p(difference_R[1:]), test="bootstrap")
 
 
 def two_sided_p(resampled_R: np.ndarray) -> float:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from partita.report.measures import as_number
-from partita.report.runs_table import WIDEST, age_text, bytes_text
+from partita.report.number_text import age_text, as_number, bytes_text
+from partita.report.runs_table import WIDEST
 from partita.report.train_command import train_command
 from partita.runs.listing import RunSummary, data_of, model_of, size_of
 from partita.runs.settings import leaves

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from partita.report.measures import as_number
+from partita.report.number_text import age_text, as_number, bytes_text
 from partita.runs.cleaning import Removable
 from partita.runs.listing import OUTPUTS, MetricValue, RunSummary, data_of, model_of
 from partita_schema.common.text import counted
@@ -105,22 +105,6 @@ def metric_text(value: MetricValue | None, config: Mapping[str, Any]) -> str:
     outputs = config.get("output_features") or []
     name = value.name.removeprefix(f"{outputs[0]['name']}.") if len(outputs) == 1 else value.name
     return f"{'' if value.split == 'test' else f'{value.split} '}{name} {as_number(value.name, value.value)}"
-
-
-def age_text(seconds: float) -> str:
-    """Return an age in its largest unit, such as `5 min`."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size:,.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
-
-
-def bytes_text(number: float) -> str:
-    """Return a number of bytes in a unit of three digits, such as `12.3 MB`."""
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= 0.9995 * size:  # which is 1 in the larger unit
-            return f"{number / size:,.3g} {unit}" if number < 999.5 * size else f"{number / size:,.0f} {unit}"
-    return f"{number:.0f} B"
 
 
 def print_removable(items: Sequence[Removable], console: Console) -> None:

@@ -5,51 +5,41 @@ and replace only `mcnemar`. The tests compare with scipy and statsmodels.
 """
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 RESAMPLES = 2000
 """Bootstrap resamples."""
 CONFIDENCE = 0.95
-MAX_RESAMPLED_ROWS = 2000
-"""Rows up to which a mean is resampled. Of more rows, its distribution is normal for all practical purposes."""
 NORMAL_QUANTILE = 1.959963984540054
 """Quantile of the standard normal distribution at (1 + CONFIDENCE) / 2."""
 
 
 class Interval(NamedTuple):
-    """An estimate with its confidence interval."""
+    """An estimate with its 95 % confidence interval."""
 
     value: float
+    """The estimate."""
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
 
 
 class Difference(NamedTuple):
     """The difference of a metric between two models on the same rows, with its confidence interval."""
 
     value: float
+    """The model minus the reference."""
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
     p: float
     """Two-sided p-value of no difference."""
-
-
-def mean_interval(values_N: np.ndarray, *, seed: int = 0) -> Interval:
-    """Return the mean with its bootstrap interval (Efron 1979, percentiles).
-
-    Args:
-        values_N: One value per row, at least one, [N].
-        seed: Seed of the resamples.
-    """
-    values_N = np.asarray(values_N, dtype=np.float64)
-    mean = float(values_N.mean())
-    if len(values_N) > MAX_RESAMPLED_ROWS:
-        error = float(values_N.std(ddof=1)) / math.sqrt(len(values_N))
-        return Interval(mean, mean - NORMAL_QUANTILE * error, mean + NORMAL_QUANTILE * error)
-    counts_RN = np.random.default_rng(seed).multinomial(len(values_N), [1 / len(values_N)] * len(values_N), RESAMPLES)
-    return percentiles(mean, counts_RN @ values_N / len(values_N))
+    test: Literal["McNemar", "bootstrap"]
+    """The test that the p-value is of: McNemar's exact test for right and wrong rows, else the bootstrap over rows."""
 
 
 def share_interval(right: int, rows: int) -> Interval:
@@ -88,7 +78,7 @@ def right_difference(only_first: int, only_second: int, rows: int) -> Difference
     width = NORMAL_QUANTILE * math.sqrt(first + second - (second - first) ** 2 / total) / total
     value = (only_second - only_first) / rows
     low, high = max(-1.0, min(value, center - width)), min(1.0, max(value, center + width))
-    return Difference(value, low, high, mcnemar(only_first, only_second))
+    return Difference(value, low, high, mcnemar(only_first, only_second), "McNemar")
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

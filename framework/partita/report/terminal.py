@@ -15,15 +15,14 @@ from rich.console import Console
 from partita.report.batch_sizes import (
     ProbeTable,
     budget_in_sight,
-    digits,
     drawable_sizes,
     heading,
     max_rows,
-    memory,
     memory_points,
     probe_table,
     speed_points,
 )
+from partita.report.number_text import bytes_text, digits
 from partita_trainers.batch_size.probe import BatchSize
 
 
@@ -243,10 +242,10 @@ def memory_chart(size: BatchSize) -> Chart:
     budget = budget_in_sight(size)
     hidden = size.budget_bytes is not None and budget is None
     return Chart(
-        title="memory taken" + (f", of {memory(size.budget_bytes)}" if hidden else ""),
+        title="memory taken" + (f", of {bytes_text(size.budget_bytes)}" if hidden else ""),
         bars=[(probe.rows, used) for probe, used in memory_points(size) if probe.verdict == "fits"],
         max_rows=max_rows(size),
-        show=memory,
+        show=bytes_text,
         marks=marks(size),
         level=budget,
         signs=[(probe.rows, probe.verdict) for probe in size.probes if probe.verdict != "fits"],
@@ -275,7 +274,7 @@ def legend(size: BatchSize, letters: Letters) -> str:
     if size.best is not None and size.best == size.max_fitting:
         pointed = [f"{letters.marks['best']} best and fits {size.best:,}"]
     budget = budget_in_sight(size)
-    limit = [] if budget is None else [f"{letters.level * 2} budget {memory(budget)}"]
+    limit = [] if budget is None else [f"{letters.level * 2} budget {bytes_text(budget)}"]
     verdicts = {probe.verdict for probe in size.probes}
     signs = [f"{sign} {verdict}" for verdict, sign in letters.signs.items() if verdict in verdicts]
     return "   ".join(pointed + limit + signs)

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from jinja2 import Environment, StrictUndefined
 
-from partita.report.batch_sizes import digits, heading, probe_table, speed_points
+from partita.report.batch_sizes import heading, probe_table, speed_points
+from partita.report.number_text import digits
 from partita.report.page_head import HEAD
 from partita_trainers.batch_size.probe import BatchSize
 

@@ -14,11 +14,11 @@ from partita.report.batch_sizes import (
     budget_in_sight,
     drawable_sizes,
     max_rows,
-    memory,
     memory_points,
     refused_rows,
     speed_points,
 )
+from partita.report.number_text import bytes_text
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError, PartitaError, WriteError
@@ -158,7 +158,7 @@ def draw_memory(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
     from matplotlib.ticker import EngFormatter
 
     points, budget = memory_points(size), budget_in_sight(size)
-    hidden = f" of {memory(size.budget_bytes)}" if size.budget_bytes is not None and budget is None else ""
+    hidden = f" of {bytes_text(size.budget_bytes)}" if size.budget_bytes is not None and budget is None else ""
     axes.set_title(f"{purpose}: memory taken{hidden}")
     highest = max([used for _, used in points] + [budget or 0]) or 1
     if len(points) > 1:
@@ -170,7 +170,7 @@ def draw_memory(axes: "Axes", size: BatchSize, *, purpose: str) -> None:
     if refused := refused_rows(size):
         axes.plot(refused, [highest] * len(refused), "x", color=RED, ms=8, mew=2, label="out of memory", zorder=4)
     if budget is not None:
-        axes.axhline(budget, color=RED, linestyle="--", linewidth=1.2, label=f"budget {memory(budget)}", zorder=0)
+        axes.axhline(budget, color=RED, linestyle="--", linewidth=1.2, label=f"budget {bytes_text(budget)}", zorder=0)
     axes.set_ylim(0, 1.12 * highest)
     axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
     finish(axes, size)

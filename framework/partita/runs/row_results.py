@@ -37,6 +37,9 @@ class OutputResult:
     """Whether the metrics of the type count the value as right; None if they do not count right values."""
     scores: Mapping[str, float] | None = None
     """Log probabilities of the most probable labels and of those of the reference, if labels were scored."""
+    of_row: Mapping[str, Any] | None = None
+    """What the row contributes to metrics that follow from reference and value only after a long computation, or not
+    at all, by name: ROUGE and the counts of BLEU of a text, the query of a score, the rank of an embedding."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class RowResult:
 
     key: str
     prompt: str = ""
-    """The inputs as text, shortened."""
+    """The inputs as text, shortened; of a dialogue the last user message."""
     answer: str | None = None
     """The generated text; None if no answer was generated."""
     loss: float | None = None
@@ -55,6 +58,8 @@ class RowResult:
     """Number of the row's loss tokens."""
     outputs: Mapping[str, OutputResult] = field(default_factory=dict)
     """By output name; empty if no answer was generated."""
+    context: str = ""
+    """The turns of a dialogue before the prompt, of which the end is kept."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ class EvaluationHeader:
     """Number of rows of the split; more than `rows` if answers were generated for some of them only."""
     answered: bool = False
     """Whether answers were generated."""
+    num_labels: Mapping[str, int] = field(default_factory=dict)
+    """Number of labels that were scored, by name of the output; a row may hold the scores of fewer."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """Metrics of the evaluation, as in the manifest: `loss` of all rows of the split, and `OUTPUT.METRIC`."""
 
@@ -159,7 +166,7 @@ class RowSpool:
 def recorded_header(path: Path) -> EvaluationHeader | None:
     """Return the description of recorded results; None if there are none that can be read."""
     try:
-        return read_row_results(path)[0]
+        return read_header(path)
     except DataError:
         return None
 
@@ -168,7 +175,9 @@ def line_of(record: EvaluationHeader | RowResult) -> bytes:
     """Return a record as a line."""
     values = dict(vars(record))
     if isinstance(record, RowResult):
-        values["outputs"] = {name: vars(output) for name, output in record.outputs.items()}
+        values["outputs"] = {name: values_of(output) for name, output in record.outputs.items()}
+        if not record.context:
+            del values["context"]
     try:
         text = FINITE.encode(values)  # several times as fast as what replaces NaN
     except ValueError:
@@ -176,46 +185,27 @@ def line_of(record: EvaluationHeader | RowResult) -> bytes:
     return text.encode() + b"\n"
 
 
-def read_row_results(path: Path) -> tuple[EvaluationHeader, Iterator[RowResult]]:
-    """Read the results of an evaluation; the rows are read one by one.
+def values_of(output: OutputResult) -> dict[str, Any]:
+    """Return the result of an output as JSON; `of_row` only if there is any."""
+    values = dict(vars(output))
+    if output.of_row is None:
+        del values["of_row"]
+    return values
+
+
+def read_header(path: Path) -> EvaluationHeader:
+    """Read the description of an evaluation, the first line of its file.
 
     Raises:
         DataError: The file is missing, damaged, or from a newer version.
     """
     try:
-        file = path.open("rb")
+        with path.open("rb") as file:
+            header = EvaluationHeader(**parse_json(file.readline()))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; evaluate the run again") from None
-    with file:
-        header = as_record(EvaluationHeader, file.readline(), path=path, line=1)
+    except (ValueError, TypeError):
+        raise DataError(f"{path}, line 1, is damaged; evaluate the run again") from None
     if header.format > FORMAT:
         raise DataError(f"{path} was written by a newer partita (format {header.format}); update partita to read it")
-    return header, read_rows(path)
-
-
-def read_rows(path: Path) -> Iterator[RowResult]:
-    """Yield the rows of a file of results. Raise DataError if a line is damaged."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if number > 1:
-                row = as_record(RowResult, line, path=path, line=number)
-                outputs = {name: OutputResult(**output) for name, output in row.outputs.items()}
-                yield RowResult(**{**vars(row), "outputs": outputs})
-
-
-def as_record(kind: Any, text: bytes, *, path: Path, line: int) -> Any:
-    """Return a line as a record.
-
-    Args:
-        kind: Class of the record.
-        text: The line.
-        path: The file, for the message.
-        line: Number of the line, for the message.
-
-    Raises:
-        DataError: The line is damaged.
-    """
-    try:
-        return kind(**parse_json(text))
-    except (ValueError, TypeError):
-        raise DataError(f"{path}, line {line}, is damaged; evaluate the run again") from None
+    return header

@@ -11,7 +11,8 @@ import pytest
 from partita.report.compare_page import interval_chart, passage_of
 from partita.report.comparison_table import disagreement_lines, p_text, value_text
 from partita.report.disagreements import Disagreement
-from partita.report.paired_metrics import MetricDifference
+from partita.report.measures import MetricEstimate
+from partita.report.statistics import Difference, Interval
 from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
 
 from ..conftest import Command
@@ -121,8 +122,9 @@ def test_json_has_every_number(call: Call, make_run: MakeRun) -> None:
     record = json.loads(out)
     assert (code, record["runs"], record["rows"], record["split"]) == (0, ["a", "b"], 40, "test")
     accuracy = record["pairs"][0]["metrics"][0]
-    assert accuracy.keys() == {"metric", "first", "second", "difference", "low", "high", "p", "test"}
-    assert (accuracy["first"], accuracy["second"]) == (0.5, 0.75)
+    assert accuracy.keys() == {"metric", "first", "second", "difference", "low", "high", "p", "test", "verdict"}
+    assert (accuracy["first"], accuracy["second"], accuracy["verdict"]) == (0.5, 0.75, "better")
+    assert record["pairs"][0]["main"] == "team.accuracy"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +173,10 @@ def test_a_page_without_a_difference_says_so(call: Call, make_run: MakeRun, tmp_
 
 
 def test_the_chart_holds_all_intervals_and_a_line_at_zero() -> None:
+    shares = Interval(0.6, 0.5, 0.7), Interval(0.5, 0.4, 0.6)
     metrics = [
-        MetricDifference(name, 0.5, 0.6, 0.1, low, 0.3, 0.1, "") for name, low in (("x", 0.05), ("y" * 40, -0.1))
+        MetricEstimate(name, *shares, Difference(0.1, low, 0.3, 0.1, "bootstrap"))
+        for name, low in (("x", 0.05), ("y" * 40, -0.1))
     ]
     chart = interval_chart("differences <of> runs", metrics)
     xs = [float(x) for x in re.findall(r'x[12]="([\d.]+)"', chart.svg)]

@@ -157,6 +157,18 @@ def tags(share: float, *, name: str = "people") -> Callable[[random.Random], Any
     return draw
 
 
+def score(share: float, *, name: str = "fit") -> Callable[[random.Random], Any]:
+    """Return a function that draws a score of one of 40 queries that is near the reference in a share of the rows."""
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        reference = float(chance.random() < 0.4)
+        near = abs(reference - chance.uniform(0, 0.4))
+        value = near if chance.random() < share else chance.random()
+        return {name: OutputResult(reference, value, False, of_row={"query": f"query {chance.randrange(40)}"})}
+
+    return draw
+
+
 def text(share: float, *, name: str = "summary") -> Callable[[random.Random], Any]:
     """Return a function that draws a text that is right in a share of the rows."""
 

@@ -1,13 +1,9 @@
 from dataclasses import replace
 
-import pytest
-
 from partita.report.batch_sizes import (
     budget_in_sight,
-    digits,
     drawable_sizes,
     heading,
-    memory,
     memory_points,
     probe_table,
     speed_points,
@@ -75,29 +71,3 @@ def test_a_budget_far_above_all_probes_is_outside_the_chart(generation: BatchSiz
 
 def test_configured_sizes_are_not_measured(generation: BatchSize, written: BatchSize) -> None:
     assert drawable_sizes({"generation": generation, "training": written}) == {"generation": generation}
-
-
-@pytest.mark.parametrize(
-    ("held", "text"),
-    [
-        (None, ""),
-        (0, "0 kB"),
-        (67_740_000, "67.7 MB"),
-        (999_400_000, "999 MB"),
-        (999_600_000, "1.00 GB"),
-        (1_200_000_000, "1.20 GB"),
-        (138_000_000_000, "138 GB"),
-        (2_500_000_000_000, "2.50 TB"),
-    ],
-)
-def test_memory_has_three_digits(held: int | None, text: str) -> None:
-    assert memory(held) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(None, ""), (0, "0"), (0.00514, "0.0051"), (0.31, "0.310"), (0.9996, "1.00"), (9.996, "10.0"), (99.97, "100")],
-)
-def test_numbers_have_three_digits(number: float | None, text: str) -> None:
-    assert digits(number) == text
-    assert digits(12345.6) == "12,346"

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +11,20 @@ from IPython.lib.pretty import pretty
 from statsmodels.stats.contingency_tables import mcnemar
 
 from partita.data.episode import Episode
+from partita.outputs.text import TextMetrics
+from partita.report.compare_page import verdict
 from partita.report.comparison import Comparison, compare_runs
+from partita.report.evaluation import read_evaluations
+from partita.report.measures import MetricEstimate, measures_of
+from partita.report.run_record import read_run
+from partita.report.sections.headline import headline
+from partita.report.statistics import Difference, Interval, right_difference
 from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
 from partita.simulation.transcripts import write_lines
 from partita_schema.errors import DataError, PartitaError
 
 from ..run_directories import MakeRun
+from .made_runs import write_run
 
 TEAMS = ("sales", "support")
 Evaluated = Callable[..., Path]
@@ -43,12 +52,14 @@ def teams(answers: str, *, first: int = 2, **more: Any) -> list[RowResult]:
         truth, wrong = TEAMS[number % 2], TEAMS[1 - number % 2]
         value = {"+": truth, "-": wrong, "?": None}[mark]
         output = OutputResult(truth, value, mark == "+")
-        rows.append(RowResult(f"rows.csv:{number + first}", f"ticket {number}", None, **more, outputs={"team": output}))
+        rows.append(RowResult(f"rows.csv:{number + first}", f"ticket {number}", "?", **more, outputs={"team": output}))
     return rows
 
 
-def metric(comparison: Comparison, name: str, pair: int = 0) -> Any:
-    return next(one for one in comparison.pairs[pair].metrics if one.metric == name)
+def metric(comparison: Comparison, name: str, pair: int = 0) -> SimpleNamespace:
+    """Return a metric as `--json` has it."""
+    metrics = comparison.record()["pairs"][pair]["metrics"]
+    return SimpleNamespace(**next(one for one in metrics if one["metric"] == name))
 
 
 def test_right_rows_are_compared_with_mcnemars_test(evaluated: Evaluated) -> None:
@@ -71,8 +82,74 @@ def test_the_other_order_has_the_opposite_difference(evaluated: Evaluated) -> No
     a, b = evaluated("a", teams("+-+-+-??")), evaluated("b", teams("++++--++"))
     forward, backward = compare_runs([a, b]), compare_runs([b, a])
     for one, other in zip(forward.pairs[0].metrics, backward.pairs[0].metrics, strict=True):
-        assert (one.difference, one.first) == pytest.approx((-other.difference, other.second))
-        assert one.p == pytest.approx(other.p, abs=0.02)
+        assert one.difference is not None
+        assert other.difference is not None
+        assert (one.difference.value, one.reference) == (pytest.approx(-other.difference.value), other.result)
+        assert one.difference.p == pytest.approx(other.difference.p, abs=0.02)
+
+
+@pytest.mark.parametrize("better", range(0, 16, 3))
+def test_the_report_and_the_comparison_have_the_same_verdict(better: int, evaluated: Evaluated, tmp_path: Path) -> None:
+    """With few rows, McNemar's test and the interval of the difference disagree: both follow the p-value."""
+    first, second = teams("-" * better + "+" * 40), teams("+" * better + "+" * 38 + "-" * 2)
+    comparison = compare_runs([evaluated("a", first), evaluated("b", second)])
+    run = write_run(tmp_path / "run", outputs={"team": "category"}, results=second, base=first)
+    (measures,) = [measures_of(results) for results in read_evaluations(run)]
+
+    compared = comparison.pairs[0].metrics
+    reported = {one.metric: one for one in measures.measures}
+
+    assert [reported[one.metric] for one in compared] == compared
+    assert [reported[one.metric].verdict for one in compared] == [one.verdict for one in compared]
+    main = comparison.pairs[0].main
+    assert main is not None
+    sentence = headline(read_run(run), measures)
+    starts = {"better": "Better than", "worse": "Worse than", "no measurable difference": "No measurable difference"}
+    assert sentence.startswith(starts[str(main.verdict)])
+    page = verdict(comparison.pairs[0], "a")
+    ends = {"better": "b is better than a", "worse": "b is worse", "no measurable difference": "No measurable"}
+    assert page.startswith(ends[str(main.verdict)])
+
+
+@pytest.mark.parametrize(
+    ("trainer", "main"),
+    [({}, "team.accuracy"), ({"validation_metric": "team.macro_f1"}, "team.macro_f1")],
+)
+def test_the_main_metric_is_that_of_the_list_of_runs(
+    trainer: dict[str, Any], main: str, evaluated: Evaluated, make_run: MakeRun
+) -> None:
+    section = {"trainer": {"type": "finetune", **trainer}}
+    runs = [evaluated(name, teams("+-+-+"), **section) for name in "ab"]
+    metric = compare_runs(runs).pairs[0].main
+    assert metric is not None
+    assert metric.metric == main
+
+
+def test_an_interval_without_zero_is_no_measurable_difference_if_the_test_does_not_find_one() -> None:
+    difference = right_difference(0, 5, 40)
+
+    assert difference.low > 0
+    assert difference.p > 0.05
+    share = Interval(0.5, 0.4, 0.6)
+    assert MetricEstimate("team.accuracy", share, share, difference).verdict == "no measurable difference"
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "verdict"),
+    [
+        ("team.accuracy", 0.2, "better"),
+        ("price.mae", 0.2, "worse"),
+        ("perplexity", -0.2, "better"),
+        ("loss", 0.2, "worse"),
+        ("turns", 0.2, "higher"),
+        ("turns", -0.2, "lower"),
+    ],
+)
+def test_the_verdict_knows_the_direction_of_a_metric(metric: str, value: float, verdict: str) -> None:
+    share, difference = Interval(0.5, 0.4, 0.6), Difference(value, value - 0.1, value + 0.1, 0.01, "bootstrap")
+
+    assert MetricEstimate(metric, share, share, difference).verdict == verdict
+    assert MetricEstimate(metric, share, share, difference._replace(p=0.05)).verdict == "no measurable difference"
 
 
 def test_losses_count_by_their_tokens_and_lower_is_better(evaluated: Evaluated) -> None:
@@ -146,7 +223,10 @@ def test_a_run_without_answers_is_compared_by_its_losses(evaluated: Evaluated) -
 
 def test_texts_are_compared_by_exact_matches_and_rouge(evaluated: Evaluated) -> None:
     def rows(answer: str) -> list[RowResult]:
-        return [RowResult(str(i), outputs={"reply": OutputResult("one two", answer, False)}) for i in range(20)]
+        metrics = TextMetrics()
+        metrics.add("one two", answer, valid=True)
+        output = OutputResult("one two", answer, False, of_row=metrics.of_row)
+        return [RowResult(str(i), "", answer, outputs={"reply": output}) for i in range(20)]
 
     kinds = {"reply": "text"}
     comparison = compare_runs([evaluated("a", rows("three"), kinds=kinds), evaluated("b", rows("one"), kinds=kinds)])

@@ -14,7 +14,7 @@ import pytest
 from partita.report.run_page import try_to_write_report, write_report
 from partita.report.run_record import read_run
 from partita.report.sections.training import loss_unit
-from partita.runs.row_results import OutputResult, RowResult, evaluation_path
+from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
 from partita_schema.common.checksums import sealed
 from partita_schema.errors import DataError, PartitaError
 from partita_schema.load import load_config
@@ -94,6 +94,31 @@ def test_a_lower_loss_is_better(tmp_path: Path) -> None:
     assert "perplexity \u2193" in page.texts
     assert "Rows with the highest loss (test)" in page.texts
     assert "row 29, loss 1.290" in page.texts
+
+
+def test_metrics_without_an_interval_are_named_with_the_reason(tmp_path: Path) -> None:
+    rows = [RowResult(str(index), "Once", None, 1.0, 4) for index in range(9)]
+    run = write_run(tmp_path / "run", results=rows)
+    recorded = {"loss": 1.0, "perplexity": 2.718, "bits_per_byte": 0.4, "custom": 3.0}
+    write_row_results(evaluation_path(run, "test"), EvaluationHeader("test", "result", "f", metrics=recorded), rows)
+
+    assert (
+        "Without an interval: perplexity, loss (all resamples of the rows have the same value); bits_per_byte (the "
+        "bytes of single rows are not recorded); custom (the results of rows do not determine them)."
+    ) in page_of(run).texts
+
+
+def test_scores_of_many_labels_have_curves_without_an_interval(tmp_path: Path) -> None:
+    rows = rows_of(30, category(0.5))
+    run = write_run(tmp_path / "run", outputs={"team": "category"}, results=rows)
+    recorded = {"team.auroc": 0.9, "team.average_precision": 0.8}
+    for num_labels, has_interval in ((12, False), (3, True)):
+        header = EvaluationHeader(
+            "test", "result", "f", outputs={"team": "category"}, num_labels={"team": num_labels}, metrics=recorded
+        )
+        write_row_results(evaluation_path(run, "test"), header, rows)
+        reason = "team.auroc, team.average_precision (the scores of all labels are recorded for up to 10 labels)"
+        assert (reason in page_of(run).text) != has_interval
 
 
 def test_rows_of_another_evaluation_are_not_compared(tmp_path: Path) -> None:

@@ -1,18 +1,14 @@
 """Intervals and p-values equal those of scipy and statsmodels, or cover the true value as often as they promise."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, bootstrap, multinomial
+from scipy.stats import binomtest, multinomial
 from statsmodels.stats import contingency_tables
 from statsmodels.stats.proportion import proportion_confint
 
 from partita.report.statistics import (
-    MAX_RESAMPLED_ROWS,
-    Interval,
     mcnemar,
-    mean_interval,
     right_difference,
     share_interval,
 )
@@ -45,20 +41,6 @@ def test_mcnemar_of_many_rows_equals_that_of_scipy(only_first: int) -> None:
 def test_the_interval_of_a_share_equals_wilsons_of_statsmodels(case: tuple[int, int]) -> None:
     interval = share_interval(*case)
     assert interval[1:] == pytest.approx(proportion_confint(*case, method="wilson"), abs=1e-12)
-
-
-@pytest.mark.parametrize("rows", [20, 200, MAX_RESAMPLED_ROWS + 1])
-def test_the_interval_of_a_mean_is_near_that_of_scipys_bootstrap(rows: int) -> None:
-    values = np.random.default_rng(1).exponential(size=rows)
-    expected = bootstrap((values,), np.mean, method="percentile", n_resamples=2000, rng=0, batch=200)
-    width = expected.confidence_interval.high - expected.confidence_interval.low
-    interval = mean_interval(values)
-    assert interval.value == pytest.approx(values.mean())
-    assert interval[1:] == pytest.approx(expected.confidence_interval, abs=0.06 * width)
-
-
-def test_one_row_has_an_interval_without_width() -> None:
-    assert mean_interval(np.array([2.5])) == Interval(2.5, 2.5, 2.5)
 
 
 def coverage(rows: int, only_first: float, only_second: float) -> float:

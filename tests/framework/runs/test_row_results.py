@@ -4,15 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from partita.report.evaluation import read_evaluation
 from partita.runs.row_results import (
     EvaluationHeader,
     OutputResult,
     RowResult,
     evaluation_path,
-    read_row_results,
+    read_header,
     write_row_results,
 )
 from partita_schema.errors import DataError
+
+from ..recorded_results import read_rows
 
 HEADER = EvaluationHeader(split="test", model="result", fingerprint="f", step=3, outputs={"label": "category"})
 ROWS = [
@@ -20,15 +23,16 @@ ROWS = [
         "rows.csv:2", "a\nprompt \u2028", "yes", 0.5, 2, {"label": OutputResult("yes", "yes", True, {"yes": -0.1})}
     ),
     RowResult("rows.csv:3", "", None, None, None, {}),
+    RowResult("rows.csv:4", "b", "no", outputs={"label": OutputResult("yes", "no", False, None, {"query": "q"})}),
+    RowResult("rows.csv:5", "the bill", context="user: two teas\nassistant: here they are"),
 ]
 
 
 def test_row_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = evaluation_path(tmp_path, "test")
     write_row_results(path, HEADER, ROWS)
-    header, rows = read_row_results(path)
-    assert header == HEADER
-    assert list(rows) == ROWS
+    assert read_header(path) == HEADER
+    assert read_rows(path) == ROWS
     assert path == tmp_path / "evaluations" / "test.jsonl"
     assert evaluation_path(tmp_path, "test", base=True).name == "test-base.jsonl"
 
@@ -37,21 +41,21 @@ def test_row_results_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_a_damaged_row_is_an_error_with_its_line(tmp_path: Path, line: bytes) -> None:
     path = evaluation_path(tmp_path, "test")
     write_row_results(path, HEADER, ROWS)
-    first, second, _ = path.read_bytes().splitlines()
+    first, second, *_ = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([first, second, line, b""]))
     with pytest.raises(DataError, match=r"test\.jsonl, line 3, is damaged; evaluate the run again"):
-        list(read_row_results(path)[1])
+        read_evaluation(path)
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"test\.jsonl cannot be read: No such file or directory; evaluate the run again"
     ):
-        read_row_results(evaluation_path(tmp_path, "test"))
+        read_header(evaluation_path(tmp_path, "test"))
 
 
 def test_a_newer_format_is_an_error(tmp_path: Path) -> None:
     path = evaluation_path(tmp_path, "test")
     write_row_results(path, EvaluationHeader("test", "result", "f", format=99), [])
     with pytest.raises(DataError, match=r"written by a newer partita \(format 99\); update partita to read it"):
-        read_row_results(path)
+        read_header(path)

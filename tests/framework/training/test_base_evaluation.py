@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from partita import Model
-from partita.runs.row_results import evaluation_path, read_row_results
+from partita.runs.row_results import evaluation_path, read_header
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 
@@ -17,6 +17,7 @@ from ...classifiers import make_rows as make_classifier_rows
 from ...classifiers import settings as classifier_settings
 from ...classifiers import write_classifier
 from ...json_lines import log_of, write_json_lines
+from ..recorded_results import read_rows
 
 BASE = "validation-base.jsonl"
 LORA = {"type": "lora", "r": 4, "dropout": 0.2}
@@ -75,11 +76,11 @@ def test_the_base_has_the_metrics_of_a_zero_shot_evaluation_on_the_same_rows(
     assert base == {split: pytest.approx(values) for split, values in zero_shot.metrics.items()}
     assert base["test"]["loss"] != result.metrics["test"]["loss"]
     for split in ("validation", "test"):
-        header, rows = read_row_results(evaluation_path(tmp_path / "run", split, base=True))
-        trained, _ = read_row_results(evaluation_path(tmp_path / "run", split))
+        base_path = evaluation_path(tmp_path / "run", split, base=True)
+        header, trained = read_header(base_path), read_header(evaluation_path(tmp_path / "run", split))
         assert (header.model, header.step, header.metrics) == ("base", 0, base[split])
         assert (header.fingerprint, header.rows) == (trained.fingerprint, trained.rows)
-        assert len(list(rows)) == header.rows
+        assert len(read_rows(base_path)) == header.rows
 
 
 def test_it_is_not_repeated_when_a_run_is_resumed(

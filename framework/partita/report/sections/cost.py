@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from partita.report.batch_sizes import heading, memory, memory_points, speed_points
+from partita.report.batch_sizes import heading, memory_points, speed_points
 from partita.report.charts import Chart, Curve, Mark, Table, curve_chart
+from partita.report.number_text import bytes_text, duration
 from partita.report.run_record import RunRecord
 from partita.report.section import Charts, Command, Folded, NamedTable, Part, Section
 from partita.report.train_command import overrides_of, train_command
@@ -44,7 +45,7 @@ def costs_of(run: RunRecord) -> dict[str, str]:
             costs[label] = duration(float(recorded[key]))
     for key, label in (("peak_memory_bytes", "peak memory"), ("peak_gpu_memory_bytes", "peak GPU memory")):
         if isinstance(recorded.get(key), int | float):
-            costs[label] = memory(float(recorded[key]))
+            costs[label] = bytes_text(float(recorded[key]))
     counts = (("rows", "rows trained on", "{:,.0f}"), ("tokens", "tokens trained on", "{:,.0f}"))
     shares = (("padding_share", "padding", "{:.1%}"), ("wait_share", "time spent waiting for rows", "{:.1%}"))
     for key, label, form in (*counts, *shares):
@@ -54,15 +55,6 @@ def costs_of(run: RunRecord) -> dict[str, str]:
         if manifest.get(key):
             costs[label] = f"{manifest[key]:,}"
     return costs
-
-
-def duration(seconds: float) -> str:
-    """Format a time: seconds with a decimal, or hours, minutes and seconds."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
 def sizes_of(records: Mapping[str, Any]) -> dict[str, BatchSize]:

@@ -1,6 +1,7 @@
 """The first sentence of a report: whether the model is better than its base model."""
 
-from partita.report.measures import Measure, SplitMeasures, as_number
+from partita.report.measures import MetricEstimate, SplitMeasures, main_measure
+from partita.report.number_text import as_number
 from partita.report.run_record import RunRecord
 from partita.runs.listing import main_metrics, model_of
 from partita_schema.common.text import counted
@@ -14,7 +15,7 @@ def headline(run: RunRecord, measures: SplitMeasures | None) -> str:
         measures: The metrics of its main split; None if nothing was evaluated row by row.
     """
     failed = f"The run failed: {run.error.rstrip('.')}." if run.error else ""
-    if measures is not None and (main := measures.main(main_metrics(run.config))) is not None:
+    if measures is not None and (main := main_measure(measures.measures, main_metrics(run.config))) is not None:
         return f"{failed} {comparison(main, measures)}".strip()
     if failed:
         return failed
@@ -27,35 +28,35 @@ def headline(run: RunRecord, measures: SplitMeasures | None) -> str:
     return f"Nothing was evaluated row by row{apart}."
 
 
-def comparison(measure: Measure, measures: SplitMeasures) -> str:
+def comparison(measure: MetricEstimate, measures: SplitMeasures) -> str:
     """Return how a metric differs between the model and its base model.
 
     Args:
         measure: The metric.
         measures: The metrics of the split.
     """
+    name = measure.metric
     rows = f"{counted(measures.rows, 'row')} of the {measures.split} split"
-    value = f"{measure.name} is {as_number(measure.name, measure.result.value)}"
-    if measure.base is None:
+    value = f"{name} is {as_number(name, measure.result.value)}"
+    if measure.reference is None:
         interval = ""
         if measure.has_interval:
-            low, high = (as_number(measure.name, end) for end in (measure.result.low, measure.result.high))
+            low, high = (as_number(name, end) for end in (measure.result.low, measure.result.high))
             interval = f" (95 % interval {low} to {high})"
         known = "; the base model was not evaluated on these rows" if measures.may_have_base else ""
         return f"The {value}{interval} on {rows}{known}."
-    base = as_number(measure.name, measure.base.value)
-    if measure.difference is None:
+    base, difference = as_number(name, measure.reference.value), measure.difference
+    if difference is None:
         return f"The {value} on {rows}, that of the base model {base}."
-    difference = measure.difference
-    half = as_number(measure.name, (difference.high - difference.low) / 2)
-    apart = f"by {as_number(measure.name, abs(difference.value))} \u00b1 {half}"
-    if difference.low <= 0 <= difference.high:
+    half = as_number(name, (difference.high - difference.low) / 2)
+    apart = f"by {as_number(name, abs(difference.value))} \u00b1 {half}"
+    if measure.verdict == "no measurable difference":
         return (
             f"No measurable difference from the base model: {value}, that of the base model {base}, apart {apart} "
             f"on {rows}."
         )
-    verdict = "Better" if measure.is_better else "Worse"
-    return f"{verdict} than the base model: {value} against {base}, {verdict.lower()} {apart} on {rows}."
+    verdict = str(measure.verdict)
+    return f"{verdict.capitalize()} than the base model: {value} against {base}, {verdict} {apart} on {rows}."
 
 
 def facts_of(run: RunRecord) -> str:

@@ -3,13 +3,22 @@
 from collections.abc import Sequence
 
 from partita.report.charts import Table
-from partita.report.measures import Measure, SplitMeasures, as_number, lower_is_better
+from partita.report.measures import MetricEstimate, SplitMeasures, lower_is_better
+from partita.report.number_text import as_number
 from partita.report.run_record import RunRecord
 from partita.report.section import NamedTable, Paragraph, Part, Section
 from partita.report.statistics import Difference, Interval
 from partita_schema.common.text import counted
 from partita_schema.sections.outputs import METRICS_BY_NAME
 
+REASONS = {
+    "bits_per_byte": "the bytes of single rows are not recorded",
+    "auroc": "the scores of all labels are recorded for up to 10 labels",
+    "average_precision": "the scores of all labels are recorded for up to 10 labels",
+}
+"""Why a metric has no interval, by the end of its name."""
+NOT_DETERMINED = "the results of rows do not determine them"
+CONSTANT = "all resamples of the rows have the same value"
 MAX_METRICS = 24
 """Metrics in a table that is not folded."""
 MAX_BESIDE = 16
@@ -31,6 +40,7 @@ def metrics_section(run: RunRecord, splits: Sequence[SplitMeasures]) -> Section 
     parts: list[Part] = [split_table(split, is_first=split is splits[0]) for split in splits]
     parts += [table for split in splits for table in field_tables(split)]
     parts += [Paragraph(NOTE, kind="note")] if splits else []
+    parts += [Paragraph(text, kind="note") for text in [without_interval(splits)] if text]
     shown = {split.split for split in splits}
     others = {split: values for split, values in run.manifest.get("metrics", {}).items() if split not in shown}
     names = list(dict.fromkeys(name for values in others.values() for name in values))
@@ -41,6 +51,18 @@ def metrics_section(run: RunRecord, splits: Sequence[SplitMeasures]) -> Section 
     return Section("Metrics", parts) if parts else None
 
 
+def without_interval(splits: Sequence[SplitMeasures]) -> str:
+    """Return which metrics have no interval, and why; empty if all have one."""
+    names: dict[str, list[str]] = {}
+    for measure in (measure for split in splits for measure in split.measures if not is_of_field(measure.metric)):
+        reason = REASONS.get(measure.metric.rpartition(".")[2], NOT_DETERMINED)
+        reason = CONSTANT if measure.has_interval else reason
+        if not measure.result.low < measure.result.high and measure.metric not in names.get(reason, ()):
+            names.setdefault(reason, []).append(measure.metric)
+    parts = [f"{', '.join(known)} ({reason})" for reason, known in names.items()]
+    return f"Without an interval: {'; '.join(parts)}." if parts else ""
+
+
 def split_table(split: SplitMeasures, *, is_first: bool) -> NamedTable:
     """Return the table of a split. Wide and long tables of splits after the first are folded.
 
@@ -48,7 +70,7 @@ def split_table(split: SplitMeasures, *, is_first: bool) -> NamedTable:
         split: Its metrics.
         is_first: Whether it is the most important split.
     """
-    measures = [measure for measure in split.measures if not is_of_field(measure.name)]
+    measures = [measure for measure in split.measures if not is_of_field(measure.metric)]
     rows = [row_of(measure, has_base=split.has_base) for measure in measures]
     caption = f"{split.split}, {counted(split.rows, 'row')}"
     is_large = split.has_base or len(rows) > MAX_BESIDE
@@ -57,7 +79,7 @@ def split_table(split: SplitMeasures, *, is_first: bool) -> NamedTable:
 
 def field_tables(split: SplitMeasures) -> list[NamedTable]:
     """Return the folded table of the metrics of single fields and slots; none without them."""
-    measures = [measure for measure in split.measures if is_of_field(measure.name)]
+    measures = [measure for measure in split.measures if is_of_field(measure.metric)]
     rows = [row_of(measure, has_base=split.has_base) for measure in measures]
     return [NamedTable(f"{split.split}: metrics of fields", Table(titles_of(split), rows), folded=True)] if rows else []
 
@@ -72,12 +94,15 @@ def titles_of(split: SplitMeasures) -> list[str]:
     return ["metric", "this model", *(["base model", "difference"] if split.has_base else [])]
 
 
-def row_of(measure: Measure, *, has_base: bool) -> list[str]:
+def row_of(measure: MetricEstimate, *, has_base: bool) -> list[str]:
     """Return the cells of a metric."""
-    name = measure.name + (LOWER if lower_is_better(measure.name) else "")
-    cells = [name, with_interval(measure.name, measure.result)]
+    name = measure.metric + (LOWER if lower_is_better(measure.metric) else "")
+    cells = [name, with_interval(measure.metric, measure.result)]
     if has_base:
-        cells += [with_interval(measure.name, measure.base), with_interval(measure.name, measure.difference, sign="+")]
+        cells += [
+            with_interval(measure.metric, measure.reference),
+            with_interval(measure.metric, measure.difference, sign="+"),
+        ]
     return cells
 
 

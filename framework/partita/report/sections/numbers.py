@@ -4,8 +4,8 @@ import numpy as np
 
 from partita.report.charts import histogram_chart, scatter_chart
 from partita.report.evaluation import OutputColumn
-from partita.report.row_metrics import numbers_of
 from partita.report.section import Charts, Paragraph, Part
+from partita.report.value_metrics import numbers_of
 
 MAX_DRAWN = 1e150
 """Numbers from this on are not drawn, because the range of an axis could overflow; the largest errors show them."""

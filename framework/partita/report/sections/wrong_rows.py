@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from partita.report.evaluation import Evaluation, SplitResults
-from partita.report.row_metrics import numbers_of
 from partita.report.section import Paragraph, Part, Passage, Passages, Piece
+from partita.report.value_metrics import numbers_of
 from partita_schema.common.text import counted
 
 MAX_ROWS = 20
