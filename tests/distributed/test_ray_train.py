@@ -1,8 +1,10 @@
 """Tests of training on Ray: the same steps as in one process, also after deaths, and unchanged errors."""
 
+import importlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -105,6 +107,90 @@ def test_stopped_training_with_a_killed_worker_takes_the_steps_of_one_process(
     assert model._backend.context.weights == Path("run/model"), "the weights for predictions"
     assert model.train(run="run").steps == 12, "finished, and not trained again"
     assert not list(Path("run").glob(".ray-*"))
+
+
+CALLBACKS = """
+import os
+
+class Diary:
+    def __init__(self, name):
+        self.name, self.calls = name, []
+
+    def note(self, hook, state):
+        self.calls.append(hook)
+        with (state.run / self.name).open("a") as file:
+            file.write(f"{hook} {state.step} on rank {os.environ['RANK']}\\n")
+
+    def on_start(self, state):
+        self.note("start", state)
+
+    def on_step(self, state):
+        self.note("step", state)
+        if state.step == 4:
+            state.stop("enough")
+
+    def on_checkpoint(self, state):
+        self.note("checkpoint", state)
+
+    def on_end(self, state):
+        self.note("end", state)
+"""
+
+
+def test_callbacks_of_the_file_and_of_the_caller_run_on_rank_0_and_stop_all_ranks(ray: Any, folder: Path) -> None:
+    Path("diaries.py").write_text(CALLBACKS, encoding="utf8")
+    calls = list[str]()
+
+    class Passed:
+        def on_step(self, state: Any) -> None:
+            calls.append("step")
+            Path(state.run, "passed.txt").write_text(f"{len(calls)} steps on rank {os.environ['RANK']}")
+
+    own = "callbacks=[{type: custom, target: 'diaries:Diary', options: {name: file.txt}}]"
+    model = Model("run.yaml", overrides=[*ON_RAY, own])
+
+    result = model.train("rows.jsonl", run="run", callbacks=[Passed()])
+
+    assert (result.steps, result.stopped_early) == (4, True)
+    assert json.loads(Path("run/manifest.json").read_text("utf8"))["stopped_by"] == "Diary: enough"
+    hooks = ["start 0", "step 1", "step 2", "step 3", "checkpoint 3", "step 4", "checkpoint 4", "end 4"]
+    assert Path("run/file.txt").read_text().splitlines() == [f"{hook} on rank 0" for hook in hooks]
+    assert Path("run/passed.txt").read_text() == "4 steps on rank 0"
+    assert calls == [], "a copy was called"
+
+
+def test_what_cannot_be_sent_to_workers_or_read_there_is_refused(
+    ray: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model("run.yaml", overrides=ON_RAY)
+
+    class Locked:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def on_step(self, state: Any) -> None: ...
+
+    with pytest.raises(DataError) as error:
+        model.train("rows.jsonl", run="other", callbacks=[Locked()])
+    assert str(error.value) == (
+        "the callback Locked cannot be sent to workers (cannot pickle '_thread.lock' object); create what it holds in "
+        "on_start, or name Locked in the file, under callbacks"
+    )
+    with pytest.raises(DataError) as error:
+        model.train([{"text": threading.Lock(), "colour": "red"}], run="other")
+    assert str(error.value) == (
+        "the dataset cannot be sent to workers (cannot pickle '_thread.lock' object); write it to a file, and name that"
+    )
+
+    Path("diaries.py").write_text(CALLBACKS, encoding="utf8")
+    monkeypatch.syspath_prepend(str(folder))
+    diary = importlib.import_module("diaries").Diary("passed.txt")
+    with pytest.raises(DataError) as error:
+        model.train("rows.jsonl", run="other", callbacks=[diary])
+    assert str(error.value) == (
+        "an object that you passed cannot be read on a worker (No module named 'diaries'); the module of its class "
+        "must be importable there"
+    )
 
 
 def test_an_error_of_one_rank_is_raised_unchanged_and_nothing_is_restarted(

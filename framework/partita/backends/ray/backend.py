@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from partita.backends.base import Backend, Refusals
 from partita.backends.context import RunContext
 from partita.backends.local import EMBEDDING_BAG, LocalBackend
-from partita.backends.ray.cluster import RayWorkerBackend
+from partita.backends.ray.actors import RayWorkerBackend
 from partita.backends.ray.job import PoolGenerator
 from partita.backends.ray.messages import LoadRequest
 from partita.backends.ray.ranks import check_is_alone, enter_start_folder, run_on_ranks, shared_marker
@@ -120,7 +120,7 @@ class RayBackend(Backend):
             work = partial(
                 train_as_rank,
                 context.for_other_process(),
-                dataset,
+                dataset=dataset,
                 callbacks=callbacks,
                 folder=folder.resolve(),
                 mark=mark,
@@ -296,7 +296,7 @@ def load_request(context: RunContext, tokenizer: "PreTrainedTokenizerFast") -> L
 
 
 def train_as_rank(
-    context: RunContext, dataset: Any, *, callbacks: Sequence[object] = (), folder: Path, mark: Path, start: Path
+    context: RunContext, *, dataset: Any, callbacks: Sequence[object] = (), folder: Path, mark: Path, start: Path
 ) -> TrainResult:
     """Train on one Ray rank, from the folder of the command.
 

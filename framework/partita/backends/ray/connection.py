@@ -99,6 +99,15 @@ def imported_ray() -> Any:
     return ray
 
 
+def why_not_picklable(value: Any) -> str | None:
+    """Return why Ray cannot send an object; None if it can."""
+    try:
+        imported_ray().cloudpickle.dumps(value)
+    except Exception as error:  # PicklingError, or any error of a user's object
+        return str(error)
+    return None
+
+
 def train_library() -> tuple[Any, Any]:
     """Return ray.train and ray.train.torch. Raises ConfigError if this version of Ray lacks them."""
     try:

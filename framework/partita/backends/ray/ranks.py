@@ -2,13 +2,14 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from partita.backends.ray.cluster import RayRankLauncher
+from partita.backends.ray.rank_launcher import RayRankLauncher
 from partita.backends.ray.rank_monitor import follow
 from partita.distributed.world import get_world
 from partita.runs.files import writing
@@ -28,7 +29,7 @@ def check_is_alone() -> None:
 
 
 def run_on_ranks(
-    work: Callable[[], Any], config: Config, *, quiet: bool, storage: Path, again: str = "from the newest checkpoint"
+    work: partial[Any], config: Config, *, quiet: bool, storage: Path, again: str = "from the newest checkpoint"
 ) -> Any:
     """Run `work` on every Ray rank and return rank 0's result. If a rank is lost, all ranks are restarted.
 
