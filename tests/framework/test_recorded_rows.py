@@ -233,12 +233,17 @@ def test_documents_are_recorded_with_their_loss_and_their_beginning(tmp_path: Pa
             assert text["text"].startswith(by_key[f"dataset:{number}"].prompt.removesuffix("..."))
 
 
-def test_rows_of_an_objective_without_row_losses_have_none(tmp_path: Path) -> None:
+def test_rows_of_embeddings_have_their_losses_and_the_ranks_of_their_positives(tmp_path: Path) -> None:
     config = test_embeddings.settings(trainer={"type": "finetune", "batch_size": 8, "max_steps": 2})
     Model(config | {"data": {}}, quiet=True).train(test_embeddings.make_rows(60), run=tmp_path / "run")
     header, rows = read(tmp_path / "run")
     assert (header.answered, header.rows) == (False, len(rows))
-    assert {(row.loss, row.tokens, row.answer) for row in rows} == {(None, None, None)}
+    assert {(row.tokens, row.answer) for row in rows} == {(1, None)}
+    metrics = metrics_of(tmp_path / "run")["test"]
+    check_losses(rows, metrics["loss"])
+    check_measures(tmp_path / "run", metrics)
+    ranks = [(row.outputs["vector"].of_row or {})["rank"] for row in rows]
+    assert min(ranks) >= 1
     assert all(row.prompt for row in rows)
 
 

@@ -21,7 +21,7 @@ import torch
 
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.contrast import Contrast, Embeddings, contrast
-from partita_trainers.objective import ObjectiveContext, WeightedMean
+from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
 
 DEPTHS = (1, 5, 10)
 """Ranks that recall is reported for."""
@@ -103,6 +103,10 @@ class Contrastive:
             product = (embeddings_ND * gradients_ND).sum()
             total = total + (product - product.detach())
         return total, self.metrics([step.ranks[key] for key in batch.keys])
+
+    def objective_rows(self, batch: Batch) -> list[ObjectiveRow]:
+        """Return the loss of each row, and the rank of its positive, from 1."""
+        return [ObjectiveRow(self.step.losses[key], {"rank": self.step.ranks[key]}) for key in batch.keys]
 
     def metrics(self, ranks: Sequence[int]) -> dict[str, WeightedMean]:
         """Return the metrics of the ranks of positives."""

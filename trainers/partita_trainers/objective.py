@@ -8,7 +8,7 @@ results depend neither on the number of micro-batches nor on the number of ranks
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Batch, LanguageModel, Metrics, Trainer
@@ -81,6 +81,23 @@ class Objective(Protocol):
         Run the model exactly once: with sharded weights every pass involves all ranks. Micro-batches without loss
         tokens are skipped in training.
         """
+
+
+class ObjectiveRow(NamedTuple):
+    """What an objective computes for one row."""
+
+    loss: float
+    """Its loss, a part of the sum."""
+    values: Mapping[str, int]
+    """Numbers that metrics of the objective are computed from, by name."""
+
+
+@runtime_checkable
+class RowObjective(Protocol):
+    """An objective that has results of single rows: evaluations record them, for intervals and comparisons."""
+
+    def objective_rows(self, batch: Batch) -> Sequence[ObjectiveRow]:
+        """Return the result of each row of a batch, after its loss was computed."""
 
 
 class CrossEntropy:

@@ -19,7 +19,14 @@ from partita_schema.sections.data import Data
 from partita_trainers.base import Batch, Metrics
 from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.micro_batches import select_lines
-from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective, ObjectiveContext, metric_values
+from partita_trainers.objective import (
+    CROSS_ENTROPY,
+    LossSums,
+    Objective,
+    ObjectiveContext,
+    RowObjective,
+    metric_values,
+)
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 MAX_EXPONENT = 700.0
@@ -33,7 +40,9 @@ class RowLosses:
         self.sums_N = np.zeros(rows)
         """Sum of each row."""
         self.tokens_N = np.zeros(rows, dtype=np.int64)
-        """Number of loss tokens of each row."""
+        """Number of loss tokens of each row; 1 for an objective that averages over rows."""
+        self.values: dict[int, Mapping[str, int]] = {}
+        """Numbers of the objective, by name, of each row by its index; none of cross-entropy."""
 
     def set(self, indices_n: np.ndarray, sums_n: np.ndarray | None, tokens_n: np.ndarray) -> None:
         """Set the losses of some rows, each of which is set once.
@@ -56,6 +65,7 @@ class RowLosses:
         for part in parts:
             whole.sums_N += part.sums_N
             whole.tokens_N += part.tokens_N
+            whole.values |= part.values
         return whole
 
     def means_of_answers(self, answer_of_N: np.ndarray, *, answers: int) -> tuple[np.ndarray, np.ndarray]:
@@ -87,6 +97,8 @@ class BatchLoss:
     """Sums of the objective over the batch."""
     rows_n: np.ndarray | None
     """Sum of each row, float64; None if the objective has none for single rows."""
+    values_n: Sequence[Mapping[str, int]] = ()
+    """Numbers of the objective for each row; none of cross-entropy."""
 
 
 def dataset_loss(
@@ -131,7 +143,8 @@ def dataset_loss(
     )
     own = {source: indices[process_group.rank :: process_group.world_size] for source, indices in groups.items()}
     sums, counts = dict.fromkeys(groups, LossSums()), dict.fromkeys(groups, 0.0)
-    rows = RowLosses(len(encoded)) if objective is CROSS_ENTROPY else None
+    has_rows = objective is CROSS_ENTROPY or isinstance(objective, RowObjective)
+    rows = RowLosses(len(encoded)) if has_rows else None
     with torch.no_grad():
         prepare_objective(objective, context, batches_of(indices=np.concatenate(list(own.values()))))
         for source, indices in own.items():
@@ -140,7 +153,9 @@ def dataset_loss(
                 sums[source] = LossSums.merge([sums[source], loss.sums])
                 counts[source] += objective.denominator(batch)
                 if rows is not None:
-                    rows.set(indices_n, loss.rows_n, tokens_of_rows(batch))
+                    tokens_n = tokens_of_rows(batch) if objective is CROSS_ENTROPY else np.ones_like(indices_n)
+                    rows.set(indices_n, loss.rows_n, tokens_n)
+                    rows.values |= zip(indices_n.tolist(), loss.values_n, strict=False)
     if process_group.world_size > 1:
         sums_of_ranks = process_group.all_gather_object((sums, counts, rows), "the loss")
         sums = {name: LossSums.merge([mine[name] for mine, _, _ in sums_of_ranks]) for name in groups}
@@ -225,7 +240,8 @@ def batch_loss(objective: Objective, context: ObjectiveContext, batch: Batch, *,
             ) from part.failure
         parts.append(part.result)
     rows = [part.rows_n for part in parts if part.rows_n is not None]
-    return BatchLoss(LossSums.merge([part.sums for part in parts]), np.concatenate(rows) if rows else None)
+    values = [value for part in parts for value in part.values_n]
+    return BatchLoss(LossSums.merge([part.sums for part in parts]), np.concatenate(rows) if rows else None, values)
 
 
 def tokens_of_rows(batch: Batch) -> np.ndarray:
@@ -238,7 +254,12 @@ def one_pass(objective: Objective, context: ObjectiveContext, batch: Batch) -> B
     """Run the model once, and return the sums of an objective over a batch, and of each row if it has any."""
     if objective is not CROSS_ENTROPY:
         total, metrics = objective.loss(context, batch)
-        return BatchLoss(LossSums.merge([LossSums(float(total), metrics)]), None)
+        sums = LossSums.merge([LossSums(float(total), metrics)])
+        if not isinstance(objective, RowObjective):
+            return BatchLoss(sums, None)
+        results = objective.objective_rows(batch)
+        losses_n = np.array([result.loss for result in results], dtype=np.float64)
+        return BatchLoss(sums, losses_n, [result.values for result in results])
     losses_N = -context.token_log_probs(batch).double().cpu()
     rows_n = torch.zeros(batch.rows, dtype=torch.float64).index_add_(0, batch.loss_token_rows, losses_N)
     return BatchLoss(LossSums(float(losses_N.sum())), rows_n.numpy())

@@ -14,7 +14,7 @@ from partita.data.rows import row_content
 from partita.generation.predictions import Answer
 from partita.outputs.registry import output_types
 from partita.outputs.scores import RowScore, scores_of
-from partita.pipeline.dataset_loss import DatasetLoss
+from partita.pipeline.dataset_loss import DatasetLoss, RowLosses
 from partita.pipeline.eval_dataset import EvalDataset
 from partita.runs.row_results import (
     EvaluationHeader,
@@ -100,6 +100,7 @@ class RowRecorder:
         self._tokens = np.zeros(0, dtype=np.int64)
         if loss is not None and loss.rows is not None:
             self._losses, self._tokens = loss.rows.means_of_answers(dataset.answer_of_N, answers=len(dataset.rows))
+        self._values = {} if loss is None or loss.rows is None else values_of_answers(loss.rows, dataset.answer_of_N)
         self._num_labels: dict[str, int] = {}
         self._spool = RowSpool(file, rows=len(dataset.rows))
 
@@ -125,11 +126,13 @@ class RowRecorder:
         self._spool.write(self._to.path, header)
 
     def _add_losses(self) -> None:
-        """Record all rows with their losses only."""
+        """Record all rows with their losses, and with the numbers of the objective."""
         schema, start = row_schema(self._config, supervised=True), 0
         for chunk in self._rows.iterate():
             for index, row in check_rows(schema, chunk).clean.items():
-                self._add(start + index, chunk[index], row, answer=None, outputs={})
+                values = self._values.get(start + index)
+                outputs = {} if values is None else dict.fromkeys(self._types, OutputResult(None, None, of_row=values))
+                self._add(start + index, chunk[index], row, answer=None, outputs=outputs)
             start += len(chunk)
 
     def _add(
@@ -214,6 +217,11 @@ def open_recorder(
                     file = stack.enter_context(tempfile.TemporaryFile(dir=to.path.parent))
                     recorder = RowRecorder(to, config, dataset, loss, answered=answered, file=file)
         yield recorder
+
+
+def values_of_answers(rows: RowLosses, answer_of_N: np.ndarray) -> dict[int, Mapping[str, int]]:
+    """Return the numbers of the objective by index of the answer, of objectives whose rows are answers."""
+    return {int(answer_of_N[index]): values for index, values in rows.values.items()}
 
 
 def best_scores(scores: Mapping[str, float], *, known: tuple[str, ...]) -> dict[str, float]:

@@ -40,7 +40,8 @@ def predicts_values(config: Mapping[str, Any]) -> bool:
     """Return whether a model predicts values directly, with a head or as a sparse classifier, and not as text."""
     base = config.get("base_model")
     is_bag = isinstance(base, Mapping) and base.get("type") == "embedding_bag"
-    return is_bag or any(output.get("head") for output in config.get("output_features") or ())
+    outputs = config.get("output_features") or ()
+    return is_bag or any(output.get("head") or output.get("type") == "embedding" for output in outputs)
 
 
 def why_values_differ(first: RunSummary, second: RunSummary) -> str | None:

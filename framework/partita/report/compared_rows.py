@@ -72,8 +72,20 @@ def load_rows(runs: Sequence[RunSummary], *, split: str | None) -> ComparedRows:
     for evaluation in loaded:
         evaluation.outputs = {name: evaluation.outputs[name] for name in outputs}
     indices, notes = common_rows(names, loaded, chosen)
+    if any(len(rows) < len(evaluation) for rows, evaluation in zip(indices, loaded, strict=True)):
+        notes += drop_ranks(loaded)
     selected = [evaluation.select(chosen_rows) for evaluation, chosen_rows in zip(loaded, indices, strict=True)]
     return ComparedRows(names, chosen, outputs, selected, notes)
+
+
+def drop_ranks(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Remove the ranks and losses of embeddings, which depend on all rows of an evaluation; return a note of it."""
+    names = {name for one in evaluations for name, column in one.outputs.items() if column.type == "embedding"}
+    for evaluation in evaluations if names else ():
+        evaluation.losses = [None] * len(evaluation)
+        for name in names:
+            evaluation.outputs[name].of_rows = []
+    return [f"{name} is not compared, because its ranks are among all rows of an evaluation" for name in sorted(names)]
 
 
 def evaluations_of(folder: Path) -> dict[str, Load]:

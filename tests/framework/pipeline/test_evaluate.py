@@ -103,6 +103,10 @@ class CenteredRows:
         return torch.zeros(batch.rows).index_add(0, rows, log_probs) / rows.bincount(minlength=batch.rows)
 
 
+def test_an_objective_without_results_of_rows_records_none(pipeline: Any, rows: EvalDataset) -> None:
+    assert dataset_loss(pipeline, rows.encoded, budget=BatchBudget(8), objective=CenteredRows()).rows is None
+
+
 def test_an_objective_is_evaluated_on_all_rows_together(
     colours: Any, pipeline: Any, rows: EvalDataset, memory_ceiling: Any
 ) -> None:

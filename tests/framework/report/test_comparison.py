@@ -242,6 +242,27 @@ def test_scores_are_not_compared_by_exact_matches(evaluated: Evaluated) -> None:
     assert [one.metric for one in comparison.pairs[0].metrics] == ["score.mse", "loss"]
 
 
+def test_embeddings_are_compared_by_the_ranks_of_their_rows_unless_some_rows_are_missing(evaluated: Evaluated) -> None:
+    def rows(ranks: Sequence[int]) -> list[RowResult]:
+        return [
+            RowResult(
+                str(index), loss=1.0, tokens=1, outputs={"vector": OutputResult(None, None, of_row={"rank": rank})}
+            )
+            for index, rank in enumerate(ranks)
+        ]
+
+    features = [{"name": "vector", "type": "embedding", "column": "passage"}]
+    a, b, c = (
+        evaluated(name, rows(ranks), kinds={"vector": "embedding"}, output_features=features)
+        for name, ranks in (("a", [2] * 20), ("b", [1] * 20), ("c", [1] * 10))
+    )
+    mrr = metric(compare_runs([a, b]), "vector.mrr")
+    assert (mrr.first, mrr.second, mrr.verdict) == (0.5, 1.0, "better")
+    comparison = compare_runs([a, c])
+    assert comparison.pairs[0].metrics == []
+    assert comparison.notes[1] == "vector is not compared, because its ranks are among all rows of an evaluation"
+
+
 def test_only_common_rows_are_compared_and_the_others_are_counted(evaluated: Evaluated) -> None:
     a, b = evaluated("a", teams("++++")), evaluated("b", teams("+-+-+-")[1:])
     comparison = compare_runs([a, b])

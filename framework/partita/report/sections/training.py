@@ -54,8 +54,7 @@ def loss_unit(config: Mapping[str, Any]) -> str:
     """Return the unit of the loss: of tokens, of a head for each row or word, or unknown of a custom trainer."""
     if (config.get("trainer") or {}).get("type") == "custom":
         return "loss"
-    kinds = [output["type"] for output in config.get("output_features") or ()]
-    if "embedding" not in kinds and not predicts_values(config):
+    if not predicts_values(config):
         return "nats per loss token"
     [output] = config["output_features"]
     if output["type"] == "number" or (output.get("decoder") or {}).get("loss") == "squared_error":
