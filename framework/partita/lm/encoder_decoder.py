@@ -130,7 +130,10 @@ class EncoderDecoderModel(HuggingFaceModel):
         if options.labels and requests:
             with self.evaluating():
                 return choose_labels(self, requests, options)
-        return super().generate(requests, options, seed=seed)
+        # bitsandbytes repacks weights in the first pass, and training could not use them afterwards.
+        quantized = getattr(self.base.config, "quantization_config", None) is not None
+        with torch.inference_mode(not quantized):
+            return super().generate(requests, options, seed=seed)
 
     def runs_past_context(self, requests: Sequence[GenerationRequest]) -> bool:
         """Return False: all rows start at the same position, and none has a limit beyond the decoder's context."""
@@ -168,7 +171,7 @@ class EncoderDecoderModel(HuggingFaceModel):
             if options.labels:
                 clock = ForwardClock(self.device)
                 choose_labels(self, requests, options)
-                clock(torch.empty(0))
+                clock.tick()
                 return Timing(prefill_seconds=clock.seconds[0])
             first, *others = self.timed_steps(requests, options, new_tokens=new_tokens)
             return Timing(prefill_seconds=first, decode_seconds=median(others or [0.0]))

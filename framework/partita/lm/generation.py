@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partita.lm.base import Generated, GenerationOptions, GenerationRequest, SlotRequest
+from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.lm.batch_decoding import BatchDecoder, StopStrings
 from partita.lm.batch_prompts import BatchPrompts, Decode
 from partita.lm.continuation import decode_continuation
 from partita.lm.generation_defaults import BEAMS, SAMPLING, effective_generation
 from partita.lm.loaded_model import TextModel
-from partita.lm.row import NOT_NUMBERS, Row
 from partita.lm.sampler import Sampler, row_processors
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, shortened
@@ -103,83 +103,27 @@ def bad_words_ids(words: Sequence[str], *, tokenizer: "PreTrainedTokenizerFast")
 
 
 class RowLimits:
-    """A stopping criterion of transformers with a token limit per row and stop strings.
+    """A stopping criterion of transformers with a token limit per row and stop strings."""
 
-    Only the last tokens are decoded in each step: a string of n bytes has at most n tokens.
-    """
-
-    def __init__(
-        self, limits: Sequence[int], *, stop: Sequence[str], prompt_length: int, tokenizer: "PreTrainedTokenizerFast"
-    ) -> None:
+    def __init__(self, limits: Sequence[int], *, stop: StopStrings, prompt_length: int) -> None:
         """Set up the criterion for a batch.
 
         Args:
             limits: Maximum number of new tokens of each row.
             stop: Stop strings.
             prompt_length: Length of the padded prompts in tokens.
-            tokenizer: Decodes the tokens.
         """
         self.limits = limits
         self.stop = stop
         self.prompt_length = prompt_length
-        self.tokenizer = tokenizer
-        self.tail = max((len(text.encode()) for text in stop), default=0) + 4
 
     def __call__(self, input_ids: torch.Tensor, scores: Any = None) -> torch.Tensor:
-        """Return which rows have ended [B], or [B * beams] in beam search."""
+        """Return which rows have ended [B * beams]."""
         new_BN = input_ids[:, self.prompt_length :]
         beams = len(new_BN) // len(self.limits)
         limits_B = torch.tensor(self.limits, device=new_BN.device).repeat_interleave(beams)
-        done_B = limits_B <= new_BN.shape[1]
-        if self.stop:
-            texts = [decode_continuation(self.tokenizer, ids) for ids in new_BN[:, -self.tail :].tolist()]
-            stopped = [any(stop in text for stop in self.stop) for text in texts]
-            done_B = done_B | torch.tensor(stopped, device=new_BN.device)
-        return done_B
-
-
-class RowChoices:
-    """A logits processor of transformers that leaves each row one token, chosen as in slots."""
-
-    def __init__(self, sampler: Sampler, requests: Sequence[GenerationRequest], *, prompt_length: int) -> None:
-        """`prompt_length` includes padding."""
-        self.sampler = sampler
-        self.seen = prompt_length
-        """Number of tokens per row of the batch that have been processed."""
-        self.rows = [
-            Row(
-                SlotRequest(
-                    request.input_ids, request.max_new_tokens, row, key=request.key, encoder_ids=request.encoder_ids
-                )
-            )
-            for row, request in enumerate(requests)
-        ]
-        self.going = list(range(len(self.rows)))
-        """Rows that need another token."""
-        for row in self.rows:
-            sampler.prepare(row)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores that are 0 for the chosen token and -inf elsewhere; mark rows without a choice as broken."""
-        new = input_ids[:, self.seen :].tolist()
-        self.seen = input_ids.shape[1]
-        for index in self.going:
-            self.rows[index].new += new[index]
-        self.going = [index for index in self.going if not self.has_ended(self.rows[index])]
-        chosen_B = torch.zeros(len(scores), dtype=torch.long, device=scores.device)  # any, where transformers pads
-        if self.going:
-            indices = torch.tensor(self.going, device=scores.device)
-            tokens_N, _ = self.sampler.choose(scores[indices], [self.rows[index] for index in self.going])
-            for index in indices[tokens_N < 0].tolist():
-                self.rows[index].broken = True
-            chosen_B[indices] = tokens_N.clamp(min=0)
-        return torch.full_like(scores, -torch.inf).scatter_(1, chosen_B[:, None], 0.0)
-
-    def has_ended(self, row: Row) -> bool:
-        """Return whether a row needs no more tokens."""
-        last = row.new[-1:]
-        ended = bool(last and last[0] in self.sampler.end_ids)
-        return ended or row.broken or len(row.new) >= row.request.max_new_tokens
+        stopped = [self.stop.end(ids) for ids in new_BN.tolist()]
+        return (limits_B <= new_BN.shape[1]) | torch.tensor(stopped, device=new_BN.device)
 
 
 class BeamScores:
@@ -238,25 +182,20 @@ def generate_batch(
     Raises:
         ValueError: The scores of a row are NaN.
     """
-    from transformers import StoppingCriteriaList
-
     limits = [request.max_new_tokens for request in prompts.requests]
-    width = prompts.length
-    processor = score_processor(options, prompts.requests, sampler=sampler, prompt_length=width)
     settings = generation_settings(options, max_new_tokens=max(limits), end_ids=sampler.end_ids, tokenizer=tokenizer)
-    criterion = RowLimits(limits, stop=options.stop, prompt_length=width, tokenizer=tokenizer)
-    with torch.no_grad():
-        sequences = model.generate(
-            **prompts.inputs,
-            generation_config=settings,
-            logits_processor=[processor],
-            stopping_criteria=StoppingCriteriaList([criterion]),
-        )
-    rows = processor.rows if isinstance(processor, RowChoices) else []
-    if any(row.broken for row in rows):
-        raise ValueError(NOT_NUMBERS)
-    logprobs = [row.logprob for row in rows] if options.logprobs else []
-    answers = sequences[:, width:].tolist()
+    stop = StopStrings(options.stop, tokenizer=tokenizer)
+    logprobs: list[float | None] = [None] * len(limits)
+    if options.beams > 1:
+        criterion = RowLimits(limits, stop=stop, prompt_length=prompts.length)
+        sequences = beam_search(model, prompts, options, settings=settings, ends=sampler.ends, criteria=[criterion])
+        answers = sequences[:, prompts.length :].tolist()
+    else:
+        decoder = BatchDecoder(sampler, prompts.requests, stop=stop)
+        model.generate(**prompts.inputs, generation_config=settings, custom_generate=decoder)
+        answers = [row.new for row in decoder.rows]
+        if options.logprobs:
+            logprobs = [row.logprob for row in decoder.rows]
     return [
         finish(
             ids,
@@ -264,32 +203,47 @@ def generate_batch(
             ends=sampler.end_ids,
             stop=options.stop,
             decode=prompts.decode,
-            logprob=logprobs[index] if logprobs else None,
+            logprob=logprob,
         )
-        for index, (ids, limit) in enumerate(zip(answers, limits, strict=True))
+        for ids, limit, logprob in zip(answers, limits, logprobs, strict=True)
     ]
 
 
-def score_processor(
-    options: GenerationOptions, requests: Sequence[GenerationRequest], *, sampler: Sampler, prompt_length: int
-) -> RowChoices | BeamScores:
-    """Return the logits processor of a batch: it chooses tokens, except in beam search.
+@torch.no_grad()
+def beam_search(
+    model: "PreTrainedModel",
+    prompts: BatchPrompts,
+    options: GenerationOptions,
+    *,
+    settings: "GenerationConfig",
+    ends: torch.Tensor,
+    criteria: Sequence[Any],
+) -> Any:
+    """Return what transformers' `generate` returns for a batch.
 
     Args:
+        model: The model.
+        prompts: The padded prompts with their limits.
         options: Generation settings.
-        requests: Prompts with their limits.
-        sampler: Chooses the tokens.
-        prompt_length: Length of the padded prompts in tokens.
+        settings: The same for transformers; see `generation_settings`.
+        ends: End tokens, on the device of the scores.
+        criteria: Stopping criteria.
     """
-    if options.beams > 1:
-        return BeamScores(options, requests, prompt_length=prompt_length, ends=sampler.ends)
-    return RowChoices(sampler, requests, prompt_length=prompt_length)
+    from transformers import StoppingCriteriaList
+
+    scores = BeamScores(options, prompts.requests, prompt_length=prompts.length, ends=ends)
+    return model.generate(
+        **prompts.inputs,
+        generation_config=settings,
+        logits_processor=[scores],
+        stopping_criteria=StoppingCriteriaList(criteria),
+    )
 
 
 def generation_settings(
     options: GenerationOptions, *, max_new_tokens: int, end_ids: Sequence[int], tokenizer: "PreTrainedTokenizerFast"
 ) -> "GenerationConfig":
-    """Return transformers' generation config for what `score_processor` does not do.
+    """Return transformers' generation config for what `BatchDecoder` and `BeamScores` do not do.
 
     Args:
         options: Generation settings.

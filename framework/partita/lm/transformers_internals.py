@@ -5,10 +5,12 @@ to change.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    import torch
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 TemplateCompiler = Callable[[str], Any]
 """Turns a chat template into a jinja template."""
@@ -45,3 +47,31 @@ def replace_template_compiler(build: Callable[[TemplateCompiler], TemplateCompil
     from transformers.utils import chat_template_utils
 
     chat_template_utils._compile_jinja_template = build(chat_template_utils._compile_jinja_template)
+
+
+def prefill(
+    model: "PreTrainedModel", input_ids: "torch.Tensor", settings: "GenerationConfig", inputs: dict[str, Any]
+) -> Any:
+    """Return the outputs of the first forward pass of `generate`: `GenerationMixin._prefill`.
+
+    Args:
+        model: The model.
+        input_ids: The tokens before the first new one.
+        settings: The generation config.
+        inputs: The other inputs of the model.
+    """
+    return model._prefill(input_ids, settings, inputs)
+
+
+def updated_inputs(model: "PreTrainedModel", outputs: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the inputs of the next forward pass: `GenerationMixin._update_model_kwargs_for_generation`."""
+    updated: dict[str, Any] = model._update_model_kwargs_for_generation(
+        outputs, inputs, is_encoder_decoder=model.config.is_encoder_decoder
+    )
+    return updated
+
+
+def optimized_for_decoding(model: "PreTrainedModel") -> AbstractContextManager[None]:
+    """Choose the computation of experts for single tokens: `GenerationMixin._optimize_model_for_decode`."""
+    context: AbstractContextManager[None] = model._optimize_model_for_decode()
+    return context

@@ -9,20 +9,18 @@ Shapes: B rows, S tokens of a prompt, L positions of the KV cache.
 
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from partita.lm.base import BatchWay, GenerationOptions, GenerationRequest
+from partita.lm.batch_decoding import BatchDecoder, StopStrings
 from partita.lm.batch_prompts import BatchPrompts
-from partita.lm.generation import generation_settings, may_run_past_context, score_processor
+from partita.lm.generation import beam_search, generation_settings, may_run_past_context
 from partita.lm.loaded_model import TextModel
 from partita.lm.sampler import Sampler
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Timing
-
-if TYPE_CHECKING:
-    pass
 
 STEPS = 3
 """Number of final decode steps to run; the first is not timed."""
@@ -35,14 +33,18 @@ NO_TOKEN = -1
 
 
 class ForwardClock:
-    """A stopping criterion of transformers that never stops: it records the time after every token."""
+    """Records the time after every token; in beam search, as a stopping criterion of transformers that never stops."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.times = [now(device)]
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any = None) -> torch.Tensor:
+    def tick(self) -> None:
+        """Record the time."""
         self.times.append(now(self.device))
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any = None) -> torch.Tensor:
+        self.tick()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
     @property
@@ -169,23 +171,21 @@ def run(
         clock: Records the time of each token.
         cache: KV cache to continue from.
     """
-    from transformers import EosTokenCriteria, StoppingCriteriaList
+    from transformers import EosTokenCriteria
 
     requests = [replace(request, max_new_tokens=new_tokens) for request in prompts.requests]
     sampler = Sampler(options, ends=(), seed=0, device=lm.device)
-    processor = score_processor(options, requests, sampler=sampler, prompt_length=prompts.length)
     settings = generation_settings(options, max_new_tokens=new_tokens, end_ids=(), tokenizer=lm.tokenizer)
-    settings.return_dict_in_generate = True
     held = {"past_key_values": cache} if cache is not None else {}
-    never = EosTokenCriteria(NO_TOKEN)  # replaces the library's own criterion
-    output = lm.base.generate(
-        **prompts.inputs,
-        **held,
-        generation_config=settings,
-        logits_processor=[processor],
-        stopping_criteria=StoppingCriteriaList([never, clock]),
-    )
-    return output.past_key_values
+    prompts = replace(prompts, inputs={**prompts.inputs, **held}, requests=requests)
+    if options.beams > 1:
+        settings.return_dict_in_generate = True
+        never = EosTokenCriteria(NO_TOKEN)  # replaces the library's own criterion
+        output = beam_search(lm.base, prompts, options, settings=settings, ends=sampler.ends, criteria=[never, clock])
+        return output.past_key_values
+    decoder = BatchDecoder(sampler, requests, stop=StopStrings((), tokenizer=lm.tokenizer), after_token=clock.tick)
+    lm.base.generate(**prompts.inputs, generation_config=settings, custom_generate=decoder)
+    return decoder.cache
 
 
 def lengthen(cache: Any, length: int) -> bool:

@@ -158,6 +158,39 @@ def test_answers_of_a_batch_equal_those_of_generate_for_each_row(models, archite
     assert len({answer.ids for answer in answers}) > 1
 
 
+@pytest.mark.parametrize("architecture", SIZES)
+def test_rows_that_have_ended_leave_the_model(models, architecture: str) -> None:
+    lm, sizes = models(architecture), []
+    prompts = build_requests()
+    requests = [GenerationRequest(one.input_ids, limit) for one, limit in zip(prompts, (6, 2, 4, 2), strict=True)]
+    handle = lm.base.get_output_embeddings().register_forward_hook(lambda layer, inputs, out: sizes.append(len(out)))
+    never_ending = {"do_sample": False, "suppress_tokens": [lm.tokenizer.eos_token_id]}
+    answers = lm.generate(requests, GenerationOptions(never_ending), seed=0)
+    handle.remove()
+    assert [answer.ids for answer in answers] == [greedy_alone(lm, one, **never_ending) for one in requests]
+    assert sizes == [4, 4, 2, 2, 1, 1]
+
+
+def test_a_batch_is_made_smaller_only_when_many_of_its_rows_have_ended(models) -> None:
+    lm, sizes = models("t5"), []
+    prompt = build_requests()[0].input_ids
+    requests = [GenerationRequest(prompt, 5 if row else 2) for row in range(8)]
+    handle = lm.base.get_output_embeddings().register_forward_hook(lambda layer, inputs, out: sizes.append(len(out)))
+    lm.generate(requests, GREEDY, seed=0)
+    handle.remove()
+    assert set(sizes) == {8}
+
+
+@pytest.mark.parametrize("architecture", SIZES)
+def test_a_model_that_has_answered_is_trained_as_before(models, architecture: str) -> None:
+    lm = models(architecture)
+    batch = build_batch(pad_token_id=lm.tokenizer.pad_token_id)
+    before = gradients(lm.loss(lm.module, batch), lm.module)
+    lm.generate(build_requests(), GREEDY, seed=0)
+    assert torch.equal(gradients(lm.loss(lm.module, batch), lm.module), before)
+    assert not any(part.is_inference() for part in (*lm.module.parameters(), *lm.module.buffers()))
+
+
 def test_an_answer_is_decoded_as_the_beginning_of_a_text(models) -> None:
     lm = models("t5")
     ids = lm.tokenizer("red ball")["input_ids"]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.batch_decoding import StopStrings
 from partita.lm.generation import RowLimits, generation_options
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import Architecture
@@ -206,7 +207,8 @@ def test_every_generation_key_is_accepted_without_a_warning(small, generation: d
 
 
 def test_row_limits_count_only_new_tokens_and_apply_to_every_beam() -> None:
-    limits = RowLimits([1, 2], stop=(), prompt_length=3, tokenizer=None)  # type: ignore[arg-type]
+    stop = StopStrings((), tokenizer=None)  # type: ignore[arg-type] # not used without stop strings
+    limits = RowLimits([1, 2], stop=stop, prompt_length=3)
     assert limits(torch.zeros(4, 4)).tolist() == [True, True, False, False]
 
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from transformers.utils import chat_template_utils
 
@@ -12,8 +13,11 @@ from partita.lm.transformers_internals import (
     TemplateCompiler,
     attention_of,
     is_stateful,
+    optimized_for_decoding,
+    prefill,
     replace_template_compiler,
     set_attention,
+    updated_inputs,
 )
 from partita_trainers.accelerate_internals import layer_class_names
 
@@ -64,6 +68,27 @@ def test_models_report_whether_their_cache_can_be_cropped() -> None:
         assert "_is_stateful" in vars(transformers.PreTrainedModel)
         assert is_stateful(transformers.MambaForCausalLM)
         assert not is_stateful(transformers.LlamaForCausalLM)
+
+
+def test_a_decoding_loop_computes_what_generate_does() -> None:
+    model = transformers.LlamaForCausalLM(CONFIG).eval()
+    prompt_BT = torch.tensor([[3, 4, 5], [6, 7, 8]])
+
+    def two_tokens(model: Any, ids_BT: torch.Tensor, *, generation_config: Any, **inputs: Any) -> torch.Tensor:
+        del inputs["logits_processor"], inputs["stopping_criteria"]
+        outputs = prefill(model, ids_BT, generation_config, inputs)
+        with optimized_for_decoding(model):
+            inputs = updated_inputs(model, outputs, inputs)
+            ids_BT = torch.cat([ids_BT, outputs.logits[:, -1:].argmax(-1)], dim=1)
+            prepared = model.prepare_inputs_for_generation(ids_BT, next_sequence_length=1, **inputs)
+            assert prepared["input_ids"].shape == (2, 1)
+            outputs = model(**prepared)
+        return torch.cat([ids_BT, outputs.logits[:, -1:].argmax(-1)], dim=1)
+
+    with reported_as_change("prefill, updated_inputs or optimized_for_decoding"), torch.no_grad():
+        settings: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False, "eos_token_id": None}
+        ours = model.generate(prompt_BT, **settings, custom_generate=two_tokens)
+        assert torch.equal(ours, model.generate(prompt_BT, **settings))
 
 
 def test_the_layers_of_models_are_found() -> None:
