@@ -40,6 +40,8 @@ RECORDS_AT_ONCE = 1000
 ABSENT = -1
 ANY_ROWS = 2**63
 """More rows than any job has."""
+MAX_ATTEMPTS = int(np.iinfo(np.int16).max)
+"""The largest number of attempts that is kept."""
 
 
 class Journal:
@@ -300,7 +302,7 @@ class Journal:
     def _set_location(self, row: int, status: Status, attempt: int, offset: int, length: int) -> None:
         self._offsets[row], self._lengths[row] = offset, length
         self._statuses[row] = STATUSES.index(status)
-        self._attempts[row] = min(attempt, np.iinfo(np.int16).max)
+        self._attempts[row] = min(attempt, MAX_ATTEMPTS)
 
     def _write(self, data: bytes) -> None:
         """Append all of `data`; on any error, including an interrupt, the file is restored to its previous size."""

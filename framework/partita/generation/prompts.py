@@ -181,7 +181,7 @@ class EncodedPrompts:
         self.lengths: Lengths = np.zeros(len(rows), dtype=np.int32)
         self.keys: Keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
         self.digests = np.zeros(len(rows), dtype=f"V{DIGEST_BYTES}")
-        self.prefix: list[int] = []
+        self._prefix: npt.NDArray[np.int64] | None = None
         self._held = HeldTokens(len(rows), most=MAX_HELD_TOKENS // process_group.world_size)
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
@@ -194,6 +194,8 @@ class EncodedPrompts:
                 self._encode_rows(indices, fingerprint)
                 if progress is not None:
                     progress(len(indices) * process_group.world_size)
+        self.prefix: list[int] = [] if self._prefix is None else self._prefix.tolist()
+        """The tokens that all prompts begin with."""
         if process_group.world_size > 1:
             self._merge(process_group.all_gather_object(self._encoded_part(first, end), "the prompts"))
 
@@ -275,12 +277,12 @@ class EncodedPrompts:
 
     def _note_tokens(self, index: int, input_ids: Sequence[int]) -> None:
         ids = np.asarray(input_ids, dtype=np.int64)
-        if not self.lengths.any():
-            self.prefix = ids.tolist()
-        elif len(self.prefix):
-            common = ids[: len(self.prefix)]
-            differ = np.flatnonzero(common != self.prefix[: len(common)])
-            self.prefix = self.prefix[: int(differ[0]) if len(differ) else len(common)]
+        if self._prefix is None:
+            self._prefix = ids
+        elif len(self._prefix):
+            common = ids[: len(self._prefix)]
+            differ = np.flatnonzero(common != self._prefix[: len(common)])
+            self._prefix = common[: int(differ[0]) if len(differ) else len(common)]
         self.lengths[index] = len(ids)
         self._held.add(index, ids)
         self.digests[index] = hashlib.blake2b(ids.tobytes(), digest_size=DIGEST_BYTES).digest()

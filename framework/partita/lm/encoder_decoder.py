@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
-from partita.lm.batch_prompts import BatchPrompts
+from partita.lm.batch_prompts import BatchPrompts, right_padded
 from partita.lm.devices import seeded
 from partita.lm.encoder_decoder_check import check_sides
 from partita.lm.huggingface import HuggingFaceModel
@@ -104,12 +104,8 @@ class EncoderDecoderModel(HuggingFaceModel):
 
     def batch_prompts(self, requests: Sequence[GenerationRequest], *, beams: int) -> BatchPrompts:
         """Return the prompts for the encoder, padded on the right; each decoder sequence is one token."""
-        width = max(len(request.input_ids) for request in requests)
-        ids_BS = torch.full((len(requests), width), self.tokenizer.pad_token_id)
-        mask_BS = torch.zeros_like(ids_BS)
-        for row, request in enumerate(requests):
-            ids_BS[row, : len(request.input_ids)] = torch.tensor(request.input_ids)
-            mask_BS[row, : len(request.input_ids)] = 1
+        ids_BS, lengths_B = right_padded(requests, pad_token_id=self.tokenizer.pad_token_id)
+        mask_BS = (torch.arange(ids_BS.shape[1]) < lengths_B[:, None]).long()
         inputs = {"input_ids": ids_BS.to(self.device), "attention_mask": mask_BS.to(self.device)}
         decoded = [
             GenerationRequest(

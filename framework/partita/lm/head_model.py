@@ -22,6 +22,7 @@ from partita.lm.base import (
     GenerationOptions,
     GenerationRequest,
 )
+from partita.lm.batch_prompts import right_padded
 from partita.lm.devices import seeded
 from partita.lm.embedding_head import EmbeddingHead, split_texts
 from partita.lm.heads import Head
@@ -113,11 +114,7 @@ class HeadModel(TrainedModel):
 
     def prompts(self, requests: Sequence[GenerationRequest]) -> Batch:
         """Return requests as a batch whose loss tokens are the marked ones, or else the last ones of the rows."""
-        lengths_B = torch.tensor([len(request.input_ids) for request in requests])
-        shape = len(requests), int(lengths_B.max())
-        input_ids_BT = torch.full(shape, self.tokenizer.pad_token_id, dtype=torch.int64)
-        for row, request in enumerate(requests):
-            input_ids_BT[row, : len(request.input_ids)] = torch.as_tensor(request.input_ids)
+        input_ids_BT, lengths_B = right_padded(requests, pad_token_id=self.tokenizer.pad_token_id)
         input_ids_BT, is_loss_BT = without_marks(input_ids_BT)
         is_loss_BT[torch.arange(len(requests)), lengths_B - 1] |= ~is_loss_BT.any(1)
         labels_BT = torch.where(is_loss_BT, 0, -100)

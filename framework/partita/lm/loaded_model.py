@@ -118,11 +118,13 @@ class LoadedModel:
     def evaluating(self) -> Iterator[None]:
         """Switch to evaluation mode, and restore the mode on exit."""
         before = self.module.training
-        self.module.eval()
+        if any(part.training for part in self.module.modules()):  # switching sets an attribute of every part
+            self.module.eval()
         try:
             yield
         finally:
-            self.module.train(before)
+            if self.module.training != before:
+                self.module.train(before)
 
 
 class TextModel(LoadedModel, ABC):
