@@ -74,7 +74,7 @@ def table_of(result: "SweepResult") -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    from partita.runs.sweep_result import value_text
+    from partita.runs.sweep_result import short_names, value_text
 
     ranked = result.ranked
     trials = [*ranked, *(trial for trial in result.trials if trial not in ranked)]
@@ -84,16 +84,10 @@ def table_of(result: "SweepResult") -> "Table":
     table = Table(title=escape(title), title_justify="left")
     table.add_column("trial", justify="right")
     table.add_column(escape(result.metric), justify="right", overflow="fold")
-    for name in short_names(list(result.trials[0].values)):
+    for name in short_names(list(result.trials[0].values)).values():
         table.add_column(escape(name), justify="right", overflow="fold")
     for trial in trials[:MAX_TRIALS]:
         state = trial.result.state if trial.result is not None else "waiting"
         value = f"{result.value_of(trial):.4g}" if trial in ranked else state
         table.add_row(str(trial.number), value, *(escape(value_text(one)) for one in trial.values.values()))
     return table
-
-
-def short_names(keys: list[str]) -> list[str]:
-    """Return the last parts of keys, or whole keys where two end alike."""
-    last = [key.rpartition(".")[2] for key in keys]
-    return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]

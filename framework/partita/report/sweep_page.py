@@ -9,7 +9,7 @@ from partita.report.page import render_page
 from partita.report.section import Charts, Command, NamedTable, Paragraph, Section
 from partita.runs.files import why_not_written
 from partita.runs.sweep_record import Trial
-from partita.runs.sweep_result import SweepResult, value_text
+from partita.runs.sweep_result import SweepResult, short_names, value_text
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import counted
 from partita_schema.errors import WriteError
@@ -120,7 +120,8 @@ def parallel_coordinates(result: SweepResult, done: Sequence[Trial], importance:
     """
     keys = list(result.trials[0].values)
     shown = [key for key in keys if key in ([*importance, *(k for k in keys if k not in importance)][:MAX_AXES])]
-    dimensions = [dimension_of(key, [trial.values[key] for trial in done]) for key in shown]
+    names = short_names(keys)
+    dimensions = [dimension_of(names[key], [trial.values[key] for trial in done]) for key in shown]
     dimensions.append(Dimension(result.metric, [result.value_of(trial) for trial in done]))
     order = [done.index(trial) for trial in result.ranked]
     left_out = f" {len(keys) - len(shown)} less important parameters are left out." if len(keys) > len(shown) else ""
@@ -128,9 +129,8 @@ def parallel_coordinates(result: SweepResult, done: Sequence[Trial], importance:
     return parallel_chart("Values and results", dimensions, order=order, note=note)
 
 
-def dimension_of(key: str, values: Sequence[object]) -> Dimension:
+def dimension_of(name: str, values: Sequence[object]) -> Dimension:
     """Return the axis of a parameter: names, a few numbers, or a scale, logarithmic if it spans more than WIDE."""
-    name = key.rpartition(".")[2]
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):
         return Dimension(name, [value_text(value) for value in values], is_category=True)

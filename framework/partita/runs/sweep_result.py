@@ -1,7 +1,7 @@
 """The result of a sweep: sweep.json, the best trial, and a table."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -139,6 +139,17 @@ def trial_line(trial: Trial, *, metric: str) -> str:
     else:
         end = f"failed: {(result.error or '').splitlines()[0] if result.error else ''}"
     return f"trial {trial.number}: {end} ({values})"
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return a name of each parameter for charts and narrow tables: the last parts of its key that tell it apart."""
+    names: dict[str, str] = {}
+    for key in keys:
+        parts = key.split(".")
+        endings = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+        others = [f".{other}" for other in keys if other != key]
+        names[key] = next((name for name in endings if not any(one.endswith(f".{name}") for one in others)), key)
+    return names
 
 
 def value_text(value: Any) -> str:

@@ -274,6 +274,29 @@ def test_hostile_parameters_of_a_sweep_stay_inside_the_viewport_and_run_nothing(
     assert "<script" not in page.read_text(encoding="utf8")
 
 
+@pytest.mark.parametrize("name", ["department_of_the_customer_who_wrote_the_ticket", "W" * 60, "品" * 40])
+def test_long_names_of_a_metric_and_of_parameters_stay_inside_the_viewport(name: str, tmp_path: Path) -> None:
+    keys = [f"{part}.{name}" for part in ("trainer", "adapter", "data", "prompt")]
+
+    def trial(number: int) -> Trial:
+        curve = tuple(TrialEvaluation(share, round(100 * share), number + 1 - share) for share in (0.5, 1.0))
+        result = TrialResult("done", float(number), curve=curve)
+        return Trial(number * 10**6, dict.fromkeys(keys, number % 3), result=result)
+
+    trials = tuple(trial(number) for number in range(8))
+    result = SweepResult(tmp_path / "sweep", f"{name}.macro_averaged_f1", "maximize", trials, len(trials))
+    result.folder.mkdir()
+    page = write_sweep_page(result, dict.fromkeys(keys, 0.25))
+
+    found, console = browse(page, folder=tmp_path, is_dark=False)
+
+    assert len(found) == len(WIDTHS)
+    for one in found:
+        assert one["outside"] == []
+        assert one["wide"] <= one["width"]
+    assert console == ""
+
+
 def hostile_trial(number: int, text: str, *, error: str) -> Trial:
     """Return a trial with hostile names and values of parameters; every tenth was stopped, and every tenth failed."""
     keys = ("<script>alert(1)</script>", "a.'><img src=x onerror=alert(1)>", "k" * 200, "</svg>.{{ 7 * 7 }}")

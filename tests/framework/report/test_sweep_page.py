@@ -7,7 +7,7 @@ from pathlib import Path
 
 from partita.report.sweep_page import sweep_page, write_sweep_page
 from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
-from partita.runs.sweep_result import SweepResult
+from partita.runs.sweep_result import SweepResult, short_names
 
 
 def trial(number: int, loss: float | None, *, state: str = "done", error: str | None = None) -> Trial:
@@ -49,6 +49,21 @@ def test_the_page_names_the_best_trial_its_values_and_the_command() -> None:
     assert "partita predict sweeps/reviews/trials/000-" in text
     assert "11 trials, 1 with the values of an earlier one, 1 stopped early, 1 failed, 20 CPU seconds" in text
     assert "10 (as 0)" in text
+
+
+def test_a_parameter_has_the_last_parts_of_its_key_that_tell_it_apart_in_charts() -> None:
+    keys = ["trainer.learning_rate", "adapter.type", "trainer.optimizer.type", "type", "prompt.task"]
+    assert short_names(keys) == {
+        "trainer.learning_rate": "learning_rate",
+        "adapter.type": "adapter.type",
+        "trainer.optimizer.type": "optimizer.type",
+        "type": "type",
+        "prompt.task": "task",
+    }
+    changed = [replace(one, values={**one.values, "trainer.optimizer.type": "sgd"}) for one in MANY.trials]
+    chart = sweep_page(sweep(*changed), {}).partition("<svg")[2].partition("</svg>")[0]
+    for name in ("learning_rate", "adapter.type", "optimizer.type"):
+        assert f">{name}</text>" in chart
 
 
 def test_the_page_has_charts_of_values_progress_importance_and_curves() -> None:

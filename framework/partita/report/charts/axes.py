@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from partita.report.charts.chart import HEIGHT, WIDTH
+from partita.report.charts.chart import HEIGHT, WIDTH, fitted
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 14, 40
 """Margins around the plotted area: tick labels on the left and below it."""
@@ -110,6 +110,8 @@ def frame(x_axis: Axis, y_axis: Axis, *, x_label: str, y_label: str) -> list[str
         y = y_axis.position(value)
         parts.append(f'<path class="axis" d="M{LEFT},{y:.1f}H{WIDTH - RIGHT}" opacity=".5"/>')
         parts.append(f'<text x="{LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{tick_label(value)}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(x_label)}</text>')
-    parts.append(f'<text x="4" y="{TOP - 2}">{escape(y_label)}</text>')
+    room = WIDTH - RIGHT - 4
+    x_name, y_name = (escape(fitted(label, width=room)) for label in (x_label, y_label))
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{x_name}</text>')
+    parts.append(f'<text x="4" y="{TOP - 4}">{y_name}</text>')
     return parts

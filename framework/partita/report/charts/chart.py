@@ -3,8 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from unicodedata import east_asian_width
 
 WIDTH, HEIGHT = 360, 230
+LETTER, CAPITAL, WIDE_LETTER = 6.2, 8.0, 11.5
+"""Widths of letters at the font size of a chart."""
+WIDE = "mwMW@%"
+"""Wide letters of Western alphabets."""
 MAX_TABLE_ROWS = 50
 """Rows of the table of a chart."""
 COLORS = 4
@@ -50,6 +55,23 @@ def svg(title: str, parts: Sequence[str], *, height: float = HEIGHT) -> str:
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title, quote=True)}">'
         f"{''.join(parts)}</svg>"
     )
+
+
+def text_width(text: str) -> float:
+    """Return about the width of a text in a chart, rather more than less."""
+    widths = (
+        WIDE_LETTER if letter in WIDE or east_asian_width(letter) in "WF" else CAPITAL if letter.isupper() else LETTER
+        for letter in text
+    )
+    return sum(widths)
+
+
+def fitted(text: str, *, width: float) -> str:
+    """Return a text that is at most this wide in a chart; of a longer one, the middle is left out."""
+    most = len(text)
+    while most > 1 and text_width(shortened(text, most=most)) > width:
+        most -= 1
+    return shortened(text, most=most)
 
 
 def shortened(text: str, *, most: int) -> str:

@@ -7,8 +7,21 @@ from html import escape
 import numpy as np
 
 from partita.report.charts.axes import BOTTOM, LEFT, RIGHT, SPACE, TOP, Axis, Scale, axis_of, frame
-from partita.report.charts.chart import COLORS, DASHES, HEIGHT, MAX_TABLE_ROWS, WIDTH, Chart, Table, svg
+from partita.report.charts.chart import (
+    COLORS,
+    DASHES,
+    HEIGHT,
+    MAX_TABLE_ROWS,
+    WIDTH,
+    Chart,
+    Table,
+    fitted,
+    svg,
+    text_width,
+)
 
+KEY_WIDTH = 32
+"""Width of the line of a curve in the legend, and of the space around it."""
 SECTIONS = 150
 """A curve of more than twice as many values is drawn as mean and range in this many sections."""
 
@@ -158,15 +171,17 @@ def curve_table(thinned: Sequence[ThinCurve], *, x_label: str) -> Table:
 
 
 def legend(names: Sequence[str]) -> list[str]:
-    """Return the SVG elements of a legend at the top right."""
+    """Return the SVG elements of a legend at the top right, below the name of the vertical axis."""
     parts, x = list[str](), float(WIDTH - RIGHT)
-    for number, name in reversed(list(enumerate(names))):
+    room = x / len(names) - KEY_WIDTH
+    for number, long_name in reversed(list(enumerate(names))):
+        name = fitted(long_name, width=room)
         dashes = f' stroke-dasharray="{DASHES[number % COLORS]}"' if DASHES[number % COLORS] else ""
-        x -= 6.2 * len(name) + 4
-        parts.append(f'<text x="{x:.0f}" y="{TOP + 2}">{escape(name)}</text>')
+        x -= text_width(name) + 4
+        parts.append(f'<text x="{x:.0f}" y="{TOP + 7}">{escape(name)}</text>')
         x -= 20
         parts.append(
-            f'<line class="curve" x1="{x:.0f}" x2="{x + 16:.0f}" y1="{TOP - 2}" y2="{TOP - 2}" '
+            f'<line class="curve" x1="{x:.0f}" x2="{x + 16:.0f}" y1="{TOP + 3}" y2="{TOP + 3}" '
             f'stroke="var(--c{number % COLORS})"{dashes}/>'
         )
         x -= 8

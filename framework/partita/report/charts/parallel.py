@@ -6,10 +6,10 @@ from html import escape
 from typing import Any
 
 from partita.report.charts.axes import Axis, Scale, axis_of, tick_label
-from partita.report.charts.chart import HEIGHT, WIDTH, Chart, Table, shortened, svg
+from partita.report.charts.chart import HEIGHT, WIDTH, Chart, Table, fitted, shortened, svg
 
 SIDE, TOP, BOTTOM = 34, 26, 34
-MAX_LABEL, MAX_TICKS = 14, 6
+MAX_TICKS = 6
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,10 @@ def parallel_chart(title: str, dimensions: Sequence[Dimension], *, order: Sequen
         opacity = 0.25 + 0.55 * (1 - rank / len(order))
         look = 'stroke="var(--c1)" stroke-width="2.6"' if rank == 0 else f'stroke="var(--c0)" opacity="{opacity:.2f}"'
         parts.append(f'<polyline class="curve" {look} points="{points}"/>')
+    # Names at the same height are those of every second axis; the first and the last one start at the edge.
+    room = (SIDE - 4 + 2 * gap) / 1.5 - 4
     for number, one in enumerate(placed):
-        parts += draw_axis(one, number=number, last=number == len(placed) - 1)
+        parts += draw_axis(one, number=number, last=number == len(placed) - 1, room=room)
     titles = [dimension.name for dimension in dimensions]
     rows = [[cell(dimension.values[item]) for dimension in dimensions] for item in order]
     return Chart(title, svg(title, parts), Table(titles, rows), note)
@@ -74,13 +76,14 @@ def place(dimension: Dimension, *, x: float) -> PlacedDimension:
     return PlacedDimension(dimension, x, [axis.position(value) for value in dimension.values], ticks)
 
 
-def draw_axis(placed: PlacedDimension, *, number: int, last: bool) -> list[str]:
+def draw_axis(placed: PlacedDimension, *, number: int, last: bool, room: float) -> list[str]:
     """Return the SVG elements of an axis. Names alternate between two heights, so that neighbors do not overlap.
 
     Args:
         placed: The axis.
         number: Number of the axis, from 0.
         last: Whether it is the rightmost one.
+        room: Width of its name.
     """
     x, bottom = placed.x, HEIGHT - BOTTOM
     parts = [f'<path class="axis" d="M{x:.1f},{TOP}V{bottom}" style="stroke: var(--ink)"/>']
@@ -96,7 +99,7 @@ def draw_axis(placed: PlacedDimension, *, number: int, last: bool) -> list[str]:
         )
     anchor = "start" if number == 0 else "end" if last else "middle"
     at = 4 if number == 0 else WIDTH - 4 if last else x
-    name = escape(shortened(placed.dimension.name, most=MAX_LABEL + 8))
+    name = escape(fitted(placed.dimension.name, width=min(room, WIDTH / 2 - 8)))
     height = HEIGHT - 16 + 13 * (number % 2)
     parts.append(f'<text x="{at:.1f}" y="{height}" text-anchor="{anchor}">{name}</text>')
     return parts

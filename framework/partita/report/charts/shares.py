@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from html import escape
 
-from partita.report.charts.chart import WIDTH, Chart, Table, shortened, svg
+from partita.report.charts.chart import WIDTH, Chart, Table, fitted, svg
 
 ROW, BAR, LEFT = 26, 14, 8
 
@@ -21,7 +21,7 @@ def shares_chart(title: str, shares: Mapping[str, float], *, label: str, note: s
     room = WIDTH - LEFT - 48
     for number, (name, share) in enumerate(shares.items()):
         y = number * (ROW + 10) + 14
-        parts.append(f'<text x="{LEFT}" y="{y}">{escape(shortened(name, most=50))}</text>')
+        parts.append(f'<text x="{LEFT}" y="{y}">{escape(fitted(name, width=WIDTH - LEFT - 4))}</text>')
         parts.append(
             f'<rect x="{LEFT}" y="{y + 4}" width="{max(1.0, share * room):.1f}" height="{BAR}" fill="var(--c0)"/>'
         )
