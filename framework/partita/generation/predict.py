@@ -263,7 +263,7 @@ def _fill(journals: JobJournal, job: PredictionJob, *, progress: ShowProgress | 
     total, answered = len(done), process_group.shared_counter("answered rows")
     shown, started = resumed, time.perf_counter()
     if resumed:
-        logger.info("resumed %s of %s", f"{resumed:,}", f"{total:,}")
+        logger.info("resumed %s of %s from %s", f"{resumed:,}", f"{total:,}", journals.path)
     with (
         finish_started_rows(job.job.engine) as stopping,
         _display(progress, "predicting", total=total, completed=resumed) as display,

@@ -86,7 +86,7 @@ def test_the_same_input_again_is_resumed(colours: Any, piped: Piped) -> None:
     first = piped("predict zero.yaml --dataset - --output - -q", lines)
     code, out, err = piped("predict zero.yaml --dataset - --output -", lines)
     assert (code, out) == (0, first[1])
-    assert "resumed 3 of 3" in err
+    assert "resumed 3 of 3 from runs/zero/journal/" in err
 
 
 def test_another_format_of_standard_input_can_be_given(colours: Any, piped: Piped) -> None:

@@ -92,14 +92,14 @@ def test_unreadable_answers_are_counted_and_reported(make_config: Any, make_rows
     assert str(stats).startswith(f"10 rows, 10 answered, {silent} unreadable, ")
 
 
-def test_a_finished_job_is_not_generated_again(make_rows: Any, predict: Any, caplog: Any) -> None:
+def test_a_finished_job_is_not_generated_again(make_rows: Any, predict: Any, caplog: Any, tmp_path: Path) -> None:
     lm = ScriptedModel(str.upper)
     first = list(predict(lm, make_rows(QUESTIONS)))
     calls = lm.calls
     with caplog.at_level(logging.INFO):
         again = predict(lm, make_rows(QUESTIONS))
     assert (lm.calls, list(again), again.stats.resumed) == (calls, first, 10)
-    assert "resumed 10 of 10" in caplog.messages
+    assert f"resumed 10 of 10 from {tmp_path / 'journal.jsonl'}" in caplog.messages
 
 
 def test_errors_and_unusable_rows_keep_their_position(make_rows: Any, predict: Any, caplog: Any) -> None:
