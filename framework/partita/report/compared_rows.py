@@ -1,5 +1,6 @@
 """The rows that several runs have in common: results of evaluations, or episodes of simulations."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -112,12 +113,13 @@ def advice_for(run: RunSummary, split: str, available: Sequence[Mapping[str, Loa
     near = nearest(split, known)
     if split not in known and near:
         return f"did you mean {' or '.join(near)}?"
+    folder = shlex.quote(str(run.folder))
     if split in HISTORIES:
-        return f"simulate with partita simulate {run.folder}"
+        return f"simulate with partita simulate {folder}"
     if split in SPLITS:
-        command = f"evaluate it again with partita evaluate {run.folder}"
+        command = f"evaluate it again with partita evaluate {folder}"
         return command if is_finished(run) else how_to_finish(run)
-    return f"evaluate it on that file with partita evaluate {run.folder} --dataset FILE"
+    return f"evaluate it on that file with partita evaluate {folder} --dataset FILE"
 
 
 def is_finished(run: RunSummary) -> bool:
@@ -127,7 +129,8 @@ def is_finished(run: RunSummary) -> bool:
 
 def how_to_finish(run: RunSummary) -> str:
     """Return how an unfinished run is finished."""
-    return f"finish {run.folder} first, with the command that partita runs show {run.folder} prints"
+    shown = f"partita runs show {shlex.quote(str(run.folder))}"
+    return f"finish {run.folder} first, with the command that {shown} prints"
 
 
 def missing_note(runs: Sequence[RunSummary], available: Sequence[Mapping[str, Load]]) -> str:
@@ -135,7 +138,7 @@ def missing_note(runs: Sequence[RunSummary], available: Sequence[Mapping[str, Lo
     both = list(zip(runs, available, strict=True))
     there = "; ".join(f"{run.name} has {', '.join(found) or 'none'}" for run, found in both)
     lacking = [run for run, found in both if not found]
-    commands = ", ".join(f"partita evaluate {run.folder}" for run in lacking if is_finished(run))
+    commands = ", ".join(f"partita evaluate {shlex.quote(str(run.folder))}" for run in lacking if is_finished(run))
     advice = [f"write them with {commands}"] if commands else []
     advice += [how_to_finish(run) for run in lacking if not is_finished(run)]
     what = "; ".join(advice or ["evaluate the runs on the same dataset"])

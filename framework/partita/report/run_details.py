@@ -130,7 +130,8 @@ def next_commands(run: RunSummary) -> list[str]:
     if run.status == "running":
         return ["  it is running; press Ctrl-C in its terminal to interrupt it"]
     if run.status == "done":
-        return [f"  partita predict {run.folder} --dataset ROWS --output FILE", f"  partita evaluate {run.folder}"]
+        folder = shlex.quote(str(run.folder))
+        return [f"  partita predict {folder} --dataset ROWS --output FILE", f"  partita evaluate {folder}"]
     if run.status in ("outputs", "unreadable"):
         return []
     return continue_commands(run)

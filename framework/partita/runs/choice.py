@@ -1,11 +1,12 @@
 """Choice of a run directory among NAME, NAME-2, ...: the one to continue, the finished one to use, or a free name."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita.runs.manifest import read_manifest
+from partita.runs.manifest import read_manifest, runs_within
 from partita.runs.settings import LOCATION_KEYS, USE_KEYS, changeable, differences, result_keys
 from partita_schema.config import Config
 
@@ -30,7 +31,7 @@ def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
     passed: str | None = None
     free = base / name
     for folder, manifest in numbered_folders(name, base=base):
-        if not manifest:
+        if not manifest and not runs_within(folder):
             free = folder
             break
         recorded = manifest.get("config", {})
@@ -38,7 +39,8 @@ def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
         if manifest.get("status") == "done":
             if not changed:
                 passed = (
-                    f"the run in {folder} is finished; to train it longer, raise trainer.epochs and add --run {folder}"
+                    f"the run in {folder} is finished; to train it longer, raise trainer.epochs and add --run "
+                    f"{shlex.quote(str(folder))}"
                 )
         elif changed:
             continue
@@ -71,7 +73,8 @@ def unfinished_sibling(
         changed = differences(recorded, settings, without=changeable(recorded, settings))
         if changed and not with_changes:
             continue
-        command = f"partita train {file} --run {folder}" if file is not None else f'train(run="{folder}")'
+        words = ["partita", "train", str(file), "--run", str(folder)]
+        command = shlex.join(words) if file is not None else f'train(run="{folder}")'
         note = f"the unfinished run in {folder} is not continued; to continue it: {command}"
         if changed:
             keys = "; ".join(changed[:5])
@@ -98,10 +101,14 @@ def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None
 
 
 def numbered_folders(name: str, *, base: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield `name`, `name-2`, ... with their manifests, up to the first free name."""
-    number, manifest = 1, {"status": ""}
-    while manifest:
+    """Yield `name`, `name-2`, ... with their manifests, up to the first free name.
+
+    A folder with runs in it, such as the folds of a cross-validation, is not free.
+    """
+    number, is_free = 1, False
+    while not is_free:
         folder = base / (name if number == 1 else f"{name}-{number}")
         manifest = read_manifest(folder)
+        is_free = not manifest and not runs_within(folder)
         yield folder, manifest
         number += 1

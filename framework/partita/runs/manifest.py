@@ -82,9 +82,9 @@ def sibling_runs(folder: Path, *, most: int = 8) -> str:
     Names similar to that of the path come first. Of a folder with runs in it, such as that of a sweep, return those.
     Empty if there are no runs.
     """
-    within = [path for pattern in RUNS_WITHIN for path in folder.glob(pattern) if read_status(path.parent)]
+    within = runs_within(folder)
     if within:
-        return f"; it holds the runs {listing_of([path.parent for path in sorted(within)], most=most)}"
+        return f"; it holds the runs {listing_of(within, most=most)}"
     runs = [path for path in (folder.parent.iterdir() if folder.parent.is_dir() else ()) if read_status(path)]
     known = sorted(runs, key=lambda path: (path / MANIFESTS[0]).stat().st_mtime)[::-1]
     if not known:
@@ -92,6 +92,12 @@ def sibling_runs(folder: Path, *, most: int = 8) -> str:
     near = nearest(folder.name, [path.name for path in known])
     hint = f"; did you mean {' or '.join(str(folder.parent / name) for name in near)}?" if near else ""
     return f"{hint}; there are {listing_of(known, most=most)}"
+
+
+def runs_within(folder: Path) -> list[Path]:
+    """Return the readable runs in a folder, such as that of a cross-validation or of a sweep."""
+    found = [path.parent for pattern in RUNS_WITHIN for path in folder.glob(pattern)]
+    return sorted(path for path in found if read_status(path))
 
 
 def listing_of(runs: Sequence[Path], *, most: int) -> str:

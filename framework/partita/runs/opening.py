@@ -1,6 +1,7 @@
 """Open a run directory: new, continued or finished; lock it, and record how it starts and ends."""
 
 import logging
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ import yaml
 from partita.runs.cost import Cost
 from partita.runs.directory import FollowedRun, RunDirectory
 from partita.runs.files import lock, writing
-from partita.runs.manifest import now, versions
+from partita.runs.manifest import now, runs_within, versions
 from partita.runs.origin import command_line, git_commit
 from partita.runs.row_results import FOLDER as EVALUATIONS
 from partita.runs.settings import FREE_KEYS, check_same, differences
@@ -148,10 +149,14 @@ def open_run(
 
 
 def check_free(folder: Path) -> None:
-    """Raise ResumeError if a folder that is not a run holds files that a run would overwrite."""
+    """Raise ResumeError if a folder that is not a run holds other runs, or files that a run would overwrite."""
     taken = [name for name in WRITTEN if (folder / name).exists()]
     if taken:
         raise ResumeError(f"{folder} is not a run and holds {', '.join(taken)}; name another folder with --run")
+    within = runs_within(folder)
+    if within:
+        name = shlex.quote(str(folder / "NAME"))
+        raise ResumeError(f"{folder} holds runs, such as {within[0]}; name a folder of its own, such as --run {name}")
 
 
 def record_start(run: RunDirectory, *, origin: Path) -> None:

@@ -183,6 +183,15 @@ def test_the_command_that_continues_a_run_has_its_configuration(call: Call) -> N
     assert again.config.model_dump(mode="json") == read_summary(folder).config
 
 
+def test_the_commands_that_use_a_run_are_quoted_for_a_shell(call: Call) -> None:
+    make_run("my tickets")
+    _, out, _ = call("runs", "show", "runs/my tickets")
+    assert out.splitlines()[-2:] == [
+        "  partita predict 'runs/my tickets' --dataset ROWS --output FILE",
+        "  partita evaluate 'runs/my tickets'",
+    ]
+
+
 @pytest.mark.parametrize(
     ("recorded", "expected"),
     [

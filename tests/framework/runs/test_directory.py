@@ -253,6 +253,26 @@ def test_an_unfinished_run_that_is_not_used_is_named_with_the_command_that_conti
     assert note(config, used="mine") is None
 
 
+def test_a_folder_with_runs_in_it_is_not_used_for_another_run(tmp_path: Path) -> None:
+    with opened(tmp_path / "run" / "fold-1"):
+        pass
+    assert choose_folder("run", config=config_of(), base=tmp_path) == ChosenRun(tmp_path / "run-2")
+    message = (
+        f"run holds runs, such as {tmp_path}/run/fold-1; name a folder of its own, such as --run {tmp_path}/run/NAME"
+    )
+    with pytest.raises(ResumeError) as refused, opened(tmp_path / "run"):
+        pass
+    assert str(refused.value).endswith(message)
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.name != ".lock"] == ["fold-1"]
+
+
+def test_commands_that_continue_a_run_are_quoted_for_a_shell(tmp_path: Path) -> None:
+    with opened(tmp_path / "my run"):
+        pass
+    note = unfinished_sibling("my run", config=config_of(), base=tmp_path, file="my.yaml", used=tmp_path / "b")
+    assert str(note).endswith(f"to continue it: partita train my.yaml --run '{tmp_path}/my run'")
+
+
 def test_the_first_log_line_has_the_directory_and_how_the_run_starts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
