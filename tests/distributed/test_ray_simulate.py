@@ -82,6 +82,7 @@ def test_dialogues_on_ray_with_a_killed_worker_equal_those_of_one_process(
         ".predicted.jsonl",
         "index.html",
         "report.html",
+        "simulation.json",
     }
 
 

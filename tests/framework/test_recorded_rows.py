@@ -204,6 +204,9 @@ def test_the_prompt_of_a_dialogue_is_the_last_question(tmp_path: Path) -> None:
     questions = [message["content"] for row in data for message in row["messages"] if message["role"] == "user"]
     answers = [message["content"] for row in data for message in row["messages"] if message["role"] == "assistant"]
     assert [row.prompt for row in rows] == questions
+    assert [row.context for row in rows if row.key.endswith("#1")] == [""] * len(data)
+    assert rows[1].context == f"user: {questions[0]}\nassistant: {answers[0]}"
+    assert rows[1].key == "test.jsonl:1#2"
     assert [row.outputs["reply"].reference for row in rows] == answers
     assert rows[0].key == "test.jsonl:1#1"
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from partita.backends.context import RunContext
 from partita.backends.open import open_backend
+from partita.report.folds_page import FOLDS
 from partita.runs.files import strict_json, writing
 from partita_schema.common.files import write_atomically
 from partita_schema.config import Config
@@ -20,7 +21,6 @@ from partita_trainers.base import Metrics, TrainResult
 
 logger = logging.getLogger(__name__)
 
-FOLDS = "folds.json"
 CONFIDENCE = 0.95
 
 
@@ -53,6 +53,7 @@ def train_folds(
         report(place)
     result = summary_of(results, folder)
     process_group.run_on_rank_zero(lambda: write_folds(result), "the result of the folds")
+    report(folder)
     return result
 
 

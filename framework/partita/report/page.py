@@ -38,7 +38,7 @@ th { font-weight: 400; }
 thead th { font-size: .85rem; opacity: .8; vertical-align: bottom; }
 .numbers td, .numbers th:not(:first-child) { text-align: right; white-space: nowrap; }
 .numbers tbody th { overflow-wrap: break-word; }
-table:not(.numbers) tbody th { min-width: 6.5rem; }
+tbody th { min-width: 6.5rem; }
 td:last-child, th:last-child { padding-right: 0; }
 details { margin: .35rem 0; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
@@ -48,6 +48,12 @@ pre { overflow-x: auto; padding: .75rem 1rem; background: var(--shade); border-r
 pre.command { white-space: pre-wrap; overflow-wrap: anywhere; }
 .passage { margin: .4rem 0 1.1rem; padding-left: .9rem; border-left: 3px solid var(--faint); }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; margin: .3rem 0; font-size: .92rem; }
+.turn { display: flex; gap: 1rem; border-bottom: 1px solid var(--faint); padding: .15rem .9rem; }
+.turn > .before { flex: 0 0 5.5rem; font-size: .92rem; margin: .3rem 0; overflow-wrap: anywhere; }
+.said { display: flex; flex-wrap: wrap; column-gap: 2rem; flex: 1; min-width: 0; }
+.said > .text { flex: 1 1 16rem; min-width: 0; }
+.right { opacity: .75; }
+.wrong { color: var(--warning); }
 .before { opacity: .75; }
 mark { color: inherit; border-radius: 2px; padding: 0 .1em; }
 mark.loss { background: var(--loss); border-bottom: 2px solid var(--c0); }
@@ -107,6 +113,18 @@ MACROS = """\
 <details{% if loop.index <= item.unfolded %} open{% endif %}>
 <summary>{{ one.title }}</summary>{{ passage(one) }}</details>
 {% else %}<p class="note">{{ one.title }}</p>{{ passage(one) }}{% endif %}
+{% endfor %}
+</div>
+{% elif item.part == "dialogues" %}<div>
+<p class="caption">{{ item.caption }}</p>
+{% for dialogue in item.dialogues %}
+<details{% if loop.first %} open{% endif %}>
+<summary>{{ dialogue.title }}</summary>
+{% for turn in dialogue.turns %}
+<div class="turn"><div class="before">{{ turn.speaker }}</div><div class="said"><div class="text">{{ turn.text }}</div>
+{% if turn.note %}<div class="text {{ turn.kind }}">{{ turn.note }}</div>{% endif %}</div></div>
+{% endfor %}
+</details>
 {% endfor %}
 </div>
 {% elif item.part == "link" %}<div><p>{{ item.before }} <a href="{{ item.path }}">{{ item.text }}</a>.</p></div>

@@ -5,6 +5,7 @@ cost, how is it repeated.
 import logging
 from pathlib import Path
 
+from partita.report.folds_page import FOLDS, folds_page, read_folds
 from partita.report.measures import measures_of
 from partita.report.page import render_page
 from partita.report.run_record import RunRecord, read_run
@@ -27,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html` into a run directory, and return its path.
+    """Write `report.html` into a run directory or the folder of a cross-validation, and return its path.
 
     Raises:
         DataError: The folder holds no run, or its results are damaged.
         PartitaError: Its manifest is damaged.
         WriteError: The page cannot be written.
     """
-    text = report_of(read_run(folder))
+    text = folds_page(read_folds(folder)) if (folder / FOLDS).is_file() else report_of(read_run(folder))
     path = folder / REPORT
     try:
         write_atomically(path, text)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from partita.data.episode import Episode
 from partita.report.evaluation import CHUNK, SplitResults, enumerated, read_evaluations
-from partita.report.simulated import read_simulations, transcript_files
+from partita.report.folds_page import FOLDS
+from partita.report.simulated import read_outcomes, read_simulations, transcript_files
 from partita.runs.manifest import MANIFESTS, read_manifest, sibling_runs
 from partita.runs.row_results import FOLDER as EVALUATIONS
 from partita_schema.common.checksums import parse_json
@@ -37,6 +38,8 @@ class RunRecord:
     """Results of rows by split, the most important split first."""
     simulations: Mapping[str, Sequence[Episode]] | None = None
     """Simulated dialogues by history."""
+    outcomes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Numbers of the simulations by history and name."""
     samples: Sequence[Mapping[str, Any]] = ()
     """Training rows with the texts of their tokens, and which of them are in the loss."""
 
@@ -107,6 +110,7 @@ def read_run(folder: Path) -> RunRecord:
         raise DataError(f"{folder} {where}; name the directory of a run, such as runs/NAME{sibling_runs(folder)}")
     manifest = read_manifest(folder) if (folder / MANIFESTS[0]).is_file() else {}
     config = folder / "config.yaml"
+    simulations = read_simulations(folder)
     return RunRecord(
         folder,
         manifest,
@@ -114,15 +118,17 @@ def read_run(folder: Path) -> RunRecord:
         read_ledger(folder / "ledger.json"),
         config.read_text(encoding="utf8", errors="replace") if config.is_file() else "",
         read_evaluations(folder),
-        read_simulations(folder),
+        simulations,
+        read_outcomes(folder, simulations),
         read_samples(folder / "samples.json"),
     )
 
 
 def holds_results(folder: Path) -> bool:
-    """Return whether a folder is a run, or has results of an evaluation or a simulation."""
+    """Return whether a folder is a run, or has results of an evaluation, a simulation or a cross-validation."""
     is_evaluated = any((folder / EVALUATIONS).glob("*.jsonl"))
-    return (folder / MANIFESTS[0]).is_file() or is_evaluated or any(transcript_files(folder))
+    is_run = any((folder / name).is_file() for name in (MANIFESTS[0], FOLDS))
+    return is_run or is_evaluated or any(transcript_files(folder))
 
 
 def read_steps(path: Path) -> dict[str, np.ndarray]:

@@ -67,6 +67,33 @@ class Command:
     text: str
 
 
+class Turn(NamedTuple):
+    """A message of a dialogue."""
+
+    speaker: str
+    text: str
+    note: str = ""
+    """Shown below the text."""
+    kind: Literal["", "right", "wrong"] = ""
+    """Whether an answer is right; "" if that is not known, or for other speakers."""
+
+
+class Dialogue(NamedTuple):
+    """The messages of a dialogue, below a title."""
+
+    title: str
+    turns: Sequence[Turn]
+
+
+@dataclass(frozen=True)
+class Dialogues:
+    """Dialogues of which only the titles are shown at first, except the first one."""
+
+    part: ClassVar = "dialogues"
+    caption: str
+    dialogues: Sequence[Dialogue]
+
+
 class Passage(NamedTuple):
     """A text with marks, below a title and before that a quiet text."""
 
@@ -104,7 +131,7 @@ class Link:
     """Path relative to the page, chosen by partita and not by a user."""
 
 
-Part = Paragraph | NamedTable | Charts | Folded | Command | Passages | Link
+Part = Paragraph | NamedTable | Charts | Folded | Command | Dialogues | Passages | Link
 
 
 @dataclass(frozen=True)

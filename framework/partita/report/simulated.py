@@ -1,11 +1,18 @@
-"""Simulated dialogues in the transcripts of a folder."""
+"""Simulated dialogues in the transcripts of a folder, and their numbers."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from partita.data.episode import Episode, from_line
+from partita.runs.files import strict_json
+from partita.simulation.report import SimulationReport, column, outcomes_of
 from partita.simulation.transcripts import read_undamaged_lines
+from partita_schema.common.checksums import DamagedError, sealed, unsealed
+from partita_schema.common.files import write_atomically
 
 TRANSCRIPTS = "transcripts"
+OUTCOMES = "simulation.json"
+"""File of the numbers of a simulation, next to its transcripts."""
 HISTORIES = ("gold", "predicted")
 
 
@@ -27,6 +34,28 @@ def read_simulations(folder: Path) -> dict[str, list[Episode]]:
         lines, _ = read_undamaged_lines(path)
         episodes[history] = [from_line(line) for line in lines if "dialogue" in line]
     return {history: dialogues for history, dialogues in episodes.items() if dialogues}
+
+
+def write_outcomes(report: SimulationReport) -> None:
+    """Write the numbers of a simulation, which the transcripts alone do not determine: metrics of outputs, repeats."""
+    write_atomically(Path(report.folder) / OUTCOMES, strict_json(sealed(report.flat()), indent=2) + "\n")
+
+
+def read_outcomes(folder: Path, simulations: Mapping[str, Sequence[Episode]]) -> dict[str, dict[str, float]]:
+    """Return the numbers of simulations by history; of transcripts without the file of numbers, those that follow.
+
+    Args:
+        folder: A run directory or a folder of transcripts.
+        simulations: Its dialogues, by history.
+    """
+    try:
+        recorded = unsealed((transcript_folder(folder) / OUTCOMES).read_bytes(), required=True)
+    except (OSError, DamagedError):
+        recorded = {}
+    return {
+        history: dict(recorded.get(history) or column(outcomes_of(episodes, repeats=1)))
+        for history, episodes in simulations.items()
+    }
 
 
 def page_folder(transcripts: Path) -> Path:

@@ -7,14 +7,15 @@ it hold all dialogues.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from jinja2 import Environment, StrictUndefined
+from typing import Any, Literal
 
 from partita.data.episode import AGENT, Episode
-from partita.report.page_head import HEAD
+from partita.report.page import render_page
+from partita.report.section import Dialogue, Dialogues, Section, Turn
+from partita.report.sections.dialogues import history_parts, sentence_of
+from partita.report.simulated import write_outcomes
 from partita.runs.files import writing
-from partita.simulation.report import RolloutOutcomes, column
+from partita.simulation.report import column
 from partita.simulation.run import SimulationResult
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import counted
@@ -28,126 +29,34 @@ MAX_MESSAGES = 100
 KINDS = ("failed", "truncated", "without success", "done", "success")
 """Outcomes of a dialogue, in the order of the page."""
 
-PAGE = (
-    HEAD
-    + """\
-table { border-collapse: collapse; margin: 1rem 0; }
-caption { text-align: left; font-weight: 600; }
-th, td { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--faint); }
-.numbers td { text-align: right; font-variant-numeric: tabular-nums; }
-.turns { width: 100%; table-layout: fixed; }
-.turns th { width: 5.5rem; font-weight: 400; }
-.turns td { white-space: pre-wrap; overflow-wrap: anywhere; }
-tr.model { background: var(--shade); }
-summary { cursor: pointer; }
-.wrong { font-weight: 700; }
-.scroll { overflow-x: auto; }
-</style>
-</head>
-<body>
-<h1>{{ title }}</h1>
-<div class="scroll"><table class="numbers">
-<caption>By history</caption>
-<thead><tr><th scope="col">metric</th>{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for name, cells in numbers %}
-<tr><th scope="row">{{ name }}</th>{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody>
-</table></div>
-{% for sentence in sentences %}
-<p>{{ sentence }}</p>
-{% endfor %}
-{% for part in parts %}
-<section>
-<h2>{{ part.name }} history</h2>
-<p>{{ part.sentence }}</p>
-{% for dialogue in part.dialogues %}
-<details{% if loop.first %} open{% endif %}>
-<summary>{{ dialogue.key }}: {{ dialogue.verdict }}</summary>
-<table class="turns">
-<tbody>
-{% for turn in dialogue.turns %}
-<tr{% if turn.agent == "model" %} class="model"{% endif %}><th scope="row">{{ turn.agent }}</th>
-<td>{{ turn.text }}</td>
-<td{% if turn.is_wrong %} class="wrong"{% endif %}>{{ turn.note }}</td></tr>
-{% endfor %}
-</tbody>
-</table>
-</details>
-{% endfor %}
-</section>
-{% endfor %}
-</body>
-</html>
-"""
-)
-
 
 def write_page(result: SimulationResult) -> None:
-    """Write index.html next to the transcripts: the outcomes, and the worst episodes by history."""
+    """Write index.html and the numbers next to the transcripts."""
     folder = Path(result.report.folder)
     title = "/".join(folder.resolve().parts[-2:])
+    columns = {history: column(outcomes) for history, outcomes in result.report.histories.items()}
     with writing(folder):
-        text = page(result.report.histories, result.episodes, title=f"Dialogues in {title}")
-        write_atomically(folder / "index.html", text)
+        write_outcomes(result.report)
+        write_atomically(folder / "index.html", page(columns, result.episodes, title=f"Dialogues in {title}"))
 
 
-def page(outcomes: Mapping[str, RolloutOutcomes], dialogues: Mapping[str, Sequence[Episode]], *, title: str) -> str:
+def page(columns: Mapping[str, Mapping[str, float]], dialogues: Mapping[str, Sequence[Episode]], *, title: str) -> str:
     """Return the HTML page.
 
     Args:
-        outcomes: Results by history.
+        columns: Numbers by history.
         dialogues: Dialogues by history.
         title: Title of the page.
     """
-    columns = {history: column(results) for history, results in outcomes.items()}
-    names = list(dict.fromkeys(name for values in columns.values() for name in values))
-    parts = []
+    sections = [Section("Metrics", history_parts(columns, dialogues))]
     for history, all_of_it in dialogues.items():
         chosen = choose(all_of_it, most=MOST // len(dialogues))
-        left_out = len(all_of_it) - len(chosen)
-        sentence = f"{counted(len(all_of_it), 'dialogue')}, those first that went worst."
-        if left_out:
-            sentence += f" {left_out:,} of them are not on this page; all are in {history}.jsonl."
-        parts.append(
-            {"name": history, "sentence": sentence, "dialogues": [render_episode(dialogue) for dialogue in chosen]}
-        )
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.from_string(PAGE).render(
-        title=title,
-        columns=list(columns),
-        numbers=[(name, [cell(name, values.get(name)) for values in columns.values()]) for name in names],
-        sentences=differences(columns),
-        parts=parts,
-    )
-
-
-def cell(name: str, value: float | None) -> str:
-    """Format a number of the table; counts have no decimals."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if name.endswith(".n") else f"{value:.4f}"
-
-
-def differences(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Explain the difference between gold and predicted history; empty unless the page has both."""
-    if "gold" not in columns or "predicted" not in columns:
-        return []
-    sentences = [
-        (
-            "With gold history the model sees the right answers of turns before, as in most evaluations; with "
-            "predicted history its own, as in use. What the second is lower by is what its own earlier mistakes cost."
-        )
-    ]
-    for name in ("success", "exact_turns", "exact_last", "reward"):
-        gold, predicted = columns["gold"].get(name), columns["predicted"].get(name)
-        if gold is not None and predicted is not None:
-            sentences.append(
-                f"{name}: {gold:.4f} with gold history, {predicted:.4f} with its own: {predicted - gold:+.4f}."
-            )
-    return sentences
+        caption = f"{counted(len(all_of_it), 'dialogue')}, the worst first"
+        if len(chosen) < len(all_of_it):
+            caption += f"; {len(chosen):,} of them are shown, all are in {history}.jsonl"
+        shown = Dialogues(caption, [render_episode(dialogue) for dialogue in chosen])
+        sections.append(Section(f"{history.capitalize()} history", [shown]))
+    return render_page(title, lead=sentence_of(columns, dialogues), sections=sections)
 
 
 def kind_of(episode: Episode) -> str:
@@ -172,25 +81,20 @@ def choose(dialogues: Sequence[Episode], *, most: int) -> list[Episode]:
     return [dialogue for kind in KINDS if kind in kinds for dialogue in kinds[kind][: shares[kind]]]
 
 
-def render_episode(episode: Episode) -> dict[str, Any]:
-    """Return a dialogue as values for the template."""
+def render_episode(episode: Episode) -> Dialogue:
+    """Return a dialogue with the right answer below each wrong one."""
     replies = {reply.index: reply for reply in episode.replies}
     turns = []
     for index, message in enumerate(episode.messages[:MAX_MESSAGES]):
         exact = replies[index].exact if index in replies else None
         right = replies[index].gold if index in replies else None
-        turns.append(
-            {
-                "agent": speaker(message),
-                "text": cut_text(message["content"]),
-                "note": "" if exact is None else "right" if exact else f"right answer: {cut_text(right or '')}",
-                "is_wrong": exact is False,
-            }
-        )
+        note = "" if exact is None else "right" if exact else f"right answer: {cut_text(right or '')}"
+        kind: Literal["", "right", "wrong"] = "" if exact is None else "right" if exact else "wrong"
+        turns.append(Turn(speaker(message), cut_text(message["content"]), note, kind))
     more = len(episode.messages) - len(turns)
     if more:
-        turns.append({"agent": "", "text": counted(more, "more message"), "note": "", "is_wrong": False})
-    return {"key": episode.key, "verdict": verdict(episode), "turns": turns}
+        turns.append(Turn("", counted(more, "more message")))
+    return Dialogue(f"{episode.key}: {verdict(episode)}", turns)
 
 
 def speaker(message: Mapping[str, Any]) -> str:
@@ -208,7 +112,7 @@ def verdict(episode: Episode) -> str:
     if episode.ok is not None:
         parts.append(f"checker: {'ok' if episode.ok else 'not ok'}")
     if episode.ok is False and episode.target is not None:
-        parts.append(f"it should have ended with {cut_text(episode.target)!r}")
+        parts.append(f"the right last answer is {cut_text(episode.target)!r}")
     if episode.rounds:
         parts.append(f"sent back {episode.rounds} {'time' if episode.rounds == 1 else 'times'}")
     parts += [f"{name} {value:g}" for name, value in episode.metrics.items()]

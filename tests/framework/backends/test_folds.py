@@ -50,6 +50,7 @@ def test_folds_are_runs_and_finished_ones_are_not_trained_again(colours: Any, tm
     assert first.metrics["validation"]["loss"] == pytest.approx(
         sum(fold["validation"]["loss"] for fold in first.folds) / 3
     )
+    assert "of 3 folds is" in (tmp_path / "run" / "report.html").read_text(encoding="utf8")
     written = json.loads((tmp_path / "run" / "folds.json").read_text())
     assert written["metrics"] == first.metrics
     alone = Model(config, overrides=["data.split.fold=2"], quiet=True).train(run=tmp_path / "second")

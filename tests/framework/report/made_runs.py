@@ -7,8 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from partita.data.episode import Episode
+from partita.report.transcript_page import write_page
 from partita.runs.manifest import versions
 from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita.simulation.report import SimulationReport, outcomes_of
+from partita.simulation.run import SimulationResult
+from partita.simulation.transcripts import write_lines
 from partita_schema.common.checksums import sealed
 from partita_schema.load import load_config
 from partita_schema.records import FORMAT_VERSION
@@ -188,6 +193,26 @@ def json_value(share: float, *, name: str = "booking") -> Callable[[random.Rando
         return {name: OutputResult(reference, value, reference == value)}
 
     return draw
+
+
+def dialogue(key: str, *, answer: str = "two", gold: str | None = "two", status: Any = "done", **rest: Any) -> Episode:
+    """Return a dialogue of one question; `rest` are attributes of it."""
+    result = Episode(key, key, {}, 1)
+    result.observe([{"role": "user", "content": "how many?"}], gold=gold)
+    result.act(answer, (1,))
+    result.end(status, rest.pop("reason", None))
+    for name, value in rest.items():
+        setattr(result, name, value)
+    return result
+
+
+def write_dialogues(folder: Path, **histories: Sequence[Episode]) -> None:
+    """Write the transcripts of a run with their page, as `partita simulate` does."""
+    transcripts = folder / "transcripts"
+    for history, episodes in histories.items():
+        write_lines(transcripts / f"{history}.jsonl", (episode.line() for episode in episodes))
+    outcomes = {history: outcomes_of(episodes, repeats=1) for history, episodes in histories.items()}
+    write_page(SimulationResult(SimulationReport(outcomes, str(transcripts)), histories))
 
 
 def joined(*draws: Callable[[random.Random], Any]) -> Callable[[random.Random], Any]:

@@ -7,21 +7,39 @@ import random
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from partita.backends.folds import summary_of
+from partita.backends.folds import write_folds as write_means
+from partita.data.episode import Episode
 from partita.report.compare_page import write_page
 from partita.report.comparison import compare_runs
 from partita.report.run_page import write_report
 from partita.report.sweep_page import write_sweep_page
-from partita.runs.row_results import OutputResult, RowResult
+from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
 from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
 from partita.runs.sweep_result import SweepResult
+from partita_trainers.base import TrainResult
 
-from .made_runs import category, joined, json_value, label_set, number, rows_of, tags, text, write_run
+from .made_runs import (
+    category,
+    dialogue,
+    joined,
+    json_value,
+    label_set,
+    number,
+    rows_of,
+    score,
+    tags,
+    text,
+    write_dialogues,
+    write_run,
+)
 from .test_run_page import hostile_strings, write_everything
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -220,12 +238,124 @@ def test_long_texts_without_spaces_stay_inside_the_viewport(tmp_path: Path) -> N
         assert one["wide"] <= one["width"]
 
 
-def test_a_page_of_tags_has_no_message_in_the_console(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", outputs={"people": "tags"}, results=rows_of(20, tags(0.5)))
+def write_tags(folder: Path) -> Path:
+    """Write the report of a run with tags."""
+    rows, base = rows_of(20, tags(0.9)), rows_of(20, tags(0.2))
+    return write_report(write_run(folder, outputs={"people": "tags"}, results=rows, base=base))
 
-    found, console = browse(write_report(run), folder=tmp_path, is_dark=True)
 
-    assert len(found) == len(WIDTHS)
+def write_scores(folder: Path) -> Path:
+    """Write the report of a run with scores of pairs of texts."""
+    return write_report(write_run(folder, outputs={"fit": "score"}, results=rows_of(60, score(0.7))))
+
+
+def write_embeddings(folder: Path) -> Path:
+    """Write the report of a run with embeddings."""
+    ranks = [1, 1, 2, 5, 1, 30] * 5
+    outputs = [OutputResult(None, None, of_row={"rank": rank}) for rank in ranks]
+    rows = [
+        RowResult(f"row-{index}", "Where is it?", None, 1 / (index + 1), 1, {"vector": output})
+        for index, output in enumerate(outputs)
+    ]
+    return write_report(write_run(folder, outputs={"vector": "embedding"}, results=rows))
+
+
+def write_language_model(folder: Path) -> Path:
+    """Write the report of a run that continues texts, with metrics without an interval."""
+    rows = [
+        RowResult(f"stories.jsonl:{index}", "Once upon a time " * 9, None, 1 + index / 9, 40) for index in range(30)
+    ]
+    config = {"data": {"batching": {"type": "chunk"}}, "base_model": {"type": "scratch", "context_length": 64}}
+    run = write_run(folder, results=rows, config=config, steps=2000)
+    metrics = {"loss": 2.6, "perplexity": 13.5, "bits_per_byte": 1.25}
+    write_row_results(evaluation_path(run, "test"), EvaluationHeader("test", "result", "f", metrics=metrics), rows)
+    return write_report(run)
+
+
+def write_zero_shot(folder: Path) -> Path:
+    """Write the report of an evaluation without training."""
+    settings = {"base_model": f"{'owner' * 20}/model", "trainer": {"type": "none"}}
+    rows = rows_of(40, category(0.4))
+    return write_report(write_run(folder, outputs={"team": "category"}, results=rows, steps=0, config=settings))
+
+
+def write_self_training(folder: Path) -> Path:
+    """Write the report of a run with rounds of self-training and dialogues of both histories."""
+    numbers = {
+        "dialogues.n": 60.0,
+        "done.n": 60.0,
+        "success": 0.8,
+        "reward": 0.7,
+        "exact_turns": 0.6,
+        "exact_last": 0.5,
+    }
+    run = write_run(
+        folder,
+        outputs={"reply": "text"},
+        results=rows_of(20, text(0.5, name="reply")),
+        config={"input_features": [{"name": "messages", "type": "dialogue"}]},
+        rounds=[{"kept": True, "steps": 40, "metrics": {"validation": {"loss": 0.5}}}, {"kept": False, "steps": 40}],
+        dialogues=[numbers, numbers, numbers | {"success": 0.4}],
+    )
+    write_dialogues(run, gold=dialogues(0.9), predicted=dialogues(0.5))
+    return write_report(run)
+
+
+def write_simulation(folder: Path) -> Path:
+    """Write the report of a simulation without a run."""
+    write_dialogues(folder, predicted=dialogues(0.5))
+    return write_report(folder)
+
+
+def write_transcripts(folder: Path) -> Path:
+    """Write the page of the dialogues themselves."""
+    write_dialogues(folder, gold=dialogues(0.9), predicted=dialogues(0.5))
+    return folder / "transcripts" / "index.html"
+
+
+def dialogues(share: float) -> list[Episode]:
+    """Return dialogues of which a share is right, one that failed and one with long messages."""
+    answers = ["two" if index < 40 * share else "three" for index in range(40)]
+    many = [dialogue(f"task {index}", answer=answer, ok=answer == "two") for index, answer in enumerate(answers)]
+    failed = dialogue("broken", status="failed", reason="environment: OSError: the desk is closed")
+    long = dialogue("long", answer="x" * 900, gold="the right answer " * 20, rounds=2, metrics={"a" * 90: 0.5})
+    return [*many, failed, long]
+
+
+def write_folds(folder: Path) -> Path:
+    """Write the page of a cross-validation."""
+    folds = [{"validation": {"loss": 1.0, "team.accuracy": share, "team.n": 40.0}} for share in (0.5, 0.7, 0.9)]
+    write_means(summary_of([TrainResult(folder, metrics, steps=3) for metrics in folds], folder))
+    return write_report(folder)
+
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "tags": write_tags,
+    "scores": write_scores,
+    "embeddings": write_embeddings,
+    "language modelling": write_language_model,
+    "zero-shot": write_zero_shot,
+    "self-training": write_self_training,
+    "simulation": write_simulation,
+    "transcripts": write_transcripts,
+    "folds": write_folds,
+}
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_of_every_kind_stay_inside_the_viewport_and_are_readable(
+    kind: str, is_dark: bool, tmp_path: Path
+) -> None:
+    found, console = browse(KINDS[kind](tmp_path / "run"), folder=tmp_path, is_dark=is_dark)
+
+    assert sorted(one["width"] for one in found) == list(WIDTHS)
+    for one in found:
+        assert one["dark"] == is_dark
+        assert one["elements"] > 30
+        assert one["outside"] == []
+        assert one["wide"] <= one["width"]
+        assert one["faint"] == []
     assert console == ""
 
 

@@ -19,7 +19,20 @@ from partita_schema.common.checksums import sealed
 from partita_schema.errors import DataError, PartitaError
 from partita_schema.load import load_config
 
-from .made_runs import category, config_of, joined, json_value, label_set, number, rows_of, tags, text, write_run
+from .made_runs import (
+    category,
+    config_of,
+    dialogue,
+    joined,
+    json_value,
+    label_set,
+    number,
+    rows_of,
+    tags,
+    text,
+    write_dialogues,
+    write_run,
+)
 from .pages import page_of
 
 TYPES: dict[str, tuple[dict[str, str], Callable[[float], Any], tuple[str, ...]]] = {
@@ -277,6 +290,27 @@ def test_rows_that_were_left_out_are_listed_with_reasons_and_samples_with_their_
     assert '<mark class="loss"> billing</mark>' in page.source
 
 
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        ({"input_features": [{"name": "messages", "type": "dialogue"}]}, "A row is what the model reads at once: a"),
+        (
+            {"data": {"batching": {"type": "chunk"}}, "base_model": {"type": "scratch", "context_length": 64}},
+            "A row is a document. For training, documents are joined and cut into chunks.",
+        ),
+    ],
+    ids=["dialogues", "chunks"],
+)
+def test_what_a_row_is_is_said_where_it_is_no_row_of_the_data(
+    config: dict[str, Any], note: str, tmp_path: Path
+) -> None:
+    outputs = {"reply": "text"} if "input_features" in config else {}
+    folder = write_run(tmp_path / "run", outputs=outputs, config=config)
+    (folder / "ledger.json").write_text(json.dumps({"splits": {"training": {"rows": 5}}}), encoding="utf8")
+
+    assert note in page_of(folder).text
+
+
 def test_the_largest_errors_of_numbers_and_rows_without_one_come_first(tmp_path: Path) -> None:
     values = {"a": 1.0, "b": 50.0, "c": None}
     results = [RowResult(key, outputs={"price": OutputResult(1.5, value, False)}) for key, value in values.items()]
@@ -308,6 +342,15 @@ def test_the_words_that_differ_from_the_reference_are_marked(tmp_path: Path) -> 
     assert 'the parcel <mark class="removed">is</mark><mark class="added">was</mark> late' in page.source
 
 
+def test_wrong_rows_of_dialogues_have_the_turns_before(tmp_path: Path) -> None:
+    output, context = OutputResult("two teas", "two beers", False), "user: two teas\nassistant: here they are"
+    row = RowResult("a", "the bill please", "two beers", outputs={"reply": output}, context=context)
+
+    page = page_of(write_run(tmp_path / "run", outputs={"reply": "text"}, results=[row]))
+
+    assert f"{context}\nuser: the bill please" in page.texts
+
+
 @pytest.mark.parametrize(
     ("kind", "reference", "value"),
     [
@@ -335,6 +378,64 @@ def test_json_values_are_compared_line_by_line(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path / "run", outputs={"booking": "json"}, results=results))
 
     assert page.after('"day": "friday",', count=2) == ['"day": "monday",', '"guests": 2\n}']
+
+
+def test_simulated_dialogues_are_compared_by_history_and_by_turn(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=0)
+    gold = [dialogue(f"task {index}") for index in range(40)]
+    predicted = [dialogue(f"task {index}", answer="two" if index < 30 else "three") for index in range(40)]
+    write_dialogues(folder, gold=gold, predicted=predicted)
+
+    page = page_of(folder)
+
+    sentence = (
+        "The success rate is 0.750 (95 % interval 0.598 to 0.858) in 40 dialogues with predicted history; with gold "
+    )
+    assert f"{sentence}history it is 1.000." in page.texts
+    titles = ["metric", "gold history", "predicted history", "difference"]
+    assert page.after("Dialogues", count=12) == [
+        *titles,
+        *("dialogues", "40", "40"),
+        *("done", "40", "40"),
+        *("success", "1.000 (0.912 to 1.000)"),
+    ]
+    assert page.after("exact, turn 1", count=3) == ["1.000", "0.750", "-0.250"]
+    assert "Right answers by turn" in page.texts
+    assert ("a", "href", "transcripts/index.html") in page.attributes
+
+
+def test_dialogues_have_the_numbers_that_the_simulation_recorded(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=0)
+    write_dialogues(folder, predicted=[dialogue("a"), dialogue("b")])
+    path = folder / "transcripts" / "simulation.json"
+    recorded = json.loads(path.read_text(encoding="utf8"))
+    assert recorded["predicted"]["success"] == 1
+    path.write_text(
+        json.dumps(sealed({"predicted": {"dialogues.n": 2, "state.joint_accuracy": 0.25, "state.n": 9, "n": 9}}))
+    )
+
+    page = page_of(folder)
+
+    assert page.after("Outputs of all turns", count=4) == [
+        "metric",
+        "predicted history",
+        "state.joint_accuracy",
+        "0.250",
+    ]
+    assert page.after("dialogues", count=1) == ["2"]
+    assert "state" not in page.texts
+    assert "2 dialogues with predicted history were simulated." in page.texts
+    path.write_text("damaged")
+    assert "success" in page_of(folder).texts
+
+
+def test_the_results_of_a_simulation_without_a_run_have_a_page(tmp_path: Path) -> None:
+    write_dialogues(tmp_path / "out", gold=[dialogue("a", gold=None)])
+
+    page = page_of(tmp_path / "out" / "transcripts")
+
+    assert "1 dialogue with gold history was simulated." in page.texts
+    assert ("a", "href", "index.html") in page.attributes
 
 
 def test_after_self_training_the_results_of_each_round_are_shown(tmp_path: Path) -> None:

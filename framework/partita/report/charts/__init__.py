@@ -7,7 +7,7 @@ apart; curves also differ by their dashes. Every chart has its numbers as a tabl
 
 from partita.report.charts.bars import bars_chart, histogram_chart
 from partita.report.charts.chart import CHART_STYLE, Chart, Table
-from partita.report.charts.curves import Curve, Mark, curve_chart
+from partita.report.charts.curves import SHARES, Curve, Mark, curve_chart
 from partita.report.charts.matrix import matrix_chart
 from partita.report.charts.parallel import Dimension, parallel_chart
 from partita.report.charts.scatter import scatter_chart
@@ -15,6 +15,7 @@ from partita.report.charts.shares import shares_chart
 
 __all__ = [
     "CHART_STYLE",
+    "SHARES",
     "Chart",
     "Curve",
     "Dimension",

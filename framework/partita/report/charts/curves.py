@@ -25,6 +25,9 @@ KEY_WIDTH = 32
 SECTIONS = 150
 """A curve of more than twice as many values is drawn as mean and range in this many sections."""
 
+SHARES = (0.0, 0.5, 1.0)
+"""Values that the axis of shares holds."""
+
 
 @dataclass(frozen=True)
 class Curve:

@@ -16,7 +16,7 @@ LEGEND = (Piece("Marked", "loss"), Piece(" tokens are in the loss; the model rea
 
 def data_section(run: RunRecord) -> Section | None:
     """Return how many rows were used, shortened and left out with reasons, their lengths, and samples."""
-    parts: list[Part] = [*row_tables(run.ledger), *source_table(run.manifest.get("sources"))]
+    parts: list[Part] = [*row_tables(run.ledger, note=note_of(run.config)), *source_table(run.manifest.get("sources"))]
     charts = length_charts(run.manifest.get("lengths"))
     parts += [Charts(charts)] if charts else []
     samples = [passage_of(sample) for sample in run.samples]
@@ -24,13 +24,27 @@ def data_section(run: RunRecord) -> Section | None:
     return Section("Data", parts) if parts else None
 
 
-def row_tables(ledger: Mapping[str, Mapping[str, Any]]) -> list[NamedTable]:
-    """Return the tables of rows by split, and of the reasons why rows were left out."""
+def note_of(config: Mapping[str, Any]) -> str:
+    """Return what a row is, where that is not a row of the data; else empty."""
+    if any(feature.get("type") == "dialogue" for feature in config.get("input_features") or ()):
+        return "A row is what the model reads at once: a dialogue, a turn, or one of several answers of a turn."
+    batching = (config.get("data") or {}).get("batching") or {}
+    is_chunked = batching.get("type") == "chunk"
+    return "A row is a document. For training, documents are joined and cut into chunks." if is_chunked else ""
+
+
+def row_tables(ledger: Mapping[str, Mapping[str, Any]], *, note: str) -> list[NamedTable]:
+    """Return the tables of rows by split, and of the reasons why rows were left out.
+
+    Args:
+        ledger: Counts of rows by split.
+        note: A sentence below the first table.
+    """
     if not ledger:
         return []
     keys = {"rows": "rows", "used": "used", "cut": "shortened", "left_out": "left out", "loss_tokens": "loss tokens"}
     rows = [[split, *(f"{counts.get(key) or 0:,}" for key in keys)] for split, counts in ledger.items()]
-    tables = [NamedTable("Rows by split", Table(["split", *keys.values()], rows))]
+    tables = [NamedTable("Rows by split", Table(["split", *keys.values()], rows), note=note)]
     reasons = [
         [split, f"{number:,}", reason]
         for split, counts in ledger.items()

@@ -3,6 +3,7 @@
 from partita.report.measures import MetricEstimate, SplitMeasures, main_measure
 from partita.report.number_text import as_number
 from partita.report.run_record import RunRecord
+from partita.report.sections.dialogues import sentence_of
 from partita.runs.listing import main_metrics, model_of
 from partita_schema.common.text import counted
 
@@ -20,8 +21,7 @@ def headline(run: RunRecord, measures: SplitMeasures | None) -> str:
     if failed:
         return failed
     if run.simulations:
-        dialogues = sum(len(episodes) for episodes in run.simulations.values())
-        return f"{counted(dialogues, 'dialogue')} {'was' if dialogues == 1 else 'were'} simulated."
+        return sentence_of(run.outcomes, run.simulations)
     if run.status == "running":
         return "The run is not finished, or it was killed; nothing has been evaluated row by row yet."
     apart = "" if run.is_new_model else ", so there is no comparison with the base model"

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from partita.report.charts import Chart, Curve, Table, curve_chart
+from partita.report.charts import SHARES, Chart, Curve, Table, curve_chart
+from partita.report.number_text import as_number
 from partita.report.run_record import RunRecord
 from partita.report.section import Charts, NamedTable, Paragraph, Part, Section
-from partita.report.sections.dialogues import cell
 from partita_schema.common.text import counted
 
 DRAWN = ("success", "reward", "exact_turns", "exact_last")
@@ -21,7 +21,7 @@ def rounds_section(run: RunRecord) -> Section | None:
         return None
     names = list(dict.fromkeys(name for values in dialogues for name in values))
     titles = ["metric", *(f"round {number}" for number in range(1, len(dialogues) + 1))]
-    rows = [[name, *(cell(name, values.get(name)) for values in dialogues)] for name in names]
+    rows = [[name.removesuffix(".n"), *(as_number(name, values.get(name)) for values in dialogues)] for name in names]
     parts: list[Part] = [
         Paragraph("Each round runs dialogues with the model of the round before, and then trains on them.")
     ]
@@ -35,7 +35,7 @@ def trained(number: int, round_: Mapping[str, Any]) -> str:
     """Return a sentence about the training of a round."""
     loss = (round_.get("metrics") or {}).get("validation", {}).get("loss")
     kept = "" if round_.get("kept", True) else "; its weights were not kept, because the dialogues after it were worse"
-    validation = f", validation loss {loss:.4g}" if isinstance(loss, int | float) else ""
+    validation = f", validation loss {as_number('loss', loss)}" if isinstance(loss, int | float) else ""
     return f"Round {number}: {counted(int(round_.get('steps') or 0), 'step')}{validation}{kept}."
 
 
@@ -51,4 +51,4 @@ def rounds_chart(dialogues: Sequence[Mapping[str, Any]]) -> Chart | None:
     ]
     if not curves:
         return None
-    return curve_chart("Means over the dialogues of each round", curves, x_label="round", y_label="", include=(0, 1))
+    return curve_chart("Means over the dialogues of each round", curves, x_label="round", y_label="", include=SHARES)

@@ -97,6 +97,12 @@ def title_of(evaluation: Evaluation, index: int) -> str:
     return f"row {evaluation.keys[index]}" + ("" if loss is None else f", loss {loss:.3f}")
 
 
+def prompt_of(evaluation: Evaluation, index: int) -> str:
+    """Return the prompt of a row, in a dialogue with the turns before it."""
+    context = evaluation.contexts[index]
+    return f"{context}\nuser: {evaluation.prompts[index]}" if context else evaluation.prompts[index]
+
+
 def named(results: SplitResults, output: str, index: int) -> Passage:
     """Return a row with a short value: the reference and the answer in its title.
 
@@ -110,7 +116,7 @@ def named(results: SplitResults, output: str, index: int) -> Passage:
     title = f"{title_of(evaluation, index)}: {value} instead of {reference}"
     answer = evaluation.answers[index]
     facts = [("Answer", answer[:MAX_VALUE])] if answer is not None and answer.strip() != value else []
-    return Passage(title, (), before=evaluation.prompts[index], facts=[*facts, *base_facts(results, index, output)])
+    return Passage(title, (), before=prompt_of(evaluation, index), facts=[*facts, *base_facts(results, index, output)])
 
 
 def compared(results: SplitResults, output: str, index: int) -> Passage:
@@ -126,7 +132,7 @@ def compared(results: SplitResults, output: str, index: int) -> Passage:
     answer = evaluation.answers[index] if value is None else text_of(value, cut=False)
     pieces = word_diff(text_of(column.references[index], cut=False), answer or "", by_line=column.type == "json")
     facts = [("Note", "the answer cannot be read as a value")] if value is None else []
-    return Passage(title_of(evaluation, index), pieces, before=evaluation.prompts[index], facts=facts)
+    return Passage(title_of(evaluation, index), pieces, before=prompt_of(evaluation, index), facts=facts)
 
 
 def base_facts(results: SplitResults, index: int, output: str | None = None) -> list[tuple[str, str]]:
