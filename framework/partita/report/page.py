@@ -37,7 +37,7 @@ th, td { padding: .25rem 1.2rem .25rem 0; text-align: left; vertical-align: top;
 th { font-weight: 400; }
 thead th { font-size: .85rem; opacity: .8; vertical-align: bottom; }
 .numbers td, .numbers th:not(:first-child) { text-align: right; white-space: nowrap; }
-.numbers tbody th { overflow-wrap: break-word; }
+.numbers tbody th { overflow-wrap: break-word; max-width: 18rem; }
 tbody th { min-width: 6.5rem; }
 td:last-child, th:last-child { padding-right: 0; }
 details { margin: .35rem 0; }

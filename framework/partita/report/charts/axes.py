@@ -83,7 +83,7 @@ def axis_of(values: Sequence[float], *, start: float, end: float, scale: Scale =
 def tick_label(value: float) -> str:
     """Format the value of a tick in few characters."""
     if abs(value) >= 1e9 or 0 < abs(value) < 1e-3:
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
     for divisor, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * divisor or (abs(value) >= divisor and value % (divisor / 10) == 0):
             return f"{value / divisor:g}{letter}"

@@ -51,6 +51,8 @@ def test_an_axis_of_one_value_or_none_has_a_length(values: list[float]) -> None:
         (0, "0"),
         (0.25, "0.25"),
         (1e-4, "1e-4"),
+        (7.5e-5, "7.5e-5"),
+        (2.5e12, "2.5e12"),
         (1500, "1.5k"),
         (1234, "1234"),
         (20_000, "20k"),
