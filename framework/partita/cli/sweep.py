@@ -59,12 +59,12 @@ def print_result(result: "SweepResult") -> None:
     """Print the trials, the best first, and how to use the best one."""
     from rich.console import Console
 
-    from partita.runs.sweep_result import value_text
+    from partita.runs.sweep_result import parameter_text
 
     Console(file=sys.stdout).print(table_of(result))
     best = result.best
     assert best is not None
-    values = ", ".join(f"{key}: {value_text(value)}" for key, value in best.values.items())
+    values = ", ".join(f"{key}: {parameter_text(value)}" for key, value in best.values.items())
     print_wrapped(f"best: trial {best.number}, {result.metric} {result.value_of(best):.4g} ({values})")
     print_wrapped(f"use it: partita predict {shlex.quote(str(result.model_of(best)))} --dataset ROWS")
 
@@ -74,7 +74,7 @@ def table_of(result: "SweepResult") -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    from partita.runs.sweep_result import short_names, value_text
+    from partita.runs.sweep_result import parameter_text, short_names
 
     ranked = result.ranked
     trials = [*ranked, *(trial for trial in result.trials if trial not in ranked)]
@@ -89,5 +89,5 @@ def table_of(result: "SweepResult") -> "Table":
     for trial in trials[:MAX_TRIALS]:
         state = trial.result.state if trial.result is not None else "waiting"
         value = f"{result.value_of(trial):.4g}" if trial in ranked else state
-        table.add_row(str(trial.number), value, *(escape(value_text(one)) for one in trial.values.values()))
+        table.add_row(str(trial.number), value, *(escape(parameter_text(one)) for one in trial.values.values()))
     return table

@@ -8,7 +8,7 @@ from pathlib import Path
 from partita.data.episode import Episode, from_line
 from partita.report.evaluation import Evaluation, OutputColumn, read_evaluation
 from partita.report.row_shares import EPISODE
-from partita.report.simulated import transcript_files
+from partita.report.simulated import HISTORIES, transcript_files
 from partita.runs.listing import SPLITS, RunSummary
 from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, OutputResult, RowResult
 from partita.simulation.report import numbers_of
@@ -16,7 +16,6 @@ from partita_schema.common.checksums import DamagedError, unsealed_line
 from partita_schema.common.text import counted, nearest
 from partita_schema.errors import DataError, shortened
 
-HISTORIES = ("predicted", "gold")
 MAX_TEXT = 300
 """Characters of a message of an episode."""
 
@@ -104,7 +103,7 @@ def choose_split(available: Sequence[Mapping[str, Load]]) -> str | None:
     """Return the first split that all runs have: test, validation, another one, or a history."""
     common = [name for name in available[0] if all(name in one for one in available)]
     others = [name for name in common if name not in SPLITS + HISTORIES]
-    return next((name for name in (*SPLITS, *others, *HISTORIES) if name in common), None)
+    return next((name for name in (*SPLITS, *others, *reversed(HISTORIES)) if name in common), None)
 
 
 def advice_for(run: RunSummary, split: str, available: Sequence[Mapping[str, Load]]) -> str:

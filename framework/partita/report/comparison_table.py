@@ -1,6 +1,5 @@
 """A comparison of runs on a terminal, at most 80 columns wide."""
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from partita.report.disagreements import Disagreement
 from partita.report.measures import MetricEstimate
 from partita.report.number_text import as_number
 from partita.report.statistics import Difference
-from partita_schema.common.text import counted
+from partita_schema.common.text import counted, value_text
 from partita_schema.errors import shortened
 from partita_schema.sections.outputs import direction_of
 
@@ -61,9 +60,7 @@ def letters(comparison: Comparison) -> list[str]:
 
 def settings_rows(comparison: Comparison) -> list[list[str]]:
     """Return the keys that differ with the value of each run."""
-    return [
-        [key, *(value_text(value) or "-" for value in values)] for key, values in (comparison.settings or {}).items()
-    ]
+    return [[key, *(one_line(value) or "-" for value in values)] for key, values in (comparison.settings or {}).items()]
 
 
 def recorded_rows(comparison: Comparison) -> list[list[str]]:
@@ -79,16 +76,14 @@ def recorded_rows(comparison: Comparison) -> list[list[str]]:
     ]
 
 
-def value_text(value: Any, *, most: int = MAX_CELL) -> str:
-    """Return a value on one line of at most `most` characters."""
-    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = " ".join(text.split())
-    return shortened(text, most)
+def one_line(value: Any, *, most: int = MAX_CELL) -> str:
+    """Return a value on one line of at most `most` characters; empty for None."""
+    return shortened(" ".join(("" if value is None else value_text(value)).split()), most)
 
 
 def answer_text(value: Any, *, most: int = MAX_CELL) -> str:
     """Return an answer or a reference on one line; `unreadable` for None."""
-    return "unreadable" if value is None else value_text(value, most=most) or '""'
+    return "unreadable" if value is None else one_line(value, most=most) or '""'
 
 
 def print_pair(comparison: Comparison, pair: PairComparison, name: str, console: Console, *, width: int) -> None:
@@ -162,7 +157,7 @@ def disagreement_lines(row: Disagreement, first: str, name: str) -> Iterator[str
     """
     mark = "" if not row.better else "  (A is better)" if row.better == first else f"  ({name} is better)"
     yield f"{row.key}{mark}"
-    yield f"  {value_text(row.prompt)}"
+    yield f"  {one_line(row.prompt)}"
     reference = [] if row.reference is None else [f"reference: {answer_text(row.reference)}"]
     texts = [*reference, f"A: {answer_text(row.first)}", f"{name}: {answer_text(row.second)}"]
     joined = f"  {row.output}: {'   '.join(texts)}"

@@ -12,58 +12,34 @@ from partita.data.episode import Episode
 from partita.report.evaluation import CHUNK, SplitResults, enumerated, read_evaluations
 from partita.report.folds_page import FOLDS
 from partita.report.simulated import read_outcomes, read_simulations, transcript_files
-from partita.runs.manifest import MANIFESTS, read_manifest, sibling_runs
+from partita.runs.listing import RunSummary, read_summary
+from partita.runs.manifest import MANIFESTS, sibling_runs
 from partita.runs.row_results import FOLDER as EVALUATIONS
 from partita_schema.common.checksums import parse_json
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, PartitaError
 
 STEP_VALUES = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "rows", "seconds")
 """Values of a line of log.jsonl that the report draws."""
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """A run as it is on disk. N logged steps."""
+class RunRecord(RunSummary):
+    """A run with everything that its report needs. N logged steps."""
 
-    folder: Path
-    manifest: Mapping[str, Any]
-    """Empty for a folder that has only results of an evaluation or a simulation."""
-    steps: Mapping[str, np.ndarray]
+    steps: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Values of the logged steps by name, each [N], float64; NaN where a step has no such value."""
-    ledger: Mapping[str, Any]
+    ledger: Mapping[str, Any] = field(default_factory=dict)
     """Counts of rows by split; {} without a ledger."""
-    config_text: str
+    config_text: str = ""
     """The configuration as written; "" without one."""
     results: Sequence[SplitResults] = ()
     """Results of rows by split, the most important split first."""
-    simulations: Mapping[str, Sequence[Episode]] | None = None
+    simulations: Mapping[str, Sequence[Episode]] = field(default_factory=dict)
     """Simulated dialogues by history."""
     outcomes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Numbers of the simulations by history and name."""
     samples: Sequence[Mapping[str, Any]] = ()
     """Training rows with the texts of their tokens, and which of them are in the loss."""
-
-    @property
-    def name(self) -> str:
-        """Name of the run: its folder, and the folder above."""
-        return "/".join(self.folder.resolve().parts[-2:])
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The configuration with all defaults; {} if it is not known."""
-        config = self.manifest.get("config")
-        return config if isinstance(config, Mapping) else {}
-
-    @property
-    def status(self) -> str:
-        """How the run ended."""
-        return str(self.manifest.get("status", "done"))
-
-    @property
-    def error(self) -> str | None:
-        """Why the run failed."""
-        error = self.manifest.get("error")
-        return str(error) if error else None
 
     @property
     def validation_metric(self) -> str | None:
@@ -108,19 +84,19 @@ def read_run(folder: Path) -> RunRecord:
     if not holds_results(folder):
         where = "is not the directory of a run" if folder.exists() else "does not exist"
         raise DataError(f"{folder} {where}; name the directory of a run, such as runs/NAME{sibling_runs(folder)}")
-    manifest = read_manifest(folder) if (folder / MANIFESTS[0]).is_file() else {}
-    config = folder / "config.yaml"
-    simulations = read_simulations(folder)
+    summary = read_summary(folder, name="/".join(folder.resolve().parts[-2:]))
+    if summary.status == "unreadable":
+        raise PartitaError(str(summary.problem))
+    config, simulations = folder / "config.yaml", read_simulations(folder)
     return RunRecord(
-        folder,
-        manifest,
-        read_steps(folder / "log.jsonl"),
-        read_ledger(folder / "ledger.json"),
-        config.read_text(encoding="utf8", errors="replace") if config.is_file() else "",
-        read_evaluations(folder),
-        simulations,
-        read_outcomes(folder, simulations),
-        read_samples(folder / "samples.json"),
+        **vars(summary),
+        steps=read_steps(folder / "log.jsonl"),
+        ledger=read_ledger(folder / "ledger.json"),
+        config_text=config.read_text(encoding="utf8", errors="replace") if config.is_file() else "",
+        results=read_evaluations(folder),
+        simulations=simulations,
+        outcomes=read_outcomes(folder, simulations),
+        samples=read_samples(folder / "samples.json"),
     )
 
 

@@ -9,7 +9,7 @@ from partita.report.page import render_page
 from partita.report.section import Charts, Command, NamedTable, Paragraph, Section
 from partita.runs.files import why_not_written
 from partita.runs.sweep_record import Trial
-from partita.runs.sweep_result import SweepResult, short_names, value_text
+from partita.runs.sweep_result import SweepResult, parameter_text, short_names
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import counted
 from partita_schema.errors import WriteError
@@ -87,7 +87,7 @@ def best_section(result: SweepResult) -> Section:
     best = result.best
     assert best is not None
     run = result.model_of(best)
-    rows = [[key, value_text(value)] for key, value in best.values.items()]
+    rows = [[key, parameter_text(value)] for key, value in best.values.items()]
     command = f"partita predict {shlex.quote(str(run))} --dataset ROWS"
     return Section(
         "Best trial",
@@ -133,10 +133,12 @@ def dimension_of(name: str, values: Sequence[object]) -> Dimension:
     """Return the axis of a parameter: names, a few numbers, or a scale, logarithmic if it spans more than WIDE."""
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):
-        return Dimension(name, [value_text(value) for value in values], is_category=True)
+        return Dimension(name, [parameter_text(value) for value in values], is_category=True)
     if len(set(numbers)) <= min(MAX_NAMED, len(numbers) - 1):
-        order = [value_text(value) for value in sorted({value for value in values if isinstance(value, int | float)})]
-        return Dimension(name, [value_text(value) for value in values], is_category=True, order=order)
+        order = [
+            parameter_text(value) for value in sorted({value for value in values if isinstance(value, int | float)})
+        ]
+        return Dimension(name, [parameter_text(value) for value in values], is_category=True, order=order)
     wide = min(numbers) > 0 and max(numbers) / min(numbers) > WIDE
     return Dimension(name, numbers, scale="log" if wide else "linear")
 
@@ -160,7 +162,7 @@ def trials_section(result: SweepResult) -> Section:
         [
             f"{trial.number}" if trial.repeats is None else f"{trial.number} (as {trial.repeats})",
             result_text(result, trial),
-            *(value_text(trial.values[key]) for key in keys),
+            *(parameter_text(trial.values[key]) for key in keys),
             f"{trial.result.seconds:,.0f}" if trial.result is not None else "",
         ]
         for trial in trials[:MAX_ROWS]

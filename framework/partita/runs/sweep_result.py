@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from partita.runs.files import strict_json
 from partita.runs.sweep_record import SWEEP, TRIALS, Trial
 from partita_schema.common.files import write_atomically
+from partita_schema.common.text import value_text
 from partita_schema.errors import PartitaError
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def trial_line(trial: Trial, *, metric: str) -> str:
     """Return one line about a trial that has ended."""
     result = trial.result
     assert result is not None
-    values = ", ".join(f"{key} {value_text(value)}" for key, value in trial.values.items())
+    values = ", ".join(f"{key} {parameter_text(value)}" for key, value in trial.values.items())
     if result.value is not None:
         end = f"{metric} {result.value:.4g}"
     elif result.state == "pruned":
@@ -152,8 +153,6 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def value_text(value: Any) -> str:
+def parameter_text(value: Any) -> str:
     """Return a value of a parameter for people: numbers with four digits."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return value_text(value, digits=4)

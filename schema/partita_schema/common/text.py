@@ -1,11 +1,25 @@
 """Text for messages: numbers with nouns, and suggestions for misspelled names."""
 
+import json
 from collections.abc import Iterable
+from typing import Any
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun, such as `1 row` or `2,000 rows`. Pass `plural` for irregular nouns."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def value_text(value: Any, *, digits: int | None = None) -> str:
+    """Return a value of a configuration or an answer for people: a text as it is, other values as JSON.
+
+    Args:
+        value: The value.
+        digits: Significant digits of a number with a fraction. Default: all.
+    """
+    if isinstance(value, float) and digits is not None:
+        return f"{value:.{digits}g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def distance(left: str, right: str) -> int:

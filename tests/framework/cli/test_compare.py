@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from partita.report.compare_page import interval_chart, passage_of
-from partita.report.comparison_table import disagreement_lines, p_text, value_text
+from partita.report.comparison_table import disagreement_lines, one_line, p_text
 from partita.report.disagreements import Disagreement
 from partita.report.measures import MetricEstimate
 from partita.report.statistics import Difference, Interval
@@ -212,4 +212,4 @@ def test_small_p_values_are_not_zero() -> None:
     [(None, ""), (["a", "b"], '["a", "b"]'), ("a\n b", "a b"), ("x" * 80, "x" * 57 + "..."), (0, "0")],
 )
 def test_values_are_shown_on_one_line(value: Any, text: str) -> None:
-    assert value_text(value) == text
+    assert one_line(value) == text

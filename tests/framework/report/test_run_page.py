@@ -191,6 +191,19 @@ def test_a_run_without_evaluations_says_so(tmp_path: Path) -> None:
     assert page.after("loss", count=1) == ["0.500"]
 
 
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        ("running", "The run is not finished, and its process has ended."),  # no process has it open
+        ("interrupted", "The run was interrupted."),
+    ],
+)
+def test_a_run_that_is_not_finished_says_so(status: str, sentence: str, tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run", status=status))
+
+    assert f"{sentence} Nothing has been evaluated row by row yet." in page.texts
+
+
 def test_a_failed_run_says_why(tmp_path: Path) -> None:
     ended = {"status": "failed", "error": "DivergenceError: the loss is not finite"}
     page = page_of(write_run(tmp_path / "early", **ended))

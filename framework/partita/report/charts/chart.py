@@ -68,7 +68,7 @@ def text_width(text: str) -> float:
 
 def fitted(text: str, *, width: float) -> str:
     """Return a text that is at most this wide in a chart; of a longer one, the middle is left out."""
-    most = len(text)
+    most = min(len(text), int(width / LETTER) + 1)
     while most > 1 and text_width(shortened(text, most=most)) > width:
         most -= 1
     return shortened(text, most=most)

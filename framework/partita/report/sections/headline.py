@@ -7,6 +7,13 @@ from partita.report.sections.dialogues import sentence_of
 from partita.runs.listing import main_metrics, model_of
 from partita_schema.common.text import counted
 
+UNFINISHED = {
+    "running": "The run is not finished.",
+    "interrupted": "The run was interrupted.",
+    "dead": "The run is not finished, and its process has ended.",
+}
+"""What is known of a run without results, by its status."""
+
 
 def headline(run: RunRecord, measures: SplitMeasures | None) -> str:
     """Return the first sentence: the comparison with the base model, or what is known without it.
@@ -15,15 +22,15 @@ def headline(run: RunRecord, measures: SplitMeasures | None) -> str:
         run: The run.
         measures: The metrics of its main split; None if nothing was evaluated row by row.
     """
-    failed = f"The run failed: {run.error.rstrip('.')}." if run.error else ""
+    failed = f"The run failed: {run.problem.rstrip('.')}." if run.problem else ""
     if measures is not None and (main := main_measure(measures.measures, main_metrics(run.config))) is not None:
         return f"{failed} {comparison(main, measures)}".strip()
     if failed:
         return failed
     if run.simulations:
         return sentence_of(run.outcomes, run.simulations)
-    if run.status == "running":
-        return "The run is not finished, or it was killed; nothing has been evaluated row by row yet."
+    if run.status in UNFINISHED:
+        return f"{UNFINISHED[run.status]} Nothing has been evaluated row by row yet."
     apart = "" if run.is_new_model else ", so there is no comparison with the base model"
     return f"Nothing was evaluated row by row{apart}."
 
@@ -75,6 +82,6 @@ def facts_of(run: RunRecord) -> str:
         parts.append("stopped early")
     parts += [f"best at step {manifest['best_step']:,}"] if manifest.get("best_step") is not None else []
     parts += [str(manifest["device"])] if manifest.get("device") else []
-    parts += [f"status {run.status}"] if run.status != "done" else []
+    parts += [f"status {run.status}"] if run.status not in ("done", "outputs") else []
     parts += [str(manifest["created"])[:16].replace("T", " ") + " UTC"] if manifest.get("created") else []
     return " \u00b7 ".join(parts)

@@ -42,7 +42,7 @@ def metrics_section(run: RunRecord, splits: Sequence[SplitMeasures]) -> Section 
     parts += [Paragraph(NOTE, kind="note")] if splits else []
     parts += [Paragraph(text, kind="note") for text in [without_interval(splits)] if text]
     shown = {split.split for split in splits}
-    others = {split: values for split, values in run.manifest.get("metrics", {}).items() if split not in shown}
+    others = {split: values for split, values in run.metrics.items() if split not in shown}
     names = list(dict.fromkeys(name for values in others.values() for name in values))
     if names:
         rows = [[name, *(as_number(name, values.get(name)) for values in others.values())] for name in names]
