@@ -40,3 +40,14 @@ def test_packed_lines_start_with_a_row_of_one_token(tokens: int, loss_tokens: in
     assert (batch.rows, batch.lines) == (6, 3)
     assert batch.loss_tokens == int((batch.labels_BT != -100).sum())
     assert batch.loss_tokens == 3 * expected - (expected == width - 2)
+
+
+@pytest.mark.parametrize(("packed", "second"), [(False, [31, 32, 33, 34]), (True, [30, 31, 32, 33])])
+def test_branches_of_the_worst_case_continue_after_the_prompt(packed: bool, second: list[int]) -> None:
+    batch = worst_batch(2, tokens=40, loss_tokens=9, token_ids=range(3, 23), packed=packed, branched=True)
+    assert batch.position_ids_BT is not None
+    positions = batch.position_ids_BT[0].tolist()
+    assert positions[36:] == second
+    assert positions[31:36] == [*second, second[-1] + 1]
+    assert batch.loss_token_branches.tolist() == [0] * 5 + [1] * 4 + [0] * 6 + [1] * 3
+    assert batch.has_branches

@@ -34,6 +34,8 @@ class Batch:
 
     Packed rows follow each other in a line and do not attend to each other. The first token of each has no label.
 
+    A row of preferences is a prompt followed by several answers, its branches, which do not attend to each other.
+
     For a model with a head, a loss token is a token at which the head is compared with targets, one token per row in
     classification. Any token can be one, also the first of a row.
     """
@@ -47,12 +49,16 @@ class Batch:
     keys: tuple[str, ...]
     """Key of each row, line by line. Stable under shuffling, and across runs on the same data."""
     position_ids_BT: "torch.Tensor | None" = None
-    """For packed rows, the position of each token in its row, int64, 0 in padding. None if each line is one row."""
+    """For packed rows and branches, the position of each token in its row, int64, 0 in padding; branches continue at
+    the position after the prompt. None if each line is one row without branches."""
     targets_NK: "torch.Tensor | None" = None
     """For a model with a head, the targets of the loss tokens, line by line, float32. None for a model that learns
     tokens."""
     two_sided: bool = False
     """Whether the rows are those of an encoder-decoder: the encoder reads what precedes a row's first loss token."""
+    row_values_NK: "torch.Tensor | None" = None
+    """Numbers of each row that the objective uses in addition to the tokens, float32, in the order of `keys`. None if
+    rows have none."""
 
     @property
     def rows(self) -> int:
@@ -82,6 +88,22 @@ class Batch:
             return is_loss.nonzero()[:, 0]
         row_BT = self.row_starts().flatten().cumsum(0).view_as(self.labels_BT) - 1
         return row_BT[:, 1:][is_loss]
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether a row has branches."""
+        return self.position_ids_BT is not None and bool(self.branch_starts().any())
+
+    @property
+    def loss_token_branches(self) -> "torch.Tensor":
+        """Number of the branch of each loss token in its row [N], int64, from 0; order as in `loss_token_rows`."""
+        import torch
+
+        if self.position_ids_BT is None:
+            return torch.zeros(self.loss_tokens, dtype=torch.int64)
+        branches_BT = self.branch_starts().cumsum(1)
+        first_BT = torch.where(self.row_starts(), branches_BT, 0).cummax(1).values
+        return (branches_BT - first_BT)[:, 1:][self._is_loss()]
 
     def _is_loss(self) -> "torch.Tensor":
         """Return which tokens are loss tokens [B, T]; without the first column if there are no targets."""
@@ -132,6 +154,15 @@ class Batch:
             raise AssertionError("only packed rows have positions")
         columns_T = torch.arange(self.position_ids_BT.shape[1])
         return (self.position_ids_BT == 0) & (columns_T < self.lengths_B[:, None])
+
+    def branch_starts(self) -> "torch.Tensor":
+        """Return a bool tensor [B, T] that marks the first token of each branch of a row except its first branch."""
+        import torch
+
+        if self.position_ids_BT is None:
+            raise AssertionError("only packed rows and branches have positions")
+        steps_BT = self.position_ids_BT.diff(dim=1, prepend=torch.full((self.lines, 1), -1))
+        return (steps_BT != 1) & (self.position_ids_BT != 0)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from partita_trainers.interrupt import interruption, never
 from partita_trainers.learning_rate_search import find_learning_rate
 from partita_trainers.loss_history import LossHistory
 from partita_trainers.micro_batches import MicroBatchSplitter
-from partita_trainers.objective import CROSS_ENTROPY, Objective
+from partita_trainers.objective import CROSS_ENTROPY, Objective, has_branches
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
 from partita_trainers.schedule import learning_rate_share, plan_schedule
 from partita_trainers.source_counts import SourceCounts
@@ -89,7 +89,7 @@ class Finetune:
             sharded=sharded,
             objective=self.objective,
         )
-        return TrainingProbe(context, begin)
+        return TrainingProbe(context, begin, branched=has_branches(self.objective))
 
 
 class FinetuneRun:

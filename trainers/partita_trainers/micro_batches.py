@@ -46,7 +46,7 @@ class MicroBatchSplitter:
         self.parts *= 2
         now = -(-rows // 2)
         self.events.append({"step": number, "rows": rows, "tokens": tokens, "now": now})
-        if failed.position_ids_BT is None:
+        if failed.rows == rows:
             message = "step %d: out of memory with %s of %d tokens; retrying with %d rows at a time"
             logger.warning(message, number, counted(rows, "row"), tokens, now)
         else:
@@ -91,6 +91,7 @@ def select_lines(batch: Batch, start: int, end: int) -> Batch:
     if targets_NK is not None:
         row_N = batch.loss_token_rows
         targets_NK = targets_NK[(row_N >= start) & (row_N < end)]
+    values_NK = batch.row_values_NK
     return Batch(
         input_ids_BT=batch.input_ids_BT[start:end, :width].contiguous(),
         labels_BT=batch.labels_BT[start:end, :width].contiguous(),
@@ -99,6 +100,7 @@ def select_lines(batch: Batch, start: int, end: int) -> Batch:
         position_ids_BT=positions_BT,
         targets_NK=targets_NK,
         two_sided=batch.two_sided,
+        row_values_NK=None if values_NK is None else values_NK[first:last],
     )
 
 
@@ -117,6 +119,7 @@ def split_packed_line(line: Batch, parts: int) -> list[Batch]:
                 lengths_B=line.lengths_B.new_tensor([ends[last] - starts[first]]),
                 keys=line.keys[first : last + 1],
                 position_ids_BT=None if line.position_ids_BT is None else line.position_ids_BT[:, columns].contiguous(),
+                row_values_NK=None if line.row_values_NK is None else line.row_values_NK[first : last + 1],
             )
         )
     return result

@@ -54,7 +54,11 @@ class ObjectiveContext:
 
 
 class Objective(Protocol):
-    """A loss and its denominator. Micro-batches are split between rows when memory runs out, never inside a row."""
+    """A loss and its denominator. Micro-batches are split between rows when memory runs out, never inside a row.
+
+    One whose rows have branches (see `partita_trainers.Batch`) says so by an attribute `branched = True`; the batches
+    that measure memory then have branches too.
+    """
 
     def denominator(self, batch: Batch) -> float:
         """Return this micro-batch's part of the denominator, e.g. its loss tokens or its rows.
@@ -122,6 +126,11 @@ def objective_of(trainer: Trainer) -> Objective:
     """Return the trainer's attribute `objective`; cross-entropy for a trainer without one."""
     objective: Objective = getattr(trainer, "objective", CROSS_ENTROPY)
     return objective
+
+
+def has_branches(objective: Objective) -> bool:
+    """Return whether the rows of an objective have branches."""
+    return bool(getattr(objective, "branched", False))
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class StepResult:
 def batch_digest(batch: Batch) -> bytes:
     """Return a hash of the row keys, ids, masks and labels of a micro-batch."""
     digest = hashlib.blake2b("\0".join(batch.keys).encode(), digest_size=8)
-    for tensor in (batch.input_ids_BT, batch.lengths_B, batch.labels_BT, batch.position_ids_BT):
+    for tensor in (batch.input_ids_BT, batch.lengths_B, batch.labels_BT, batch.position_ids_BT, batch.row_values_NK):
         if tensor is None:
             continue
         digest.update(str(tuple(tensor.shape)).encode())

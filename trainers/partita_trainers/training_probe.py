@@ -15,7 +15,15 @@ from partita_trainers.preserved_state import clear_gradients, preserved_state
 SEED = 0
 
 
-def worst_batch(rows: int, *, tokens: int, loss_tokens: int, token_ids: Sequence[int], packed: bool = False) -> Batch:
+def worst_batch(
+    rows: int,
+    *,
+    tokens: int,
+    loss_tokens: int,
+    token_ids: Sequence[int],
+    packed: bool = False,
+    branched: bool = False,
+) -> Batch:
     """Build a batch of random rows.
 
     The last of several rows is one token shorter, because real batches contain rows of different lengths. There are at
@@ -27,8 +35,8 @@ def worst_batch(rows: int, *, tokens: int, loss_tokens: int, token_ids: Sequence
         loss_tokens: Loss tokens at the end of each row.
         token_ids: Ids to draw from.
         packed: Put two rows into each line, the first of one token, so that the model has to keep rows apart. Lines
-            have at
-            least three tokens.
+            have at least three tokens.
+        branched: Make the loss tokens two branches of about the same length.
     """
     free = 2 if packed else 1
     tokens = max(free + 1, tokens)
@@ -45,15 +53,26 @@ def worst_batch(rows: int, *, tokens: int, loss_tokens: int, token_ids: Sequence
         if loss_tokens < tokens - free:
             labels_BT[-1, tokens - loss_tokens - 1] = ids_BT[-1, tokens - loss_tokens - 1]
     keys = tuple(f"probe:{row}" for row in range(rows * free))
-    return Batch(ids_BT, labels_BT, lengths_B, keys, two_rows_a_line(rows, tokens) if packed else None)
+    if not (packed or branched):
+        return Batch(ids_BT, labels_BT, lengths_B, keys)
+    positions_BT = positions_of(rows, tokens, packed=packed, loss_tokens=loss_tokens if branched else 0)
+    return Batch(ids_BT, labels_BT, lengths_B, keys, positions_BT)
 
 
-def two_rows_a_line(lines: int, tokens: int) -> torch.Tensor:
-    """Return position ids [lines, tokens] of lines with a one-token row and a row of the rest.
+def positions_of(lines: int, tokens: int, *, packed: bool, loss_tokens: int) -> torch.Tensor:
+    """Return position ids [lines, tokens].
 
-    The last line ends with padding.
+    Args:
+        lines: Number of lines; the last of several ends with padding.
+        tokens: Tokens of each line.
+        packed: Whether the first row of each line has one token.
+        loss_tokens: Tokens at the end of each line that are two branches; 0 for none.
     """
-    positions_BT = (torch.arange(tokens) - 1).clamp(min=0).repeat(lines, 1)
+    positions_T = (torch.arange(tokens) - int(packed)).clamp(min=0)
+    second = loss_tokens // 2
+    if second:
+        positions_T[-second:] -= loss_tokens - second
+    positions_BT = positions_T.repeat(lines, 1)
     if lines > 1:
         positions_BT[-1, -1] = 0
     return positions_BT
@@ -79,8 +98,15 @@ class TrainingProbe:
     purpose: Purpose = "training"
     new_tokens = 0
 
-    def __init__(self, context: ProbeContext, begin: Begin) -> None:
-        self.work, self.begin = context, begin
+    def __init__(self, context: ProbeContext, begin: Begin, *, branched: bool = False) -> None:
+        """Create the probe.
+
+        Args:
+            context: What is trained, and on which rows.
+            begin: Builds the optimizers.
+            branched: Whether rows have branches.
+        """
+        self.work, self.begin, self.branched = context, begin, branched
         self.take_step: TakeStep | None = None
         self.has_state = False
         self.stack = ExitStack()
@@ -125,7 +151,12 @@ class TrainingProbe:
             raise AssertionError("a probe runs only inside its own context")
         work = self.work
         batch = worst_batch(
-            rows, tokens=tokens, loss_tokens=work.max_loss_tokens, token_ids=work.token_ids, packed=work.packed
+            rows,
+            tokens=tokens,
+            loss_tokens=work.max_loss_tokens,
+            token_ids=work.token_ids,
+            packed=work.packed,
+            branched=self.branched,
         )
         try:
             started = now(work.device)

@@ -73,6 +73,10 @@ class EncodedChunk:
     targets: np.ndarray | None = None
     """For a model with a head, the targets of all loss tokens, float32, [loss tokens, targets]; None without examples
     or without a head."""
+    values: np.ndarray | None = None
+    """Numbers of the examples that an objective uses, float32, [examples, values]; None if they have none."""
+    branched: bool = False
+    """Whether the loss spans of an example are branches; False without examples."""
 
 
 class ChunkEncoder:
@@ -198,4 +202,8 @@ def flat(
         targets=np.array([target for example in rows for target in example.targets], dtype=np.float32)
         if has_targets
         else None,
+        values=np.array([example.values for example in rows], dtype=np.float32)
+        if any(example.values for example in rows)
+        else None,
+        branched=any(example.branched for example in rows),
     )

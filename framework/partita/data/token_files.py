@@ -23,7 +23,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita_schema.common.checksums import DamagedError, sealed, unsealed
 from partita_schema.common.files import write_atomically
 
-FORMAT = 4
+FORMAT = 5
 """Increased whenever the meaning of the files changes."""
 CONTENTS = "contents.json"
 ARRAYS: dict[str, np.dtype[Any]] = {
@@ -36,9 +36,10 @@ ARRAYS: dict[str, np.dtype[Any]] = {
     "key_parts": np.dtype(np.int32),
     "indices": np.dtype(np.int64),
     "targets": np.dtype(np.float32),
+    "row_values": np.dtype(np.float32),
 }
-"""Name and type of each array, as in TokenizedDataset and RowKeys. key_parts is empty if the keys have no parts, and
-targets if the model has no head."""
+"""Name and type of each array, as in TokenizedDataset and RowKeys. key_parts is empty if the keys have no parts,
+targets if the model has no head, and row_values if rows have none."""
 COUNTS = (LEDGER, QUARANTINE)
 """Files of the ledger in the same folder."""
 BLOCK = 1 << 20
@@ -58,6 +59,7 @@ class TokenWriter:
         self._files = {name: self._open.enter_context((folder / name).open("wb")) for name in ARRAYS}
         self._sums = dict.fromkeys(ARRAYS, 0)
         self._ends = {"starts": 0, "span_starts": 0}
+        self._branched = False
         self.rows = 0
         """Number of rows written."""
         for name in self._ends:
@@ -92,6 +94,9 @@ class TokenWriter:
         self._write("indices", indices)
         if chunk.targets is not None:
             self._write("targets", chunk.targets)
+        if chunk.values is not None:
+            self._write("row_values", chunk.values)
+        self._branched |= chunk.branched
         self.rows += len(indices)
 
     def finish(self, *, names: tuple[str, ...], made_from: Mapping[str, str], parts: Mapping[str, str]) -> None:
@@ -113,6 +118,7 @@ class TokenWriter:
         contents = {
             "format": FORMAT,
             "rows": self.rows,
+            "branched": self._branched,
             "made_from": dict(made_from),
             "parts": dict(parts),
             "names": list(names),
@@ -148,6 +154,7 @@ def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDatas
         check_file(folder / name, contents)
     arrays = {name: mapped(folder / name) for name in ARRAYS}
     parts = arrays["key_parts"] if len(arrays["key_parts"]) else None
+    targets, values = arrays["targets"], arrays["row_values"]
     rows = TokenizedDataset(
         ids_L=arrays["ids"],
         starts_N1=arrays["starts"],
@@ -156,10 +163,10 @@ def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDatas
         keys=RowKeys(contents["names"], arrays["key_files"], arrays["key_numbers"], parts=parts),
         indices_N=arrays["indices"],
         parts=contents["parts"],
+        branched=contents["branched"],
+        row_values_NK=values.reshape(contents["rows"], -1) if len(values) else None,
     )
-    if not len(arrays["targets"]):
-        return rows
-    return replace(rows, targets_NK=arrays["targets"].reshape(int(rows.loss_tokens.sum()), -1))
+    return replace(rows, targets_NK=targets.reshape(int(rows.loss_tokens.sum()), -1)) if len(targets) else rows
 
 
 def read_contents(folder: Path) -> dict[str, Any]:

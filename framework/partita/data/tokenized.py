@@ -41,6 +41,10 @@ class TokenizedDataset:
     """Whether each loss span is a document that does not attend to the others of its row; see `cut_chunks`."""
     targets_NK: np.ndarray | None = None
     """For a model with a head, the targets of all loss tokens in order, float32; otherwise None."""
+    branched: bool = False
+    """Whether each loss span of a row is a branch: it follows the tokens before the first span, and sees no other."""
+    row_values_NK: np.ndarray | None = None
+    """Numbers of each row that an objective uses, float32; None if rows have none."""
     text_bytes: int | None = None
     """Bytes of all texts in UTF-8, for bits per byte; None unless all tokens of the texts are in the loss."""
 
@@ -103,8 +107,8 @@ class TokenizedDataset:
     def fingerprint(self) -> str:
         """Return a hash of keys, ids and loss spans."""
         arrays = (self.ids_L, self.starts_N1, self.loss_spans_S2, self.span_starts_N1)
-        targets = () if self.targets_NK is None else (self.targets_NK,)
-        return digest(self.keys.digest(), *arrays, *targets)
+        more = [array for array in (self.targets_NK, self.row_values_NK) if array is not None]
+        return digest(self.keys.digest(), *arrays, *more)
 
     def ids(self, index: int) -> np.ndarray:
         """Return the token ids of a row."""
@@ -128,6 +132,8 @@ class TokenizedDataset:
             self.parts,
             isolated=self.isolated,
             targets_NK=self.targets(indices),
+            branched=self.branched,
+            row_values_NK=None if self.row_values_NK is None else self.row_values_NK[indices],
         )
 
     def targets(self, indices: np.ndarray) -> np.ndarray | None:
@@ -245,12 +251,14 @@ class FlatBuilder:
             indices_N=indices,
             parts=parts,
             targets_NK=concatenated([chunk.targets for chunk in self._chunks]),
+            branched=any(chunk.branched for chunk in self._chunks),
+            row_values_NK=concatenated([chunk.values for chunk in self._chunks]),
         )
 
 
-def concatenated(targets: list[np.ndarray | None]) -> np.ndarray | None:
-    """Concatenate the targets of chunks. Chunks without examples have no targets; None if none has."""
-    present = [chunk for chunk in targets if chunk is not None]
+def concatenated(arrays: list[np.ndarray | None]) -> np.ndarray | None:
+    """Concatenate the targets or values of chunks. Chunks without examples have none; None if none has."""
+    present = [chunk for chunk in arrays if chunk is not None]
     return np.concatenate(present) if present else None
 
 

@@ -15,7 +15,7 @@ from partita.generation.engine import Engine
 from partita.lm.base import PADDED, SHORTEST_PREFIX, BatchWay, GenerationOptions, GenerativeModel
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Purpose, Timing, Volume
-from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext
+from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, has_branches
 from partita_trainers.training_probe import worst_batch
 
 MAX_ELEMENTS = 2**31 - 1
@@ -145,7 +145,11 @@ class EvaluationProbe:
     def run(self, rows: int) -> Timing:
         """Run one forward pass."""
         batch = worst_batch(
-            rows, tokens=self.prompt_tokens, loss_tokens=self.max_loss_tokens, token_ids=self.lm.token_ids
+            rows,
+            tokens=self.prompt_tokens,
+            loss_tokens=self.max_loss_tokens,
+            token_ids=self.lm.token_ids,
+            branched=has_branches(self.objective),
         )
         self.lm.module.eval()
         started = now(self.lm.device)

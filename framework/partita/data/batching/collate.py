@@ -30,8 +30,9 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     """Return the planned rows as a batch. Without rows, B = 0 and T = 0.
 
     A row's first token is never in the loss: nothing precedes it, or, in a packed line, another row does. Position ids
-    are set, and restart with each row, only if a line holds several rows, or several isolated documents. With targets
-    for a head, any token can be in the loss.
+    are set, and restart with each row, only if a line holds several rows, or several isolated documents, or if rows
+    have branches, which all continue at the position after the prompt. With targets for a head, any token can be in
+    the loss.
 
     Args:
         encoded: Tokenized rows.
@@ -64,9 +65,14 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     if targets is None:
         labels[cells_n] = IGNORED
     positions_BT = None
-    if lines < len(rows_n):
+    if lines < len(rows_n) or encoded.branched:
         positions = np.zeros(shape[0] * shape[1], dtype=np.int64)
         positions[cells_K] = positions_K
+        if encoded.branched:
+            for cell, row in zip(cells_n.tolist(), rows_n.tolist(), strict=True):
+                first, *others = encoded.loss_spans(row).tolist()
+                for start, end in others:
+                    positions[cell + start : cell + end] -= start - first[0]
         positions_BT = torch.from_numpy(positions.reshape(shape))
     return Batch(
         input_ids_BT=torch.from_numpy(input_ids.reshape(shape)),
@@ -76,6 +82,7 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
         position_ids_BT=positions_BT,
         targets_NK=None if targets is None else torch.from_numpy(targets),
         two_sided=two_sided,
+        row_values_NK=None if encoded.row_values_NK is None else torch.from_numpy(encoded.row_values_NK[rows_n]),
     )
 
 

@@ -41,6 +41,10 @@ class Example:
     """For a model with a head, the targets of each loss token."""
     widened_spans: tuple[str, ...] = ()
     """For tags of words, the spans of characters that begin or end inside a word, which has the tag as a whole."""
+    branched: bool = False
+    """Whether each loss span is a branch: it follows the tokens before the first span, and sees no other span."""
+    values: tuple[float, ...] = ()
+    """Numbers of the row that an objective uses in addition to the tokens, such as the label of KTO."""
 
     @property
     def labels(self) -> list[int]:
