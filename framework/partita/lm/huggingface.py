@@ -12,6 +12,7 @@ from torch import nn
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_check import check_causal, find_batch_way, padding_limit
 from partita.lm.batch_prompts import BatchPrompts
+from partita.lm.branches import BranchWay, branch_inputs, find_branch_way, separate_rows
 from partita.lm.devices import seeded
 from partita.lm.generation import answer_ends, generate_batch, left_padded_prompts, may_run_past_context
 from partita.lm.loaded_model import TextModel
@@ -48,6 +49,8 @@ class HuggingFaceModel(TrainedModel, TextModel):
 
     def cross_entropy(self, module: nn.Module, batch: Batch, *, reduction: Literal["sum", "none"]) -> torch.Tensor:
         """Return the cross-entropy of the batch's loss tokens, summed or not, in float32."""
+        if batch.has_branches and self.branch_way.reason is not None:
+            batch = separate_rows(batch)
         noise = self.noise.for_rows(batch) if self.noise is not None else nullcontext()
         with noise:
             return label_cross_entropy(
@@ -64,6 +67,8 @@ class HuggingFaceModel(TrainedModel, TextModel):
         """Return model inputs in addition to the ids. Raise ModelError if packed rows attend to each other."""
         if batch.position_ids_BT is not None:
             positions_BT = batch.position_ids_BT.to(self.device)
+            if batch.has_branches:
+                return branch_inputs(positions_BT, model=self.base)
             return packed_inputs(positions_BT, isolation=self.isolation, model=self.base)
         return {"attention_mask": batch.attention_mask().to(self.device)} if self.config.trust_remote_code else {}
 
@@ -71,6 +76,11 @@ class HuggingFaceModel(TrainedModel, TextModel):
     def isolation(self) -> Isolation:
         """How attention between packed rows is prevented."""
         return find_isolation(self)
+
+    @cached_property
+    def branch_way(self) -> BranchWay:
+        """How rows with branches are computed."""
+        return find_branch_way(self)
 
     @cached_property
     def is_causal(self) -> bool:

@@ -62,8 +62,26 @@ def label_indices(batch: Batch, *, virtual_tokens: int) -> tuple[torch.Tensor, t
     """
     labels_BT = batch.labels_BT[:, 1:]
     row_K, column_K = (labels_BT != -100).nonzero(as_tuple=True)
+    labels_K = labels_BT[row_K, column_K]
+    if batch.position_ids_BT is not None:
+        column_K = predecessors(batch.position_ids_BT)[row_K, column_K + 1]
     width = batch.input_ids_BT.shape[1] + virtual_tokens
-    return row_K * width + virtual_tokens + column_K, labels_BT[row_K, column_K]
+    return row_K * width + virtual_tokens + column_K, labels_K
+
+
+def predecessors(positions_BT: torch.Tensor) -> torch.Tensor:
+    """Return the column of the token before each token in its row and branch, int64 [B, T]; -1 at the first of a line.
+
+    At the start of a branch it is the last token of the prompt; at the start of a packed row it is in another row.
+    """
+    columns_T = torch.arange(positions_BT.shape[1])
+    before_BT = (columns_T - 1).repeat(len(positions_BT), 1)
+    line_N, column_N = ((positions_BT.diff(dim=1) != 1) & (positions_BT[:, 1:] != 0)).nonzero(as_tuple=True)
+    column_N = column_N + 1
+    wanted_N = positions_BT[line_N, column_N] - 1
+    is_parent_NT = (positions_BT[line_N] == wanted_N[:, None]) & (columns_T < column_N[:, None])
+    before_BT[line_N, column_N] = torch.where(is_parent_NT, columns_T, -1).amax(1)
+    return before_BT
 
 
 def label_cross_entropy(

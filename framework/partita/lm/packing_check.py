@@ -119,10 +119,14 @@ def isolation_error(lm: TextModel, isolation: Isolation) -> float | None:
             logger.debug("packed rows by %s: %s", isolation, refusal)
             return None
     a, b = LENGTHS
-    differences = [packed[0, :a] - alone[0], packed[0, a : a + b] - alone[1]]
-    differences += [packed[1, :b] - alone[1], packed[1, b : a + b] - alone[0]]
-    spread = torch.cat(alone)
-    error = torch.cat(differences).square().mean().sqrt() / (spread - spread.mean(dim=-1, keepdim=True)).std()
+    together = [packed[0, :a], packed[0, a : a + b], packed[1, :b], packed[1, b : a + b]]
+    return relative_error(torch.cat(together), torch.cat([*alone, *alone[::-1]]))
+
+
+def relative_error(together_NV: torch.Tensor, alone_NV: torch.Tensor) -> float | None:
+    """Return the root mean square difference of logits over their spread; None if it is not finite."""
+    spread = (alone_NV - alone_NV.mean(dim=-1, keepdim=True)).std()
+    error = (together_NV - alone_NV).square().mean().sqrt() / spread
     return float(error) if torch.isfinite(error) else None
 
 

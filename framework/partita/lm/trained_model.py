@@ -27,6 +27,7 @@ class TrainedModel(LoadedModel):
         adapter = self.config.adapter
         trains_ranks = isinstance(adapter, AdaloraAdapter) and bool(trained_parameters(self.module))
         self.budget = AdaloraBudget(self.adapted, adapter) if trains_ranks else None  # type: ignore[arg-type]
+        self._starting: dict[str, torch.Tensor] | None = None
         self._identity: str | None = None
         self._fingerprint: str | None = None
 
@@ -56,6 +57,32 @@ class TrainedModel(LoadedModel):
                 yield
         finally:
             self.module.train(before)
+
+    def keep_reference(self) -> None:
+        """Copy the weights that training changes, for `reference`. Call it before the first step and before a resume.
+
+        An adapter is small; without one, this is a second copy of the weights that are trained.
+        """
+        parameters = trained_parameters(self.module)
+        self._starting = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Compute with the weights of `keep_reference` in this context, in evaluation mode and without gradients.
+
+        The starting policy is the reference, also if it is an adapter that is trained further. No weight is copied.
+        """
+        assert self._starting is not None, "keep_reference was not called"
+        parameters = trained_parameters(self.module)
+        current = {name: parameter.data for name, parameter in parameters.items()}
+        try:
+            for name, parameter in parameters.items():
+                parameter.data = self._starting[name]
+            with torch.no_grad(), self.evaluating():
+                yield
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data = current[name]
 
     # Files
 

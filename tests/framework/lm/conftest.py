@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
 from partita_trainers.base import Batch
 
+ROOT = Path(__file__).parents[3]
 SMALLEST = Least(products=0, weights=1024)
 SCRATCH = {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": 64}
 
@@ -185,3 +187,13 @@ def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "small"
     load(build_config()).save(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def architectures() -> ModuleType:
+    """Return the module in benchmarks/ that measures architectures."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        import architectures  # type: ignore[import-not-found]
+
+        return architectures  # type: ignore[no-any-return]

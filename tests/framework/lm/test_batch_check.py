@@ -23,7 +23,6 @@ from partita_trainers.base import Batch
 
 from ...properties import ends
 
-ROOT = Path(__file__).parents[3]
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 IN_BATCHES = GenerationOptions({"do_sample": False, "num_beams": 1}, slots=False)
 BEAMS = GenerationOptions({"do_sample": False, "num_beams": 2})
@@ -44,16 +43,6 @@ SPREAD = (
     *("gptj", "jamba", "mamba2", "opt", "phi3", "qwen3", "qwen3_next", "reformer", "starcoder2", "xglm", "zamba2"),
 )
 """More architectures for each way of batching; benchmarks/architectures.py measures all."""
-
-
-@pytest.fixture(scope="module")
-def architectures() -> ModuleType:
-    """Return the module in benchmarks/ that measures architectures."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        import architectures  # type: ignore[import-not-found]
-
-        return architectures  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
