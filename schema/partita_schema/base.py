@@ -7,7 +7,7 @@ are lenient, because PyYAML reads `1e-4` as a string.
 import re
 import warnings
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -82,6 +82,8 @@ NonNegative = Annotated[Number, Field(ge=0)]
 Positive = Annotated[Number, Field(gt=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
+Direction = Literal["lower", "higher"]
+"""Whether lower or higher values of a metric are better."""
 
 
 NAME = re.compile(r"[A-Za-z][\w-]*")

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from partita_schema.common.text import nearest
+from partita_schema.sections.objectives import OBJECTIVE_METRICS
 from partita_schema.sections.outputs import METRICS_BY_NAME, ranking_metrics
 from partita_schema.sections.outputs.base import OutputBase
+from partita_schema.sections.trainer import TrainerBase
 
 
 def full_name(metric: str, outputs: Sequence[OutputBase]) -> str:
@@ -12,18 +14,24 @@ def full_name(metric: str, outputs: Sequence[OutputBase]) -> str:
 
     A bare name is a metric of the first output even if all outputs together have a metric of that name.
     """
-    return metric if metric == "loss" or "." in metric else f"{outputs[0].name}.{metric}"
+    return metric if metric in ("loss", *OBJECTIVE_METRICS) or "." in metric else f"{outputs[0].name}.{metric}"
 
 
-def metric_problem(wanted: str, outputs: Sequence[OutputBase]) -> str | None:
-    """Return what is wrong with the name of a metric, or None."""
-    if wanted == "loss":
+def metric_problem(wanted: str, outputs: Sequence[OutputBase], *, trainer: TrainerBase | None = None) -> str | None:
+    """Return what is wrong with the name of a metric, or None. The trainer may have metrics of its objective."""
+    of_objective = tuple(getattr(trainer, "METRICS", ()))
+    if wanted in ("loss", *of_objective):
         return None
+    if wanted in OBJECTIVE_METRICS:
+        instead = ", ".join(("loss", *of_objective))
+        kind = "" if trainer is None else f" with trainer: {{type: {getattr(trainer, 'type', 'custom')}}}"
+        return f"no metric is named {wanted}{kind}; write {instead}, or a metric of the output"
     names = [output.name for output in outputs]
     if "." in wanted and not any(wanted.startswith(f"{name}.") for name in names):
         return f"{wanted!r} names no output; write loss, or a metric after one of {', '.join(f'{n}.' for n in names)}"
     first, full = f"{names[0]}.", full_name(wanted, outputs)
-    known = ["loss", *(f"{output.name}.{metric}" for output in outputs for metric in ranking_metrics(output))]
+    of_outputs = [f"{output.name}.{metric}" for output in outputs for metric in ranking_metrics(output)]
+    known = ["loss", *of_objective, *of_outputs]
     without_scores = [output for output in outputs if not output.has_scores]
     if any(full == f"{output.name}.{metric}" for output in without_scores for metric in output.SCORE_METRICS):
         instead = "write head: linear or decoder: {scoring: true} in the output"

@@ -1,7 +1,7 @@
 """Values of a training run that a file leaves open: what they will be, or when they are found."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from partita_schema.common.text import counted
 from partita_schema.config import Config
@@ -14,11 +14,30 @@ DEFAULT_EPOCHS = 3.0
 AT_THE_START = "found when the run begins"
 
 
+class LearningRates(NamedTuple):
+    """Default learning rates, by what is trained."""
+
+    adapter: float
+    new: float
+    pretrained: float
+
+
+LEARNING_RATES = {
+    "finetune": LearningRates(adapter=2e-4, new=1e-3, pretrained=2e-5),
+    "preference": LearningRates(adapter=1e-5, new=1e-4, pretrained=1e-6),
+    "kto": LearningRates(adapter=1e-5, new=1e-4, pretrained=1e-6),
+    "reward": LearningRates(adapter=1e-4, new=1e-3, pretrained=1e-5),
+}
+"""Default learning rates by trainer; those of fine-tuning for other trainers."""
+
+
 def default_learning_rate(config: Config) -> tuple[float, str]:
     """Return the peak learning rate of a file that sets none, and what it is the default for."""
+    rates = LEARNING_RATES.get(config.trainer.type, LEARNING_RATES["finetune"])
     if config.adapter is not None:
-        return 2e-4, "an adapter"
-    return (1e-3, "a new model") if isinstance(config.base_model, ScratchModel) else (2e-5, "a pretrained model")
+        return rates.adapter, "an adapter"
+    is_new = isinstance(config.base_model, ScratchModel)
+    return (rates.new, "a new model") if is_new else (rates.pretrained, "a pretrained model")
 
 
 def warmup_steps(scheduler: LearningRateScheduler, total_steps: int) -> int:

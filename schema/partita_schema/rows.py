@@ -192,7 +192,7 @@ def row_schema(config: Config, *, supervised: bool) -> RowSchema:
         ]
     if supervised and dialogue is None:
         cells += [output_cell(feature) for feature in config.output_features]
-        cells += [text_cell(column) for feature in config.output_features for column in feature.more_columns]
+        cells += [more_cell(feature, column) for feature in config.output_features for column in feature.more_columns]
     kind = RowSchema.from_dict({str(index): cell.field for index, cell in enumerate(cells)}, name="Row")
     schema = kind()
     assert isinstance(schema, RowSchema)
@@ -216,9 +216,11 @@ def template_cell(column: str) -> Cell:
     return Cell(name=column, column=column, field=ValueColumn(text_reader()), fill="")
 
 
-def text_cell(column: str) -> Cell:
-    """Return the cell of a column of text."""
-    return Cell(name=column, column=column, field=ValueColumn(text_reader()))
+def more_cell(feature: OutputFeature, column: str) -> Cell:
+    """Return the cell of a column that an output reads in addition to its own."""
+    fill = feature.preprocessing.fill_value if feature.has_pairs and fills(feature) else None
+    field = ValueColumn(feature.more_reader(column))
+    return Cell(name=feature.more_key(column), column=column, field=field, fill=fill, absent=fill is not None)
 
 
 def input_cell(feature: TextInput, *, splitting: Splitting | None) -> Cell:
@@ -235,13 +237,17 @@ def input_cell(feature: TextInput, *, splitting: Splitting | None) -> Cell:
     )
 
 
+def fills(feature: OutputFeature) -> bool:
+    """Return whether empty cells of an output are filled."""
+    return feature.preprocessing.missing_value_strategy == "fill_with_const"
+
+
 def output_cell(feature: OutputFeature) -> Cell:
-    options = feature.preprocessing
     return Cell(
         name=feature.name,
         column=feature.source_column,
         field=ValueColumn(feature.cell_reader()),
-        fill=options.fill_value if options.missing_value_strategy == "fill_with_const" else None,
+        fill=feature.preprocessing.fill_value if fills(feature) else None,
         absent=True,
     )
 

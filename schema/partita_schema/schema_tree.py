@@ -193,7 +193,7 @@ def words(shape: Shape) -> str:
         case Section():
             return "a mapping"
         case Tagged(arms):
-            return f"a mapping with type: {one_of([tag for tag, _ in arms]) if len(arms) <= 8 else '...'}"
+            return f"a mapping with type: {one_of([tag for tag, _ in arms]) if len(arms) <= 10 else '...'}"
         case Items(item, fixed):
             if not fixed:
                 return f"a list of {plural(item)}"

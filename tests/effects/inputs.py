@@ -91,9 +91,22 @@ def write_rows(folder: Path) -> None:
     scored = [row | {"score": place % 2, "other": 1 - place % 2} for place, row in enumerate(made)]
     write(folder / "scores.jsonl", scored)
     write(folder / "gaps-of-scores.jsonl", [row | ({"score": None} if row["score"] else {}) for row in scored])
+    write_pairs(folder, made)
     write(folder / "tag-gaps.jsonl", [row | ({"tags": None} if place % 3 else {}) for place, row in enumerate(tagged)])
     for name in ("hub", "hub2"):
         write_hub(folder / name, rows(8, seed=2 if name == "hub" else 3))
+
+
+def write_pairs(folder: Path, made: list[dict[str, Any]]) -> None:
+    """Write rows with a better and a worse answer, and whether the better one is liked."""
+    pairs = [
+        row | {"chosen": row["answer"], "rejected": f"ball {row['answer']}", "other": "say say", "liked": place % 2}
+        for place, row in enumerate(made)
+    ]
+    pairs = [row | {"disliked": 1 - row["liked"]} for row in pairs]
+    write(folder / "pairs.jsonl", pairs)
+    write(folder / "capital-pairs.jsonl", [row | {"rejected": row["rejected"].upper()} for row in pairs])
+    write(folder / "gaps-of-pairs.jsonl", [row | ({"rejected": None} if row["liked"] else {}) for row in pairs])
 
 
 def write_files_of_models(folder: Path) -> None:

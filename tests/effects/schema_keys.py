@@ -11,17 +11,28 @@ from partita_schema.reference import json_schema_text
 Node = dict[str, Any]
 """A part of the JSON schema."""
 
+LIKE_FINETUNING = ("preference", "kto", "reward")
+"""Trainers whose sections derive from that of fine-tuning."""
 SEGMENT = re.compile(r"([a-z_0-9]+)(?:\[([a-z_0-9]+)\])?")
 
 
 def leaf_keys() -> dict[str, Node]:
     """Return each key with a plain value, by path, with its part of the JSON schema.
 
+    Keys that a trainer has from fine-tuning are left out: they are those of `trainer[finetune]`.
     A path names the variant of a union in brackets: `adapter[lora].r`. A section that may also be written as a plain
     value, such as `base_model`, is a key too. Keys in lists and in mappings with free keys have the path of the list.
     """
     schema: Node = json.loads(json_schema_text())
-    return dict(walk(schema, schema["$defs"], path=""))
+    keys = dict(walk(schema, schema["$defs"], path=""))
+    return {key: node for key, node in keys.items() if not is_inherited(key, node, keys)}
+
+
+def is_inherited(key: str, node: Node, keys: dict[str, Node]) -> bool:
+    """Return whether a trainer has a key from fine-tuning, whose code reads it, with the same values and meaning."""
+    trainer, _, name = key.partition("].")
+    of_finetuning = keys.get(f"trainer[finetune].{name}")
+    return trainer.removeprefix("trainer[") in LIKE_FINETUNING and of_finetuning == node
 
 
 def walk(section: Node, definitions: dict[str, Node], *, path: str) -> Iterator[tuple[str, Node]]:

@@ -9,6 +9,8 @@ def output(type: str) -> dict[str, object]:
     answer: Config = {"output_features": [{"name": "answer", "type": type, "decoder": {}}]}
     if type == "score":
         answer["input_features"] = [{"name": "text"}, {"name": "label"}]
+    if type == "preference":
+        answer["trainer"] = {"type": "preference"}
     return answer | ({"generation": {"max_new_tokens": None}} if type in ("tags", "embedding", "score") else {})
 
 
@@ -57,7 +59,7 @@ SINGLE = [
             ),
             **{
                 f"output_features[{type}].decoder.type": Flip("other", given=output(type))
-                for type in ("text", "category", "number", "json", "set", "tags", "score", "embedding")
+                for type in ("text", "category", "number", "json", "set", "tags", "score", "embedding", "preference")
             },
             "output_features[tags].head": Flip("other", given=output("tags")),
             "output_features[score].head": Flip("other", given=output("score")),

@@ -17,6 +17,7 @@ from .table_data import DATA
 from .table_dialogues import DIALOGUES
 from .table_heads import HEADS
 from .table_models import MODELS
+from .table_preference import PREFERENCE
 from .table_simulation import SIMULATION
 from .table_single import NOT_OBSERVED, SINGLE
 from .table_sweeps import SWEEPS
@@ -26,7 +27,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # from compile
     pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning"),  # the observers have hooks on all modules
 ]
-GROUPS = [*ADAPTERS, *TRAINING, *DATA, *ANSWERS, *ENDPOINT, *MODELS, *DIALOGUES, *HEADS, *SIMULATION, *SWEEPS, *SINGLE]
+GROUPS = [
+    *ADAPTERS,
+    *TRAINING,
+    *DATA,
+    *ANSWERS,
+    *ENDPOINT,
+    *MODELS,
+    *DIALOGUES,
+    *HEADS,
+    *PREFERENCE,
+    *SIMULATION,
+    *SWEEPS,
+    *SINGLE,
+]
 CASES = cases(*GROUPS)
 KEYS = leaf_keys()
 BASES = {case.name_of_base: case for case in reversed(CASES)}

@@ -326,7 +326,7 @@ def test_an_empty_dictionary_is_reported_with_the_missing_keys() -> None:
         "base_model: is missing; add base_model: with a Hub id, a folder, or {type: scratch}",
         (
             "output_features: is missing; add output_features: with a list of mappings with type: text, category, "
-            "number, json, set, tags, score or embedding"
+            "number, json, set, tags, score, embedding or preference"
         ),
     ]
 

@@ -5,14 +5,16 @@ import math
 import pytest
 
 from partita_schema.errors import ConfigError
+from partita_schema.sections.objectives import OBJECTIVE_METRICS
 from partita_schema.sections.outputs import DIRECTIONS, OUTPUT_MODELS, SHARED_METRICS
 from partita_trainers.validation import Validation
 
-LOWER = {"loss", "invalid", "errors", "mae", "mse", "rmse"}
+LOWER = {"loss", "invalid", "errors", "mae", "mse", "rmse", "chosen_falls"}
 HIGHER = {
     *("exact_match", "accuracy", "macro_f1", "weighted_f1", "micro_f1", "jaccard", "r2", "valid", "field_accuracy"),
     *("rouge_1", "rouge_2", "rouge_l", "bleu", "auroc", "average_precision"),
     *("micro_precision", "micro_recall", "word_accuracy", "mrr", "ndcg_at_10"),
+    *("rewards/accuracies", "rewards/margins", "rewards/chosen", "logps/chosen"),
     *("recall_at_1", "recall_at_5", "recall_at_10", "joint_accuracy", "slot_accuracy", "slot_f1"),
 }
 METRICS_OF_NO_QUALITY = {"n"}
@@ -29,6 +31,7 @@ def test_every_metric_has_a_direction() -> None:
     """A new metric fails here until its direction is defined."""
     measured = {"loss", *SHARED_METRICS}
     measured |= {metric for model in OUTPUT_MODELS for metric in (*model.METRICS, *model.SCORE_METRICS)}
+    measured |= set(OBJECTIVE_METRICS)
 
     assert set(DIRECTIONS) == measured - METRICS_OF_NO_QUALITY
     assert set(DIRECTIONS) == LOWER | HIGHER

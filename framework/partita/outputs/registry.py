@@ -8,6 +8,7 @@ from partita.outputs.category import CategoryType
 from partita.outputs.embedding import EmbeddingType
 from partita.outputs.json import JsonType
 from partita.outputs.number import NumberType
+from partita.outputs.preference import PreferenceType
 from partita.outputs.score import ScoreType
 from partita.outputs.set import SetType
 from partita.outputs.tags import TagsType
@@ -25,6 +26,7 @@ OUTPUT_TYPES: dict[str, type[OutputType[Any]]] = {
     "tags": TagsType,
     "score": ScoreType,
     "embedding": EmbeddingType,
+    "preference": PreferenceType,
 }
 
 

@@ -1,7 +1,7 @@
 """Names from other libraries, and types planned for later versions, with what to write instead."""
 
 NOT_YET_TYPES = {
-    "trainer": ("dpo", "orpo", "kto", "simpo", "reward", "grpo", "ppo"),
+    "trainer": ("grpo", "ppo"),
     "backend": ("deepspeed",),
 }
 """Values of `type` planned for later versions."""
@@ -143,6 +143,9 @@ FOREIGN_TYPES = {
     "trainer": {
         **dict.fromkeys(("sft", "supervised", "train", "full", "lora", "qlora", "fine_tune", "fine-tune"), "finetune"),
         **dict.fromkeys(("zero_shot", "zero-shot", "zeroshot", "inference", "predict", "null"), "none"),
+        **{loss: f"preference, and loss: {{type: {loss}}}" for loss in ("dpo", "orpo", "simpo")},
+        "ipo": "preference, and loss: {type: dpo, variant: ipo}",
+        **dict.fromkeys(("rm", "reward_model", "reward_modeling"), "reward"),
     },
     "backend": dict.fromkeys(("openai", "server", "http", "api", "ollama"), "endpoint, with url:"),
     "data.batching": {
@@ -166,6 +169,7 @@ FOREIGN_TYPES = {
         **dict.fromkeys(("vector", "embeddings", "sentence_embedding", "retrieval"), "embedding"),
         **dict.fromkeys(("rerank", "reranker", "cross_encoder", "cross-encoder", "similarity", "relevance"), "score"),
         **dict.fromkeys(("ner", "token_classification", "token-classification", "tagging", "pos", "spans"), "tags"),
+        **dict.fromkeys(("pair", "pairs", "pairwise", "chosen_rejected", "dpo"), "preference"),
         **dict.fromkeys(("multilabel", "multi_label", "multi-label", "labels"), "set"),
     },
 }

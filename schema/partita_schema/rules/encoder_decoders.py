@@ -12,6 +12,7 @@ from partita_schema.sections.adapter import LoraAdapter, PrefixTuningAdapter, Pr
 from partita_schema.sections.batching import ChunkBatching, PackBatching
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.model import ENCODER_DECODERS, ScratchModel
+from partita_schema.sections.trainer import KtoTrainer, PreferenceTrainer, RewardTrainer
 
 VIRTUAL_TOKENS = (
     "the virtual tokens of {} precede one text, and an encoder-decoder has two; write type: lora"  # its type
@@ -56,6 +57,12 @@ def whole_dialogues(config: ConfigSections) -> object:
     return config.dialogue_input is not None and config.data.dialogue.mode == "packed_dialogue"
 
 
+def learns_preferences(config: ConfigSections) -> object:
+    """Return the type of trainer if it compares answers."""
+    trainer = config.trainer
+    return isinstance(trainer, PreferenceTrainer | RewardTrainer | KtoTrainer) and trainer.type
+
+
 CONFLICTS = (
     Conflict(
         "input_features",
@@ -90,6 +97,12 @@ CONFLICTS = (
         "prompt.chat",
         lambda config: config.prompt.chat is True,
         "a chat template writes prompt and answer as one text, and an encoder-decoder has two; write chat: false",
+    ),
+    Conflict(
+        "trainer.type",
+        learns_preferences,
+        "{} compares answers after one reading of the prompt, which is written for decoders, and this is an "
+        "encoder-decoder; choose a causal language model",
     ),
     Conflict("adapter.type", virtual_tokens, VIRTUAL_TOKENS),
     Conflict("adapter.init", init_from_activations, LOOKS_AT_A_DECODER),

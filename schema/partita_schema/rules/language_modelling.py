@@ -18,7 +18,7 @@ def language_modelling_conflicts(config: ConfigSections) -> Iterator[Refusal]:
     if not config.plain_text:
         return
     output = config.output_features[0]
-    if len(config.output_features) > 1 or output.type != "text":
+    if len(config.output_features) > 1 or (output.type != "text" and not output.has_pairs):
         what = "several outputs" if len(config.output_features) > 1 else f"an output of type {output.type}"
         yield "input_features", f"{what} without an input; name the columns that the model sees"
         return

@@ -11,7 +11,7 @@ def leaked_answers(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a template that shows an output to the model."""
     inputs = {name for feature in config.input_features for name in (feature.name, feature.source_column)}
     for feature in config.output_features:
-        leaks = {feature.name, feature.source_column} - inputs
+        leaks = {feature.name, feature.source_column, *feature.more_columns} - inputs
         shown = next((name for name in template_fields(config.prompt.template or "") if name in leaks), None)
         if shown is not None:
             yield "prompt.template", f"the template shows the output {{{shown}}} and gives the answer away; remove it"

@@ -31,7 +31,8 @@ def unmeasured_sweep(config: ConfigSections) -> Iterator[Refusal]:
     sweep = config.sweep
     if sweep is None:
         return
-    problem = metric_problem(sweep.metric, config.output_features) if sweep.metric is not None else None
+    written, outputs = sweep.metric, config.output_features
+    problem = metric_problem(written, outputs, trainer=config.trainer) if written is not None else None
     if problem is not None:
         yield "sweep.metric", problem
     elif sweep.mode is None and direction_of(sweep_metric(config)) is None:

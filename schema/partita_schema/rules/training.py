@@ -113,6 +113,6 @@ def unknown_metric(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a validation metric that no output has."""
     if not isinstance(config.trainer, FinetuneTrainer):
         return
-    problem = metric_problem(config.trainer.validation_metric, config.output_features)
+    problem = metric_problem(config.trainer.validation_metric, config.output_features, trainer=config.trainer)
     if problem is not None:
         yield "trainer.validation_metric", problem

@@ -1,11 +1,13 @@
 """How the model is trained, if at all; a union on `type`."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from partita_schema.base import (
     ConfigModel,
+    Direction,
     Fraction,
     Name,
     NonNegative,
@@ -19,6 +21,7 @@ from partita_schema.base import (
     rule_error,
 )
 from partita_schema.sections.memory_size import Memory
+from partita_schema.sections.objectives import KTO_METRICS, PAIR_METRICS, REWARD_METRICS, DpoLoss, PairLoss
 
 DEFAULT_STEP_ROWS = 16
 SplitName = Literal["training", "validation", "test"]
@@ -240,6 +243,9 @@ class FinetuneTrainer(TrainerBase):
     """Also evaluate the model before the first step, on the rows of the final evaluation. auto: if that is estimated to
     cost less than a tenth of the training, and the model is not new."""
 
+    METRICS: ClassVar[Mapping[str, Direction]] = {}
+    """Metrics of the objective that can rank checkpoints, besides the loss."""
+
     @model_validator(mode="after")
     def accumulation_or_effective_batch_size(self) -> "FinetuneTrainer":
         if self.gradient_accumulation_steps is not None and self.effective_batch_size is not None:
@@ -294,6 +300,72 @@ class FinetuneTrainer(TrainerBase):
         if self.batch_size == "auto":
             return DEFAULT_STEP_ROWS
         return self.batch_size * self.accumulation(self.batch_size)
+
+
+class ReferencedTrainer(FinetuneTrainer):
+    """Options of trainers that compare the model with itself before training."""
+
+    references: Literal["auto", "before", "in_step"] = "auto"
+    """When the log-probabilities of the model before training are computed. before: once for all rows, before the
+    first step; in_step: in each step; auto: before, and in_step for streams."""
+
+
+class PreferenceTrainer(ReferencedTrainer):
+    """Training on pairs of a chosen and a rejected answer."""
+
+    type: Literal["preference"]  # type: ignore[assignment]  # another section of the union
+    """Training on pairs of a chosen and a rejected answer; the output has the type preference."""
+    loss: PairLoss = DpoLoss.model_construct(type="dpo")
+    """The loss, with its options. dpo and its variants compare the model with itself before training; orpo and simpo do
+    not."""
+    learning_rate: Positive | Literal["auto"] | None = None
+    """Peak learning rate. auto: chosen by a learning rate range test before training. Default: 1e-5 with an adapter,
+    1e-4 for a new model, 1e-6 for a pretrained model."""
+
+    METRICS: ClassVar = PAIR_METRICS
+
+    @model_validator(mode="after")
+    def references_are_compared(self) -> "PreferenceTrainer":
+        if is_set(self, "references") and not isinstance(self.loss, DpoLoss):
+            raise rule_error(
+                f"references has no effect on loss: {{type: {self.loss.type}}}, which compares with no other model; "
+                "remove it",
+                at="references",
+            )
+        return self
+
+
+class KtoTrainer(ReferencedTrainer):
+    """Training on single answers that are labelled good or bad (Ethayarajh et al. 2024, arXiv 2402.01306)."""
+
+    type: Literal["kto"]  # type: ignore[assignment]  # another section of the union
+    """Training on single answers that are labelled good or bad (KTO); the text output has a label."""
+    beta: Positive = 0.1
+    """Strength of the tie to the model before training; with a larger beta, the model changes less."""
+    desirable_weight: Positive = 1.0
+    """Weight of the loss of good answers."""
+    undesirable_weight: Positive | Literal["auto"] = 1.0
+    """Weight of the loss of bad answers. auto: such that all bad answers together weigh as much as all good ones."""
+    learning_rate: Positive | Literal["auto"] | None = None
+    """Peak learning rate. auto: chosen by a learning rate range test before training. Default: 1e-5 with an adapter,
+    1e-4 for a new model, 1e-6 for a pretrained model."""
+
+    METRICS: ClassVar = KTO_METRICS
+
+
+class RewardTrainer(FinetuneTrainer):
+    """Training of a reward model on pairs (Ouyang et al. 2022, arXiv 2203.02155)."""
+
+    type: Literal["reward"]  # type: ignore[assignment]  # another section of the union
+    """Training of a reward model, which predicts a score of an answer, on pairs of a chosen and a rejected answer; the
+    output has the type preference."""
+    center: NonNegative = 0.0
+    """Weight of the squared sum of both scores, which keeps the scores near 0 (arXiv 2312.09244)."""
+    learning_rate: Positive | Literal["auto"] | None = None
+    """Peak learning rate. auto: chosen by a learning rate range test before training. Default: 1e-4 with an adapter,
+    1e-3 for a new model, 1e-5 for a pretrained model."""
+
+    METRICS: ClassVar = REWARD_METRICS
 
 
 UNSUPPORTED_BY_HOGWILD = {
@@ -357,4 +429,7 @@ class CustomTrainer(TrainerBase):
     """Options passed to the class."""
 
 
-Trainer = Annotated[NoTrainer | FinetuneTrainer | HogwildTrainer | CustomTrainer, Field(discriminator="type")]
+Trainer = Annotated[
+    NoTrainer | FinetuneTrainer | PreferenceTrainer | KtoTrainer | RewardTrainer | HogwildTrainer | CustomTrainer,
+    Field(discriminator="type"),
+]

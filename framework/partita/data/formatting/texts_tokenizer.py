@@ -137,7 +137,7 @@ class EmbeddingTokenizer(TextsTokenizer):
         output = self.formatter.config.head_output
         assert isinstance(output, EmbeddingOutput)
         prefix = output.preprocessing.prefix
-        others = [row[output.name], *(row[column] for column in output.more_columns)]
+        others = [row[output.name], *(row[output.more_key(column)] for column in output.more_columns)]
         return [*self.asked_texts(row), *(f"{prefix}{text}" for text in others)]
 
     def asked_texts(self, row: Row) -> list[str]:

@@ -4,18 +4,29 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
-from partita_schema.sections.outputs.base import Direction, OutputBase
+from partita_schema.base import Direction
+from partita_schema.sections.objectives import OBJECTIVE_METRICS
+from partita_schema.sections.outputs.base import OutputBase
 from partita_schema.sections.outputs.category import CategoryOutput
 from partita_schema.sections.outputs.embedding import EmbeddingOutput
 from partita_schema.sections.outputs.json import JsonOutput
 from partita_schema.sections.outputs.number import NumberOutput
+from partita_schema.sections.outputs.preference import PreferenceOutput
 from partita_schema.sections.outputs.score import ScoreOutput
 from partita_schema.sections.outputs.set import SetOutput
 from partita_schema.sections.outputs.tags import TagsOutput
 from partita_schema.sections.outputs.text import TextOutput
 
 AnyOutput = (
-    TextOutput | CategoryOutput | NumberOutput | JsonOutput | SetOutput | TagsOutput | ScoreOutput | EmbeddingOutput
+    TextOutput
+    | CategoryOutput
+    | NumberOutput
+    | JsonOutput
+    | SetOutput
+    | TagsOutput
+    | ScoreOutput
+    | EmbeddingOutput
+    | PreferenceOutput
 )
 """The table of output types."""
 OutputFeature = Annotated[AnyOutput, Field(discriminator="type")]
@@ -26,7 +37,7 @@ METRICS_BY_NAME = (".field.", ".slot.")
 """Parts of the names of metrics that end with the name of a JSON field or slot."""
 SHARED_METRICS = ("invalid", "errors", "n")
 """Metrics of every output."""
-DIRECTIONS: dict[str, Direction] = {"loss": "lower", "invalid": "lower", "errors": "lower"}
+DIRECTIONS: dict[str, Direction] = {"loss": "lower", "invalid": "lower", "errors": "lower", **OBJECTIVE_METRICS}
 for model in OUTPUT_MODELS:
     DIRECTIONS |= {**model.METRICS, **model.SCORE_METRICS}
 """Metrics that can rank checkpoints, by the last part of their name."""

@@ -4,14 +4,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from partita_schema.base import ConfigModel, PositiveInt
-from partita_schema.cells import plain_text, shown
+from partita_schema.base import ConfigModel, Direction, PositiveInt
+from partita_schema.cells import plain_text, shown, text_reader
 from partita_schema.errors import shortened
 from partita_schema.sections.features import FeatureBase
 from partita_schema.sections.outputs.grammar_rules import json_rule
 from partita_schema.words import Splitting
 
-Direction = Literal["lower", "higher"]
 HeadName = Literal["linear"]
 ReadCell = Callable[[Any], Any]
 """Converts a cell of the data to a value. Raises CellError."""
@@ -54,6 +53,8 @@ class OutputBase(FeatureBase):
     head_reads: ClassVar[Literal["text", "words", "pair", "texts"]] = "text"
     """What a head reads of a row. text: the prompt; words: the words of the input; pair: both inputs together; texts:
     the prompt, and texts to compare it with."""
+    has_pairs: ClassVar[bool] = False
+    """Whether a row has a chosen and a rejected answer."""
     is_compared: ClassVar[bool] = True
     """Whether predictions are compared with references; otherwise the metrics are those of the objective."""
     can_have_head: ClassVar[bool] = False
@@ -91,8 +92,16 @@ class OutputBase(FeatureBase):
 
     @property
     def more_columns(self) -> tuple[str, ...]:
-        """Columns of texts that training rows hold in addition."""
+        """Columns that training rows hold in addition."""
         return ()
+
+    def more_key(self, column: str) -> str:
+        """Return the key of one of the `more_columns` in a cleaned row."""
+        return f"{self.name}.{column}"
+
+    def more_reader(self, column: str) -> ReadCell:
+        """Return the function that converts cells of one of the `more_columns`."""
+        return text_reader()
 
     @property
     def word_splitting(self) -> Splitting | None:

@@ -1,11 +1,35 @@
 """The output type text: the answer as it is."""
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-from partita_schema.base import ConfigModel, PositiveInt
-from partita_schema.cells import text_reader
+from partita_schema.base import ConfigModel, Direction, Name, PositiveInt
+from partita_schema.cells import CellError, plain_text, shown, text_reader
 from partita_schema.sections.features import InputPreprocessing
 from partita_schema.sections.outputs.base import OutputBase, ReadCell
+
+TEXT_METRICS: Mapping[str, Direction] = {
+    "exact_match": "higher",
+    "rouge_1": "higher",
+    "rouge_2": "higher",
+    "rouge_l": "higher",
+    "bleu": "higher",
+}
+"""Metrics of a generated text."""
+VERDICTS = {"true": True, "yes": True, "good": True, "1": True, "false": False, "no": False, "bad": False, "0": False}
+"""Whether an answer is good, by the text of its label in lower case."""
+
+
+def read_verdict(value: Any) -> bool:
+    """Return whether a label says that an answer is good. Raise CellError if it does not say so."""
+    written = str(value) if isinstance(value, bool) else plain_text(value)
+    verdict = VERDICTS.get(written.strip().lower())
+    if verdict is None:
+        raise CellError(
+            f"{shown(value)} does not say whether the answer is good; write true or false, 1 or 0, yes or no, or good "
+            "or bad"
+        )
+    return verdict
 
 
 class OutputPreprocessing(InputPreprocessing):
@@ -31,19 +55,24 @@ class TextOutput(OutputBase):
 
     type: Literal["text"]
     """Free text."""
+    label: Name | None = None
+    """Column that says whether the answer is good or bad, for `trainer: {type: kto}`: true or false, 1 or 0, yes or no,
+    good or bad. Default: no label."""
     preprocessing: OutputPreprocessing = OutputPreprocessing.model_construct()
     """How the column becomes the training target."""
     decoder: TextDecoder = TextDecoder.model_construct()
     """How an answer is decoded."""
 
-    METRICS: ClassVar = {
-        "exact_match": "higher",
-        "rouge_1": "higher",
-        "rouge_2": "higher",
-        "rouge_l": "higher",
-        "bleu": "higher",
-    }
+    METRICS: ClassVar = TEXT_METRICS
     free_text: ClassVar = True
+
+    @property
+    def more_columns(self) -> tuple[str, ...]:
+        """The column of the label, if there is one."""
+        return () if self.label is None else (self.label,)
+
+    def more_reader(self, column: str) -> ReadCell:
+        return read_verdict
 
     def cell_reader(self) -> ReadCell:
         return text_reader(lowercase=self.preprocessing.lowercase)
