@@ -17,9 +17,13 @@ from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_l
 from partita_schema.cells import CellError, is_missing, shown, text_reader
 from partita_schema.config import Config
 from partita_schema.dialogues.common_form import FormatError, answer_to_learn, is_read, message_text
+from partita_schema.dialogues.messages import KnownKeys
+from partita_schema.dialogues.pairs import read_pair
+from partita_schema.dialogues.read import own_names, renamed
 from partita_schema.sections.dialogue import DialogueConfig
 from partita_schema.sections.features import DialogueInput, TextInput
 from partita_schema.sections.outputs import OutputFeature
+from partita_schema.sections.outputs.preference import PreferenceOutput
 from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_turns
 from partita_schema.words import Splitting, read_words, tags_of
 
@@ -96,6 +100,38 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
         if self.outputs is None or not isinstance(label, str):
             return label
         return self.outputs.values_of(label, where="the right answer")
+
+
+class PairColumn(DialogueColumn):
+    """A dialogue with a chosen and a rejected answer: the messages up to both, and the answers."""
+
+    def __init__(self, *, column: str, options: DialogueConfig, output: PreferenceOutput, supervised: bool) -> None:
+        """Store how pairs are read.
+
+        Args:
+            column: Column of the dialogue.
+            options: The section `data.dialogue`.
+            output: The output, which names the columns of both answers.
+            supervised: Whether there must be both answers.
+        """
+        super().__init__(column=column, options=options, outputs=None, supervised=supervised)
+        self.output = output
+
+    def _read(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the messages up to the answers, and both answers. Raise FormatError."""
+        cell = row.get(self.column)
+        if any(is_read(one) and "rejected" in one for one in (cell, row)):
+            return super()._read(row)
+        written = renamed(row, self.options.columns)
+        if not self.supervised and any(is_missing(written.get(name)) for name in self.output.answer_columns):
+            return super()._read(row)
+        chosen, rejected = self.output.answer_columns
+        known = KnownKeys(self.options.ignore_keys)
+        with own_names(self.options.columns):
+            pair = read_pair(
+                written, column=self.column, form=self.options.format, known=known, chosen=chosen, rejected=rejected
+            )
+        return pair if self.supervised else pair | {"labels": []}
 
 
 @dataclass(frozen=True)
@@ -178,8 +214,11 @@ class RowSchema(Schema):
         }
 
 
-def row_schema(config: Config, *, supervised: bool) -> RowSchema:
-    """Return the schema of a row: the columns shown in the prompt, and with `supervised` also the outputs."""
+def row_schema(config: Config, *, supervised: bool, single: bool = False) -> RowSchema:
+    """Return the schema of a row: the columns shown in the prompt, and with `supervised` also the outputs.
+
+    With `single`, an output is only its own column, without a rejected answer or a label.
+    """
     dialogue = config.dialogue_input
     inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
     if dialogue is not None:
@@ -192,7 +231,13 @@ def row_schema(config: Config, *, supervised: bool) -> RowSchema:
         ]
     if supervised and dialogue is None:
         cells += [output_cell(feature) for feature in config.output_features]
-        cells += [more_cell(feature, column) for feature in config.output_features for column in feature.more_columns]
+    if supervised and not single:
+        cells += [
+            more_cell(feature, column)
+            for feature in config.output_features
+            for column in feature.more_columns
+            if dialogue is None or not feature.has_pairs
+        ]
     kind = RowSchema.from_dict({str(index): cell.field for index, cell in enumerate(cells)}, name="Row")
     schema = kind()
     assert isinstance(schema, RowSchema)
@@ -206,8 +251,12 @@ def row_schema(config: Config, *, supervised: bool) -> RowSchema:
 
 def dialogue_cell(feature: DialogueInput, config: Config, *, supervised: bool) -> Cell:
     column, options = feature.source_column, config.data.dialogue
-    outputs = build_turn_outputs(config)
-    field = DialogueColumn(column=column, options=options, outputs=outputs, supervised=supervised)
+    outputs, first = build_turn_outputs(config), config.output_features[0]
+    field = (
+        PairColumn(column=column, options=options, output=first, supervised=supervised)
+        if isinstance(first, PreferenceOutput)
+        else DialogueColumn(column=column, options=options, outputs=outputs, supervised=supervised)
+    )
     return Cell(name=feature.name, column=column, field=field, whole=True)
 
 

@@ -4,10 +4,15 @@ from .bases import FINETUNE, SEEN, data
 from .effects import GENERIC, Flip, Group
 from .observers import Config, training
 
+ALL_ROWS = {"type": "random", "probabilities": [1.0, 0.0, 0.0]}
+
 
 def pairs(source: str = "pairs.jsonl", **keys: object) -> Config:
     """Return sections with pairs of answers."""
-    return {"output_features": [{"name": "answer", "type": "preference", **keys}], **data(source=source)}
+    return {
+        "output_features": [{"name": "answer", "type": "preference", **keys}],
+        **data(source=source, max_bad_rows=30, split=ALL_ROWS),
+    }
 
 
 def labelled(**keys: object) -> Config:
@@ -43,13 +48,15 @@ PREFERENCE = [
             "output_features[preference].chosen": "other",
             "output_features[preference].rejected": "other",
             "output_features[preference].preprocessing.max_sequence_length": 1,
-            "output_features[preference].preprocessing.lowercase": Flip(True, given=pairs("capital-pairs.jsonl")),
+            "output_features[preference].preprocessing.lowercase": Flip(
+                True, given=pairs("capital-pairs.jsonl") | {"base_model": "bytes"}
+            ),
             "output_features[preference].preprocessing.missing_value_strategy": Flip(
                 "fill_with_const",
-                given=pairs("gaps-of-pairs.jsonl", preprocessing={"fill_value": "ball"}) | data(max_bad_rows=30),
+                given=pairs("gaps-of-pairs.jsonl", preprocessing={"fill_value": "ball"}),
             ),
             "output_features[preference].preprocessing.fill_value": Flip(
-                "box", given=pairs("gaps-of-pairs.jsonl", preprocessing=FILLED) | data(max_bad_rows=30)
+                "box", given=pairs("gaps-of-pairs.jsonl", preprocessing=FILLED)
             ),
         },
     ),

@@ -150,6 +150,11 @@ def is_streamed(config: Config, dataset: Any = None) -> bool:
 def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
     """Raise DataError if a column is missing that prompts show or, if `supervised`, answers are learned from."""
     if config.dialogue_input is not None:
+        for output in config.output_features if supervised else ():
+            for column in (output.source_column, *output.more_columns) if output.has_pairs else output.more_columns:
+                require_column(rows, config.data.dialogue.columns.get(column, column), user=f"output {output.name}")
+            if output.has_pairs:
+                return
         require_dialogues(rows, config.dialogue_input, options=config.data.dialogue)
         return
     inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
@@ -163,7 +168,9 @@ def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
     for output in config.output_features if supervised else ():
         if output.preprocessing.missing_value_strategy == "drop_row":
             needed[output.source_column] = f"output {output.name}"
-        needed |= dict.fromkeys(output.more_columns, f"output {output.name}")
+            needed |= dict.fromkeys(output.more_columns, f"output {output.name}")
+        elif not output.has_pairs:
+            needed |= dict.fromkeys(output.more_columns, f"output {output.name}")
     for column, user in needed.items():
         require_column(rows, column, user=user)
 

@@ -286,6 +286,7 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
     """
     from partita.data.dialogue import expanded
     from partita.data.formatting.formatter import Formatter
+    from partita.data.formatting.preferences import rejected_row
     from partita_schema.rows import check_rows, row_schema
 
     formatter = Formatter(config, tokenizer=None)
@@ -301,5 +302,7 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
             shows_answer = supervised and config.head_output is None
             formatted = formatter.format(row) if shows_answer else formatter.format_prompt(row)
             yield from (segment.text for segment in formatted.segments)
+            if shows_answer and config.output_features[0].has_pairs:
+                yield from (part.text for part in formatter.format(rejected_row(row, config)).segments)
     if not good:
         raise DataError(f"no row for the tokenizer of the new model can be used, of {len(training_rows):,}{reason}")

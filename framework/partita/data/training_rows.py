@@ -137,7 +137,21 @@ def encode_training(
     encode = TokenizedDataset.build if cache is None else cache.encode
     encoded = encode(rows, encoder, ledger=ledger, options=options, progress=progress)
     ledger.refuse_unknown_tokens(TRAINING)
+    if encoder.formatter.config.output_features[0].has_label:
+        refuse_one_label(encoder.formatter.config, encoded)
     return encoded
+
+
+def refuse_one_label(config: Config, encoded: TokenizedDataset) -> None:
+    """Raise DataError if all answers are good, or all are bad."""
+    values = encoded.row_values_NK
+    [output] = config.output_features
+    if values is not None and (values == values[0]).all():
+        only = "good" if values[0, 0] else "bad"
+        raise DataError(
+            f"all {len(encoded):,} training answers are {only} by the column {output.more_columns[0]}, and good ones "
+            "are compared with bad ones; add rows of the other kind"
+        )
 
 
 def batch_rows(

@@ -11,7 +11,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 ONE_FORM = ("messages", "labels", "train_all")
 """Keys of a row in the common form."""
-OPTIONAL_KEYS = ("tools", "answer", "verbatim", "output")
+OPTIONAL_KEYS = ("tools", "answer", "verbatim", "output", "rejected")
 """Further keys that a row in the common form may have."""
 CONTENT = "content"
 """Key of a message's text, and the column of an output that is this text."""

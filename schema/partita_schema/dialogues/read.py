@@ -55,7 +55,11 @@ def read_dialogue(
             return read_dialogue(renamed(row, columns), column=column, form=form, ignored=ignored, outputs=outputs)
     form, column = format_and_column(row, column, form=form)
     refuse_media(row, ignored)
-    dialogue = READERS[form](row, column, KnownKeys(ignored, outputs))
+    return with_tools(READERS[form](row, column, KnownKeys(ignored, outputs)), row, ignored)
+
+
+def with_tools(dialogue: Dialogue, row: Mapping[str, Any], ignored: Collection[str]) -> Dialogue:
+    """Return a dialogue with the tools of its row. Raise FormatError if they cannot be read."""
     tools = [
         tool
         for name in TOOL_COLUMNS
@@ -105,6 +109,8 @@ def own_names(columns: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except FormatError as error:
+        if not columns:
+            raise
         pattern = rf"\bcolumn ({'|'.join(map(re.escape, columns))})\b"
         error.args = (re.sub(pattern, lambda match: f"column {columns[match[1]]}", str(error)),)
         raise

@@ -113,6 +113,11 @@ class ConfigSections(ConfigModel):
         return self.dialogue_input is not None and (bool(others) or not is_text)
 
     @property
+    def compares_answers(self) -> bool:
+        """Whether a row has two answers to compare, or an answer with a label; of a dialogue, the last answer."""
+        return any(output.has_pairs or output.has_label for output in self.output_features)
+
+    @property
     def answers_in_sequence(self) -> bool:
         """Whether the outputs of a turn are answered one after the other."""
         return self.dialogue_input is not None and self.data.dialogue.answers == "in_sequence"

@@ -7,6 +7,7 @@ from typing import Any
 from partita.data.formatting.base import Retriever
 from partita.data.formatting.formatter import CustomFormatter, Formatter
 from partita.data.formatting.head_tokenizer import HeadTokenizer
+from partita.data.formatting.preferences import LabelTokenizer, PreferenceTokenizer
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.formatting.sides import SideLimits, SideRowTokenizer
 from partita.data.formatting.texts_tokenizer import EmbeddingTokenizer, PairTokenizer
@@ -75,7 +76,9 @@ def build_row_tokenizer(
         limits = SideLimits(context_length, answers.length)
         return SideRowTokenizer(formatter, max_length=wanted, answer_limit=answer_limit, sides=limits)
     chunk_length = length_of_chunks(config.data.batching, context_length)
-    return RowTokenizer(
+    output = outputs[0]
+    kind = PreferenceTokenizer if output.has_pairs else LabelTokenizer if output.has_label else RowTokenizer
+    return kind(
         formatter,
         max_length=wanted or context_length if chunk_length is None else None,
         answer_limit=answer_limit,

@@ -41,7 +41,7 @@ class DialogueFormatter:
         assert config.dialogue_input is not None
         self.name = config.dialogue_input.name
         """Name of the dialogue feature in rows."""
-        self.mode = resolved_mode(config.data.dialogue, chat=chat)
+        self.mode = "last_turn" if config.compares_answers else resolved_mode(config.data.dialogue, chat=chat)
         """How dialogues become rows."""
         self._tokenizer, self._chat = tokenizer, chat
         self._system = config.prompt.system

@@ -76,8 +76,10 @@ class Formatter:
 
     @property
     def expander(self) -> Expander | None:
-        """The expander of dialogues into training rows; None if no input is a dialogue."""
-        return None if self._dialogues is None else build_expander(self.config, mode=self._dialogues.mode)
+        """The expander of dialogues into training rows; None if a row is one already."""
+        if self._dialogues is None or self.config.compares_answers:
+            return None
+        return build_expander(self.config, mode=self._dialogues.mode)
 
     def format(self, row: Row, *, key: str = "") -> FormattedText:
         """Return prompt and answer of a row. Raise RowError if it is invalid."""
@@ -214,7 +216,7 @@ def worked_example(config: Config, index: int, labels: Mapping[str, Sequence[str
         for name, value in config.prompt.examples[index].items()
     }
     try:
-        row: dict[str, Any] = row_schema(config, supervised=True).load(written)
+        row: dict[str, Any] = row_schema(config, supervised=True, single=True).load(written)
     except ValidationError as error:
         raise DataError(f"prompt.examples[{index}]: {'; '.join(reasons(error))}") from None
     for feature in config.output_features:

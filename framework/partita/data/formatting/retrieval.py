@@ -50,7 +50,7 @@ class Pool:
     def __init__(self, config: Config, rows: Rows) -> None:
         self._config = config
         self.rows = rows
-        self._schema = row_schema(config, supervised=True)
+        self._schema = row_schema(config, supervised=True, single=True)
 
     def __reduce__(self) -> tuple[type["Pool"], tuple[Config, Rows]]:
         """Pickle without the schema, which cannot be pickled; the copy builds its own."""

@@ -91,7 +91,7 @@ class RowTokenizer:
 
     @property
     def expander(self) -> Expander | None:
-        """The expander of dialogues into training rows; None if no input is a dialogue."""
+        """The expander of dialogues into training rows; None if a row is one already."""
         return self.formatter.expander if isinstance(self.formatter, Formatter) else None
 
     def encode(self, row: Row, *, key: str) -> Example:
@@ -191,14 +191,26 @@ class RowTokenizer:
         has_prefix = isinstance(self.formatter, Formatter) and self.formatter.writes_before_answers
         if "verbatim" in row[feature.name] or ("answer" not in row[feature.name] and not has_prefix):
             return row
-        example = replace(self, completion_only=True).encode(row, key=key)
+        [example] = replace(self, completion_only=True).answer_examples([row], [key])
+        if isinstance(example, RowError):
+            raise example
         ids = [token for start, end in example.spans for token in example.input_ids[start:end]]
         return {**row, outputs[0].name: decode_continuation(self.formatter.tokenizer, ids)}
 
     def encode_rows(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
         """Tokenize rows for training in one tokenizer call; a bad row is returned as a RowError."""
+        return self.answer_examples(rows, keys)
+
+    def answer_examples(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
+        """Tokenize rows with one answer each, as in fine-tuning; a bad row is returned as a RowError."""
+        return self._examples(*self._tokens(rows, keys, supervised=True), keys)
+
+    def _examples(
+        self, texts: Sequence[FormattedText | RowError], ids_of_rows: Sequence[Sequence[list[int]]], keys: Sequence[str]
+    ) -> list[Example | RowError]:
+        """Return the examples of texts, given the ids of their segments."""
         examples: list[Example | RowError] = []
-        for formatted, ids, key in zip(*self._tokens(rows, keys, supervised=True), keys, strict=True):
+        for formatted, ids, key in zip(texts, ids_of_rows, keys, strict=True):
             if isinstance(formatted, RowError):
                 examples.append(formatted)
                 continue

@@ -61,6 +61,11 @@ class OutputBase(FeatureBase):
     """Whether a head can predict the value in place of generated text; the type then has a key `head`."""
 
     @property
+    def has_label(self) -> bool:
+        """Whether the data says of each answer whether it is good."""
+        return False
+
+    @property
     def has_head(self) -> bool:
         """Whether a head predicts the value, and no text is generated."""
         return getattr(self, "head", None) is not None

@@ -47,6 +47,11 @@ class PreferenceOutput(OutputBase):
         return self.chosen
 
     @property
+    def answer_columns(self) -> tuple[str, str]:
+        """The columns of the better and the worse answer."""
+        return self.chosen, self.rejected
+
+    @property
     def more_columns(self) -> tuple[str, ...]:
         """The column of the worse answer."""
         return (self.rejected,)

@@ -67,6 +67,11 @@ class TextOutput(OutputBase):
     free_text: ClassVar = True
 
     @property
+    def has_label(self) -> bool:
+        """Whether the data says of each answer whether it is good."""
+        return self.label is not None
+
+    @property
     def more_columns(self) -> tuple[str, ...]:
         """The column of the label, if there is one."""
         return () if self.label is None else (self.label,)

@@ -1,0 +1,139 @@
+"""Read pairs of a chosen and a rejected answer to the same dialogue, in the layouts of preference datasets.
+
+Each answer is a text, a message, a list of messages that ends the dialogue, or the whole dialogue. The prompt is in a
+column of any dialogue format, or it is the common beginning of both dialogues. Only their last messages may differ.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from partita_schema.dialogues.common_form import (
+    ANSWER_KEYS,
+    Dialogue,
+    FormatError,
+    Message,
+    answer_to_learn,
+    message_text,
+)
+from partita_schema.dialogues.formats import COLUMNS, LISTS, READERS, dialogue_of, joined, said
+from partita_schema.dialogues.messages import OPENAI, SHAREGPT, KnownKeys, answer, messages_of
+from partita_schema.dialogues.read import detect_format, refuse_media, with_tools
+from partita_schema.dialogues.values import holds, plain_list
+
+PROMPTS = ("prompt", "instruction")
+"""Columns with a prompt outside of a list of messages."""
+
+
+def read_pair(
+    row: Mapping[str, Any], *, column: str, form: str, known: KnownKeys, chosen: str, rejected: str
+) -> Dialogue:
+    """Return the dialogue up to the answers in the common form, with `labels` and `answer` of the chosen one.
+
+    The rejected answer is under `rejected`, as a message.
+
+    Args:
+        row: The row, with the names that formats have for its columns.
+        column: Column of the dialogue feature.
+        form: Name of the format of the prompt, or auto to detect it.
+        known: Further message keys and columns to ignore.
+        chosen: Column of the better answer.
+        rejected: Column of the worse answer.
+
+    Raises:
+        FormatError: The row contains no valid pair.
+    """
+    refuse_media(row, known.ignored)
+    for name in (chosen, rejected):
+        if not holds(row.get(name)):
+            raise FormatError(f"column {name} is missing or empty")
+    rest = {name: value for name, value in row.items() if name not in (chosen, rejected)}
+    prompt = prompt_of(rest, column, form=form, known=known)
+    better, worse = (whole_dialogue(prompt, row[name], name, known) for name in (chosen, rejected))
+    messages = common_beginning(better, worse, chosen=chosen, rejected=rejected)
+    dialogue = dialogue_of([*messages, better[-1]]) | {"messages": messages, "train_all": False}
+    right = {"labels": [message_text(better[-1])], **answer_to_learn(better[-1])}
+    return with_tools(dialogue, row, known.ignored) | right | {"rejected": answer_message(worse[-1])}
+
+
+def rejected_dialogue(dialogue: Dialogue) -> Dialogue:
+    """Return the dialogue of a pair with the rejected answer in place of the chosen one."""
+    rest = {name: value for name, value in dialogue.items() if name not in ("answer", "rejected")}
+    worse = dialogue["rejected"]
+    return rest | {"labels": [message_text(worse)], **answer_to_learn(worse)}
+
+
+def prompt_of(rest: Mapping[str, Any], column: str, *, form: str, known: KnownKeys) -> list[Message]:
+    """Return the messages of a row without its answers; none if its columns hold no dialogue.
+
+    Raises:
+        FormatError: They hold one that cannot be read.
+    """
+    if form not in ("auto", "chosen_rejected"):
+        return messages_read(form, rest, column, known)
+    lists = (column, *(name for names in LISTS.values() for name in names))
+    if not any(holds(rest.get(name)) for name in (*lists, *PROMPTS)):
+        return []
+    found, column = detect_format({name: value for name, value in rest.items() if holds(value)}, column)
+    return messages_read(found, rest, column, known)
+
+
+def messages_read(form: str, rest: Mapping[str, Any], column: str, known: KnownKeys) -> list[Message]:
+    """Return the messages of a format, in which the answer is missing."""
+    answers = {name for _, others in COLUMNS.values() for name in others} - {"input"}
+    row = {name: value for name, value in rest.items() if name not in answers or name in ("prompt", column)}
+    messages: list[Message] = READERS[form](row, column, known)["messages"]
+    return messages
+
+
+def whole_dialogue(prompt: list[Message], value: Any, column: str, known: KnownKeys) -> list[Message]:
+    """Return the dialogue that ends with an answer.
+
+    Raises:
+        FormatError: The answer does not follow the prompt, or is no answer.
+    """
+    messages = answers_of(value, column, known)
+    if prompt and prompt[-1]["role"] == "assistant" and messages[0]["role"] != "assistant":
+        prompt = prompt[: len(messages) - 1]  # a column with the whole dialogue next to both answers
+    if not prompt and len(messages) == 1 and not isinstance(value, list | Mapping):
+        raise FormatError(
+            f"column {column} is a text without a prompt; write the column of the prompt at the input, or remove "
+            "input_features if both texts begin with it"
+        )
+    whole = joined(prompt, messages, column)
+    if whole[-1]["role"] != "assistant":
+        raise FormatError(f"column {column} ends with a message of the {whole[-1]['role']}, not with an answer")
+    if len(whole) > 1 and whole[-2]["role"] == "assistant":
+        raise FormatError(f"column {column} is an answer after an answer; write a prompt that ends with a question")
+    return whole
+
+
+def answers_of(value: Any, column: str, known: KnownKeys) -> list[Message]:
+    """Return an answer as messages: a text, a message or a list of messages."""
+    items = [value] if isinstance(value, Mapping) else None if isinstance(value, str) else plain_list(value)
+    if items is None:
+        return [answer([value], f"column {column}")]
+    keys = SHAREGPT if all(isinstance(item, Mapping) and "from" in item for item in items) else OPENAI
+    try:
+        return messages_of(items, keys, known)
+    except FormatError as error:
+        error.args = (f"column {column}: {error}",)
+        raise
+
+
+def common_beginning(better: list[Message], worse: list[Message], *, chosen: str, rejected: str) -> list[Message]:
+    """Return the messages before the last ones, which both dialogues share. Raise FormatError if they do not."""
+    pairs = zip(said(better), said(worse), strict=False)
+    common = next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(better), len(worse)))
+    if common == len(better) == len(worse):
+        raise FormatError(f"the answers in the columns {chosen} and {rejected} are equal")
+    if not common == len(better) - 1 == len(worse) - 1:
+        raise FormatError(
+            f"the dialogues in the columns {chosen} and {rejected} differ from message {common + 1} on, and only their "
+            "last messages may differ; end both after that message"
+        )
+    return better[:-1]
+
+
+def answer_message(message: Message) -> Message:
+    """Return what an answer says, without the keys of its message."""
+    return {key: message[key] for key in ANSWER_KEYS if key in message}
