@@ -179,6 +179,8 @@ def highlight_row(row: "PreviewRow", *, colours: bool) -> "Text":
         text.append("; ".join(row.reasons), style=REFUSED)
         text.append("\n" if row.pieces else "")
     for piece in row.pieces:
+        if piece.name:
+            text.append(f"\n{piece.name}: ", style="bold")
         if colours or not piece.in_loss:
             text.append(piece.text, style="bold green" if piece.in_loss else "dim")
         else:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,6 +39,8 @@ class PreviewSpan:
 
     text: str
     in_loss: bool
+    name: str = ""
+    """What is said of an answer: chosen or rejected, or good or bad; empty if there is one answer without a label."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Preview:
     left_out: Counter[str]
     """Number of measured rows that cannot be used, by their first reason; unreadable rows of the source included."""
     limit: int | None
-    """Maximum length of an example in tokens."""
+    """Maximum length of an example in tokens; None if there is none, or if it holds for each answer of a pair."""
     chat: bool
     """Whether the model's chat template is used."""
     supervised: bool
@@ -118,7 +121,7 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
         lengths=np.array([row.tokens for row in measured if not row.reasons]),
         num_rows=len(rows),
         left_out=Counter([*(row.reasons[0] for row in measured if row.reasons), *(row.reason for row in rows.bad)]),
-        limit=encoder.max_length,
+        limit=None if config.output_features[0].has_pairs else encoder.max_length,
         chat=encoder.formatter.chat and formats != ("segments",),
         supervised=supervised,
         head=None if config.head_output is None else target_in_words(config.head_output),
@@ -161,7 +164,7 @@ def mode_of(encoder: RowTokenizer, formats: Sequence[str]) -> str:
     """Return how dialogues become rows; empty for other rows."""
     expander = encoder.expander
     if expander is None:
-        return ""
+        return "last_turn" if encoder.formatter.config.dialogue_input is not None else ""
     return "packed_dialogue" if tuple(formats) == ("segments",) and expander.packs_segments else expander.mode
 
 
@@ -219,12 +222,14 @@ def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: 
     clean, keys = list(checked.clean.values()), [rows.key(index) for index in indices]
     tokenizer = encoder.formatter.tokenizer
     if supervised:
-        output = encoder.formatter.config.head_output
+        config = encoder.formatter.config
+        output = config.head_output
         for index, key, row, example in zip(indices, keys, clean, encoder.encode_rows(clean, keys), strict=True):
             if not isinstance(example, Example):
                 previews[index] = PreviewRow(key, reasons=(str(example),))
             elif output is None:
-                previews[index] = supervised_row(example, tokenizer)
+                names = names_of_answers(config, example.values)
+                previews[index] = supervised_row(example, tokenizer, names=names)
             else:
                 previews[index] = row_of_head(example, tokenizer, target=output.answer_text(row[output.name]))
     else:
@@ -235,13 +240,22 @@ def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: 
     return [previews[index] for index in sorted(previews)]
 
 
-def supervised_row(example: Any, tokenizer: Any) -> PreviewRow:
-    """Return a row in spans, decoded from the tokens that are trained on."""
+def names_of_answers(config: Config, values: Sequence[float]) -> tuple[str, ...]:
+    """Return what is said of the answers of a row with these values: chosen and rejected, or good or bad."""
+    output = config.output_features[0]
+    if output.has_pairs:
+        return ("chosen", "rejected")
+    return ("good" if values[0] else "bad",) if output.has_label else ()
+
+
+def supervised_row(example: Any, tokenizer: Any, *, names: Sequence[str] = ()) -> PreviewRow:
+    """Return a row in spans, decoded from the tokens that are trained on; `names` are those of the loss spans."""
     pieces, done = [], 0
-    for start, end in (*example.spans, (len(example.input_ids), len(example.input_ids))):
+    spans = *example.spans, (len(example.input_ids), len(example.input_ids))
+    for (start, end), name in zip(spans, chain(names, repeat("")), strict=False):
         for ids, in_loss in ((example.input_ids[done:start], False), (example.input_ids[start:end], True)):
             if ids:
-                pieces.append(PreviewSpan(tokenizer.decode(ids), in_loss))
+                pieces.append(PreviewSpan(tokenizer.decode(ids), in_loss, name if in_loss else ""))
         done = end
     loss_tokens = sum(end - max(start, 1) for start, end in example.spans)
     return PreviewRow(example.key, tuple(pieces), len(example.input_ids), loss_tokens, example.cut_tokens)

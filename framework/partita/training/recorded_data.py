@@ -8,7 +8,7 @@ import numpy as np
 
 from partita.data.batching.collate import evenly
 from partita.data.formatting.row_tokenizer import Example
-from partita.data.preview import PreviewRow, preview_rows, supervised_row
+from partita.data.preview import PreviewRow, names_of_answers, preview_rows, supervised_row
 from partita.data.run_data import RunData
 from partita.data.tokenized import TokenizedDataset
 from partita.pipeline.build import Pipeline
@@ -54,15 +54,21 @@ def write_samples(folder: Path, pipeline: Pipeline, data: RunData, encoded: Toke
         encoded: The tokenized training rows, or chunks of them; of a stream, the first ones.
     """
     chosen = evenly(len(encoded), NUM_SAMPLES)
-    tokenizer = pipeline.encoder.formatter.tokenizer
     if pipeline.config.head_output is not None and data.training is not None:
         schema = row_schema(pipeline.config, supervised=True)
         selected = data.training.select(encoded.indices_N[chosen])
         samples = preview_rows(selected, pipeline.encoder, schema, supervised=True)
     else:
-        samples = [supervised_row(example_of(encoded, int(index)), tokenizer) for index in chosen]
+        samples = [sample_of(encoded, int(index), pipeline) for index in chosen]
     rows = [sample_record(sample, tokens=int(encoded.lengths[i])) for i, sample in zip(chosen, samples, strict=True)]
     write_atomically(folder / SAMPLES, strict_json({"rows": rows}, indent=1) + "\n")
+
+
+def sample_of(encoded: TokenizedDataset, index: int, pipeline: Pipeline) -> PreviewRow:
+    """Return a tokenized row as pieces of text."""
+    values = () if encoded.row_values_NK is None else encoded.row_values_NK[index].tolist()
+    names = names_of_answers(pipeline.config, values)
+    return supervised_row(example_of(encoded, index), pipeline.encoder.formatter.tokenizer, names=names)
 
 
 def example_of(encoded: TokenizedDataset, index: int) -> Example:
@@ -77,6 +83,8 @@ def example_of(encoded: TokenizedDataset, index: int) -> Example:
 
 
 def sample_record(sample: PreviewRow, *, tokens: int) -> Mapping[str, Any]:
-    """Return a row as JSON: `texts` and, for each of them, whether it is in the `loss`."""
+    """Return a row as JSON: `texts`, for each of them, whether it is in the `loss`, and `names` of answers if any."""
     texts, in_loss = [piece.text for piece in sample.pieces], [piece.in_loss for piece in sample.pieces]
-    return {"key": sample.key, "tokens": tokens, "texts": texts, "loss": in_loss}
+    names = [piece.name for piece in sample.pieces]
+    record = {"key": sample.key, "tokens": tokens, "texts": texts, "loss": in_loss}
+    return record | {"names": names} if any(names) else record

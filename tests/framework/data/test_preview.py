@@ -97,6 +97,50 @@ def test_rows_of_a_head_show_what_it_learns_and_rows_of_one_length_are_one_line(
     assert re.fullmatch(r"  4 █{40} \d+", lines[-1])
 
 
+def pairs(make_config: Make, **sections: Any) -> Any:
+    sections = {
+        "output_features": [{"name": "answer", "type": "preference"}],
+        "trainer": {"type": "preference"},
+    } | sections
+    return make_config(base_model=SCRATCH, **sections)
+
+
+def test_both_answers_of_a_pair_are_shown(make_config: Make) -> None:
+    rows = [{"question": "why?", "chosen": "so", "rejected": "no"}, {"question": "q", "chosen": "a", "rejected": "a"}]
+    result = preview(pairs(make_config), folder=Path(), dataset=rows, count=2)
+    lines = printed(result, terminal=False).splitlines()
+
+    assert result.rows[0].pieces == (
+        PreviewSpan("why?", False),
+        PreviewSpan("so</s>", True, "chosen"),
+        PreviewSpan("no</s>", True, "rejected"),
+    )
+    assert lines[0].startswith("dataset:1: 10 tokens, 6 in the loss ─")
+    assert lines[1:4] == ["why?", "chosen: ⟦so</s>⟧", "rejected: ⟦no</s>⟧"]
+    assert "the answers in the columns chosen and rejected are equal" in lines
+    assert "tokens of 1 row:" in lines
+    assert "rejected: no</s>" in re.sub(r"\x1b\[[\d;]*m", "", printed(result, terminal=True))
+
+
+def test_pairs_of_dialogues_are_shown_with_their_format(make_config: Make) -> None:
+    config = pairs(make_config, input_features=[{"name": "messages", "type": "dialogue"}])
+    rows = [{"prompt": "why?", "chosen": "so", "rejected": "no"}]
+    result = preview(config, folder=Path(), dataset=rows)
+
+    assert (result.formats, result.mode) == (("chosen_rejected",), "last_turn")
+    assert "rejected: ⟦no</s>⟧" in printed(result, terminal=False)
+
+
+def test_labelled_answers_are_shown_with_their_label(make_config: Make) -> None:
+    output = {"name": "answer", "type": "text", "label": "liked"}
+    config = pairs(make_config, output_features=[output], trainer={"type": "kto"})
+    rows = [{"question": "why?", "answer": "so", "liked": 1}, {"question": "why?", "answer": "no", "liked": 0}]
+    text = printed(preview(config, folder=Path(), dataset=rows, count=2), terminal=False)
+
+    assert "\nwhy?\ngood: ⟦so</s>⟧\n" in text
+    assert "\nwhy?\nbad: ⟦no</s>⟧\n" in text
+
+
 def test_a_long_summary_takes_two_lines(make_config: Make) -> None:
     config = make_config(
         base_model=SCRATCH | {"context_length": 200}, input_features=[{"name": "messages", "type": "dialogue"}]

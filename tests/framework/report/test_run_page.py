@@ -324,6 +324,18 @@ def test_what_a_row_is_is_said_where_it_is_no_row_of_the_data(
     assert note in page_of(folder).text
 
 
+def test_samples_of_pairs_show_both_answers(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    names = {"names": ["", "chosen", "rejected"]}
+    sample = {"key": "row-1", "texts": ["Why?", "So.", "No."], "loss": [False, True, True], **names}
+    (folder / "samples.json").write_text(json.dumps({"rows": [sample]}), encoding="utf8")
+
+    page = page_of(folder)
+
+    assert page.after("row-1", count=4) == ["Why?\nchosen:", "So.", "rejected:", "No."]
+    assert '<mark class="loss">No.</mark>' in page.source
+
+
 def test_the_largest_errors_of_numbers_and_rows_without_one_come_first(tmp_path: Path) -> None:
     values = {"a": 1.0, "b": 50.0, "c": None}
     results = [RowResult(key, outputs={"price": OutputResult(1.5, value, False)}) for key, value in values.items()]

@@ -55,6 +55,24 @@ def test_samples_are_evenly_spaced_rows_with_their_answers_in_the_loss(tmp_path:
         assert sample["tokens"] > 5
 
 
+def test_samples_of_pairs_name_both_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "from partita_trainers.base import TrainResult\n\n\nclass Idle:\n"
+    program += "    def __init__(self, section):\n        pass\n\n    def train(self, context):\n"
+    program += "        return TrainResult(run=context.run.folder, metrics={}, steps=0)\n"
+    (tmp_path / "idle_trainer.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": f"one {number}", "chosen": "blue", "rejected": "red"} for number in range(9)]
+    trainer = {"type": "custom", "target": "idle_trainer:Idle", "batch_size": 4}
+    config = simple(output_features=[{"name": "reply", "type": "preference"}], trainer=trainer)
+    Model(config, quiet=True).train(rows, run=tmp_path / "run")
+    [sample, *_] = json.loads((tmp_path / "run/samples.json").read_text(encoding="utf8"))["rows"]
+
+    assert sample["names"] == ["", "chosen", "rejected"]
+    assert sample["loss"] == [False, True, True]
+    assert "blue" in sample["texts"][1]
+    assert "red" in sample["texts"][2]
+
+
 def test_samples_of_chunks_are_chunks(tmp_path: Path) -> None:
     texts = [{"text": f"{number} red balls and blue balls"} for number in range(60)]
     config = simple(output_features=[{"name": "text", "type": "text"}], data={"batching": {"type": "chunk"}})

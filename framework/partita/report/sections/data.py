@@ -86,8 +86,11 @@ def passage_of(sample: Mapping[str, Any]) -> Passage:
     """Return a sample row with its loss tokens marked; neighboring tokens of a kind are one piece."""
     pieces: list[Piece] = []
     characters = 0
-    for text, in_loss in zip(sample["texts"], sample["loss"], strict=True):
+    names = sample.get("names", [""] * len(sample["texts"]))
+    for text, in_loss, name in zip(sample["texts"], sample["loss"], names, strict=True):
         kind: PieceKind = "loss" if in_loss else "plain"
+        if name:
+            pieces.append(Piece(f"\n{name}: ", "plain"))
         if pieces and pieces[-1].kind == kind:
             pieces[-1] = Piece(pieces[-1].text + text, kind)
         else:
