@@ -11,8 +11,12 @@ TASKS = {
     "chat": "a message gets a reply, with a system message",
     "entities": "each word of a text gets a tag, such as the kind of an entity",
     "continue": "documents are learned as they are (language modelling)",
+    "pairs": "the better of two answers is learned (preference pairs)",
+    "feedback": "answers that are good or bad are learned from (KTO)",
 }
 """Names of the tasks, with descriptions."""
+LEARNED = ("pairs", "feedback")
+"""Tasks that are only for training."""
 
 FEATURES = {
     "classify": """\
@@ -87,6 +91,18 @@ output_features:
     type: tags
     decoder: {labels: [O, B-PER, I-PER, B-ORG, I-ORG]}
 """,
+    "pairs": """\
+input_features:
+  - {name: prompt, type: text}
+output_features:
+  - {name: answer, type: preference, chosen: chosen, rejected: rejected}
+""",
+    "feedback": """\
+input_features:
+  - {name: prompt, type: text}
+output_features:
+  - {name: completion, type: text, label: label}   # true for good answers
+""",
     "continue": """\
 output_features:
   - {name: text, type: text}              # the column of the documents
@@ -113,6 +129,24 @@ trainer:
   effective_batch_size: 16                # rows a step, by accumulation
 """
 
+PREFERENCE = """\
+trainer:
+  type: preference
+  loss: {type: dpo, beta: 0.1}            # or orpo or simpo
+  epochs: 1
+  batch_size: auto                        # measured on the device; or a number
+  effective_batch_size: 16                # pairs a step, by accumulation
+"""
+
+KTO = """\
+trainer:
+  type: kto
+  undesirable_weight: auto                # good and bad answers weigh the same
+  epochs: 1
+  batch_size: auto                        # measured on the device; or a number
+  effective_batch_size: 16                # rows a step, by accumulation
+"""
+
 ZERO_SHOT = """\
 trainer:
   type: none                              # nothing is trained; write finetune to do so
@@ -135,13 +169,14 @@ def template(
         task: Key of TASKS.
         model: Hub id, folder, or `scratch`.
         data: Path of the rows, relative to the file.
-        train: Whether to fine-tune.
+        train: Whether to train; tasks in LEARNED always do.
         features: input_features, output_features and prompt as YAML. Default: typical ones for the task.
         ignore_keys: Keys of messages of a dialogue to ignore.
     """
     from partita_schema.dump import scalar
 
-    scratch = model == "scratch"
+    scratch, train = model == "scratch", train or task in LEARNED
+    trainer = {"pairs": PREFERENCE, "feedback": KTO}.get(task, FINETUNE)
     ignored = ", ".join(map(scalar, ignore_keys))
     base = SCRATCH if scratch else f"base_model: {scalar(model)}\n"
     parts = [
@@ -154,6 +189,6 @@ def template(
         else "",
         "  batching: {type: chunk}                 # documents are joined and cut\n" if task == "continue" else "",
         ADAPTER if train and not scratch else "",
-        FINETUNE if train else ZERO_SHOT,
+        trainer if train else ZERO_SHOT,
     ]
     return "".join(parts)

@@ -82,6 +82,7 @@ def test_a_dumped_scalar_is_read_back(value: object) -> None:
 @pytest.mark.parametrize("train", [True, False])
 def test_every_template_is_a_valid_configuration(task: str, model: str, train: bool) -> None:
     loaded = load_config(template(task, model=model, data="rows/*.jsonl", train=train))
-    assert loaded.config.trainer.type == ("finetune" if train else "none")
+    trainer = {"pairs": "preference", "feedback": "kto"}.get(task, "finetune" if train else "none")
+    assert loaded.config.trainer.type == trainer
     assert loaded.config.data.source == "rows/*.jsonl"
     assert loaded.warnings == ()

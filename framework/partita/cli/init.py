@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from partita_schema.errors import ConfigError, DataError, Problem, shortened
-from partita_schema.templates import TASKS, template
+from partita_schema.templates import LEARNED, TASKS, template
 
 if TYPE_CHECKING:
     from partita.data.first_rows import FirstRows
@@ -43,7 +43,10 @@ def init(
     if rows and (proposal is None or chosen_task != proposal.task):
         proposal = rows.propose(chosen_task)
     model = ask(model, "Model: Hub id, folder, or scratch", default="meta-llama/Llama-3.2-1B-Instruct")
-    if train is None:
+    if train is False and chosen_task in LEARNED:
+        message = f"the task {chosen_task} learns from answers; write --train, or --task answer"
+        raise ConfigError([Problem("--zero-shot", message)])
+    if train is None and chosen_task not in LEARNED:
         train = model == "scratch" or ask(None, "Train it", default="yes", choices=("yes", "no")) == "yes"
     folder.mkdir(parents=True, exist_ok=True)
     # Relative paths are resolved against the file's folder.
@@ -51,7 +54,9 @@ def init(
     source = os.path.relpath(data, folder) if known else data
     features = proposal.features if proposal else None
     ignore_keys = proposal.ignore_keys if proposal else ()
-    text = template(chosen_task, model=model, data=source, train=train, features=features, ignore_keys=ignore_keys)
+    text = template(
+        chosen_task, model=model, data=source, train=train is not False, features=features, ignore_keys=ignore_keys
+    )
     file.write_text(text, encoding="utf-8")
     if proposal is not None:
         print(f"{data}: {proposal.summary}")

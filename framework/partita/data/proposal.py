@@ -8,6 +8,8 @@ from partita.data.columns import LABEL_NAMES, Column, Kind
 from partita_schema.common.text import counted
 from partita_schema.dump import scalar
 from partita_schema.errors import shortened
+from partita_schema.sections.outputs.text import VERDICTS
+from partita_schema.templates import LEARNED
 
 FIRST_ROWS = 2000
 """Number of rows that are examined."""
@@ -28,6 +30,14 @@ TASK_OF_KIND: Mapping[Kind, str] = {
     "text": "answer",
     "tags": "entities",
 }
+PAIR = ("chosen", "rejected")
+"""Columns of a better and a worse answer."""
+PROMPT_NAMES = ("prompt", "question", "query")
+"""Columns with the prompt of answers that are compared."""
+ANSWER_NAMES = ("completion", "response", "answer")
+"""Columns with an answer that is good or bad."""
+VERDICT_NAMES = ("label", "kto_tag", "liked", "feedback")
+"""Columns that say whether an answer is good."""
 FORMATS_IN_COLUMNS = {
     "chosen_rejected": ("chosen", "rejected"),
     "alpaca": ("instruction", "output"),
@@ -71,6 +81,10 @@ def format_in_columns(columns: Sequence[Column]) -> str | None:
 
 def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) -> Proposal | None:
     """Return features for these columns; `complete` says whether they hold all rows of the file."""
+    if task in (None, *LEARNED) and (proposal := preference_proposal(columns, task=task)) is not None:
+        return proposal
+    if task in LEARNED:
+        return None
     if task in (None, "chat") and (proposal := dialogue_proposal(columns)) is not None:
         return proposal
     document = document_of(columns, task=task)
@@ -119,13 +133,54 @@ def dialogue_proposal(columns: Sequence[Column]) -> Proposal | None:
         f"input_features:\n  - {{name: {scalar(name)}, type: dialogue}}\n"
         "output_features:\n  - {name: reply, type: text}         # what the assistant says in the dialogue\n"
     )
-    warning = "only chosen is learned: training on preferences is not available yet"
+    warning = "only chosen is learned; --task pairs learns from both answers"
     return Proposal(
         "chat",
         features,
         f"input {what}, output: the assistant's replies",
         warning=warning if form == "chosen_rejected" else "",
     )
+
+
+def preference_proposal(columns: Sequence[Column], *, task: str | None) -> Proposal | None:
+    """Return the features for pairs of answers, or for answers that are good or bad; None if there are neither."""
+    by_name = {column.name: column for column in columns}
+    verdict = next((by_name[name] for name in VERDICT_NAMES if name in by_name and is_verdict(by_name[name])), None)
+    answer = next((by_name[name] for name in ANSWER_NAMES if name in by_name), None)
+    dialogue = next((column.name for column in columns if column.kind == "dialogue"), None)
+    if {*PAIR} <= set(by_name) and task in (None, "pairs"):
+        output = "output_features:\n  - {name: answer, type: preference}       # columns chosen and rejected\n"
+        texts = all(by_name[name].kind in ("text", "category") for name in PAIR)
+        prompt = next((name for name in PROMPT_NAMES if name in by_name and by_name[name].kind == "text"), None)
+        if texts and dialogue is None and (prompt is not None or "instruction" not in by_name):
+            inputs = f"input_features:\n  - {{name: {scalar(prompt)}, type: text}}\n" if prompt is not None else ""
+            what = "their common beginning" if prompt is None else prompt
+        else:
+            name = dialogue if dialogue not in (None, *PAIR) else MESSAGES
+            inputs, what = (
+                f"input_features:\n  - {{name: {scalar(name)}, type: dialogue}}\n",
+                "the dialogue before them",
+            )
+        return Proposal("pairs", inputs + output, f"answers chosen and rejected, prompt: {what}")
+    if verdict is None or task not in (None, "feedback"):
+        return None
+    prompt = next((name for name in PROMPT_NAMES if name in by_name and by_name[name].kind == "text"), None)
+    if prompt is not None and answer is not None and answer.kind == "text" and dialogue is None:
+        inputs, name = f"input_features:\n  - {{name: {scalar(prompt)}, type: text}}\n", answer.name
+    elif dialogue is not None and (answer is not None or verdict.name == "kto_tag"):
+        inputs = f"input_features:\n  - {{name: {scalar(dialogue)}, type: dialogue}}\n"
+        prompt, name = dialogue, "reply"
+    else:
+        return None
+    output = (
+        f"output_features:\n  - {{name: {scalar(name)}, type: text, label: {scalar(verdict.name)}}}   # good or bad\n"
+    )
+    return Proposal("feedback", inputs + output, f"input {prompt}, output {name}, good or bad by {verdict.name}")
+
+
+def is_verdict(column: Column) -> bool:
+    """Return whether the values of a column say good or bad."""
+    return column.kind == "category" and all(label.lower() in VERDICTS for label in column.labels)
 
 
 def document_of(columns: Sequence[Column], *, task: str | None) -> Column | None:

@@ -284,7 +284,7 @@ def test_init_writes_a_valid_file_for_every_task(
     folder = tmp_path / "new"
     assert command("init", folder, "--task", task, "--model", "scratch") == 0
     config = load_config(folder / "run.yaml").config
-    assert config.trainer.type == "finetune"
+    assert config.trainer.type == {"pairs": "preference", "feedback": "kto"}.get(task, "finetune")
     assert config.generation.max_new_tokens is None, "the limit is derived from the outputs"
     assert command("init", folder, "--task", task) == 2
     assert f"error: {folder / 'run.yaml'} exists; remove it or name another folder" in capsys.readouterr().err
@@ -294,6 +294,16 @@ def test_init_without_a_terminal_uses_defaults(tmp_path: Path, command: Command)
     assert command("init", tmp_path, "--zero-shot") == 0
     config = load_config(tmp_path / "run.yaml").config
     assert (config.trainer.type, config.base_model) == ("none", "meta-llama/Llama-3.2-1B-Instruct")
+
+
+@pytest.mark.parametrize("task", ["pairs", "feedback"])
+def test_init_writes_no_zero_shot_file_for_tasks_of_training(
+    task: str, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("init", tmp_path, "--task", task, "--zero-shot") == 2
+    message = f"--zero-shot: the task {task} learns from answers; write --train, or --task answer"
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run.yaml").exists()
 
 
 def test_init_writes_a_path_relative_to_the_configuration(
@@ -424,7 +434,7 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 def test_init_lists_the_tasks(tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("init", tmp_path, "--task", "paint") == 2
-    assert (
-        capsys.readouterr().err
-        == "--task: got paint; write one of classify, tag, extract, answer, score, chat, entities, continue\n"
+    assert capsys.readouterr().err == (
+        "--task: got paint; write one of classify, tag, extract, answer, score, chat, entities, continue, pairs, "
+        "feedback\n"
     )

@@ -126,7 +126,6 @@ def test_messages_are_a_dialogue(tmp_path: Path) -> None:
     [
         ({"instruction": "do", "input": "", "output": "done"}, "instruction, output"),
         ({"prompt": "do", "completion": "done"}, "prompt, completion"),
-        ({"prompt": "do", "chosen": "done", "rejected": "no"}, "chosen, rejected"),
     ],
 )
 def test_dialogues_that_are_spread_over_columns_are_recognized(
@@ -137,15 +136,94 @@ def test_dialogues_that_are_spread_over_columns_are_recognized(
     assert proposal is not None
     assert proposal.summary == f"input {columns} (dialogue in columns), output: the assistant's replies"
     assert shape(config_of(path)[1]) == (["messages"], [("reply", "text")])
-    expected = "only chosen is learned: training on preferences is not available yet" if "chosen" in row else ""
-    assert proposal.warning == expected
+    assert proposal.warning == ""
 
 
-def test_answers_with_a_verdict_are_classified(tmp_path: Path) -> None:
-    rows = [{"prompt": f"do {n}", "completion": f"done {n}", "label": bool(n % 2)} for n in range(20)]
+@pytest.mark.parametrize(
+    ("row", "inputs", "prompt"),
+    [
+        ({"prompt": "do", "chosen": "done", "rejected": "no"}, [("prompt", "text")], "prompt"),
+        ({"chosen": "do: done", "rejected": "do: no"}, [], "their common beginning"),
+        (
+            {"instruction": "do", "input": "", "chosen": "done", "rejected": "no"},
+            [("messages", "dialogue")],
+            "the dialogue before them",
+        ),
+        (
+            {"chosen": [{"role": "user", "content": "do"}], "rejected": [{"role": "user", "content": "do"}]},
+            [("messages", "dialogue")],
+            "the dialogue before them",
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "do"}], "chosen": "done", "rejected": "no"},
+            [("conversations", "dialogue")],
+            "the dialogue before them",
+        ),
+    ],
+    ids=["prompt", "texts", "alpaca", "whole dialogues", "conversations"],
+)
+def test_pairs_of_answers_are_recognized(
+    row: dict[str, Any], inputs: list[tuple[str, str]], prompt: str, tmp_path: Path
+) -> None:
+    rows = [{key: f"{value} {n}" if isinstance(value, str) else value for key, value in row.items()} for n in range(20)]
+    path = rows_file(tmp_path, rows)
+    proposal = propose(path, task=None)
+    task, config = config_of(path)
+
+    assert proposal is not None
+    assert proposal.summary == f"answers chosen and rejected, prompt: {prompt}"
+    assert (task, config.trainer.type) == ("pairs", "preference")
+    assert [(feature.name, feature.type) for feature in config.input_features] == inputs
+    assert shape(config)[1] == [("answer", "preference")]
+
+
+def test_only_the_chosen_answer_of_a_pair_is_learned_on_request(tmp_path: Path) -> None:
+    rows = [{"prompt": f"do {n}", "chosen": f"done {n}", "rejected": f"no {n}"} for n in range(20)]
+    path = rows_file(tmp_path, rows)
+    proposal = propose(path, task="chat")
+
+    assert proposal is not None
+    assert proposal.warning == "only chosen is learned; --task pairs learns from both answers"
+    assert shape(config_of(path, "chat")[1]) == (["messages"], [("reply", "text")])
+
+
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        ({"prompt": "do", "completion": "done", "label": True}, (["prompt"], [("completion", "text")])),
+        ({"question": "do", "answer": "done", "liked": 0}, (["question"], [("answer", "text")])),
+        (
+            {
+                "messages": [{"role": "user", "content": "do"}, {"role": "assistant", "content": "done"}],
+                "kto_tag": True,
+            },
+            (["messages"], [("reply", "text")]),
+        ),
+    ],
+)
+def test_answers_that_are_good_or_bad_are_recognized(row: dict[str, Any], names: Any, tmp_path: Path) -> None:
+    verdict = next(key for key in ("label", "liked", "kto_tag") if key in row)
+    rows = [
+        {key: f"{value} {n}" if isinstance(value, str) else value for key, value in row.items()} | {verdict: n % 2 == 0}
+        for n in range(20)
+    ]
+    path = rows_file(tmp_path, rows)
+    task, config = config_of(path)
+
+    assert (task, config.trainer.type, shape(config)) == ("feedback", "kto", names)
+    assert config.output_features[0].more_columns == (verdict,)
+
+
+def test_a_label_with_other_values_is_classified(tmp_path: Path) -> None:
+    rows = [{"prompt": f"do {n}", "completion": f"done {n}", "label": "ab"[n % 2]} for n in range(20)]
     task, config = config_of(rows_file(tmp_path, rows))
     assert (task, shape(config)) == ("classify", (["prompt", "completion"], [("label", "category")]))
-    assert config.output_features[0].labels == ("false", "true")
+
+
+def test_other_columns_do_not_fit_the_tasks_of_preferences(tmp_path: Path) -> None:
+    path = rows_file(tmp_path, [{"question": f"do {n}", "answer": f"done {n}"} for n in range(20)])
+    assert propose(path, task="pairs") is None
+    assert propose(path, task="feedback") is None
 
 
 def test_dialogues_that_cannot_be_read_give_a_warning(tmp_path: Path) -> None:
