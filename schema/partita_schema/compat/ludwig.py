@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from partita_schema.compat.aliases import ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.compat.ludwig_adapters import convert_adapter
 from partita_schema.compat.ludwig_keys import DISTRIBUTED, IGNORED, METRICS, OPTIMIZERS, RENAMED
+from partita_schema.compat.ludwig_preferences import convert_preferences
 from partita_schema.compat.ludwig_sweeps import convert_hyperopt
 from partita_schema.errors import Problem
 from partita_schema.schema_tree import keys_of
@@ -37,6 +38,7 @@ class Converter:
     def run(self) -> Iterator[Problem]:
         self.drop_empty_sections()
         self.spell_out_types()
+        convert_preferences(self.root)
         for path, reason in convert_adapter(self.section("adapter")):
             yield from self.take_out(path, reason)
         yield from self.hyperopt()

@@ -65,6 +65,12 @@ def rejected_dialogue(dialogue: Dialogue) -> Dialogue:
 def prompt_of(rest: Mapping[str, Any], column: str, *, form: str, known: KnownKeys) -> list[Message]:
     """Return the messages of a row without its answers; none if its columns hold no dialogue.
 
+    Args:
+        rest: The row without the columns of both answers.
+        column: Column of the dialogue feature.
+        form: Name of the format, or auto to detect it.
+        known: Further message keys and columns to ignore.
+
     Raises:
         FormatError: They hold one that cannot be read.
     """
@@ -78,7 +84,14 @@ def prompt_of(rest: Mapping[str, Any], column: str, *, form: str, known: KnownKe
 
 
 def messages_read(form: str, rest: Mapping[str, Any], column: str, known: KnownKeys) -> list[Message]:
-    """Return the messages of a format, in which the answer is missing."""
+    """Return the messages of a format, in which the answer is missing.
+
+    Args:
+        form: Name of the format.
+        rest: The row without the columns of both answers.
+        column: Column of the messages.
+        known: Further message keys and columns to ignore.
+    """
     answers = {name for _, others in COLUMNS.values() for name in others} - {"input"}
     row = {name: value for name, value in rest.items() if name not in answers or name in ("prompt", column)}
     messages: list[Message] = READERS[form](row, column, known)["messages"]
@@ -87,6 +100,12 @@ def messages_read(form: str, rest: Mapping[str, Any], column: str, known: KnownK
 
 def whole_dialogue(prompt: list[Message], value: Any, column: str, known: KnownKeys) -> list[Message]:
     """Return the dialogue that ends with an answer.
+
+    Args:
+        prompt: The messages before the answer; empty if the answer is the whole dialogue.
+        value: The answer: a text, a message or a list of messages.
+        column: Column of the answer, for errors.
+        known: Further message keys to ignore.
 
     Raises:
         FormatError: The answer does not follow the prompt, or is no answer.
@@ -121,7 +140,17 @@ def answers_of(value: Any, column: str, known: KnownKeys) -> list[Message]:
 
 
 def common_beginning(better: list[Message], worse: list[Message], *, chosen: str, rejected: str) -> list[Message]:
-    """Return the messages before the last ones, which both dialogues share. Raise FormatError if they do not."""
+    """Return the messages before the last ones, which both dialogues share.
+
+    Args:
+        better: The dialogue with the chosen answer.
+        worse: The dialogue with the rejected answer.
+        chosen: Column of the chosen answer, for errors.
+        rejected: Column of the rejected answer, for errors.
+
+    Raises:
+        FormatError: They share more or less than that.
+    """
     pairs = zip(said(better), said(worse), strict=False)
     common = next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(better), len(worse)))
     if common == len(better) == len(worse):

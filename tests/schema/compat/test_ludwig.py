@@ -8,7 +8,9 @@ from partita_schema.config import Config
 from partita_schema.dump import native_yaml
 from partita_schema.errors import ConfigError
 from partita_schema.load import LoadedConfig, load_config
-from partita_schema.sections.trainer import FinetuneTrainer
+from partita_schema.sections.objectives import DpoLoss, OrpoLoss
+from partita_schema.sections.outputs.preference import PreferenceOutput
+from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer, PreferenceTrainer
 
 FOLDER = Path(__file__).parent / "ludwig"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -49,6 +51,64 @@ def test_zero_shot_classification_keeps_labels_and_sampling() -> None:
     assert (file.config.generation.do_sample, file.config.generation.temperature) == (True, 0.1)
     assert warnings_of(file) == ["23: generation.top_k: answers are sampled: do_sample: true is added"]
     assert file.origins["generation.do_sample"] == "ludwig default"
+
+
+def test_a_trainer_on_pairs_has_one_output_for_both_columns() -> None:
+    file = loaded("preference_dpo")
+    (output,) = file.config.output_features
+
+    assert isinstance(file.config.trainer, PreferenceTrainer)
+    assert file.config.trainer.loss == DpoLoss(type="dpo", beta=0.2, variant="ipo")
+    assert (file.config.trainer.learning_rate, file.config.trainer.epochs) == (1e-5, 1)
+    assert isinstance(output, PreferenceOutput)
+    assert output.answer_columns == ("chosen", "rejected")
+    assert output.preprocessing.max_sequence_length == 256
+    assert file.warnings == ()
+    assert file.origins["trainer.loss.beta"] == "ludwig: trainer.beta"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "columns"),
+    [
+        ("[{name: response, type: text}]", ("chosen", "rejected")),
+        ("[{name: response, column: better, type: text}]", ("better", "rejected")),
+        (
+            "[{name: rejected_text, type: text}, {name: b, column: chosen_text, type: text}]",
+            ("chosen_text", "rejected_text"),
+        ),
+    ],
+)
+def test_the_columns_of_pairs_are_those_of_the_outputs(outputs: str, columns: tuple[str, str]) -> None:
+    head = HEAD.replace("[{name: b, type: text}]", outputs)
+    config = load_config(head + "trainer: {type: orpo, beta: 0.3}\n").config
+    (output,) = config.output_features
+
+    assert isinstance(config.trainer, PreferenceTrainer)
+    assert config.trainer.loss == OrpoLoss(type="orpo", beta=0.3)
+    assert isinstance(output, PreferenceOutput)
+    assert output.answer_columns == columns
+
+
+@pytest.mark.parametrize(
+    ("outputs", "label"),
+    [
+        ("[{name: b, type: text}]", "label"),
+        ("[{name: b, type: text}, {name: is_label, type: category}]", "is_label"),
+    ],
+)
+def test_kto_has_a_text_with_a_label(outputs: str, label: str) -> None:
+    head = HEAD.replace("[{name: b, type: text}]", outputs)
+    config = load_config(head + "trainer: {type: kto, beta: 0.3, desirable_weight: 2.0}\n").config
+    (output,) = config.output_features
+
+    assert config.trainer == KtoTrainer(type="kto", beta=0.3, desirable_weight=2.0)
+    assert (output.type, output.more_columns) == ("text", (label,))
+
+
+@pytest.mark.parametrize("key", ["loss_type: aot", "beta: -1"])
+def test_a_wrong_value_of_a_loss_is_reported_with_the_key_as_written(key: str) -> None:
+    name = key.partition(":")[0]
+    assert f"(written as trainer.{name})" in problem_of(HEAD + f"trainer: {{type: dpo, {key}}}\n")
 
 
 @pytest.mark.parametrize("trainer", ["", "trainer: {type: none}\n"])
