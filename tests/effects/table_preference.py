@@ -115,6 +115,7 @@ PREFERENCE = [
             "trainer[reward].type": Flip({"type": "preference", **STEPS}),
             "trainer[reward].learning_rate": Flip(0.02, part="rates"),
             "trainer[reward].center": 0.5,
+            "output_features[preference].margin": Flip("label"),
         },
         long=True,
     ),

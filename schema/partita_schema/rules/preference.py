@@ -6,6 +6,7 @@ from partita_schema.base import Refusal, is_set
 from partita_schema.sections.batching import ChunkBatching
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.outputs import OutputFeature
+from partita_schema.sections.outputs.preference import PreferenceOutput
 from partita_schema.sections.outputs.text import TextOutput
 from partita_schema.sections.trainer import (
     CustomTrainer,
@@ -50,6 +51,11 @@ def outputs_of_other_trainers(config: ConfigSections) -> Iterator[Refusal]:
                     f"a preference has two answers, and trainer: {{type: {trainer.type}}} learns {learns}; write type: "
                     f"text, with column: {output.source_column}{instead}"
                 ),
+            )
+        if isinstance(output, PreferenceOutput) and output.margin is not None and trainer.type in ("preference", "kto"):
+            yield (
+                f"{at}.margin",
+                f"margin has no effect with trainer: {{type: {trainer.type}}}; remove it, or write type: reward there",
             )
         if isinstance(output, TextOutput) and output.label is not None and not isinstance(trainer, KtoTrainer):
             yield (

@@ -138,6 +138,21 @@ def test_a_preference_needs_two_columns(output: dict[str, Any], message: str) ->
     assert problems_of(file(output=output)) == [message]
 
 
+def test_only_a_reward_model_has_a_margin() -> None:
+    output = PAIR | {"margin": ["score_chosen", "score_rejected"]}
+
+    assert problems_of(file("reward", output=output)) == []
+    assert problems_of(file(output=output)) == [
+        (
+            "output_features[0].margin: margin has no effect with trainer: {type: preference}; remove it, or write "
+            "type: reward there"
+        )
+    ]
+    assert problems_of(file("reward", output=PAIR | {"margin": "chosen"})) == [
+        "output_features[0].margin: the column 'chosen' holds an answer; write a column of numbers"
+    ]
+
+
 @pytest.mark.parametrize(
     ("trainer", "output", "message"),
     [
