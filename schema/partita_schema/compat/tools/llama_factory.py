@@ -3,6 +3,7 @@
 from partita_schema.compat.tools.conversion import Conversion, Missing, To, Unneeded, names_of
 from partita_schema.compat.tools.llama_factory_datasets import convert_datasets
 from partita_schema.compat.tools.llama_factory_keys import LLAMA_FACTORY_KEYS
+from partita_schema.compat.tools.llama_factory_preferences import TRAINERS, convert_preferences
 from partita_schema.compat.tools.rows import RowFormat, convert_validation_size
 from partita_schema.compat.tools.training_arguments import (
     SHARDING_KEYS,
@@ -14,16 +15,18 @@ from partita_schema.compat.tools.training_arguments import (
 )
 from partita_schema.compat.tools.training_arguments_keys import TRAINING
 
-STAGES = {"rm": "reward modelling", "ppo": "PPO", "dpo": "DPO", "kto": "KTO"}
+STAGES = {"ppo": "PPO"}
+"""Stages that are not available, with their names."""
 
 
 def convert_llama_factory(conversion: Conversion) -> None:
     """Convert a file of LLaMA-Factory.
 
     Raises:
-        ConfigError: The file trains on preferences, exports a model, or its datasets cannot be read.
+        ConfigError: The file trains by PPO, exports a model, or its datasets cannot be read.
     """
     refuse_stages(conversion)
+    stage = str(conversion.get("stage", "sft"))
     trains = conversion.is_on("do_train") or (conversion.get("dataset") and not conversion.is_on("do_predict"))
     convert_model(conversion)
     convert_method(conversion)
@@ -31,6 +34,7 @@ def convert_llama_factory(conversion: Conversion) -> None:
     convert_lengths(conversion, rows)
     if trains:
         convert_training(conversion)
+        convert_preferences(conversion, stage)
         convert_flags(conversion)
         convert_validation(conversion)
     else:
@@ -47,7 +51,7 @@ def convert_llama_factory(conversion: Conversion) -> None:
 def refuse_stages(conversion: Conversion) -> None:
     """Raise ConfigError for stages and files that have no counterpart."""
     stage = conversion.get("stage", "sft")
-    if stage not in ("sft", "pt"):
+    if stage not in ("sft", "pt", *TRAINERS):
         what = STAGES.get(str(stage), str(stage))
         message = (
             f"{what} is not available yet, so there is nothing to convert; write stage: sft for supervised training "

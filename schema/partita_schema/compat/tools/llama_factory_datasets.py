@@ -3,10 +3,12 @@
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from partita_schema.compat.tools.conversion import Conversion, Unneeded, names_of
+from partita_schema.compat.tools.llama_factory_preferences import TRAINERS, unfit_rows
 from partita_schema.compat.tools.rows import (
     MESSAGE_FORMATS,
     FoundSource,
@@ -40,14 +42,18 @@ ROLES = {
     "system_tag": "system",
 }
 """The role that a tag names."""
+TAG = "kto_tag"
+"""LLaMA-Factory's name of the column that says whether an answer is good."""
 MEDIA = ("images", "videos", "audios")
 
 
 def convert_datasets(conversion: Conversion) -> RowFormat:
     """Convert the datasets, and return the format of their rows."""
-    is_pt = conversion.get("stage", "sft") == "pt"
+    stage = str(conversion.get("stage", "sft"))
+    is_pt = stage == "pt"
     if "stage" in conversion.left:
-        conversion.take("stage", "output_features" if is_pt else "input_features")
+        to = "output_features" if is_pt else "trainer.type" if stage in TRAINERS else "input_features"
+        conversion.take("stage", to)
     names = names_of(conversion.get("dataset", ""))
     tests = names_of(conversion.get("eval_dataset", ""))
     info, folder = dataset_info(conversion)
@@ -62,6 +68,11 @@ def convert_datasets(conversion: Conversion) -> RowFormat:
             "the datasets have rows of different kinds, and a configuration has one list of features; convert the "
             "file with one of them, or bring the rows into one format",
         )
+    if formats and (why := unfit_rows(stage, rows)):
+        raise conversion.refusal("dataset", why)
+    if not formats and stage in TRAINERS:
+        pair = stage != "kto"
+        rows = RowFormat("dialogue", chosen="chosen", rejected="rejected") if pair else RowFormat("dialogue", label=TAG)
     put_features(conversion, rows, at=conversion.left.get("dataset"))
     convert_sources(conversion, info, folder, names=names, tests=tests)
     return rows
@@ -198,15 +209,18 @@ def format_of(conversion: Conversion, name: str, entry: Mapping[str, Any], *, is
     if is_pt:
         return RowFormat("document", column=str(columns.get("prompt", "text")))
     key = "dataset" if name in names_of(conversion.get("dataset", "")) else "eval_dataset"
-    if entry.get("ranking") or "kto_tag" in columns:
-        raise conversion.refusal(key, f"{name} in {INFO} has preferences, which cannot be trained on yet; name others")
     media = [column for column in MEDIA if column in columns]
     if media:
         raise conversion.refusal(key, f"{name} in {INFO} has {', '.join(media)}, and only texts are read; name others")
     if entry.get("formatting", "alpaca") in ("sharegpt", "openai"):
-        return dialogue_of(conversion, key, name, entry, columns)
-    names = ALPACA | {"system": "system", "history": "history", "tools": "tools"}
-    return RowFormat("dialogue", column="messages", form="alpaca", columns=renamed(columns, names))
+        rows = dialogue_of(conversion, key, name, entry, columns)
+    else:
+        names = ALPACA | {"system": "system", "history": "history", "tools": "tools"}
+        rows = RowFormat("dialogue", column="messages", form="alpaca", columns=renamed(columns, names))
+    if entry.get("ranking"):
+        chosen, rejected = (str(columns.get(part, part)) for part in ("chosen", "rejected"))
+        rows = replace(rows, chosen=chosen, rejected=rejected)
+    return replace(rows, label=str(columns.get(TAG, "")))
 
 
 def mapping_of(value: object) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Features and sources for the rows of the tools' datasets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita_schema.compat.tools.conversion import Conversion
 from partita_schema.yaml.tree import Node
@@ -36,12 +36,23 @@ class RowFormat:
     """Input columns that may be empty."""
     output: str = ""
     """Column of the answer to a prompt."""
+    chosen: str = ""
+    """Column of the better answer of a pair; empty if rows have one answer."""
+    rejected: str = ""
+    """Column of the worse answer of a pair."""
+    label: str = ""
+    """Column that says whether an answer is good; empty if there is none."""
     template: str | None = None
     """Template of a prompt; None if the values are put one after the other."""
     chat: bool = True
     """Whether the model's chat template is put around a prompt."""
     system: str | None = None
     """System message of a prompt."""
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What the formats of dialogues that are read together have in common."""
+        return self.columns, self.chosen, self.rejected, self.label
 
 
 @dataclass(frozen=True)
@@ -63,11 +74,11 @@ def common_format(formats: Sequence[RowFormat]) -> RowFormat | None:
     first = formats[0]
     if all(one == first for one in formats):
         return first
-    if all(one.kind == "dialogue" and one.columns == first.columns for one in formats):
+    if all(one.kind == "dialogue" and one.alike == first.alike for one in formats):
         columns = {one.column for one in formats if one.form not in ("alpaca", "prompt_completion")}
         if len(columns) <= 1 or columns <= {"messages", "conversations"}:
             column = next(iter(sorted(columns, reverse=True)), "messages")
-            return RowFormat("dialogue", column=column, columns=first.columns)
+            return replace(first, column=column, form="auto")
     return None
 
 
@@ -79,7 +90,7 @@ def put_features(conversion: Conversion, rows: RowFormat, *, at: Node | None = N
     if rows.kind == "dialogue":
         conversion.put("input_features", [{"name": rows.column, "type": "dialogue"}], at=at)
         name = REPLY if rows.column != REPLY else "answer"
-        conversion.put("output_features", [{"name": name, "type": "text"}], at=at)
+        conversion.put("output_features", [{"name": name, **answers_of(rows)}], at=at)
         if rows.form != "auto":
             conversion.put("data.dialogue.format", rows.form, at=at)
         if rows.columns:
@@ -95,6 +106,13 @@ def put_features(conversion: Conversion, rows: RowFormat, *, at: Node | None = N
         conversion.put("prompt.system", rows.system, at=at)
     if not rows.chat:
         conversion.put("prompt.chat", False, at=at)
+
+
+def answers_of(rows: RowFormat) -> dict[str, object]:
+    """Return the type of the output of dialogues, with its columns."""
+    if rows.chosen:
+        return {"type": "preference", "chosen": rows.chosen, "rejected": rows.rejected}
+    return {"type": "text", "label": rows.label} if rows.label else {"type": "text"}
 
 
 def put_sources(conversion: Conversion, sources: Sequence[FoundSource]) -> None:

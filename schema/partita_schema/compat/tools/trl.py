@@ -63,8 +63,9 @@ def refuse_other_trainers(conversion: Conversion) -> None:
         foreign = "loss_type"
     if foreign is not None:
         message = (
-            "this key is of a trainer for preferences or rewards (trl dpo, kto, grpo, ...), which is not available "
-            "yet, so there is nothing to convert; remove such keys for supervised training, as with trl sft"
+            "this key is of a trainer for preferences or rewards (trl dpo, kto, grpo, ...), which is not converted; "
+            "write trainer: {type: preference}, {type: kto} or {type: reward} by hand, or remove such keys for "
+            "supervised training, as with trl sft"
         )
         raise conversion.refusal(foreign, message)
 

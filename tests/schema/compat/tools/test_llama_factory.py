@@ -17,7 +17,8 @@ from partita_schema.sections.adapter import LoraAdapter, OftAdapter
 from partita_schema.sections.backend import TorchrunBackendConfig
 from partita_schema.sections.batching import ChunkBatching
 from partita_schema.sections.data import RandomSplit
-from partita_schema.sections.trainer import FinetuneTrainer
+from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
+from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer, RewardTrainer
 
 from ....properties import examples
 from .conversions import converted, missing, refusal_of, set_values
@@ -40,6 +41,13 @@ INFO: dict[str, Any] = {
     "wiki": {"file_name": "wiki.txt", "columns": {"prompt": "text"}},
     "c4": {"hf_hub_url": "org/c4", "split": "train", "columns": {"prompt": "body"}},
     "pairs": {"file_name": "pairs.json", "ranking": True, "columns": {"chosen": "chosen", "rejected": "rejected"}},
+    "talks": {
+        "file_name": "talks.json",
+        "formatting": "sharegpt",
+        "ranking": True,
+        "columns": {"messages": "conversations", "chosen": "better", "rejected": "worse"},
+    },
+    "liked": {"file_name": "liked.json", "columns": {"prompt": "instruction", "kto_tag": "good"}},
     "photos": {"file_name": "photos.json", "formatting": "sharegpt", "columns": {"images": "images"}},
     "odd_keys": {"file_name": "odd.json", "formatting": "sharegpt", "tags": {"role_tag": "who", "content_tag": "what"}},
     "odd_roles": {"file_name": "odd.json", "formatting": "sharegpt", "tags": {"user_tag": "patient"}},
@@ -102,6 +110,14 @@ FILES = {
     "enable_thinking: false\n",
     "openai messages": FULL.replace("identity", "openai") + "eval_dataset: openai\neval_strategy: epoch\n",
     "other columns": FULL.replace("identity", "qa") + "train_on_prompt: true\n",
+    "dpo": HEAD.replace("sft", "dpo") + "dataset: pairs\npref_beta: 0.2\npref_loss: ipo\npref_ftx: 0.5\n"
+    "ref_model: org/other\n",
+    "smoothed dpo": HEAD.replace("sft", "dpo") + "dataset: talks\ndpo_label_smoothing: 0.1\n",
+    "orpo": HEAD.replace("sft", "dpo") + "dataset: pairs\npref_loss: orpo\npref_ftx: 0.1\n",
+    "simpo": HEAD.replace("sft", "dpo") + "dataset: pairs\npref_beta: 2.0\npref_loss: simpo\nsimpo_gamma: 0.8\n",
+    "an unknown loss": HEAD.replace("sft", "dpo") + "dataset: mine\npref_loss: kto_pair\n",
+    "kto": HEAD.replace("sft", "kto") + "dataset: liked\npref_beta: 0.2\nkto_chosen_weight: 2.0\npref_ftx: 0.1\n",
+    "reward": HEAD.replace("sft", "rm") + "dataset: pairs\nlearning_rate: 1.0e-4\n",
     "galore": FULL + "use_galore: true\ngalore_layerwise: true\ngalore_rank: 128\npure_bf16: true\nflash_attn: sdpa\n",
     "badam": FULL + "use_badam: true\nbadam_mode: layer\nuse_adam_mini: true\n",
     "muon": FULL + "use_muon: true\noptim: adamw_torch\n",
@@ -239,6 +255,42 @@ def test_formats_of_datasets_follow_their_description(folder: Path) -> None:
     assert config_of(FULL.replace("identity", "folder"), folder).data.source == "data/parts/*.json*"
 
 
+def test_stages_of_preferences_become_their_trainers(folder: Path) -> None:
+    found = {name: config_of(FILES[name], folder) for name in ("dpo", "smoothed dpo", "orpo", "simpo", "kto", "reward")}
+    trainers = {name: config.trainer for name, config in found.items()}
+    losses = {name: getattr(trainer, "loss", None) for name, trainer in trainers.items()}
+
+    assert losses["dpo"] == DpoLoss(type="dpo", beta=0.2, variant="ipo", rpo_alpha=0.5)
+    assert losses["smoothed dpo"] == DpoLoss(type="dpo", label_smoothing=0.1)
+    assert losses["orpo"] == OrpoLoss(type="orpo", beta=0.1)
+    assert losses["simpo"] == SimpoLoss(type="simpo", beta=2.0, gamma=0.8)
+    assert isinstance(trainers["kto"], KtoTrainer)
+    assert (trainers["kto"].beta, trainers["kto"].desirable_weight) == (0.2, 2.0)
+    assert isinstance(trainers["reward"], RewardTrainer)
+    assert found["dpo"].data.dialogue.format == "alpaca"
+    assert [config.output_features[0].more_columns for config in found.values()] == [
+        ("rejected",),
+        ("worse",),
+        ("rejected",),
+        ("rejected",),
+        ("good",),
+        ("rejected",),
+    ]
+    assert found["smoothed dpo"].output_features[0].source_column == "better"
+    assert found["smoothed dpo"].input_features[0].name == "conversations"
+
+
+def test_options_of_preferences_without_a_counterpart_are_listed(folder: Path) -> None:
+    reference = "the reference is the model before training, with its adapter if one is loaded"
+
+    assert missing(converted(FILES["dpo"], "llama_factory", folder)[1])["ref_model"] == reference
+    ftx = "the loss of kto has no cross-entropy of the good answers next to it"
+    assert missing(converted(FILES["kto"], "llama_factory", folder)[1])["pref_ftx"] == ftx
+    config, report = converted(FILES["an unknown loss"], "llama_factory", folder)
+    assert missing(report)["pref_loss"] == "kto_pair is not offered; write a variant of trainer.loss"
+    assert config.output_features[0].more_columns == ("rejected",)
+
+
 def test_probabilities_become_weights(folder: Path) -> None:
     config = config_of(FILES["mix with probabilities"], folder)
     assert [part.weight for part in config.data.mix or ()] == [0.7, 0.3]
@@ -306,16 +358,34 @@ def test_any_description_of_a_dataset_is_converted_or_refused(entry: dict[str, A
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            HEAD.replace("sft", "ppo") + "dataset: identity\n",
+            (
+                "original.yaml:2:1: stage: PPO is not available yet, so there is nothing to convert; write stage: sft "
+                "for supervised training on correct answers"
+            ),
+        ),
         *[
             (
                 HEAD.replace("sft", stage) + "dataset: identity\n",
                 (
-                    f"original.yaml:2:1: stage: {name} is not available yet, so there is nothing to convert; write "
-                    "stage: sft for supervised training on correct answers"
+                    f"original.yaml:5:1: dataset: stage: {stage} needs pairs of answers; name a dataset with ranking: "
+                    "true"
                 ),
             )
-            for stage, name in (("dpo", "DPO"), ("kto", "KTO"), ("ppo", "PPO"), ("rm", "reward modelling"))
+            for stage in ("dpo", "rm")
         ],
+        (
+            HEAD.replace("sft", "kto") + "dataset: identity\n",
+            "original.yaml:5:1: dataset: stage: kto needs a column kto_tag; name a dataset with one",
+        ),
+        (
+            FULL.replace("identity", "liked"),
+            (
+                "original.yaml:5:1: dataset: stage: sft learns from single answers without a label; write stage: kto, "
+                "or name others"
+            ),
+        ),
         (
             "model_name_or_path: m\nadapter_name_or_path: a\nexport_dir: out\n",
             (
@@ -334,8 +404,8 @@ def test_any_description_of_a_dataset_is_converted_or_refused(entry: dict[str, A
         (
             FULL.replace("identity", "pairs"),
             (
-                "original.yaml:5:1: dataset: pairs in dataset_info.json has preferences, which cannot be trained on "
-                "yet; name others"
+                "original.yaml:5:1: dataset: stage: sft learns from single answers without a label; write stage: dpo, "
+                "or name others"
             ),
         ),
         (
