@@ -65,7 +65,7 @@ def build_eval_dataset(
     if not known_labels:
         rows = rows_with_known_labels(rows, parts.config, parts.labels, ledger=ledger, split=split)
     encode = TokenizedDataset.build if parts.tokens is None else parts.tokens.encode
-    if parts.config.plain_text:
+    if parts.config.plain_text and not parts.config.compares_answers:
         documents = encode(rows, replace(parts.encoder, max_length=None), ledger=ledger, split=split)
         rows = rows.select(documents.indices_N)
         pieces = evaluation_pieces(documents, parts.encoder, text_bytes=count_bytes(parts.config, rows))

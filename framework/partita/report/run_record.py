@@ -61,7 +61,9 @@ class RunRecord(RunSummary):
     @property
     def is_plain_text(self) -> bool:
         """Whether the model continues texts."""
-        return bool(self.config) and not self.config.get("input_features")
+        outputs = self.config.get("output_features") or [{}]
+        is_document = outputs[0].get("type") != "preference"
+        return bool(self.config) and not self.config.get("input_features") and is_document
 
     def evaluations(self, split: str, metric: str) -> tuple[list[float], list[float]]:
         """Return the steps at which a metric of a split was measured, and its values."""

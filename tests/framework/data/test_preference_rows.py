@@ -1,6 +1,7 @@
 """Tests of pairs and labelled answers from files to batches: indexed, streamed, cached, packed and in the ledger."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from partita.data.ledger import Ledger
 from partita.data.sources.sources import open_rows
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
+from partita.pipeline.eval_dataset import build_eval_dataset
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import DataError
 from partita_schema.load import load_config
@@ -116,6 +118,19 @@ def test_cached_tokens_are_those_of_the_rows(trainer: str, rows: list[dict[str, 
         assert dataset.fingerprint == plain.fingerprint
         assert dataset.branched == plain.branched == (trainer == "preference")
         assert np.array_equal(dataset.row_values_NK, plain.row_values_NK)  # type: ignore[arg-type]
+
+
+def test_pairs_without_inputs_are_evaluated_as_pairs() -> None:
+    rows = [{key: row["question"] + row[key] for key in ("chosen", "rejected")} for row in PAIRS]
+    config = load_config(settings(input_features=[])).config
+    encoder = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=64)
+    parts: Any = SimpleNamespace(config=config, encoder=encoder, labels={}, tokens=None)
+    source, ledger = open_rows(rows, folder=Path()), Ledger(None, max_bad_rows=0)
+    evaluated = build_eval_dataset(parts, source, split="test", ledger=ledger)
+
+    assert evaluated.encoded.branched
+    assert evaluated.encoded.text_bytes is None
+    assert [len(evaluated.encoded.loss_spans(index)) for index in range(len(rows))] == [2] * len(rows)
 
 
 def test_another_column_of_answers_gives_other_cached_tokens(tmp_path: Path) -> None:

@@ -95,6 +95,16 @@ def test_the_first_sentence_has_the_metric_that_the_list_of_runs_shows(tmp_path:
     assert any(text.startswith("The price.mae is ") for text in chosen.texts)
 
 
+def test_pairs_without_inputs_have_no_perplexity(tmp_path: Path) -> None:
+    results = [RowResult(str(index), "Once upon a time", None, 0.5 + index / 100, 40) for index in range(30)]
+    pairs = {"output_features": [{"name": "answer", "type": "preference"}], "trainer": {"type": "preference"}}
+
+    page = page_of(write_run(tmp_path / "run", results=results, config={"input_features": [], **pairs}))
+
+    assert "loss \u2193" in page.texts
+    assert "perplexity \u2193" not in page.texts
+
+
 def test_a_lower_loss_is_better(tmp_path: Path) -> None:
     results = [RowResult(str(index), "Once upon a time", None, 1.0 + index / 100, 40) for index in range(30)]
     base = [RowResult(str(index), "Once upon a time", None, 3.0 + index / 50, 40) for index in range(30)]
