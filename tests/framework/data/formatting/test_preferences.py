@@ -252,6 +252,14 @@ class TestWithoutInputs:
     ) -> None:
         assert encoded(config_of(inputs=[]), {"chosen": chosen, "rejected": rejected}, **options) == reason
 
+    def test_an_answer_that_is_all_common_is_refused(self) -> None:
+        tokenizer = byte_tokenizer()
+        tokenizer.eos_token = None
+
+        assert encoded(config_of(inputs=[]), {"chosen": "abc", "rejected": "ab"}, tokenizer) == (
+            "column rejected: nothing of the answer is left after the common beginning"
+        )
+
     def test_a_beginning_token_alone_is_no_prompt(self) -> None:
         tokenizer = byte_tokenizer()
         tokenizer.bos_token = "</s>"
@@ -445,6 +453,18 @@ class TestDialogues:
             "<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n<think>hm</think>so<|im_end|>",
             "<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\nno<|im_end|>",
         ]
+
+    def test_another_prompt_before_one_of_the_answers_is_refused(self, chat_tokenizer: Any) -> None:
+        plain = "{{ message['content'] }}<|im_end|>"
+        marked = "{% generation %}" + plain + "{% endgeneration %}"
+        written = "{% if message['role'] == 'assistant' %}" + marked + "{% else %}" + plain + "{% endif %}"
+        chat_tokenizer.chat_template = THINKING.replace(plain, written)
+        row = {"prompt": "why?", "chosen": said("so", reasoning_content="hm"), "rejected": "no"}
+
+        assert encoded(config_of(inputs=DIALOGUE), row, chat_tokenizer) == (
+            "the chat template writes another prompt before the answer in the column rejected than before that in "
+            "chosen"
+        )
 
     def test_marks_around_parts_of_an_answer_are_refused(self, chat_tokenizer: Any) -> None:
         chat_tokenizer.chat_template = (
