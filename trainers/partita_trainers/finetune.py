@@ -68,6 +68,7 @@ class Finetune:
             raise DataError("there are no training rows; write data.source, or pass a dataset to train")
         training = FinetuneRun(self.config, context, context.batches, objective=self.objective)
         try:
+            self.before_training(training)
             resumed_from = training.resume()
             training.start_callbacks(resumed_from)
             training.train_loop()
@@ -76,6 +77,9 @@ class Finetune:
             training.engine.release(failed=True)
             raise
         return result
+
+    def before_training(self, run: "FinetuneRun") -> None:
+        """Do nothing. Objectives are prepared here: the weights are those before the first step, also in a resume."""
 
     def probe(self, context: ProbeContext) -> TrainingProbe:
         """Return a probe that takes the steps of `train` on the longest rows."""
@@ -272,7 +276,8 @@ class FinetuneRun:
 
     def evaluate(self) -> bool:
         """Evaluate and report metrics. Return whether the validation metric is the best so far."""
-        generated = self.config.evaluate_generated is True or self.validation.metric != "loss"
+        without_answers = ("loss", *self.config.METRICS)
+        generated = self.config.evaluate_generated is True or self.validation.metric not in without_answers
         with evaluation_weights(self.engine.raw_optimizers), self.engine.summon_full_params():
             metrics = self.context.evaluate("validation", generated, self.config.max_generated_rows, step=self.step)
         self.run.report(metrics, step=self.step, split="validation")

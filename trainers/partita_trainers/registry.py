@@ -20,6 +20,7 @@ from partita_trainers.objective import CROSS_ENTROPY, Objective, objective_of
 TRAINERS = {
     "none": "partita_trainers.zero_shot:ZeroShot",
     "finetune": "partita_trainers.finetune:Finetune",
+    "preference": "partita_trainers.preference:Preference",
     "hogwild": "partita_trainers.hogwild.trainer:Hogwild",
 }
 """`module:Class` by the `type` of the section. `custom` names its own class."""

@@ -1,0 +1,111 @@
+"""Training on pairs of a chosen and a rejected answer: DPO with its variants, ORPO and SimPO.
+
+A row of data is a prompt with two branches, the answers, and is computed in one pass; see `partita_trainers.Batch`.
+Losses and metrics are sums over pairs, divided by the pairs of the step, so that they depend neither on the number of
+micro-batches nor on the number of ranks.
+
+Shapes: R rows of a batch, A = 2 answers of a row, the chosen one first.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
+from partita_schema.sections.trainer import PreferenceTrainer
+from partita_trainers.base import Batch
+from partita_trainers.finetune import Finetune, FinetuneRun
+from partita_trainers.objective import ObjectiveContext, WeightedMean
+from partita_trainers.pair_losses import Pairs, pair_function
+from partita_trainers.references import References, answer_sums, prepare_references
+
+
+class PairObjective:
+    """A loss on pairs, averaged over the pairs of a step, with metrics under the names of TRL."""
+
+    branched = True
+    """Rows have branches."""
+
+    def __init__(self, loss: DpoLoss | OrpoLoss | SimpoLoss) -> None:
+        self.beta = loss.beta
+        self.function = pair_function(loss)
+        self.references = References(answers=2) if isinstance(loss, DpoLoss) else None
+
+    def denominator(self, batch: Batch) -> float:
+        """Return the number of pairs."""
+        return len(rows_with_loss(batch))
+
+    def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
+        """Compute the references that are not known yet."""
+        if self.references is not None:
+            self.references.compute(context, batches)
+
+    def loss(self, context: ObjectiveContext, batch: Batch) -> tuple[torch.Tensor, Mapping[str, WeightedMean]]:
+        """Return the sum of the losses of the pairs, and the metrics of `pair_metrics`."""
+        sums = answer_sums(context.token_log_probs(batch), batch, answers=2)
+        if self.references is None:
+            references_RA = torch.zeros_like(sums.log_probs_RA)
+        else:
+            references_RA = self.references.of(batch, like=sums.log_probs_RA)
+        with_loss = rows_with_loss(batch).to(references_RA.device)
+        pairs = Pairs(
+            chosen_P=sums.log_probs_RA[with_loss, 0],
+            rejected_P=sums.log_probs_RA[with_loss, 1],
+            chosen_tokens_P=sums.tokens_RA[with_loss, 0],
+            rejected_tokens_P=sums.tokens_RA[with_loss, 1],
+            reference_chosen_P=references_RA[with_loss, 0],
+            reference_rejected_P=references_RA[with_loss, 1],
+        )
+        total = self.function(pairs).sum().float()
+        with torch.no_grad():
+            return total, pair_metrics(pairs, beta=self.beta, has_reference=self.references is not None)
+
+
+def rows_with_loss(batch: Batch) -> torch.Tensor:
+    """Return the indices of the rows with loss tokens, int64; only batches that measure memory have others."""
+    return batch.loss_token_rows.bincount(minlength=batch.rows).nonzero()[:, 0]
+
+
+def pair_metrics(pairs: Pairs, *, beta: float, has_reference: bool) -> dict[str, WeightedMean]:
+    """Return means over pairs, under the names of TRL.
+
+    With a reference, the reward of an answer is beta times its log-probability relative to the reference, `logps/` are
+    log-probabilities of whole answers, and `chosen_falls` is the share of chosen answers that are less likely than
+    before training. Without one, rewards and `logps/` are those of the mean log-probability of a token.
+
+    Args:
+        pairs: The pairs.
+        beta: Factor of the rewards.
+        has_reference: Whether the loss compares with a reference.
+    """
+    chosen_P, rejected_P = pairs.chosen_P, pairs.rejected_P
+    chosen_rewards_P, rejected_rewards_P = beta * pairs.chosen_ratio_P, beta * pairs.rejected_ratio_P
+    if not has_reference:
+        chosen_P, rejected_P = pairs.mean_chosen_P, pairs.mean_rejected_P
+        chosen_rewards_P, rejected_rewards_P = beta * chosen_P, beta * rejected_P
+    values = {
+        "rewards/chosen": chosen_rewards_P,
+        "rewards/rejected": rejected_rewards_P,
+        "rewards/accuracies": chosen_rewards_P > rejected_rewards_P,
+        "rewards/margins": chosen_rewards_P - rejected_rewards_P,
+        "logps/chosen": chosen_P,
+        "logps/rejected": rejected_P,
+    }
+    if has_reference:
+        values["chosen_falls"] = pairs.chosen_ratio_P < 0
+    return {name: WeightedMean(values_P.sum(), len(values_P)) for name, values_P in values.items()}
+
+
+class Preference(Finetune):
+    """Trains on pairs of a chosen and a rejected answer."""
+
+    config: PreferenceTrainer
+    objective: PairObjective
+
+    def __init__(self, config: PreferenceTrainer) -> None:
+        super().__init__(config, objective=PairObjective(config.loss))
+
+    def before_training(self, run: FinetuneRun) -> None:
+        """Compute the references, or keep what computing them in steps needs."""
+        if self.objective.references is not None:
+            prepare_references(run, self.objective.references, when=self.config.references)
