@@ -35,10 +35,14 @@ HELD_OUT = list(range(100, 112))
 class Work:
     """A run on pairs, and its trainer."""
 
+    model: Any = PairModel
+    configure: Any = staticmethod(pair_config)
+    held_out: Any = staticmethod(pair_batch)
+
     def __init__(self, folder: Path, *, batches: Any = None, group: Any = None, **trainer: Any) -> None:
-        self.config = pair_config(**{**STEPS, **trainer})
+        self.config = self.configure(**{**STEPS, **trainer})
         self.trainer: Any = build_trainer(self.config.trainer)
-        self.lm, self.run, self.group = PairModel(), Recorder(folder), group
+        self.lm, self.run, self.group = self.model(), Recorder(folder), group
         folder.mkdir(exist_ok=True)
         self.context = TrainerContext(
             config=self.config,
@@ -56,7 +60,7 @@ class Work:
     def evaluate(self, split: str, generated: bool, max_rows: Any, *, step: Any = None) -> dict[str, float]:
         """Evaluate as the framework does, on pairs of which each rank has the same."""
         assert not generated or step is not None
-        objective, batch = self.trainer.objective, pair_batch(HELD_OUT)
+        objective, batch = self.trainer.objective, self.held_out(HELD_OUT)
         context = ObjectiveContext(self.lm, self.lm.module)
         objective.prepare(context, [batch])
         loss, metrics = objective.loss(context, batch)
@@ -214,7 +218,7 @@ def test_references_without_enough_memory_are_computed_in_parts(tmp_path: Path, 
     full.train()
     assert_same_run(free, full)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "step 0: out of memory with 4 packed rows (4 x 10 tokens); retrying with half"
+        "step 0: out of memory with 4 rows of 10 tokens; retrying with 2 rows at a time"
     ]
 
 

@@ -17,7 +17,7 @@ from partita_trainers.base import Batch
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, WeightedMean
 from partita_trainers.pair_losses import Pairs, pair_function
-from partita_trainers.references import References, answer_sums, prepare_references
+from partita_trainers.references import References, answer_sums, prepare_references, rows_with_loss
 
 
 class PairObjective:
@@ -59,11 +59,6 @@ class PairObjective:
         total = self.function(pairs).sum().float()
         with torch.no_grad():
             return total, pair_metrics(pairs, beta=self.beta, has_reference=self.references is not None)
-
-
-def rows_with_loss(batch: Batch) -> torch.Tensor:
-    """Return the indices of the rows with loss tokens, int64; only batches that measure memory have others."""
-    return batch.loss_token_rows.bincount(minlength=batch.rows).nonzero()[:, 0]
 
 
 def pair_metrics(pairs: Pairs, *, beta: float, has_reference: bool) -> dict[str, WeightedMean]:

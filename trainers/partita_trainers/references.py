@@ -119,6 +119,11 @@ def answer_sums(log_probs_N: torch.Tensor, batch: Batch, *, answers: int) -> Ans
     return AnswerSums(sums_RA.view(-1, answers), tokens_RA.to(sums_RA).view(-1, answers))
 
 
+def rows_with_loss(batch: Batch) -> torch.Tensor:
+    """Return the indices of the rows with loss tokens, int64; only batches that measure memory have others."""
+    return batch.loss_token_rows.bincount(minlength=batch.rows).nonzero()[:, 0]
+
+
 def row_columns(batch: Batch) -> Iterator[tuple[int, slice]]:
     """Yield for each row its line and its columns there."""
     lengths = batch.lengths_B.tolist()

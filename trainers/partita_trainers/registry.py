@@ -21,6 +21,7 @@ TRAINERS = {
     "none": "partita_trainers.zero_shot:ZeroShot",
     "finetune": "partita_trainers.finetune:Finetune",
     "preference": "partita_trainers.preference:Preference",
+    "kto": "partita_trainers.kto:Kto",
     "hogwild": "partita_trainers.hogwild.trainer:Hogwild",
 }
 """`module:Class` by the `type` of the section. `custom` names its own class."""

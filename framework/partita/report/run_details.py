@@ -25,6 +25,7 @@ FILES = {
     "rounds": "rounds of self-training",
     "report.html": "the report",
     "log.jsonl": "steps",
+    "references.jsonl": "log-probabilities before training",
     "quarantine.jsonl": "rows left out, with reasons",
     "ledger.json": "counts of rows",
     "config.yaml": "the configuration",

@@ -1,0 +1,240 @@
+"""Training on single answers that are labelled good or bad (KTO, Ethayarajh et al. 2024, arXiv 2402.01306).
+
+The KL term z of a step is the mean of L - R over mismatched pairs of all its rows, on all ranks: the prompt of a row
+with the answer of the row before it, in the order of keys. It is computed in `prepare`, so that it depends neither on
+the number of micro-batches nor on the number of ranks.
+
+Shapes: R rows of a batch.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import cast
+
+import torch
+
+from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.sections.trainer import KtoTrainer
+from partita_trainers.base import Batch
+from partita_trainers.finetune import Finetune, FinetuneRun
+from partita_trainers.objective import ObjectiveContext, WeightedMean
+from partita_trainers.references import (
+    ReferenceModel,
+    References,
+    answer_sums,
+    prepare_references,
+    row_columns,
+    rows_with_loss,
+)
+from partita_trainers.step import open_steps
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, order=True)
+class LabelledRow:
+    """A row of a step, as ranks exchange it."""
+
+    key: str
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    """Tokens before the answer."""
+    labels: tuple[int, ...]
+    """The ids of the loss tokens and -100 elsewhere."""
+    is_good: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the losses of a step depend on."""
+
+    kl: float = 0.0
+    """z, at least 0; 0 in a step of one row, which has no mismatched pair, and before the first step."""
+    good: int = 0
+    """Number of good answers."""
+    bad: int = 0
+
+
+def kto(
+    ratio_R: torch.Tensor, is_good_R: torch.Tensor, *, kl: float, beta: float, weights: tuple[float, float]
+) -> torch.Tensor:
+    """Return the loss of each answer (arXiv 2402.01306, equations 7 and 8).
+
+    w_d (1 - sigmoid(beta (L - R - z))) for a good answer and w_u (1 - sigmoid(beta (z - L + R))) for a bad one.
+
+    Args:
+        ratio_R: L - R, the log-probability of each answer relative to the reference.
+        is_good_R: Which answers are good, bool.
+        kl: z.
+        beta: Strength of the tie to the reference.
+        weights: w_d and w_u, of good and of bad answers.
+    """
+    good_R = weights[0] * (1 - torch.sigmoid(beta * (ratio_R - kl)))
+    bad_R = weights[1] * (1 - torch.sigmoid(beta * (kl - ratio_R)))
+    return torch.where(is_good_R, good_R, bad_R)
+
+
+class KtoObjective:
+    """The loss of KTO, averaged over the answers of a step, with metrics under the names of TRL."""
+
+    def __init__(self, config: KtoTrainer) -> None:
+        self.beta, self.desirable_weight = config.beta, config.desirable_weight
+        self.undesirable_weight = 1.0 if config.undesirable_weight == "auto" else config.undesirable_weight
+        self.references = References(answers=1)
+        self.step = Step()
+        self.exchanged: tuple[list[LabelledRow], list[LabelledRow]] | None = None
+
+    def denominator(self, batch: Batch) -> float:
+        """Return the number of answers."""
+        return len(rows_with_loss(batch))
+
+    def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
+        """Compute the references that are not known yet, and the KL term of the step."""
+        rows = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
+        self.references.compute(context, batches)
+        partners = dict(zip(rows, [*rows[-1:], *rows[:-1]], strict=True))
+        differences = dict[LabelledRow, float]()
+        if self.references.started and len(rows) > 1:
+            longest = max(len(row.ids) for row in rows)
+            for batch in batches:
+                own = labelled_rows(batch)
+                mixed = [mismatched(row, partners[row], longest=longest) for row in own]
+                differences |= zip(own, self.ratios(context, mixed, places=batch.input_ids_BT.numel()), strict=True)
+        of_ranks = context.process_group.all_gather_object(differences, "the KL term of a step")
+        self.exchanged = None
+        # In one order on all ranks, so that rounding is the same for any number of them.
+        whole = {row: value for of_rank in of_ranks for row, value in of_rank.items()}
+        kl = math.fsum(whole[row] for row in rows) / len(rows) if whole else 0.0
+        good = sum(row.is_good for row in rows)
+        self.step = Step(kl=max(0.0, kl), good=good, bad=len(rows) - good)
+
+    def exchange(self, context: ObjectiveContext, own: list[LabelledRow]) -> list[LabelledRow]:
+        """Return the rows of all ranks in order. A repetition, after memory ran out, exchanges nothing."""
+        if self.exchanged is None or self.exchanged[0] != own:
+            of_ranks = context.process_group.all_gather_object(own, "the rows of a step")
+            self.exchanged = own, sorted(row for of_rank in of_ranks for row in of_rank)
+        return self.exchanged[1]
+
+    def ratios(self, context: ObjectiveContext, rows: Sequence[LabelledRow], *, places: int) -> list[float]:
+        """Return L - R of each row, in batches of at most `places` tokens with padding, or of one row."""
+        result = list[float]()
+        for batch in batches_of(rows, places=places):
+            with torch.no_grad():
+                policy = answer_sums(context.token_log_probs(batch), batch, answers=1).log_probs_RA
+            with cast(ReferenceModel, context.lm).reference():
+                reference = answer_sums(context.token_log_probs(batch), batch, answers=1).log_probs_RA
+            result += (policy - reference)[:, 0].tolist()
+        return result
+
+    def loss(self, context: ObjectiveContext, batch: Batch) -> tuple[torch.Tensor, Mapping[str, WeightedMean]]:
+        """Return the sum of the losses of the answers, and the metrics of `metrics`."""
+        log_probs_RA = answer_sums(context.token_log_probs(batch), batch, answers=1).log_probs_RA
+        with_loss = rows_with_loss(batch).to(log_probs_RA.device)
+        log_probs_R = log_probs_RA[with_loss, 0]
+        ratio_R = log_probs_R - self.references.of(batch, like=log_probs_RA)[with_loss, 0]
+        is_good_R = good_rows(batch).to(ratio_R.device)[with_loss]
+        weights = self.desirable_weight, self.undesirable_weight
+        total = kto(ratio_R, is_good_R, kl=self.step.kl, beta=self.beta, weights=weights).sum().float()
+        with torch.no_grad():
+            return total, self.metrics(self.beta * ratio_R, log_probs_R, is_good_R)
+
+    def metrics(
+        self, rewards_R: torch.Tensor, log_probs_R: torch.Tensor, is_good_R: torch.Tensor
+    ) -> dict[str, WeightedMean]:
+        """Return means over good answers (`chosen`) and over bad ones (`rejected`), and z, under the names of TRL.
+
+        `rewards/margins` is the difference of the mean rewards of the step's good and bad answers.
+        """
+        good, rows, step = int(is_good_R.sum()), len(is_good_R), self.step
+        result = {"kl": WeightedMean(step.kl * rows, rows)}
+        for name, values_R in (("rewards", rewards_R), ("logps", log_probs_R)):
+            result[f"{name}/chosen"] = WeightedMean(values_R[is_good_R].sum(), good)
+            result[f"{name}/rejected"] = WeightedMean(values_R[~is_good_R].sum(), rows - good)
+        if step.good and step.bad:
+            margin = rewards_R[is_good_R].sum() / step.good - rewards_R[~is_good_R].sum() / step.bad
+            result["rewards/margins"] = WeightedMean(margin, rows / (step.good + step.bad))
+        return result
+
+
+def good_rows(batch: Batch) -> torch.Tensor:
+    """Return which rows have good answers, bool; all of them in batches that measure memory."""
+    if batch.row_values_NK is None:
+        return torch.ones(batch.rows, dtype=torch.bool)
+    return batch.row_values_NK[:, 0] > 0.5
+
+
+def labelled_rows(batch: Batch) -> list[LabelledRow]:
+    """Return the rows of a batch."""
+    result = list[LabelledRow]()
+    for key, (line, columns), is_good in zip(batch.keys, row_columns(batch), good_rows(batch).tolist(), strict=True):
+        labels = tuple(batch.labels_BT[line, columns].tolist())
+        prompt = next((index for index, label in enumerate(labels) if label != -100), len(labels))
+        result.append(LabelledRow(key, tuple(batch.input_ids_BT[line, columns].tolist()), prompt, labels, is_good))
+    return result
+
+
+def mismatched(row: LabelledRow, other: LabelledRow, *, longest: int) -> LabelledRow:
+    """Return the prompt of a row with the answer of another row, of at most `longest` tokens."""
+    ids = row.ids[: row.prompt_tokens] + other.ids[other.prompt_tokens :]
+    labels = row.labels[: row.prompt_tokens] + other.labels[other.prompt_tokens :]
+    return LabelledRow(row.key, ids[:longest], row.prompt_tokens, labels[:longest], other.is_good)
+
+
+def batches_of(rows: Sequence[LabelledRow], *, places: int) -> Iterator[Batch]:
+    """Yield batches of rows in order, of at most `places` tokens with padding, or of one row."""
+    width = max((len(row.ids) for row in rows), default=1)
+    size = max(1, places // width)
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        width = max(len(row.ids) for row in part)
+        padded = [[*row.ids, *[0] * (width - len(row.ids))] for row in part]
+        labels = [[*row.labels, *[-100] * (width - len(row.ids))] for row in part]
+        lengths_B = torch.tensor([len(row.ids) for row in part])
+        yield Batch(torch.tensor(padded), torch.tensor(labels), lengths_B, tuple(row.key for row in part))
+
+
+class Kto(Finetune):
+    """Trains on answers that are labelled good or bad."""
+
+    config: KtoTrainer
+    objective: KtoObjective
+
+    def __init__(self, config: KtoTrainer) -> None:
+        super().__init__(config, objective=KtoObjective(config))
+
+    def before_training(self, run: FinetuneRun) -> None:
+        """Choose the weight of bad answers, and compute the references.
+
+        The weights before training are kept in any case: mismatched pairs are not known before their step.
+        """
+        if run.engine.shards is not None:
+            message = "kto compares mismatched answers in each step, which processes that share the weights cannot do"
+            raise ConfigError([Problem("backend.sharding", f"{message}; write none")])
+        if self.config.undesirable_weight == "auto":
+            self.objective.undesirable_weight = balanced_weight(run, self.config.desirable_weight)
+        cast(ReferenceModel, run.lm).keep_reference()
+        prepare_references(run, self.objective.references, when=self.config.references)
+
+
+def balanced_weight(run: FinetuneRun, desirable_weight: float) -> float:
+    """Return the weight with which all bad answers together weigh as much as all good ones; it is logged."""
+    epoch = run.batches.steps_per_epoch
+    if run.batches.num_rows is None or epoch is None:
+        message = "auto needs data of a known size, not a stream; write a number"
+        raise ConfigError([Problem("trainer.undesirable_weight", message)])
+    good = rows = 0
+    with open_steps(run.batches) as steps:
+        for step in islice(steps, epoch):
+            rows += sum(batch.rows for batch in step.micro_batches)
+            good += sum(int(good_rows(batch).sum()) for batch in step.micro_batches)
+    counts = run.process_group.all_gather_object((good, rows - good), "the labels")
+    good, bad = sum(one for one, _ in counts), sum(other for _, other in counts)
+    if not (good and bad):
+        raise DataError(f"all {good + bad:,} answers are {'good' if good else 'bad'}; kto needs both")
+    weight = desirable_weight * good / bad
+    logger.info("%s good and %s bad answers: undesirable_weight is %.4g", f"{good:,}", f"{bad:,}", weight)
+    run.run.note(undesirable_weight=weight)
+    return weight
