@@ -236,7 +236,7 @@ def row_schema(config: Config, *, supervised: bool, single: bool = False) -> Row
             more_cell(feature, column)
             for feature in config.output_features
             for column in feature.more_columns
-            if dialogue is None or not (isinstance(feature, PreferenceOutput) and column == feature.rejected)
+            if dialogue is None or not feature.has_pairs
         ]
     kind = RowSchema.from_dict({str(index): cell.field for index, cell in enumerate(cells)}, name="Row")
     schema = kind()
@@ -267,8 +267,7 @@ def template_cell(column: str) -> Cell:
 
 def more_cell(feature: OutputFeature, column: str) -> Cell:
     """Return the cell of a column that an output reads in addition to its own."""
-    is_answer = isinstance(feature, PreferenceOutput) and column == feature.rejected
-    fill = feature.preprocessing.fill_value if is_answer and fills(feature) else None
+    fill = feature.preprocessing.fill_value if feature.has_pairs and fills(feature) else None
     field = ValueColumn(feature.more_reader(column))
     return Cell(name=feature.more_key(column), column=column, field=field, fill=fill, absent=fill is not None)
 

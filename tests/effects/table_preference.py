@@ -106,17 +106,4 @@ PREFERENCE = [
         },
         long=True,
     ),
-    Group(
-        "reward models",
-        training,
-        learning("reward"),
-        "losses",
-        {
-            "trainer[reward].type": Flip({"type": "preference", **STEPS}),
-            "trainer[reward].learning_rate": Flip(0.02, part="rates"),
-            "trainer[reward].center": 0.5,
-            "output_features[preference].margin": Flip("label"),
-        },
-        long=True,
-    ),
 ]

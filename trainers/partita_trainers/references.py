@@ -27,7 +27,7 @@ from partita_schema.common.files import replacing
 from partita_schema.common.text import counted
 from partita_schema.errors import ConfigError, Problem, ResumeError, TrainingError
 from partita_trainers.base import Batch, LanguageModel
-from partita_trainers.batch_size.memory import attempt
+from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import ObjectiveContext
 from partita_trainers.process_group import synchronized_errors

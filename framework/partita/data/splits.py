@@ -152,8 +152,7 @@ def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
     if config.dialogue_input is not None:
         for output in config.output_features if supervised else ():
             for column in (output.source_column, *output.more_columns) if output.has_pairs else output.more_columns:
-                written = config.data.dialogue.columns.get(column, column)
-                require_column(rows, written if column not in rows.columns else column, user=f"output {output.name}")
+                require_column(rows, config.data.dialogue.columns.get(column, column), user=f"output {output.name}")
             if output.has_pairs:
                 return
         require_dialogues(rows, config.dialogue_input, options=config.data.dialogue)

@@ -57,8 +57,8 @@ class ConfigSections(ConfigModel):
     """Datasets, splits, and how rows are grouped into batches."""
     trainer: Trainer = NoTrainer.model_construct(type="none")
     """How the model is trained. none: not at all (zero-shot); finetune: supervised fine-tuning; preference: on pairs of
-    a better and a worse answer; kto: on answers that are good or bad; reward: a model that scores answers; hogwild:
-    lock-free training of a bag of words; custom: your own class."""
+    a better and a worse answer; kto: on answers that are good or bad; hogwild: lock-free training of a bag of
+    words; custom: your own class."""
     backend: Backend = LocalBackendConfig.model_construct()
     """Where the run executes: this process, torchrun, Ray, or an OpenAI-compatible server."""
     simulation: Simulation | None = None

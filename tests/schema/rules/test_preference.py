@@ -7,7 +7,7 @@ import pytest
 from partita_schema.load import load_config
 from partita_schema.open_values import default_learning_rate
 from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
-from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer, PreferenceTrainer, RewardTrainer
+from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer, PreferenceTrainer
 
 from ..refusals import problems_of
 
@@ -46,7 +46,6 @@ LOSSES = {"orpo": OrpoLoss(type="orpo", beta=0.1), "simpo": SimpoLoss(type="simp
     ("trainer", "output", "section"),
     [
         ("preference", PAIR, PreferenceTrainer),
-        ("reward", PAIR, RewardTrainer),
         ("kto", GOOD_OR_BAD, KtoTrainer),
     ],
 )
@@ -64,7 +63,6 @@ def test_the_trainers_have_the_keys_of_fine_tuning(trainer: str, output: dict[st
     [
         ("preference", PAIR, (1e-5, 1e-4, 1e-6)),
         ("kto", GOOD_OR_BAD, (1e-5, 1e-4, 1e-6)),
-        ("reward", PAIR, (1e-4, 1e-3, 1e-5)),
         ("finetune", {"name": "answer", "type": "text"}, (2e-4, 1e-3, 2e-5)),
     ],
 )
@@ -138,21 +136,6 @@ def test_a_preference_needs_two_columns(output: dict[str, Any], message: str) ->
     assert problems_of(file(output=output)) == [message]
 
 
-def test_only_a_reward_model_has_a_margin() -> None:
-    output = PAIR | {"margin": ["score_chosen", "score_rejected"]}
-
-    assert problems_of(file("reward", output=output)) == []
-    assert problems_of(file(output=output)) == [
-        (
-            "output_features[0].margin: margin has no effect with trainer: {type: preference}; remove it, or write "
-            "type: reward there"
-        )
-    ]
-    assert problems_of(file("reward", output=PAIR | {"margin": "chosen"})) == [
-        "output_features[0].margin: the column 'chosen' holds an answer; write a column of numbers"
-    ]
-
-
 @pytest.mark.parametrize(
     ("trainer", "output", "message"),
     [
@@ -162,14 +145,6 @@ def test_only_a_reward_model_has_a_margin() -> None:
             (
                 "output_features[0].type: trainer: {type: preference} learns from pairs of answers, and this is a "
                 "text; write type: preference, with chosen and rejected"
-            ),
-        ),
-        (
-            "reward",
-            {"name": "answer", "type": "category"},
-            (
-                "output_features[0].type: trainer: {type: reward} learns from pairs of answers, and this is a "
-                "category; write type: preference, with chosen and rejected"
             ),
         ),
         (
@@ -309,19 +284,12 @@ def test_self_training_makes_no_pairs() -> None:
     ) in problems
 
 
-def test_a_reward_model_writes_no_answers() -> None:
-    assert problems_of(file({"type": "reward", "evaluate_generated": True})) == [
-        "trainer.evaluate_generated: a reward model predicts a score and writes no answers; remove it"
-    ]
-
-
 @pytest.mark.parametrize(
     ("trainer", "output", "metric"),
     [
         ("preference", PAIR, "rewards/accuracies"),
         ("preference", PAIR, "chosen_falls"),
         ("preference", PAIR, "rouge_l"),
-        ("reward", PAIR, "rewards/margins"),
         ("kto", GOOD_OR_BAD, "rewards/margins"),
     ],
 )
@@ -352,7 +320,6 @@ def test_metrics_of_another_objective_cannot_select_the_checkpoint() -> None:
     [
         ("simpo", "got simpo; write type: preference, and loss: {type: simpo}"),
         ("ipo", "got ipo; write type: preference, and loss: {type: dpo, variant: ipo}"),
-        ("rm", "got rm; write type: reward"),
     ],
 )
 def test_names_of_other_libraries_are_advised(written: str, advice: str) -> None:

@@ -32,12 +32,9 @@ class PreferenceTokenizer(RowTokenizer):
         texts, ids = self._tokens([*rows, *worse], [*keys, *keys], supervised=True)
         examples = self._examples(texts, ids, [*keys, *keys])
         pairs: list[Example | RowError] = []
-        for row, text, chosen, rejected in zip(
-            rows, texts[: len(rows)], examples[: len(rows)], examples[len(rows) :], strict=True
-        ):
+        for text, chosen, rejected in zip(texts, examples[: len(rows)], examples[len(rows) :], strict=False):
             try:
-                pair = self._pair(chosen, rejected, cut_inputs=getattr(text, "cut_tokens", 0))
-                pairs.append(replace(pair, values=margin_of(row, output_of(self.formatter.config))))
+                pairs.append(self._pair(chosen, rejected, cut_inputs=getattr(text, "cut_tokens", 0)))
             except RowError as error:
                 pairs.append(error)
         return pairs
@@ -107,28 +104,6 @@ def output_of(config: Config) -> PreferenceOutput:
     [output] = config.output_features
     assert isinstance(output, PreferenceOutput)
     return output
-
-
-def margin_of(row: Row, output: PreferenceOutput) -> tuple[float, ...]:
-    """Return the margin of a pair, if the data has one. Raise RowError if the chosen answer is not the better one."""
-    columns = output.margin_columns
-    if not columns:
-        return ()
-    numbers = [row[output.more_key(column)] for column in columns]
-    if len(numbers) == 1:
-        if numbers[0] < 0:
-            raise RowError(
-                f"column {columns[0]}: the margin {numbers[0]:g} is below 0, so rejected is better than chosen"
-            )
-        return (numbers[0],)
-    margin = numbers[0] - numbers[1]
-    if margin == 0:
-        raise RowError(f"a tie: the scores in the columns {columns[0]} and {columns[1]} are both {numbers[0]:g}")
-    if margin < 0:
-        raise RowError(
-            f"the score in the column {columns[0]}, {numbers[0]:g}, is below that in {columns[1]}, {numbers[1]:g}"
-        )
-    return (margin,)
 
 
 def rejected_row(row: Row, config: Config) -> Row:

@@ -15,7 +15,7 @@ from partita_schema.compat.tools.training_arguments import (
 )
 from partita_schema.compat.tools.training_arguments_keys import TRAINING
 
-STAGES = {"ppo": "PPO"}
+STAGES = {"rm": "training of reward models", "ppo": "PPO"}
 """Stages that are not available, with their names."""
 
 
