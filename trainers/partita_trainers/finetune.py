@@ -68,7 +68,7 @@ class Finetune:
             raise DataError("there are no training rows; write data.source, or pass a dataset to train")
         training = FinetuneRun(self.config, context, context.batches, objective=self.objective)
         try:
-            self.before_training(training)
+            self._before_training(training)
             resumed_from = training.resume()
             training.start_callbacks(resumed_from)
             training.train_loop()
@@ -78,7 +78,7 @@ class Finetune:
             raise
         return result
 
-    def before_training(self, run: "FinetuneRun") -> None:
+    def _before_training(self, run: "FinetuneRun") -> None:
         """Do nothing. Objectives are prepared here: the weights are those before the first step, also in a resume."""
 
     def probe(self, context: ProbeContext) -> TrainingProbe:

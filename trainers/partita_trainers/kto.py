@@ -205,7 +205,7 @@ class Kto(Finetune):
     def __init__(self, config: KtoTrainer) -> None:
         super().__init__(config, objective=KtoObjective(config))
 
-    def before_training(self, run: FinetuneRun) -> None:
+    def _before_training(self, run: FinetuneRun) -> None:
         """Choose the weight of bad answers, and compute the references.
 
         The weights before training are kept in any case: mismatched pairs are not known before their step.

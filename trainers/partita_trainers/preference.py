@@ -100,7 +100,7 @@ class Preference(Finetune):
     def __init__(self, config: PreferenceTrainer) -> None:
         super().__init__(config, objective=PairObjective(config.loss))
 
-    def before_training(self, run: FinetuneRun) -> None:
+    def _before_training(self, run: FinetuneRun) -> None:
         """Compute the references, or keep what computing them in steps needs."""
         if self.objective.references is not None:
             prepare_references(run, self.objective.references, when=self.config.references)

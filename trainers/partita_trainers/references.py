@@ -238,7 +238,17 @@ def compute_training_rows(run: "FinetuneRun", references: References) -> None:
 def compute_step(
     references: References, context: ObjectiveContext, batches: Sequence[Batch], *, splitter: MicroBatchSplitter
 ) -> None:
-    """Compute the references of a step on this rank, with smaller micro-batches if memory runs out."""
+    """Compute the references of a step on this rank, with smaller micro-batches if memory runs out.
+
+    Args:
+        references: Filled.
+        context: The model.
+        batches: The micro-batches of this rank.
+        splitter: How finely micro-batches are split so far; updated.
+
+    Raises:
+        TrainingError: One row does not fit in memory.
+    """
     while True:
         parts = splitter.split(batches)
         _, failure = attempt(partial(references.compute, context, parts))
