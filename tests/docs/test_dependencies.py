@@ -4,6 +4,8 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
@@ -25,11 +27,20 @@ def names(requirements: list[str]) -> set[str]:
     return {canonical(re.split(r"[<>=!~;\[ ]", one)[0]) for one in requirements} - {"partita"}
 
 
+def statements(parent: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements below a node; expressions, which hold most of the nodes, hold no imports."""
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(parent, part, ()):
+            yield child
+            yield from statements(child)
+
+
+@cache
 def imports() -> dict[str, list[str]]:
     """Return the files by the top-level package that they import, without the standard library."""
     results: dict[str, list[str]] = {}
     for path in (path for folder in ("framework", "schema", "trainers") for path in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        for node in statements(ast.parse(path.read_text(encoding="utf8"))):
             match node:
                 case ast.Import(names=aliases):
                     modules = [alias.name for alias in aliases]

@@ -360,8 +360,9 @@ def write_states(folder: Path, *, sgd: Path | None = None) -> None:
 
 
 SMALL_STATES = [
-    *("base_model.hidden_size=32", "base_model.num_hidden_layers=1", "trainer.max_steps=4", "trainer.epochs=null"),
-    "output_features.0.decoder.max_new_tokens=24",
+    *("base_model.hidden_size=32", "base_model.num_hidden_layers=1", "trainer.max_steps=2", "trainer.epochs=null"),
+    *("output_features.0.decoder.max_new_tokens=8", "output_features.2.decoder.max_new_tokens=4"),
+    "data.split.probabilities=[1,0,0]",
 ]
 
 
@@ -370,7 +371,7 @@ def test_state_action_and_reply_are_trained_and_scored_with_both_histories(copy_
     write_states(folder)
     for name in ("train", "test"):
         lines = (folder / f"{name}.jsonl").read_text(encoding="utf8").splitlines(keepends=True)
-        (folder / f"{name}.jsonl").write_text("".join(lines[:40] if name == "train" else lines[:4]), encoding="utf8")
+        (folder / f"{name}.jsonl").write_text("".join(lines[:16] if name == "train" else lines[:2]), encoding="utf8")
     model = Model("config.yaml", overrides=SMALL_STATES, quiet=True)
 
     result = model.train()
