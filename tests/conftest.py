@@ -1,5 +1,6 @@
 """Fixtures of all tests: a separate cache of batch sizes, a working Ctrl-C, and a restored log."""
 
+import gc
 import logging
 import os
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .costs import Costs, add_options
+from .costs import Costs, add_options, imported_libraries
 from .forks import Forks
 from .properties import register_profiles
 from .seeds import VARIABLE, session_seed, set_session_seed
@@ -19,6 +20,8 @@ register_profiles()
 
 NOBODY = 65534
 """Number of the user nobody."""
+FROZEN = set[str]()
+"""Libraries whose objects are excluded from garbage collection."""
 LOGGERS = ("partita", "partita_trainers", "partita_schema", "partita.file", "transformers", "datasets")
 
 
@@ -40,6 +43,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Exclude the objects of newly imported libraries from garbage collection, which visits all objects.
+
+    Every training collects garbage at its end, and so does the clean-up after an out-of-memory error. If all libraries
+    are imported, that takes longer than a small training.
+    """
+    if imported_libraries() - FROZEN:
+        FROZEN.update(imported_libraries())
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
