@@ -1,5 +1,4 @@
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +64,6 @@ def make_rows() -> Callable[[Sequence[Mapping[str, Any]]], Rows]:
         return Rows(ListStore(rows), columns=columns, keys=RowKeys.counted("data", len(rows)), fingerprint="f")
 
     return make
-
-
-@pytest.fixture(scope="module")
-def little_garbage() -> Iterator[None]:
-    """Freeze the libraries' objects: the clean-up after a failure collects garbage, which visits all objects."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

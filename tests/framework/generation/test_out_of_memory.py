@@ -59,9 +59,6 @@ class Sampled(Limited):
         return [replace(one, text=text[:12]) for one, text in zip(result, drawn, strict=True)]
 
 
-pytestmark = pytest.mark.usefixtures("little_garbage")
-
-
 class Prompts:
     """Prompts of given lengths: aaa, bbb, ..."""
 

@@ -35,9 +35,6 @@ PREFIX = list(range(30, 40))
 DEVICE = "CUDA error: an illegal memory access was encountered"
 
 
-pytestmark = pytest.mark.usefixtures("little_garbage")
-
-
 @pytest.fixture(scope="module")
 def lm() -> Any:
     lm = nano_model()
