@@ -40,7 +40,7 @@ def page(folder: Path, quick: bool) -> Result:
         seconds = statistics.median(one["CPU s"] for one in written)
         table.append({"evaluated": name, "steps": steps, "rows": rows, "CPU s": seconds, "MB": written[0]["MB"]})
     return table, [
-        Limit("CPU seconds to write the page", table[0]["CPU s"], MOST_SECONDS, "max"),
+        Limit("CPU seconds to write the page", max(row["CPU s"] for row in table), MOST_SECONDS, "max"),
         Limit("MB of the page", max(row["MB"] for row in table), MOST_MB, "max"),
     ]
 

@@ -61,8 +61,9 @@ class Blocks:
 @lru_cache(maxsize=4)
 def drawn(blocks: int, seed: int) -> np.ndarray:
     """Return how often each block is drawn in each resample, [R + 1, B], float64; in the first row, once."""
-    generator = np.random.default_rng([seed, 1])
-    drawn_RB = generator.multinomial(blocks, [1 / blocks] * blocks, RESAMPLES)
+    places_RB = np.random.default_rng([seed, 1]).integers(0, blocks, (RESAMPLES, blocks))
+    places_RB += blocks * np.arange(RESAMPLES)[:, None]  # counting them is ten times as fast as a multinomial draw
+    drawn_RB = np.bincount(places_RB.ravel(), minlength=RESAMPLES * blocks).reshape(RESAMPLES, blocks)
     return np.vstack([np.ones((1, blocks)), drawn_RB])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from partita.data.episode import Episode
-from partita.report.evaluation import CHUNK, SplitResults, enumerated, read_evaluations
+from partita.report.evaluation import SplitResults, blocks_of_lines, read_evaluations
 from partita.report.folds_page import FOLDS
 from partita.report.simulated import read_outcomes, read_simulations, transcript_files
 from partita.runs.listing import RunSummary, read_summary
@@ -18,6 +18,8 @@ from partita.runs.row_results import FOLDER as EVALUATIONS
 from partita_schema.common.checksums import parse_json
 from partita_schema.errors import DataError, PartitaError
 
+BLOCK = 1 << 22
+"""Bytes of log.jsonl that are read at a time."""
 STEP_VALUES = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "rows", "seconds")
 """Values of a line of log.jsonl that the report draws."""
 
@@ -114,27 +116,40 @@ def read_steps(path: Path) -> dict[str, np.ndarray]:
     parts: dict[str, list[np.ndarray]] = {name: [np.zeros(0)] for name in STEP_VALUES}
     if path.is_file():
         with path.open("rb") as file:
-            for _, lines in enumerated(file, size=CHUNK):
-                records = parsed_lines(lines)
-                for name, values in parts.items():
-                    values.append(column_of(records, name))
+            for block in blocks_of_lines(file, size=BLOCK):
+                for name, values in values_of(block).items():
+                    parts[name].append(values)
     return {name: np.concatenate(values) for name, values in parts.items()}
 
 
-def parsed_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return lines of log.jsonl without damaged ones."""
-    try:
-        records = json.loads(b"[" + b",".join(lines) + b"]")  # faster than line by line
-    except (ValueError, RecursionError):
-        records = []
-    if len(records) == len(lines) and all(map(is_step, records)):
-        return list(records)
-    return [record for line in lines if (record := parsed(line)) is not None]
+def values_of(block: bytes) -> dict[str, np.ndarray]:
+    """Return the values of the steps in lines of log.jsonl by name; damaged lines are left out."""
+    from pyarrow import ArrowInvalid, BufferReader, float64, schema
+    from pyarrow.json import ParseOptions, ReadOptions, read_json
+
+    options = ParseOptions(
+        explicit_schema=schema([(name, float64()) for name in STEP_VALUES]), unexpected_field_behavior="ignore"
+    )
+    try:  # four times as fast as the module json, which is needed to tell the damaged lines from the others
+        read = ReadOptions(use_threads=False, block_size=BLOCK)
+        table = read_json(BufferReader(block), read_options=read, parse_options=options)
+    except ArrowInvalid:
+        table = None
+    if table is None or table.num_rows != block.count(b"\n") or table["step"].null_count:
+        records = [record for line in block.splitlines() if (record := parsed(line)) is not None]
+        return {name: column_of(records, name) for name in STEP_VALUES}
+    return {name: np.concatenate([floats_of(chunk) for chunk in table[name].chunks]) for name in STEP_VALUES}
 
 
-def is_step(record: Any) -> bool:
-    """Return whether a value is a logged step."""
-    return isinstance(record, dict) and isinstance(record.get("step"), int)
+def floats_of(array: Any) -> np.ndarray:
+    """Return an Arrow array of floats, with NaN for null. Its own `to_numpy` imports pandas, which takes longer."""
+    present, values = array.buffers()
+    inside = slice(array.offset, array.offset + len(array))
+    values_N = np.frombuffer(values, dtype=np.float64)[inside]
+    if not array.null_count:
+        return values_N
+    is_present_N = np.unpackbits(np.frombuffer(present, dtype=np.uint8), bitorder="little")[inside]
+    return np.where(is_present_N, values_N, np.nan)
 
 
 def column_of(records: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
@@ -152,7 +167,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
         record = parse_json(line)
     except ValueError:
         return None
-    return record if is_step(record) else None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
 def read_ledger(path: Path) -> dict[str, Any]:

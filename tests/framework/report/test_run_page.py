@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partita.report.evaluation import BLOCK, blocks_of_lines
 from partita.report.run_page import try_to_write_report, write_report
-from partita.report.run_record import read_run
+from partita.report.run_record import read_run, values_of
 from partita.report.sections.training import loss_unit
 from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
 from partita_schema.common.checksums import sealed
@@ -698,6 +699,47 @@ def test_torn_and_damaged_lines_of_the_log_are_left_out(tmp_path: Path) -> None:
     assert np.isfinite(steps["loss"]).tolist() == [True] * 5 + [False]
     assert np.isfinite(steps["tokens"]).tolist() == [True] * 5 + [False]
     assert "Loss" in page_of(folder).texts
+
+
+def test_steps_are_read_as_they_were_logged() -> None:
+    records = [
+        {"step": 1, "loss": 0.5, "learning_rate": 1e-4, "batch_hash": "9f1f", "tokens": 419, "seconds": 0.25},
+        {"step": 2, "loss": None, "learning_rate": 1, "metrics": {"mrr": 0.5}, "rows": 10**12, "tokens": None},
+        {"loss": 3.5e-300, "step": 3},
+    ]
+    lines = [json.dumps(record) for record in records]
+
+    fast, slow = values_of("\n".join([*lines, ""]).encode()), values_of("\n".join([*lines, "damaged", ""]).encode())
+
+    for name, values_N in fast.items():
+        expected = [np.nan if record.get(name) is None else record[name] for record in records]
+        assert np.array_equal(values_N, np.array(expected, dtype=np.float64), equal_nan=True)
+        assert np.array_equal(values_N, slow[name], equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_blocks_are_whole_lines(size: int, tmp_path: Path) -> None:
+    content = b"a\nbcd\n\n" + b"e" * 20 + b"\ntorn"
+    (tmp_path / "log").write_bytes(content)
+
+    with (tmp_path / "log").open("rb") as file:
+        blocks = list(blocks_of_lines(file, size=size))
+
+    assert b"".join(blocks) == content
+    assert all(block.endswith(b"\n") for block in blocks[:-1])
+
+
+def test_the_damaged_line_of_a_large_file_is_named(tmp_path: Path) -> None:
+    rows = [RowResult(str(index), "x" * 300) for index in range(3000)]
+    folder = write_run(tmp_path / "run", results=rows)
+    path = evaluation_path(folder, "test")
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2899] = b'{"key": 1}\n'
+    path.write_bytes(b"".join(lines))
+
+    assert path.stat().st_size > 2 * BLOCK
+    with pytest.raises(DataError, match=r"test\.jsonl, line 2900, is damaged; evaluate the run again"):
+        write_report(folder)
 
 
 def test_a_run_of_one_row_and_one_step_has_a_page(tmp_path: Path) -> None:
