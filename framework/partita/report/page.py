@@ -15,7 +15,8 @@ STYLE = """\
 body { max-width: 70rem; }
 section { display: flex; flex-wrap: wrap; column-gap: 4rem; align-items: flex-start; }
 section > * { width: 100%; }
-section > .scroll { width: auto; max-width: 100%; }
+section > .table { width: auto; max-width: 100%; margin-bottom: 1.25rem; }
+section > .table > .note { width: 0; min-width: 100%; }
 p, .passage { max-width: 46rem; }
 h1 { margin: 0; overflow-wrap: anywhere; }
 h2 { margin: 2.75rem 0 1rem; padding-bottom: .3rem; overflow-wrap: anywhere; }
@@ -28,8 +29,7 @@ p { margin: .6rem 0; overflow-wrap: anywhere; }
 figure { margin: 0; min-width: 0; }
 figcaption, .caption { font-weight: 600; margin-bottom: .4rem; overflow-wrap: anywhere; }
 figure p, .note { font-size: .85rem; opacity: .8; margin: .3rem 0; }
-.scroll { overflow-x: auto; margin: 0 0 1.25rem; }
-.below { margin: -.75rem 0 1.25rem; }
+.scroll { overflow-x: auto; }
 table { border-collapse: collapse; margin: .25rem 0 0; font-variant-numeric: tabular-nums; font-size: .92rem; }
 caption { text-align: left; font-weight: 600; padding-bottom: .3rem; font-size: 1rem; }
 th, td { padding: .25rem 1.2rem .25rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--faint);
@@ -90,10 +90,11 @@ MACROS = """\
 {% endmacro %}
 {% macro show(item) %}
 {% if item.part == "paragraph" %}<div><p class="{{ item.kind }}">{{ item.text }}</p></div>
-{% elif item.part == "table" %}
+{% elif item.part == "table" %}<div class="{{ "folded" if item.folded else "table" }}">
 {% if item.folded %}<details><summary>{{ item.caption }}</summary>{{ table("", item.table, item.numbers) }}</details>
 {% else %}{{ table(item.caption, item.table, item.numbers) }}{% endif %}
-{% if item.note %}<div class="below"><p class="note">{{ item.note }}</p></div>{% endif %}
+{% if item.note %}<p class="note">{{ item.note }}</p>{% endif %}
+</div>
 {% elif item.part == "charts" %}<div class="charts">
 {% for chart in item.charts %}<figure>
 <figcaption>{{ chart.title }}</figcaption>

@@ -19,6 +19,7 @@ from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, 
 from partita_schema.common.checksums import sealed
 from partita_schema.errors import DataError, PartitaError
 from partita_schema.load import load_config
+from partita_trainers.batch_size.probe import BatchSize
 
 from .made_runs import (
     category,
@@ -292,6 +293,19 @@ def test_the_final_evaluation_of_the_best_weights_is_not_a_point_of_the_curve(tm
     run = read_run(write_run(tmp_path / "run", evaluations=evaluations, best_step=20, steps=30))
 
     assert run.evaluations("validation", "loss") == ([10.0, 20.0, 30.0], [2.0, 1.0, 1.5])
+
+
+def test_measured_batch_sizes_have_charts_that_mark_the_size_in_use(
+    tmp_path: Path, generation: BatchSize, written: BatchSize
+) -> None:
+    sizes = {"generation": generation.record(), "training": written.record()}
+
+    page = page_of(write_run(tmp_path / "run", batch_sizes=sizes))
+
+    assert "Speed by batch size, generation" in page.texts
+    assert "Memory by batch size, generation" in page.texts
+    assert page.texts.count("The dotted line is the size in use, 24 rows.") == 2
+    assert page.after("Batch sizes", count=2) == ["training", "8 rows, as the file says"]
 
 
 def test_rows_that_were_left_out_are_listed_with_reasons_and_samples_with_their_loss_tokens(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from partita.report.number_text import bytes_text, duration
 from partita.report.run_record import RunRecord
 from partita.report.section import Charts, Command, Folded, NamedTable, Part, Section
 from partita.report.train_command import overrides_of, train_command
+from partita_schema.common.text import counted
 from partita_trainers.batch_size.probe import BatchSize
 
 MAX_CONFIG = 100_000
@@ -72,18 +73,23 @@ def sizes_of(records: Mapping[str, Any]) -> dict[str, BatchSize]:
 def size_charts(purpose: str, size: BatchSize) -> list[Chart]:
     """Return the charts of speed and memory by batch size; none if the size was not measured."""
     charts, mark = [], [Mark(float(size.rows), f"in use: {size.rows:,} rows")]
+    note = f"The dotted line is the size in use, {counted(size.rows, 'row')}."
     speeds = speed_points(size)
     if len(speeds) > 1:
         rows, values = zip(*speeds, strict=True)
         curve = Curve("rows per second", rows, values, dots=True)
         title = f"Speed by batch size, {purpose}"
-        charts.append(curve_chart(title, [curve], x_label="rows", y_label="rows per second", marks=mark, include=(0,)))
+        chart = curve_chart(
+            title, [curve], x_label="rows", y_label="rows per second", marks=mark, include=(0,), note=note
+        )
+        charts.append(chart)
     points = memory_points(size)
     if len(points) > 1:
         divisor, unit = (1e9, "GB") if max(used for _, used in points) >= 1e9 else (1e6, "MB")
         curve = Curve("memory", [probe.rows for probe, _ in points], [used / divisor for _, used in points], dots=True)
         title = f"Memory by batch size, {purpose}"
-        charts.append(curve_chart(title, [curve], x_label="rows", y_label=unit, marks=mark, include=(0,)))
+        chart = curve_chart(title, [curve], x_label="rows", y_label=unit, marks=mark, include=(0,), note=note)
+        charts.append(chart)
     return charts
 
 

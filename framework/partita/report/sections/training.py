@@ -12,8 +12,8 @@ from partita.report.section import Charts, Paragraph, Section
 
 SPEED_SECTIONS = 60
 """Groups of neighboring steps whose speed is drawn."""
-WIDE = 30
-"""Ratio of the highest and the lowest loss above which their axis is logarithmic."""
+WIDE = 10
+"""Ratio of the highest and the median loss above which their axis is logarithmic."""
 MAX_MARKS = 20
 """Events in the charts and in the text, of each kind."""
 
@@ -36,7 +36,7 @@ def loss_chart(run: RunRecord, marks: Sequence[Mark]) -> Chart:
     validation = Curve("validation", *run.evaluations("validation", "loss"), dots=True)
     curves += [validation] if len(validation.xs) else []
     losses_N = run.steps["loss"][np.isfinite(run.steps["loss"])]
-    is_wide = len(losses_N) > 0 and losses_N.min() > 0 and losses_N.max() > WIDE * losses_N.min()
+    is_wide = len(losses_N) > 0 and losses_N.min() > 0 and losses_N.max() > WIDE * np.median(losses_N)
     notes = ["The vertical axis is logarithmic."] if is_wide else []
     notes += ["The line is the mean of neighboring steps, the area their range."] if len(losses_N) > 300 else []
     return curve_chart(
