@@ -318,7 +318,7 @@ def test_what_cannot_be_removed_is_listed_and_the_rest_is_removed(
     closed.chmod(0o500)
     code, out, err = call("runs", "clean", "--yes")
     closed.chmod(0o700)
-    assert (code, out.splitlines()[-1]) == (1, "removed 10 kB")
+    assert (code, out.splitlines()[-1]) == (1, "removed 10.0 kB")
     assert err == (
         "not removed: runs/closed/checkpoints/step-000004: Permission denied\n"
         "error: 1 of 2 places could not be removed completely\n"

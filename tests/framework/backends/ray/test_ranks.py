@@ -19,9 +19,10 @@ def test_a_folder_missing_on_a_machine_is_reported_with_the_machine(tmp_path: Pa
         "output_features": [{"name": "answer", "type": "text"}],
     }
     context = RunContext(load_config(config))
+    mark = tmp_path / ".ray-of-another-machine"
 
     with pytest.raises(PartitaError) as error:
-        train_as_rank(context, None, folder=tmp_path, mark=tmp_path / ".ray-of-another-machine", start=tmp_path)
+        train_as_rank(context, dataset=None, folder=tmp_path, mark=mark, start=tmp_path)
 
     assert str(error.value) == (
         f"the folder of the run, {tmp_path}, is another one on {os.uname().nodename}: name one with --run that all "
