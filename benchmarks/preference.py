@@ -340,6 +340,9 @@ class Epoch:
         self.rows = random.Random(1).sample(rows, len(rows))
         self.step, self.num_rows, self.steps_per_epoch = step, len(rows), len(rows) // BATCH_SIZE
 
+    def from_start(self) -> "Epoch":
+        return self
+
     def total_steps(self, epochs: float) -> int:
         return round(self.steps_per_epoch * epochs)
 

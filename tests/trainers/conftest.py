@@ -1,5 +1,6 @@
 """A tiny language model and seeded batches, for tests of the training loop alone."""
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -87,6 +88,12 @@ class SeededBatches:
         self.rows = torch.cat([start, (start + 3 * torch.arange(1, 10) + noise) % VOCABULARY], dim=1)
         self.step_rows, self.micro, self.position = step_rows, micro, 0
         self.num_rows, self.steps_per_epoch = rows, rows // step_rows
+        self.started = False
+
+    def from_start(self) -> "SeededBatches":
+        batches = copy.copy(self)
+        batches.position, batches.started = 0, False
+        return batches
 
     def total_steps(self, epochs: float) -> int:
         return max(1, math.ceil(epochs * self.steps_per_epoch - 1e-9))
@@ -94,13 +101,15 @@ class SeededBatches:
     def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         if cursor["rows"] != self.num_rows:
             raise ResumeError("other rows")
+        if self.started:
+            raise ResumeError("too late")
         self.position = cursor["step"]
 
     def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         return cursors[0]
 
     def steps(self) -> Iterator[GlobalBatch]:
-        position = self.position
+        position, self.started = self.position, True
         while True:
             epoch, index = divmod(position, self.steps_per_epoch)
             order = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(epoch))

@@ -203,6 +203,20 @@ def test_the_margin_of_an_evaluation_is_that_of_its_means() -> None:
     assert metric_values(metrics[0], reserved=())["kl"] == 0.0
 
 
+def test_a_killed_run_chooses_the_same_balanced_weight(tmp_path: Path) -> None:
+    constant = {
+        "learning_rate_scheduler": {"decay": "none", "warmup_steps": 0},
+        "undesirable_weight": "auto",
+        "skip_all_evaluation": True,
+    }
+    straight = KtoWork(tmp_path / "straight", **constant).train()
+    KtoWork(tmp_path / "broken", **constant, max_steps=2).train()
+    resumed = KtoWork(tmp_path / "broken", **constant).train()
+    assert resumed.run.noted["undesirable_weight"] == straight.run.noted["undesirable_weight"]
+    assert resumed.result.resumed_from == 2
+    assert torch.equal(resumed.weights, straight.weights)
+
+
 def test_a_balanced_weight_needs_rows_that_can_be_counted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         KtoWork(tmp_path / "run", batches=Stream(), undesirable_weight="auto").train()

@@ -177,7 +177,7 @@ def test_ranks_train_the_same_model_as_one(tmp_path: Path, ranks: int, reference
 
 
 def dict_of(file: Path) -> dict[str, list[float]]:
-    records = map(json.loads, file.read_text(encoding="utf8").splitlines())
+    records = map(json.loads, file.read_text(encoding="utf8").splitlines()[1:])
     return {record["row"]: record["log_probs"] for record in records}
 
 
@@ -247,21 +247,37 @@ def test_a_resumed_run_without_its_file_computes_the_same_references(tmp_path: P
     constant = {"learning_rate_scheduler": {"decay": "none"}}
     Work(tmp_path / "broken", **constant, max_steps=2).train()
     file = tmp_path / "broken" / "references.jsonl"
-    content = file.read_text(encoding="utf8")
+    rows = dict_of(file)
     file.unlink()
     Work(tmp_path / "broken", **constant).train()
-    assert set(file.read_text(encoding="utf8").splitlines()) >= set(content.splitlines())
+    assert dict_of(file).items() >= rows.items()
     assert straight.run.folder.joinpath("references.jsonl").read_text() == file.read_text()
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_run_with_more_steps_than_before_computes_the_missing_references(tmp_path: Path, first: int) -> None:
+    straight = Work(tmp_path / "straight").train()
+    constant = {"learning_rate_scheduler": {"decay": "none"}}
+    Work(tmp_path / "broken", **constant, max_steps=first).train()
+    rows = dict_of(tmp_path / "broken" / "references.jsonl")
+    resumed = Work(tmp_path / "broken", **constant).train()
+    assert len(rows) == 8 * first + len(HELD_OUT)
+    assert resumed.result.resumed_from == first
+    assert resumed.lm.passes.index("training") == 2 * (3 - first) + 1  # of the evaluation, only the loss
+    files = [work.run.folder.joinpath("references.jsonl").read_text() for work in (straight, resumed)]
+    assert files[0] == files[1]
+    assert files[0].startswith('{"steps": "all"}\n')
 
 
 def test_a_damaged_file_of_references_is_named(tmp_path: Path) -> None:
     work = Work(tmp_path / "run")
     file = tmp_path / "run" / "references.jsonl"
-    file.write_text('{"row": "a", "log_probs": [-1.0, -2.0]}\n{"row": "b", "log_probs": [-1.0]}\n', encoding="utf8")
+    good, bad = '{"row": "a", "log_probs": [-1.0, -2.0]}', '{"row": "b", "log_probs": [-1.0]}'
+    file.write_text(f'{{"steps": 4}}\n{good}\n{bad}\n', encoding="utf8")
     with pytest.raises(ResumeError) as caught:
         work.train()
     assert str(caught.value) == (
-        f"line 2 of {file} is not a row's log-probabilities before training: remove the file, and they are computed "
+        f"line 3 of {file} is not a row's log-probabilities before training: remove the file, and they are computed "
         "again"
     )
 

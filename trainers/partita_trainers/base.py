@@ -201,6 +201,13 @@ class Batches(Protocol):
         """Merge the state dicts of all ranks after the same step into one for the run."""
 
 
+class IndexedBatches(Batches, Protocol):
+    """Training data of a known size, which can be read before training."""
+
+    def from_start(self) -> Batches:
+        """Return the same batches from the first step on. Reading them changes neither counts nor the position."""
+
+
 class LanguageModel(Protocol):
     """A trainable language model."""
 

@@ -18,7 +18,7 @@ import torch
 
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.sections.trainer import KtoTrainer
-from partita_trainers.base import Batch
+from partita_trainers.base import Batch, IndexedBatches
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, WeightedMean
 from partita_trainers.references import (
@@ -226,7 +226,7 @@ def balanced_weight(run: FinetuneRun, desirable_weight: float) -> float:
         message = "auto needs data of a known size, not a stream; write a number"
         raise ConfigError([Problem("trainer.undesirable_weight", message)])
     good = rows = 0
-    with open_steps(run.batches) as steps:
+    with open_steps(cast(IndexedBatches, run.batches).from_start()) as steps:
         for step in islice(steps, epoch):
             rows += sum(batch.rows for batch in step.micro_batches)
             good += sum(int(good_rows(batch).sum()) for batch in step.micro_batches)

@@ -26,7 +26,7 @@ import torch
 from partita_schema.common.files import replacing
 from partita_schema.common.text import counted
 from partita_schema.errors import ConfigError, Problem, ResumeError, TrainingError
-from partita_trainers.base import Batch, LanguageModel
+from partita_trainers.base import Batch, IndexedBatches, LanguageModel
 from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import ObjectiveContext
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FILE = "references.jsonl"
-"""Name of the file in the run directory: a line per row."""
+"""Name of the file in the run directory: a line about the steps whose rows it has, and a line per row."""
 When = Literal["auto", "before", "in_step"]
 
 
@@ -185,22 +185,23 @@ def prepare_references(run: "FinetuneRun", references: References, *, when: When
 
 
 def compute_before(run: "FinetuneRun", references: References) -> None:
-    """Read the references of all rows, or compute them and write the file."""
+    """Read the references from the file of the run, compute those of further steps, and write the file."""
     group, path = run.process_group, run.run.folder / FILE
     known = group.run_on_rank_zero(lambda: read_references(path, answers=references.answers), "the references")
-    if known is not None:
-        references.log_probs = known
+    steps_known, references.log_probs = known or (0, {})
+    if known is not None and (steps_known is None or steps_known >= run.schedule.total):
         return
-    started = time.perf_counter()
+    started, rows_known = time.perf_counter(), len(references.log_probs)
     with run.engine.summon_full_params():
-        compute_training_rows(run, references)
+        steps = compute_training_rows(run, references)
         for split in evaluated_splits(run):
             run.context.evaluate(split, False, 1, step=0)
     share(run, references)
-    group.run_on_rank_zero(lambda: write_references(path, references.log_probs), "the references")
-    seconds, rows = time.perf_counter() - started, counted(len(references.log_probs), "row")
-    logger.info("computed the log-probabilities of %s before training in %.1f s", rows, seconds)
-    run.run.note(references={"rows": len(references.log_probs), "seconds": round(seconds, 3)})
+    group.run_on_rank_zero(lambda: write_references(path, steps, references.log_probs), "the references")
+    seconds, rows = time.perf_counter() - started, len(references.log_probs)
+    computed = counted(rows - rows_known, "row")
+    logger.info("computed the log-probabilities of %s before training in %.1f s", computed, seconds)
+    run.run.note(references={"rows": rows, "seconds": round(seconds, 3)})
 
 
 def evaluated_splits(run: "FinetuneRun") -> list[str]:
@@ -211,15 +212,19 @@ def evaluated_splits(run: "FinetuneRun") -> list[str]:
     return [split for split in wanted if split in run.context.splits]
 
 
-def compute_training_rows(run: "FinetuneRun", references: References) -> None:
-    """Compute the references of all rows that training will read, on the rank that reads each first."""
-    context, total = run.engine.context, run.schedule.total
+def compute_training_rows(run: "FinetuneRun", references: References) -> int | None:
+    """Compute the unknown references of all rows that training will read, on the rank that reads each first.
+
+    Returns:
+        The number of steps whose rows are known then; None if all rows are.
+    """
+    context, total, batches = run.engine.context, run.schedule.total, cast(IndexedBatches, run.batches)
     first_epoch = min(total, run.batches.steps_per_epoch or total)
     # Another splitter than that of the steps: a resumed run, which reads the file, splits steps in the same way.
     keys, splitter = set[str](), MicroBatchSplitter()
     with (
         synchronized_errors(run.process_group, "the references"),
-        open_steps(run.batches) as steps,
+        open_steps(batches.from_start()) as steps,
         run.run.progress(first_epoch, "references") as progress,
     ):
         for step in islice(steps, first_epoch):
@@ -228,11 +233,12 @@ def compute_training_rows(run: "FinetuneRun", references: References) -> None:
             progress.advance(1)
     share(run, references)
     if sum(map(len, run.process_group.all_gather_object(keys, "the references"))) >= (run.batches.num_rows or 0):
-        return
+        return None
     # Epochs of a mix have different rows.
-    with synchronized_errors(run.process_group, "the references"), open_steps(run.batches) as steps:
+    with synchronized_errors(run.process_group, "the references"), open_steps(batches.from_start()) as steps:
         for step in islice(steps, first_epoch, total):
             compute_step(references, context, step.micro_batches, splitter=splitter)
+    return total
 
 
 def compute_step(
@@ -263,22 +269,35 @@ def share(run: "FinetuneRun", references: References) -> None:
         references.log_probs |= of_rank
 
 
-def write_references(path: Path, log_probs: Mapping[str, tuple[float, ...]]) -> None:
-    """Write a line per row, in an order that does not depend on the ranks."""
+def write_references(path: Path, steps: int | None, log_probs: Mapping[str, tuple[float, ...]]) -> None:
+    """Write a line about the steps, and a line per row in an order that does not depend on the ranks."""
     with replacing(path) as file:
+        file.write(json.dumps({"steps": "all" if steps is None else steps}).encode() + b"\n")
         for digest, values in sorted(log_probs.items()):
             file.write(json.dumps({"row": digest, "log_probs": values}).encode() + b"\n")
 
 
-def read_references(path: Path, *, answers: int) -> dict[str, tuple[float, ...]] | None:
-    """Return the references in a file; None if there is none. Raises ResumeError if the file is damaged."""
+def read_references(path: Path, *, answers: int) -> tuple[int | None, dict[str, tuple[float, ...]]] | None:
+    """Return the content of a file: the steps whose rows it has, None for all, and the references by digest.
+
+    Args:
+        path: The file. If it is missing, the result is None.
+        answers: A, answers of a row.
+
+    Raises:
+        ResumeError: The file is damaged.
+    """
     if not path.exists():
         return None
+    steps: int | None = 0
     result = dict[str, tuple[float, ...]]()
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
+                if number == 1:
+                    steps = None if record["steps"] == "all" else int(record["steps"])
+                    continue
                 values = tuple(map(float, record["log_probs"]))
                 result[str(record["row"])] = values
             except (ValueError, KeyError, TypeError):
@@ -288,4 +307,4 @@ def read_references(path: Path, *, answers: int) -> dict[str, tuple[float, ...]]
                     f"line {number} of {path} is not a row's log-probabilities before training: remove the file, and "
                     "they are computed again"
                 )
-    return result
+    return steps, result

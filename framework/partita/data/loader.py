@@ -1,5 +1,6 @@
 """Batches of tokenized training rows as optimizer steps, resumable at any step, with statistics."""
 
+import copy
 import itertools
 import math
 import time
@@ -151,6 +152,12 @@ class Loader:
         if part > 1e-9:
             steps += math.ceil(part * self._planner.count_steps(whole) - 1e-9)
         return max(1, steps)
+
+    def from_start(self) -> "Loader":
+        """Return a loader of the same batches from the first step on, with statistics of its own."""
+        loader = copy.copy(self)
+        loader._cursor, loader._statistics, loader._started = Cursor(self._cursor.parts), Statistics(), False
+        return loader
 
     def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
         """Continue after the step that carried `cursor`.

@@ -280,6 +280,18 @@ def test_global_random_states_are_not_changed() -> None:
     assert np.random.get_state()[1].tolist() == before[1]
 
 
+def test_rows_can_be_read_before_a_position_is_loaded() -> None:
+    loader = make()
+    steps = list(itertools.islice(make().steps(), 3))
+    wanted = [plain(step) for step in steps]
+    assert take(loader.from_start(), 3) == wanted
+    assert loader.statistics["steps"] == 0
+
+    loader.load_state_dict(steps[0].state_dict)
+    assert take(loader.from_start(), 3) == wanted
+    assert take(loader, 2) == wanted[1:]
+
+
 def test_a_position_cannot_be_loaded_after_steps_were_requested() -> None:
     loader = make()
     step = next(loader.steps())
