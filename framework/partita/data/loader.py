@@ -156,7 +156,7 @@ class Loader:
     def from_start(self) -> "Loader":
         """Return a loader of the same batches from the first step on, with statistics of its own."""
         loader = copy.copy(self)
-        loader._cursor, loader._statistics, loader._started = Cursor(self._cursor.parts), Statistics(), False
+        vars(loader).update(_cursor=Cursor(self._cursor.parts), _statistics=Statistics(), _started=False)
         return loader
 
     def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
