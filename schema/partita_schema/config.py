@@ -1,6 +1,7 @@
 """The model of the whole file: its sections, and the rules between them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pydantic import model_validator
 
@@ -14,6 +15,17 @@ from partita_schema.sections.model import EmbeddingBagModel, ScratchModel
 class Config(ConfigSections):
     """The configuration of one run: the content of one YAML file."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def reward_models_have_a_head(cls, sections: Any) -> Any:
+        """Write `head: linear` into pairs of `trainer: {type: reward}`."""
+        if not isinstance(sections, Mapping):
+            return sections
+        trainer, outputs = sections.get("trainer"), sections.get("output_features")
+        if not isinstance(trainer, Mapping) or trainer.get("type") != "reward" or not isinstance(outputs, list | tuple):
+            return sections
+        return {**sections, "output_features": [with_head_of_pairs(output) for output in outputs]}
+
     @model_validator(mode="after")
     def rules_between_sections_hold(self) -> "Config":
         for key, message in refusals(self):
@@ -26,6 +38,12 @@ def refusals(config: ConfigSections) -> Iterator[Refusal]:
     checked = with_heads(config) if config.is_new_encoder else config
     for rule in RULES:
         yield from rule(checked)
+
+
+def with_head_of_pairs(output: Any) -> Any:
+    """Return the mapping of an output, with a head if it is a pair of answers that names none."""
+    is_pair = isinstance(output, Mapping) and output.get("type") == "preference"
+    return {**output, "head": "linear"} if is_pair and output.get("head") is None else output
 
 
 def with_heads(config: ConfigSections) -> ConfigSections:

@@ -26,6 +26,7 @@ LEARNING_RATES = {
     "finetune": LearningRates(adapter=2e-4, new=1e-3, pretrained=2e-5),
     "preference": LearningRates(adapter=1e-5, new=1e-4, pretrained=1e-6),
     "kto": LearningRates(adapter=1e-5, new=1e-4, pretrained=1e-6),
+    "reward": LearningRates(adapter=1e-4, new=1e-3, pretrained=1e-5),
 }
 """Default learning rates by trainer; those of fine-tuning for other trainers."""
 

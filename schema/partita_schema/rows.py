@@ -18,7 +18,7 @@ from partita_schema.cells import CellError, is_missing, shown, text_reader
 from partita_schema.config import Config
 from partita_schema.dialogues.common_form import FormatError, answer_to_learn, is_read, message_text
 from partita_schema.dialogues.messages import KnownKeys
-from partita_schema.dialogues.pairs import read_pair
+from partita_schema.dialogues.pairs import read_answer, read_pair
 from partita_schema.dialogues.read import own_names, renamed
 from partita_schema.sections.dialogue import DialogueConfig
 from partita_schema.sections.features import DialogueInput, TextInput
@@ -134,6 +134,63 @@ class PairColumn(DialogueColumn):
         return pair if self.supervised else pair | {"labels": []}
 
 
+def holds_pair(row: Mapping[str, Any], output: PreferenceOutput) -> bool:
+    """Return whether a row has both answers of a pair; otherwise a single answer is scored.
+
+    Raises FormatError if it has neither.
+    """
+    missing = [name for name in output.answer_columns if is_missing(row.get(name))]
+    if not missing or not is_missing(row.get(output.scored_column)):
+        return not missing
+    if len(missing) == 1:
+        raise FormatError(f"column {missing[0]} is missing or empty")
+    return False
+
+
+class ScoredDialogue(PairColumn):
+    """A dialogue with the answers that a reward model scores: a pair, or the last message, or a column with an answer
+    to the dialogue."""
+
+    def _read(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the messages up to the answers, and the answers. Raise FormatError."""
+        if is_read(row.get(self.column)) or is_read(row):
+            return super(PairColumn, self)._read(row)
+        written = renamed(row, self.options.columns)
+        if holds_pair(written, self.output):
+            return super()._read(row)
+        known = KnownKeys(self.options.ignore_keys)
+        with own_names(self.options.columns):
+            return read_answer(
+                written, column=self.column, form=self.options.format, known=known, answer=self.output.scored_column
+            )
+
+
+class ScoredAnswers(fields.Field[tuple[str, str | None]]):
+    """The answers of a row that a reward model scores: the chosen and the rejected one, or one answer and None."""
+
+    def __init__(self, output: PreferenceOutput) -> None:
+        super().__init__(required=True)
+        self.output = output
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Mapping[str, Any] | None, **_: Any
+    ) -> tuple[str, str | None]:
+        output = self.output
+        try:
+            columns = output.answer_columns if holds_pair(value, output) else (output.scored_column,)
+            read = output.cell_reader()
+            texts = [None if is_missing(value.get(column)) else read(value[column]) for column in columns]
+        except (FormatError, CellError) as error:
+            raise ValidationError(str(error)) from None
+        if texts[0] is None:
+            chosen, rejected = output.answer_columns
+            raise ValidationError(
+                f"column {columns[0]} is missing or empty; an answer to score is there, or two in {chosen} and "
+                f"{rejected}"
+            )
+        return texts[0], texts[1] if len(texts) > 1 else None
+
+
 @dataclass(frozen=True)
 class Cell:
     """One value to read from a row."""
@@ -161,6 +218,8 @@ class RowSchema(Schema):
     cells: tuple[Cell, ...] = ()
     reply: tuple[str, tuple[str, ...]] | None = None
     """Names of the dialogue and of the outputs that take its first correct answer."""
+    scored: OutputFeature | None = None
+    """The output whose answers are scored, one or two of a row."""
     tagged: tuple[str, OutputFeature] | None = None
     """Name of the input whose words are tagged, and the output."""
 
@@ -188,6 +247,9 @@ class RowSchema(Schema):
             dialogue, outputs = self.reply
             right = row[dialogue]["labels"][0]
             row |= {name: right[name] if isinstance(right, Mapping) else right for name in outputs}
+        if isinstance(self.scored, PreferenceOutput):
+            row[self.scored.name], worse = row[self.scored.name]
+            row |= {} if worse is None else {self.scored.more_key(self.scored.rejected): worse}
         if self.tagged is not None:
             self.tag_words(row, *self.tagged)
         return row
@@ -217,9 +279,10 @@ class RowSchema(Schema):
 def row_schema(config: Config, *, supervised: bool, single: bool = False) -> RowSchema:
     """Return the schema of a row: the columns shown in the prompt, and with `supervised` also the outputs.
 
-    With `single`, an output is only its own column, without a rejected answer or a label.
+    With `single`, an output is only its own column, without a rejected answer or a label. The answers that a reward
+    model scores are read in any case.
     """
-    dialogue = config.dialogue_input
+    dialogue, scored = config.dialogue_input, config.scores_answers and not supervised
     inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
     if dialogue is not None:
         cells = [dialogue_cell(dialogue, config, supervised=supervised)]
@@ -231,18 +294,22 @@ def row_schema(config: Config, *, supervised: bool, single: bool = False) -> Row
         ]
     if supervised and dialogue is None:
         cells += [output_cell(feature) for feature in config.output_features]
+    if scored and dialogue is None:
+        cells += [scored_cell(config.output_features[0])]
     if supervised and not single:
         cells += [
             more_cell(feature, column)
             for feature in config.output_features
             for column in feature.more_columns
-            if dialogue is None or not feature.has_pairs
+            if dialogue is None or not (isinstance(feature, PreferenceOutput) and column == feature.rejected)
         ]
     kind = RowSchema.from_dict({str(index): cell.field for index, cell in enumerate(cells)}, name="Row")
     schema = kind()
     assert isinstance(schema, RowSchema)
     schema.cells = tuple(cells)
-    if supervised and dialogue is not None:
+    if scored and dialogue is None:
+        schema.scored = config.output_features[0]
+    if (supervised or scored) and dialogue is not None:
         schema.reply = dialogue.name, tuple(output.name for output in config.output_features)
     if supervised and config.output_features[0].word_splitting is not None:
         schema.tagged = config.input_features[0].name, config.output_features[0]
@@ -252,12 +319,21 @@ def row_schema(config: Config, *, supervised: bool, single: bool = False) -> Row
 def dialogue_cell(feature: DialogueInput, config: Config, *, supervised: bool) -> Cell:
     column, options = feature.source_column, config.data.dialogue
     outputs, first = build_turn_outputs(config), config.output_features[0]
-    field = (
-        PairColumn(column=column, options=options, output=first, supervised=supervised)
-        if isinstance(first, PreferenceOutput)
-        else DialogueColumn(column=column, options=options, outputs=outputs, supervised=supervised)
-    )
+    field: DialogueColumn
+    if config.scores_answers and not supervised:
+        assert isinstance(first, PreferenceOutput)
+        field = ScoredDialogue(column=column, options=options, output=first, supervised=True)
+    elif isinstance(first, PreferenceOutput):
+        field = PairColumn(column=column, options=options, output=first, supervised=supervised)
+    else:
+        field = DialogueColumn(column=column, options=options, outputs=outputs, supervised=supervised)
     return Cell(name=feature.name, column=column, field=field, whole=True)
+
+
+def scored_cell(feature: OutputFeature) -> Cell:
+    """Return the cell of the answers that a reward model scores."""
+    assert isinstance(feature, PreferenceOutput)
+    return Cell(name=feature.name, column=feature.scored_column, field=ScoredAnswers(feature), whole=True)
 
 
 def template_cell(column: str) -> Cell:
@@ -267,7 +343,8 @@ def template_cell(column: str) -> Cell:
 
 def more_cell(feature: OutputFeature, column: str) -> Cell:
     """Return the cell of a column that an output reads in addition to its own."""
-    fill = feature.preprocessing.fill_value if feature.has_pairs and fills(feature) else None
+    is_answer = isinstance(feature, PreferenceOutput) and column == feature.rejected
+    fill = feature.preprocessing.fill_value if is_answer and fills(feature) else None
     field = ValueColumn(feature.more_reader(column))
     return Cell(name=feature.more_key(column), column=column, field=field, fill=fill, absent=fill is not None)
 

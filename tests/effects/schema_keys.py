@@ -11,7 +11,7 @@ from partita_schema.reference import json_schema_text
 Node = dict[str, Any]
 """A part of the JSON schema."""
 
-LIKE_FINETUNING = ("preference", "kto")
+LIKE_FINETUNING = ("preference", "kto", "reward")
 """Trainers whose sections derive from that of fine-tuning."""
 SEGMENT = re.compile(r"([a-z_0-9]+)(?:\[([a-z_0-9]+)\])?")
 

@@ -92,7 +92,7 @@ class ObjectiveRow(NamedTuple):
 
     loss: float
     """Its loss, a part of the sum."""
-    values: Mapping[str, int]
+    values: Mapping[str, float]
     """Numbers that metrics of the objective are computed from, by name."""
 
 

@@ -22,6 +22,7 @@ TRAINERS = {
     "finetune": "partita_trainers.finetune:Finetune",
     "preference": "partita_trainers.preference:Preference",
     "kto": "partita_trainers.kto:Kto",
+    "reward": "partita_trainers.reward:Reward",
     "hogwild": "partita_trainers.hogwild.trainer:Hogwild",
 }
 """`module:Class` by the `type` of the section. `custom` names its own class."""
@@ -50,8 +51,15 @@ def build_trainer(
 
 
 def default_objective(config: Config) -> Objective:
-    """Return the objective of a configuration's outputs: contrastive for embeddings, otherwise the model's loss."""
+    """Return the objective of a configuration's outputs.
+
+    Contrastive for embeddings, that of pairs for a reward model, otherwise the model's loss.
+    """
     output = config.head_output
+    if config.scores_answers:
+        from partita_trainers.reward import RewardObjective
+
+        return RewardObjective(center=getattr(config.trainer, "center", 0.0))
     if not isinstance(output, EmbeddingOutput):
         return CROSS_ENTROPY
     from partita_trainers.contrastive import Contrastive

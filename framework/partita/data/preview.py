@@ -124,7 +124,7 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
         limit=None if config.output_features[0].has_pairs else encoder.max_length,
         chat=encoder.formatter.chat and formats != ("segments",),
         supervised=supervised,
-        head=None if config.head_output is None else target_in_words(config.head_output),
+        head=None if config.has_answer_texts else target_in_words(config.head_output),
         mode=mode_of(encoder, formats),
         formats=formats,
         files=tuple(files_found(config, folder=folder, dataset=dataset)),
@@ -133,8 +133,9 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
     )
 
 
-def target_in_words(output: OutputFeature) -> str:
+def target_in_words(output: OutputFeature | None) -> str:
     """Return what the head of an output learns, in words."""
+    assert output is not None, "a model without a head learns answers"
     return {"words": "tags", "texts": "the matching text"}.get(output.head_reads, f"the {output.type}")
 
 
@@ -227,7 +228,7 @@ def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: 
         for index, key, row, example in zip(indices, keys, clean, encoder.encode_rows(clean, keys), strict=True):
             if not isinstance(example, Example):
                 previews[index] = PreviewRow(key, reasons=(str(example),))
-            elif output is None:
+            elif output is None or config.scores_answers:
                 names = names_of_answers(config, example.values)
                 previews[index] = supervised_row(example, tokenizer, names=names)
             else:

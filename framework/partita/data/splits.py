@@ -23,6 +23,7 @@ from partita_schema.errors import DataError
 from partita_schema.sections.data import FixedSplit, HashSplit, KFoldSplit, StratifySplit
 from partita_schema.sections.dialogue import DialogueConfig
 from partita_schema.sections.features import DialogueInput, TextInput
+from partita_schema.sections.outputs.preference import PreferenceOutput
 from partita_schema.sections.sources import SimulationSource
 
 TRAINING, VALIDATION, TEST = "training", "validation", "test"
@@ -149,22 +150,19 @@ def is_streamed(config: Config, dataset: Any = None) -> bool:
 
 def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
     """Raise DataError if a column is missing that prompts show or, if `supervised`, answers are learned from."""
+    if config.scores_answers and not supervised:
+        check_scored_columns(rows, config)
+        return
     if config.dialogue_input is not None:
         for output in config.output_features if supervised else ():
             for column in (output.source_column, *output.more_columns) if output.has_pairs else output.more_columns:
-                require_column(rows, config.data.dialogue.columns.get(column, column), user=f"output {output.name}")
+                written = config.data.dialogue.columns.get(column, column)
+                require_column(rows, written if column not in rows.columns else column, user=f"output {output.name}")
             if output.has_pairs:
                 return
         require_dialogues(rows, config.dialogue_input, options=config.data.dialogue)
         return
-    inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
-    needed = {}
-    for name in config.shown_columns:
-        feature = inputs.get(name)
-        if feature is None:
-            needed[name] = "prompt.template"
-        elif feature.preprocessing.missing_value_strategy == "drop_row":
-            needed[feature.source_column] = f"input {name}"
+    needed = needed_inputs(config)
     for output in config.output_features if supervised else ():
         if output.preprocessing.missing_value_strategy == "drop_row":
             needed[output.source_column] = f"output {output.name}"
@@ -173,6 +171,39 @@ def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
             needed |= dict.fromkeys(output.more_columns, f"output {output.name}")
     for column, user in needed.items():
         require_column(rows, column, user=user)
+
+
+def check_scored_columns(rows: Rows, config: Config) -> None:
+    """Raise DataError if a column is missing that a reward model reads to score answers: a pair, or a single one."""
+    output = config.output_features[0]
+    assert isinstance(output, PreferenceOutput)
+    names = {config.data.dialogue.columns.get(name, name) for name in output.answer_columns}
+    is_pair = names <= set(rows.columns)
+    if config.dialogue_input is not None:
+        if not is_pair:
+            require_dialogues(rows, config.dialogue_input, options=config.data.dialogue)
+        return
+    for column, user in needed_inputs(config).items():
+        require_column(rows, column, user=user)
+    if not is_pair and output.scored_column not in rows.columns:
+        chosen, rejected = output.answer_columns
+        raise DataError(
+            f"{rows.keys.names[0]} has no answers to score: write one in the column {output.scored_column!r}, or two "
+            f"in {chosen!r} and {rejected!r}; its columns are {', '.join(rows.columns)}"
+        )
+
+
+def needed_inputs(config: Config) -> dict[str, str]:
+    """Return the columns that prompts need, and what needs them."""
+    inputs = {feature.name: feature for feature in config.input_features if isinstance(feature, TextInput)}
+    needed = {}
+    for name in config.shown_columns:
+        feature = inputs.get(name)
+        if feature is None:
+            needed[name] = "prompt.template"
+        elif feature.preprocessing.missing_value_strategy == "drop_row":
+            needed[feature.source_column] = f"input {name}"
+    return needed
 
 
 def has_answers(rows: Rows, config: Config) -> bool:

@@ -299,7 +299,7 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
         if checked.bad and not reason:
             reason = f"; such as {training_rows.key(min(checked.bad))}: {checked.bad[min(checked.bad)][0]}"
         for row in checked.clean.values():
-            shows_answer = supervised and config.head_output is None
+            shows_answer = supervised and config.has_answer_texts
             formatted = formatter.format(row) if shows_answer else formatter.format_prompt(row)
             yield from (segment.text for segment in formatted.segments)
             if shows_answer and config.output_features[0].has_pairs:

@@ -12,7 +12,14 @@ from partita.generation.requests import BatchResult, GenerationJob, GenerationSe
 from partita.generation.scheduler import Scheduler
 from partita.generation.sequences import generate_in_sequence
 from partita.generation.static_batches import generate_in_batches, requests_in_batches
-from partita.lm.base import AnswerContext, Generated, GenerationOptions, GenerationRequest, GenerativeModel
+from partita.lm.base import (
+    AnswerContext,
+    Generated,
+    GenerationOptions,
+    GenerationRequest,
+    GenerativeModel,
+    request_limit,
+)
 from partita.lm.continuation import decode_continuation
 from partita_schema.errors import DataError, ModelError
 
@@ -59,8 +66,8 @@ class LocalGenerator:
 
     @property
     def context_length(self) -> int | None:
-        """Longest sequence in tokens."""
-        return self.lm.context_length
+        """Longest sequence in tokens; None for a reward model, whose rows may hold two answers to a prompt."""
+        return request_limit(self.lm)
 
     @property
     def answer_context(self) -> AnswerContext | None:

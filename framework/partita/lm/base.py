@@ -360,3 +360,11 @@ class GenerativeModel(LanguageModel, Protocol):
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Return a context manager that switches to evaluation mode and restores the mode."""
+
+
+def request_limit(lm: GenerativeModel) -> int | None:
+    """Return the maximum tokens of a request; None without limit.
+
+    The requests of a reward model may hold two answers to a prompt; their lengths are checked when they are tokenized.
+    """
+    return None if getattr(lm, "scores_answers", False) else lm.context_length

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from partita.lm.loaded_model import TextModel
+from partita.lm.loaded_model import LoadedModel
 from partita.lm.packing_check import logits_of, relative_error, rounding_limit
 from partita.lm.transformers_internals import attention_of
 from partita_trainers.base import Batch
@@ -39,7 +39,7 @@ class BranchWay:
     """Why each branch is computed as a row of its own; None if the prompt is computed once."""
 
 
-def find_branch_way(lm: TextModel) -> BranchWay:
+def find_branch_way(lm: LoadedModel) -> BranchWay:
     """Return how a model computes rows with branches, tested on two short rows."""
     if lm.virtual_tokens:
         return BranchWay(f"{lm.adapter_method} puts virtual tokens before each row")
@@ -56,8 +56,8 @@ def find_branch_way(lm: TextModel) -> BranchWay:
 
 
 @torch.no_grad()
-def branch_error(lm: TextModel) -> float | None:
-    """Return the root mean square difference of the logits of branches, with a mask and as rows, over their spread.
+def branch_error(lm: LoadedModel) -> float | None:
+    """Return the root mean square difference of the outputs of branches, with a mask and as rows, over their spread.
 
     Returns None if the model rejects the mask.
     """
@@ -65,14 +65,23 @@ def branch_error(lm: TextModel) -> float | None:
     rows = separate_rows(batch)
     assert batch.position_ids_BT is not None
     with lm.evaluating():
-        alone_NTV = logits_of(lm.module, rows.input_ids_BT.to(lm.device))
+        alone_NTV = outputs_of(lm, rows.input_ids_BT.to(lm.device))
         try:
             inputs = branch_inputs(batch.position_ids_BT.to(lm.device), model=lm.base)
-            together_BTV = logits_of(lm.module, batch.input_ids_BT.to(lm.device), **inputs)
+            together_BTV = outputs_of(lm, batch.input_ids_BT.to(lm.device), **inputs)
         except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as refusal:
             logger.debug("branches with a mask: %s", refusal)
             return None
     return relative_error(together_BTV[batch.labels_BT != -100], alone_NTV[rows.labels_BT != -100])
+
+
+def outputs_of(lm: LoadedModel, ids_BT: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """Return what a model computes for each token in float64: logits [B, T, V], or the hidden states below a head."""
+    if lm.head is None:
+        return logits_of(lm.module, ids_BT, **inputs)
+    without_head = getattr(lm.base, lm.base.base_model_prefix)
+    hidden_BTH: torch.Tensor = without_head(input_ids=ids_BT, use_cache=False, **inputs).last_hidden_state
+    return hidden_BTH.double()
 
 
 def probe_rows(token_ids: Any) -> Batch:

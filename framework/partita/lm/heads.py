@@ -43,6 +43,8 @@ class Head(ABC):
     """transformers' name of the loss."""
     reads_pairs: ClassVar[bool] = False
     """Whether a row is two texts, the second of which begins at the loss token."""
+    scores_answers: ClassVar[bool] = False
+    """Whether a row is a prompt with answers, whose scores are compared."""
     is_bare: ClassVar[bool] = False
     """Whether there is no layer on top of the model, and its hidden states are read."""
 

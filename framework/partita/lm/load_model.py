@@ -20,6 +20,7 @@ from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.kinds import ModelKind, model_kind
 from partita.lm.loading import BaseLoader
 from partita.lm.precision import choose_kernels
+from partita.lm.reward_model import RewardModel
 from partita.tokenizers.hub import find_sources, quiet_libraries
 from partita_schema.config import Config
 from partita_schema.sections.adapter import Adapter
@@ -77,8 +78,7 @@ def load_model(
     else:
         module.requires_grad_(False)
     module.eval()
-    loaded_class = HeadModel if head is not None else MODELS[model_kind(base.config, source=source or "scratch")]
-    return loaded_class(
+    return class_of(head, base, source=source)(
         module,
         config=config,
         tokenizer=tokenizer,
@@ -91,6 +91,15 @@ def load_model(
         trainable=trainable,
         head=head,
     )
+
+
+def class_of(
+    head: Head | None, base: "PreTrainedModel", *, source: str | None
+) -> type[HuggingFaceModel] | type[HeadModel]:
+    """Return the class of a loaded model with this head, or without one."""
+    if head is None:
+        return MODELS[model_kind(base.config, source=source or "scratch")]
+    return RewardModel if head.scores_answers else HeadModel
 
 
 def with_adapter(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from partita.lm.loaded_model import TextModel
+from partita.lm.loaded_model import LoadedModel, TextModel
 from partita.lm.precision import quantized_layers
 from partita.lm.transformers_internals import attention_of
 from partita_schema.errors import ModelError
@@ -80,7 +80,7 @@ def find_isolation(lm: TextModel) -> Isolation:
     )
 
 
-def rounding_limit(lm: TextModel) -> float:
+def rounding_limit(lm: LoadedModel) -> float:
     """Return the relative error of a model's logits that rounding can explain."""
     exact = not quantized_layers(lm.module)
     return TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE

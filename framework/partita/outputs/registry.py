@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from partita.outputs.answer_score import AnswerScoreType
 from partita.outputs.base import OutputType
 from partita.outputs.category import CategoryType
 from partita.outputs.embedding import EmbeddingType
@@ -16,6 +17,7 @@ from partita.outputs.text import TextType
 from partita_schema.config import Config
 from partita_schema.sections.features import InputFeature
 from partita_schema.sections.outputs import OutputFeature
+from partita_schema.sections.outputs.preference import PreferenceOutput
 
 OUTPUT_TYPES: dict[str, type[OutputType[Any]]] = {
     "text": TextType,
@@ -32,6 +34,8 @@ OUTPUT_TYPES: dict[str, type[OutputType[Any]]] = {
 
 def output_type(feature: OutputFeature, *, inputs: Sequence[InputFeature] = ()) -> OutputType[Any]:
     """Return the type of an output. `inputs` are the inputs of the rows, which some types show in predictions."""
+    if isinstance(feature, PreferenceOutput) and feature.has_head:
+        return AnswerScoreType(feature, inputs=inputs)
     return OUTPUT_TYPES[feature.type](feature, inputs=inputs)
 
 

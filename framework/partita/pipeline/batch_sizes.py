@@ -11,6 +11,7 @@ import numpy as np
 from partita.data.training_shape import TrainingShape
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import usable_lengths
+from partita.lm.base import request_limit
 from partita.pipeline.probes import EvaluationProbe, GenerationProbe
 from partita.pipeline.size_key import ROWS_THAT_COUNT, TunedPipeline, size_key
 from partita_schema.common.text import counted
@@ -121,7 +122,7 @@ class BatchSizeTuner:
         """
         wanted = max_new_tokens or self.pipeline.max_new_tokens
         usable, _ = usable_lengths(
-            lengths, min(1, wanted), context_length=self.lm.context_length, answers=self.lm.answer_context
+            lengths, min(1, wanted), context_length=request_limit(self.lm), answers=self.lm.answer_context
         )
         requested = lengths[usable > 0]
         fixed = self.user_set("generation", batch_size) or self.single_row(len(requested))

@@ -41,7 +41,7 @@ class RowLosses:
         """Sum of each row."""
         self.tokens_N = np.zeros(rows, dtype=np.int64)
         """Number of loss tokens of each row; 1 for an objective that averages over rows."""
-        self.values: dict[int, Mapping[str, int]] = {}
+        self.values: dict[int, Mapping[str, float]] = {}
         """Numbers of the objective, by name, of each row by its index; none of cross-entropy."""
 
     def set(self, indices_n: np.ndarray, sums_n: np.ndarray | None, tokens_n: np.ndarray) -> None:
@@ -97,7 +97,7 @@ class BatchLoss:
     """Sums of the objective over the batch."""
     rows_n: np.ndarray | None
     """Sum of each row, float64; None if the objective has none for single rows."""
-    values_n: Sequence[Mapping[str, int]] = ()
+    values_n: Sequence[Mapping[str, float]] = ()
     """Numbers of the objective for each row; none of cross-entropy."""
 
 

@@ -219,7 +219,7 @@ def open_recorder(
         yield recorder
 
 
-def values_of_answers(rows: RowLosses, answer_of_N: np.ndarray) -> dict[int, Mapping[str, int]]:
+def values_of_answers(rows: RowLosses, answer_of_N: np.ndarray) -> dict[int, Mapping[str, float]]:
     """Return the numbers of the objective by index of the answer, of objectives whose rows are answers."""
     return {int(answer_of_N[index]): values for index, values in rows.values.items()}
 

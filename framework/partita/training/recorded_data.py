@@ -54,7 +54,7 @@ def write_samples(folder: Path, pipeline: Pipeline, data: RunData, encoded: Toke
         encoded: The tokenized training rows, or chunks of them; of a stream, the first ones.
     """
     chosen = evenly(len(encoded), NUM_SAMPLES)
-    if pipeline.config.head_output is not None and data.training is not None:
+    if not pipeline.config.has_answer_texts and data.training is not None:
         schema = row_schema(pipeline.config, supervised=True)
         selected = data.training.select(encoded.indices_N[chosen])
         samples = preview_rows(selected, pipeline.encoder, schema, supervised=True)

@@ -145,6 +145,7 @@ FOREIGN_TYPES = {
         **dict.fromkeys(("zero_shot", "zero-shot", "zeroshot", "inference", "predict", "null"), "none"),
         **{loss: f"preference, and loss: {{type: {loss}}}" for loss in ("dpo", "orpo", "simpo")},
         "ipo": "preference, and loss: {type: dpo, variant: ipo}",
+        **dict.fromkeys(("rm", "reward_model", "reward_modeling"), "reward"),
     },
     "backend": dict.fromkeys(("openai", "server", "http", "api", "ollama"), "endpoint, with url:"),
     "data.batching": {

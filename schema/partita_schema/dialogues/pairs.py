@@ -17,7 +17,7 @@ from partita_schema.dialogues.common_form import (
 )
 from partita_schema.dialogues.formats import COLUMNS, LISTS, READERS, dialogue_of, joined, said
 from partita_schema.dialogues.messages import OPENAI, SHAREGPT, KnownKeys, answer, messages_of
-from partita_schema.dialogues.read import detect_format, refuse_media, with_tools
+from partita_schema.dialogues.read import detect_format, read_dialogue, refuse_media, with_tools
 from partita_schema.dialogues.values import holds, plain_list
 
 PROMPTS = ("prompt", "instruction")
@@ -53,6 +53,37 @@ def read_pair(
     dialogue = dialogue_of([*messages, better[-1]]) | {"messages": messages, "train_all": False}
     right = {"labels": [message_text(better[-1])], **answer_to_learn(better[-1])}
     return with_tools(dialogue, row, known.ignored) | right | {"rejected": answer_message(worse[-1])}
+
+
+def read_answer(row: Mapping[str, Any], *, column: str, form: str, known: KnownKeys, answer: str) -> Dialogue:
+    """Return the dialogue up to a single answer in the common form, with the answer.
+
+    Args:
+        row: The row, with the names that formats have for its columns.
+        column: Column of the dialogue feature.
+        form: Name of the format of the dialogue, or auto to detect it.
+        known: Further message keys and columns to ignore.
+        answer: Column of the answer; if it is empty, the answer is the last message of the dialogue.
+
+    Raises:
+        FormatError: The row contains no valid dialogue with an answer.
+    """
+    refuse_media(row, known.ignored)
+    rest = {name: value for name, value in row.items() if name != answer or not holds(value)}
+    if answer in rest or answer not in row:
+        whole: list[Message] = read_dialogue(rest, column=column, form=form, ignored=known.ignored)["messages"]
+        if whole[-1]["role"] != "assistant" or len(whole) == 1:
+            raise FormatError(
+                f"the dialogue ends with a message of the {whole[-1]['role']}, so there is no answer to score; write "
+                f"one in the column {answer}"
+            )
+    else:
+        whole = whole_dialogue(prompt_of(rest, column, form=form, known=known), row[answer], answer, known)
+    dialogue = dialogue_of(whole) | {"messages": whole[:-1], "train_all": False}
+    return with_tools(dialogue, row, known.ignored) | {
+        "labels": [message_text(whole[-1])],
+        **answer_to_learn(whole[-1]),
+    }
 
 
 def rejected_dialogue(dialogue: Dialogue) -> Dialogue:

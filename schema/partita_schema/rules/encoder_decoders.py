@@ -12,7 +12,7 @@ from partita_schema.sections.adapter import LoraAdapter, PrefixTuningAdapter, Pr
 from partita_schema.sections.batching import ChunkBatching, PackBatching
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.model import ENCODER_DECODERS, ScratchModel
-from partita_schema.sections.trainer import KtoTrainer, PreferenceTrainer
+from partita_schema.sections.trainer import KtoTrainer, PreferenceTrainer, RewardTrainer
 
 VIRTUAL_TOKENS = (
     "the virtual tokens of {} precede one text, and an encoder-decoder has two; write type: lora"  # its type
@@ -60,7 +60,7 @@ def whole_dialogues(config: ConfigSections) -> object:
 def learns_preferences(config: ConfigSections) -> object:
     """Return the type of trainer if it compares answers."""
     trainer = config.trainer
-    return isinstance(trainer, PreferenceTrainer | KtoTrainer) and trainer.type
+    return isinstance(trainer, PreferenceTrainer | RewardTrainer | KtoTrainer) and trainer.type
 
 
 CONFLICTS = (

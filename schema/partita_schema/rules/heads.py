@@ -28,12 +28,14 @@ def refused_by_heads(config: ConfigSections) -> Iterator[Refusal]:
     for index, output in enumerate(config.output_features):
         if output.has_head:
             yield from refused_models(config, output, f"output_features.{index}.head")
-            yield from refused_answers(output, f"output_features.{index}")
+            yield from refused_answers(config, output, f"output_features.{index}")
             if output.head_reads in INPUTS_OF_HEADS:
                 yield from refused_inputs(config, output.head_reads)
             if output.head_reads == "texts":
                 yield from refused_by_embeddings(config)
             yield from refused_sections(config)
+            if not config.scores_answers:
+                yield from refused_prompts(config)
             return
 
 
@@ -68,7 +70,7 @@ def encoders_without_heads(config: ConfigSections) -> Iterator[Refusal]:
     if not isinstance(base, ScratchModel) or not config.is_new_encoder:
         return
     for index, output in enumerate(config.output_features):
-        if not output.can_have_head:
+        if not (output.can_have_head or output.has_head):
             yield f"output_features.{index}.type", why_no_text(base.architecture, output.type)
 
 
@@ -108,9 +110,13 @@ def refused_inputs(config: ConfigSections, head_reads: str) -> Iterator[Refusal]
         yield "data.formatter", f"{why} as they are in the data; remove formatter"
 
 
-def refused_answers(output: OutputFeature, at: str) -> Iterator[Refusal]:
+def refused_answers(config: ConfigSections, output: OutputFeature, at: str) -> Iterator[Refusal]:
     """Yield options of the output, whose path is `at`, that read or constrain generated text."""
-    for part, key in (*OF_GENERATED_TEXT, ("decoder", "pick")):
+    if config.scores_answers:
+        keys: tuple[tuple[str, str], ...] = (("decoder", "max_new_tokens"),)
+    else:
+        keys = (*OF_GENERATED_TEXT, ("decoder", "pick"))
+    for part, key in keys:
         section = getattr(output, part)
         if key in type(section).model_fields and is_set(section, key):
             yield f"{at}.{part}.{key}", f"{NOTHING_IS_GENERATED}, so {key} has no effect; remove it"
@@ -122,6 +128,15 @@ def refused_sections(config: ConfigSections) -> Iterator[Refusal]:
         yield "base_model", "a bag of words is a classifier without a head; remove head from the output"
     if isinstance(config.backend, EndpointBackendConfig):
         yield "backend.type", "a server generates text and has no head; remove backend, or head from the output"
+    for key in type(config.generation).model_fields:
+        if config.generation.asks_for(key):
+            yield f"generation.{key}", f"{NOTHING_IS_GENERATED}, so {key} has no effect; remove it"
+    if isinstance(config.adapter, PromptTuningAdapter | PrefixTuningAdapter | PTuningAdapter):
+        yield "adapter.type", f"{config.adapter.type} does not train the head; write lora"
+
+
+def refused_prompts(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield options of prompts and answers, which a head that reads one text does not have."""
     for key in NOT_READ:
         if is_set(config.prompt, key):
             yield (
@@ -130,12 +145,7 @@ def refused_sections(config: ConfigSections) -> Iterator[Refusal]:
             )
     if config.prompt.chat is True:
         yield "prompt.chat", "a head reads the text as it is, without a chat template; remove chat"
-    for key in type(config.generation).model_fields:
-        if config.generation.asks_for(key):
-            yield f"generation.{key}", f"{NOTHING_IS_GENERATED}, so {key} has no effect; remove it"
     if isinstance(config.data.batching, PackBatching):
         yield "data.batching.type", "a head reads one row per sequence, so rows are not packed; write bucket"
-    if isinstance(config.adapter, PromptTuningAdapter | PrefixTuningAdapter | PTuningAdapter):
-        yield "adapter.type", f"{config.adapter.type} does not train the head; write lora"
     if isinstance(config.trainer, FinetuneTrainer) and is_set(config.trainer, "completion_only_loss"):
         yield "trainer.completion_only_loss", "the loss is that of the head, not of tokens; remove it"

@@ -6,6 +6,7 @@ from partita_schema.base import Refusal, is_set
 from partita_schema.sections.batching import ChunkBatching
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.outputs import OutputFeature
+from partita_schema.sections.outputs.preference import PreferenceOutput
 from partita_schema.sections.outputs.text import TextOutput
 from partita_schema.sections.trainer import (
     CustomTrainer,
@@ -13,6 +14,7 @@ from partita_schema.sections.trainer import (
     HogwildTrainer,
     KtoTrainer,
     PreferenceTrainer,
+    RewardTrainer,
 )
 
 
@@ -20,7 +22,7 @@ def refused_by_preferences(config: ConfigSections) -> Iterator[Refusal]:
     """Yield every key that conflicts with a trainer on preferences, and outputs that only such a trainer reads."""
     yield from outputs_of_other_trainers(config)
     trainer = config.trainer
-    if not isinstance(trainer, PreferenceTrainer | KtoTrainer):
+    if not isinstance(trainer, PreferenceTrainer | RewardTrainer | KtoTrainer):
         return
     yield from unfit_outputs(config)
     yield from refused_rows(config)
@@ -29,6 +31,8 @@ def refused_by_preferences(config: ConfigSections) -> Iterator[Refusal]:
     if config.simulation is not None and config.simulation.self_training is not None:
         reason = "rounds of self-training make answers to learn, without worse ones"
         yield "simulation.self_training", f"{reason}; remove it, or write trainer: {{type: finetune}}"
+    if isinstance(trainer, RewardTrainer) and trainer.evaluate_generated is True:
+        yield "trainer.evaluate_generated", "a reward model predicts a score and writes no answers; remove it"
 
 
 def outputs_of_other_trainers(config: ConfigSections) -> Iterator[Refusal]:
@@ -38,8 +42,13 @@ def outputs_of_other_trainers(config: ConfigSections) -> Iterator[Refusal]:
         return  # hogwild refuses all outputs but categories
     for index, output in enumerate(config.output_features):
         at = f"output_features.{index}"
-        if output.has_pairs and not isinstance(trainer, PreferenceTrainer | KtoTrainer):
-            instead = "" if trainer.type == "none" else ", or trainer: {type: preference}"
+        if isinstance(output, PreferenceOutput) and output.has_head:
+            if trainer.type not in ("reward", "none"):
+                reason = f"a head scores answers, and trainer: {{type: {trainer.type}}} learns to write them"
+                yield f"{at}.head", f"{reason}; remove head, or write type: reward there"
+        elif output.has_pairs and not isinstance(trainer, PreferenceTrainer | RewardTrainer | KtoTrainer):
+            instead = ", or head: linear to score answers" if trainer.type == "none" else ""
+            instead = instead or ", or trainer: {type: preference}"
             learns = "no answer" if trainer.type == "none" else "one"
             yield (
                 f"{at}.type",
@@ -47,6 +56,11 @@ def outputs_of_other_trainers(config: ConfigSections) -> Iterator[Refusal]:
                     f"a preference has two answers, and trainer: {{type: {trainer.type}}} learns {learns}; write type: "
                     f"text, with column: {output.source_column}{instead}"
                 ),
+            )
+        if isinstance(output, PreferenceOutput) and output.margin is not None and trainer.type in ("preference", "kto"):
+            yield (
+                f"{at}.margin",
+                f"margin has no effect with trainer: {{type: {trainer.type}}}; remove it, or write type: reward there",
             )
         if isinstance(output, TextOutput) and output.label is not None and not isinstance(trainer, KtoTrainer):
             yield (

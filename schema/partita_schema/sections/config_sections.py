@@ -57,8 +57,8 @@ class ConfigSections(ConfigModel):
     """Datasets, splits, and how rows are grouped into batches."""
     trainer: Trainer = NoTrainer.model_construct(type="none")
     """How the model is trained. none: not at all (zero-shot); finetune: supervised fine-tuning; preference: on pairs of
-    a better and a worse answer; kto: on answers that are good or bad; hogwild: lock-free training of a bag of
-    words; custom: your own class."""
+    a better and a worse answer; kto: on answers that are good or bad; reward: a model that scores answers; hogwild:
+    lock-free training of a bag of words; custom: your own class."""
     backend: Backend = LocalBackendConfig.model_construct()
     """Where the run executes: this process, torchrun, Ray, or an OpenAI-compatible server."""
     simulation: Simulation | None = None
@@ -104,6 +104,17 @@ class ConfigSections(ConfigModel):
     def head_output(self) -> OutputFeature | None:
         """The output that a head predicts, or None; it is then the only output."""
         return next((feature for feature in self.output_features if feature.has_head), None)
+
+    @property
+    def scores_answers(self) -> bool:
+        """Whether the model is a reward model: a head scores answers to prompts."""
+        output = self.head_output
+        return output is not None and output.head_reads == "answers"
+
+    @property
+    def has_answer_texts(self) -> bool:
+        """Whether rows are prompts with answers as text; those of other heads are a text with a value."""
+        return self.head_output is None or self.scores_answers
 
     @property
     def has_turn_outputs(self) -> bool:

@@ -19,7 +19,9 @@ PAIR_METRICS: Mapping[str, Direction] = {
 """Metrics of pairs that can rank checkpoints, with the names of TRL."""
 KTO_METRICS: Mapping[str, Direction] = {"rewards/margins": "higher", "rewards/chosen": "higher"}
 """Metrics of labelled answers that can rank checkpoints."""
-OBJECTIVE_METRICS: Mapping[str, Direction] = {**PAIR_METRICS, **KTO_METRICS}
+REWARD_METRICS: Mapping[str, Direction] = {"rewards/accuracies": "higher", "rewards/margins": "higher"}
+"""Metrics of a reward model that can rank checkpoints."""
+OBJECTIVE_METRICS: Mapping[str, Direction] = {**PAIR_METRICS, **KTO_METRICS, **REWARD_METRICS}
 """Metrics of all objectives that can rank checkpoints."""
 
 

@@ -21,7 +21,7 @@ from partita_schema.base import (
     rule_error,
 )
 from partita_schema.sections.memory_size import Memory
-from partita_schema.sections.objectives import KTO_METRICS, PAIR_METRICS, DpoLoss, PairLoss
+from partita_schema.sections.objectives import KTO_METRICS, PAIR_METRICS, REWARD_METRICS, DpoLoss, PairLoss
 
 DEFAULT_STEP_ROWS = 16
 SplitName = Literal["training", "validation", "test"]
@@ -353,6 +353,21 @@ class KtoTrainer(ReferencedTrainer):
     METRICS: ClassVar = KTO_METRICS
 
 
+class RewardTrainer(FinetuneTrainer):
+    """Training of a reward model on pairs (Ouyang et al. 2022, arXiv 2203.02155)."""
+
+    type: Literal["reward"]  # type: ignore[assignment]  # another section of the union
+    """Training of a reward model, which predicts a score of an answer, on pairs of a chosen and a rejected answer; the
+    output has the type preference."""
+    center: NonNegative = 0.0
+    """Weight of the squared sum of both scores, which keeps the scores near 0 (arXiv 2312.09244)."""
+    learning_rate: Positive | Literal["auto"] | None = None
+    """Peak learning rate. auto: chosen by a learning rate range test before training. Default: 1e-4 with an adapter,
+    1e-3 for a new model, 1e-5 for a pretrained model."""
+
+    METRICS: ClassVar = REWARD_METRICS
+
+
 UNSUPPORTED_BY_HOGWILD = {
     "gradient_clipping": "the norm of all gradients would need every worker to wait; remove it, or write a lower "
     "learning_rate",
@@ -415,6 +430,6 @@ class CustomTrainer(TrainerBase):
 
 
 Trainer = Annotated[
-    NoTrainer | FinetuneTrainer | PreferenceTrainer | KtoTrainer | HogwildTrainer | CustomTrainer,
+    NoTrainer | FinetuneTrainer | PreferenceTrainer | KtoTrainer | RewardTrainer | HogwildTrainer | CustomTrainer,
     Field(discriminator="type"),
 ]

@@ -239,7 +239,8 @@ def test_a_typo_in_a_ludwig_file_is_an_error_with_the_nearest_key() -> None:
 
 def test_an_unsupported_trainer_is_an_error() -> None:
     assert problem_of(HEAD + "trainer: {type: grpo, beta: 0.1}\n") == (
-        "5:17: trainer.type: grpo is not available yet; write one of none, finetune, preference, kto, hogwild, custom"
+        "5:17: trainer.type: grpo is not available yet; write one of none, finetune, preference, kto, reward, "
+        "hogwild, custom"
     )
 
 

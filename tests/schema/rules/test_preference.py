@@ -7,7 +7,7 @@ import pytest
 from partita_schema.load import load_config
 from partita_schema.open_values import default_learning_rate
 from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
-from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer, PreferenceTrainer
+from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer, PreferenceTrainer, RewardTrainer
 
 from ..refusals import problems_of
 
@@ -46,6 +46,7 @@ LOSSES = {"orpo": OrpoLoss(type="orpo", beta=0.1), "simpo": SimpoLoss(type="simp
     ("trainer", "output", "section"),
     [
         ("preference", PAIR, PreferenceTrainer),
+        ("reward", PAIR, RewardTrainer),
         ("kto", GOOD_OR_BAD, KtoTrainer),
     ],
 )
@@ -63,6 +64,7 @@ def test_the_trainers_have_the_keys_of_fine_tuning(trainer: str, output: dict[st
     [
         ("preference", PAIR, (1e-5, 1e-4, 1e-6)),
         ("kto", GOOD_OR_BAD, (1e-5, 1e-4, 1e-6)),
+        ("reward", PAIR, (1e-4, 1e-3, 1e-5)),
         ("finetune", {"name": "answer", "type": "text"}, (2e-4, 1e-3, 2e-5)),
     ],
 )
@@ -136,6 +138,21 @@ def test_a_preference_needs_two_columns(output: dict[str, Any], message: str) ->
     assert problems_of(file(output=output)) == [message]
 
 
+def test_only_a_reward_model_has_a_margin() -> None:
+    output = PAIR | {"margin": ["score_chosen", "score_rejected"]}
+
+    assert problems_of(file("reward", output=output)) == []
+    assert problems_of(file(output=output)) == [
+        (
+            "output_features[0].margin: margin has no effect with trainer: {type: preference}; remove it, or write "
+            "type: reward there"
+        )
+    ]
+    assert problems_of(file("reward", output=PAIR | {"margin": "chosen"})) == [
+        "output_features[0].margin: the column 'chosen' holds an answer; write a column of numbers"
+    ]
+
+
 @pytest.mark.parametrize(
     ("trainer", "output", "message"),
     [
@@ -145,6 +162,14 @@ def test_a_preference_needs_two_columns(output: dict[str, Any], message: str) ->
             (
                 "output_features[0].type: trainer: {type: preference} learns from pairs of answers, and this is a "
                 "text; write type: preference, with chosen and rejected"
+            ),
+        ),
+        (
+            "reward",
+            {"name": "answer", "type": "category"},
+            (
+                "output_features[0].type: trainer: {type: reward} learns from pairs of answers, and this is a "
+                "category; write type: preference, with chosen and rejected"
             ),
         ),
         (
@@ -173,7 +198,7 @@ def test_a_preference_needs_two_columns(output: dict[str, Any], message: str) ->
             PAIR,
             (
                 "output_features[0].type: a preference has two answers, and trainer: {type: none} learns no answer; "
-                "write type: text, with column: chosen"
+                "write type: text, with column: chosen, or head: linear to score answers"
             ),
         ),
         (
@@ -284,12 +309,90 @@ def test_self_training_makes_no_pairs() -> None:
     ) in problems
 
 
+def test_a_reward_model_has_a_head_also_if_the_file_does_not_say_so() -> None:
+    written = load_config(file("reward", output=PAIR | {"head": "linear"})).config
+
+    assert load_config(file("reward")).config == written
+    assert written.scores_answers
+    assert not written.output_features[0].is_compared
+    assert not load_config(file()).config.scores_answers
+    assert load_config(written).config == written
+
+
+def test_a_reward_model_of_others_scores_answers_without_training() -> None:
+    assert load_config(file("none", output=PAIR | {"head": "linear"})).config.scores_answers
+
+
+@pytest.mark.parametrize("trainer", ["preference", "finetune"])
+def test_a_head_of_pairs_does_not_learn_to_write(trainer: str) -> None:
+    reason = f"a head scores answers, and trainer: {{type: {trainer}}} learns to write them"
+    assert f"output_features[0].head: {reason}; remove head, or write type: reward there" in problems_of(
+        file(trainer, output=PAIR | {"head": "linear"})
+    )
+
+
+NOTHING = "a head predicts the value and nothing is generated"
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"trainer": {"type": "reward", "evaluate_generated": True}},
+            "trainer.evaluate_generated: a reward model predicts a score and writes no answers; remove it",
+        ),
+        (
+            {"output": PAIR | {"decoder": {"max_new_tokens": 5}}},
+            f"output_features[0].decoder.max_new_tokens: {NOTHING}, so max_new_tokens has no effect; remove it",
+        ),
+        (
+            {"generation": {"do_sample": True}},
+            f"generation.do_sample: {NOTHING}, so do_sample has no effect; remove it",
+        ),
+        (
+            {"adapter": {"type": "prompt_tuning"}},
+            "adapter.type: prompt_tuning does not train the head; write lora",
+        ),
+        (
+            {"trainer": {"type": "reward", "validation_metric": "rouge_l"}},
+            (
+                "trainer.validation_metric: no metric is named rouge_l; there are loss, rewards/accuracies, "
+                "rewards/margins"
+            ),
+        ),
+        (
+            {"base_model": {"type": "scratch", "architecture": "t5"}},
+            (
+                "output_features[0].head: t5 is an encoder-decoder, which writes its answers; choose an encoder or "
+                "decoder"
+            ),
+        ),
+    ],
+)
+def test_what_only_a_model_that_writes_has_is_refused(sections: dict[str, Any], message: str) -> None:
+    assert message in problems_of(file(**{"trainer": "reward", **sections}))
+
+
+def test_a_reward_model_reads_prompts_as_a_model_that_answers() -> None:
+    prompt = {"system": "Be brief.", "task": "Answer.", "chat": True}
+
+    assert problems_of(file("reward", prompt=prompt, data={"batching": {"type": "pack"}})) == []
+    assert problems_of(file("reward", output=PAIR | {"preprocessing": {"max_sequence_length": 5}})) == []
+    by_margin = {"type": "reward", "validation_metric": "rewards/margins"}
+    assert problems_of(file(by_margin, input_features=[])) == []
+
+
+def test_an_encoder_scores_answers_too() -> None:
+    assert problems_of(file("reward", base_model={"type": "scratch", "architecture": "bert"})) == []
+
+
 @pytest.mark.parametrize(
     ("trainer", "output", "metric"),
     [
         ("preference", PAIR, "rewards/accuracies"),
         ("preference", PAIR, "chosen_falls"),
         ("preference", PAIR, "rouge_l"),
+        ("reward", PAIR, "rewards/margins"),
         ("kto", GOOD_OR_BAD, "rewards/margins"),
     ],
 )
@@ -320,6 +423,7 @@ def test_metrics_of_another_objective_cannot_select_the_checkpoint() -> None:
     [
         ("simpo", "got simpo; write type: preference, and loss: {type: simpo}"),
         ("ipo", "got ipo; write type: preference, and loss: {type: dpo, variant: ipo}"),
+        ("rm", "got rm; write type: reward"),
     ],
 )
 def test_names_of_other_libraries_are_advised(written: str, advice: str) -> None:

@@ -48,7 +48,7 @@ def test_the_last_override_of_a_key_wins() -> None:
             "trainer.epohcs=1",
             (
                 "--set trainer.epohcs=1: trainer.type: is missing; add type: with one of none, finetune, preference, "
-                "kto, hogwild, custom"
+                "kto, reward, hogwild, custom"
             ),
         ),
         (

@@ -7,7 +7,7 @@ from typing import Any
 from partita.data.formatting.base import Retriever
 from partita.data.formatting.formatter import CustomFormatter, Formatter
 from partita.data.formatting.head_tokenizer import HeadTokenizer
-from partita.data.formatting.preferences import LabelTokenizer, PreferenceTokenizer
+from partita.data.formatting.preferences import LabelTokenizer, PreferenceTokenizer, RewardTokenizer
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.formatting.sides import SideLimits, SideRowTokenizer
 from partita.data.formatting.texts_tokenizer import EmbeddingTokenizer, PairTokenizer
@@ -68,7 +68,7 @@ def build_row_tokenizer(
         if config.data.formatter is None
         else CustomFormatter(config, tokenizer=tokenizer, folder=folder)
     )
-    if (output := config.head_output) is not None:
+    if (output := config.head_output) is not None and not config.scores_answers:
         known = (labels or {}).get(output.name) or output.answer_labels(())
         return HEAD_TOKENIZERS[output.head_reads](formatter, max_length=wanted or context_length, labels=tuple(known))
     answer_limit = outputs[0].length_limit if len(outputs) == 1 and outputs[0].truncated else None
@@ -76,8 +76,7 @@ def build_row_tokenizer(
         limits = SideLimits(context_length, answers.length)
         return SideRowTokenizer(formatter, max_length=wanted, answer_limit=answer_limit, sides=limits)
     chunk_length = length_of_chunks(config.data.batching, context_length)
-    output = outputs[0]
-    kind = PreferenceTokenizer if output.has_pairs else LabelTokenizer if output.has_label else RowTokenizer
+    kind = answer_tokenizer(config)
     return kind(
         formatter,
         max_length=wanted or context_length if chunk_length is None else None,
@@ -86,6 +85,14 @@ def build_row_tokenizer(
         chunk_length=chunk_length,
         beginning=beginning_of(tokenizer),
     )
+
+
+def answer_tokenizer(config: Config) -> type[RowTokenizer]:
+    """Return the class that tokenizes prompts with answers."""
+    output = config.output_features[0]
+    if output.has_pairs:
+        return RewardTokenizer if config.scores_answers else PreferenceTokenizer
+    return LabelTokenizer if output.has_label else RowTokenizer
 
 
 def length_of_chunks(batching: Batching, context_length: int | None) -> int | None:

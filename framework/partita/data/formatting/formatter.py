@@ -149,7 +149,7 @@ class Formatter:
             return f"{context}\n\n{text}" if context and "__context__" not in self._fields else text
         blocks = [block for block in (prompt.task, context, sample) if block]
         alone = len(self.config.input_features) == 1 and not prompt.task and not context
-        is_whole = alone or self._chat is not None or self.config.head_output is not None
+        is_whole = alone or self._chat is not None or not self.config.has_answer_texts
         return "\n\n".join(blocks) + ("" if is_whole else "\n")
 
     def _limited(self, row: Row) -> tuple[Row, int]:
@@ -175,7 +175,7 @@ def uses_chat(config: Config, tokenizer: Any) -> bool:
         raise ModelError(
             f"prompt.chat is true, but the tokenizer of {config.base_model} has no chat template; write chat: auto"
         )
-    writes_nothing = config.plain_text or config.head_output is not None
+    writes_nothing = config.plain_text or not config.has_answer_texts
     return has_template and config.prompt.chat is not False and not writes_nothing
 
 

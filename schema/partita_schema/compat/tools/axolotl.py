@@ -54,8 +54,8 @@ def refuse_preferences(conversion: Conversion) -> None:
             what = conversion.get(key) if key == "rl" else key
             raise conversion.refusal(
                 key,
-                f"{what}: training on preferences and rewards is not converted; write trainer: {{type: preference}} "
-                "or {type: kto} by hand, or remove the key and name datasets with correct answers for "
+                f"{what}: training on preferences and rewards is not converted; write trainer: {{type: preference}}, "
+                "{type: kto} or {type: reward} by hand, or remove the key and name datasets with correct answers for "
                 "supervised training",
             )
 

@@ -15,7 +15,7 @@ from partita_schema.compat.tools.training_arguments import (
 )
 from partita_schema.compat.tools.training_arguments_keys import TRAINING
 
-STAGES = {"rm": "training of reward models", "ppo": "PPO"}
+STAGES = {"ppo": "PPO"}
 """Stages that are not available, with their names."""
 
 

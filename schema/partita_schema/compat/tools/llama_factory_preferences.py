@@ -1,9 +1,9 @@
-"""Conversion of LLaMA-Factory's stages dpo and kto."""
+"""Conversion of LLaMA-Factory's stages dpo, kto and rm."""
 
 from partita_schema.compat.tools.conversion import Conversion, Missing, Unneeded
 from partita_schema.compat.tools.rows import RowFormat
 
-TRAINERS = {"dpo": "preference", "kto": "kto"}
+TRAINERS = {"dpo": "preference", "kto": "kto", "rm": "reward"}
 """The trainer of a stage."""
 LOSSES = {"sigmoid": "dpo", "hinge": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo"}
 """The type of loss of `pref_loss`."""
@@ -12,7 +12,7 @@ NO_REFERENCE = Missing("the reference is the model before training, with its ada
 
 def unfit_rows(stage: str, rows: RowFormat) -> str:
     """Return why a stage cannot learn from rows; empty if it can."""
-    if stage == "dpo":
+    if stage in ("dpo", "rm"):
         return "" if rows.chosen else f"stage: {stage} needs pairs of answers; name a dataset with ranking: true"
     if stage == "kto":
         return "" if rows.label else "stage: kto needs a column kto_tag; name a dataset with one"

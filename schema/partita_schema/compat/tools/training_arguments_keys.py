@@ -10,7 +10,7 @@ KERNELS = Unneeded("kernels change the speed, not the result")
 COLUMNS = Unneeded("columns that no feature names are not read")
 CACHE = Unneeded("rows are tokenized as they are needed; data.encode: cache keeps them")
 DISTRIBUTED = Unneeded("processes are started by backend: {type: torchrun}")
-PREFERENCES = Missing("it has no counterpart; see the keys of trainer: {type: preference} and {type: kto}")
+PREFERENCES = Missing("it has no counterpart; see the keys of trainer: {type: preference}, kto and reward")
 
 TRAINING: Table = {
     "learning_rate": To("trainer.learning_rate"),

@@ -64,7 +64,7 @@ def refuse_other_trainers(conversion: Conversion) -> None:
     if foreign is not None:
         message = (
             "this key is of a trainer for preferences or rewards (trl dpo, kto, grpo, ...), which is not converted; "
-            "write trainer: {type: preference} or {type: kto} by hand, or remove such keys for "
+            "write trainer: {type: preference}, {type: kto} or {type: reward} by hand, or remove such keys for "
             "supervised training, as with trl sft"
         )
         raise conversion.refusal(foreign, message)

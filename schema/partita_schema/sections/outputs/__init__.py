@@ -56,5 +56,7 @@ def direction_of(metric: str) -> Direction | None:
 
 def ranking_metrics(output: OutputBase) -> tuple[str, ...]:
     """Return the metrics of an output that can rank checkpoints."""
+    if output.has_pairs and not output.is_compared:
+        return ()  # nothing is generated; the metrics are those of the objective
     names = (*output.METRICS, *(output.SCORE_METRICS if output.has_scores else ()), *SHARED_METRICS)
     return tuple(metric for metric in names if direction_of(metric) is not None)

@@ -50,13 +50,11 @@ class OutputBase(FeatureBase):
     """Whether a value is exactly one label, which a classifier can choose."""
     truncated: ClassVar[bool] = True
     """Whether training targets are truncated to preprocessing.max_sequence_length."""
-    head_reads: ClassVar[Literal["text", "words", "pair", "texts"]] = "text"
+    head_reads: ClassVar[Literal["text", "words", "pair", "texts", "answers"]] = "text"
     """What a head reads of a row. text: the prompt; words: the words of the input; pair: both inputs together; texts:
-    the prompt, and texts to compare it with."""
+    the prompt, and texts to compare it with; answers: the prompt with answers, as a model that answers has them."""
     has_pairs: ClassVar[bool] = False
     """Whether a row has a chosen and a rejected answer."""
-    is_compared: ClassVar[bool] = True
-    """Whether predictions are compared with references; otherwise the metrics are those of the objective."""
     can_have_head: ClassVar[bool] = False
     """Whether a head can predict the value in place of generated text; the type then has a key `head`."""
 
@@ -64,6 +62,11 @@ class OutputBase(FeatureBase):
     def has_label(self) -> bool:
         """Whether the data says of each answer whether it is good."""
         return False
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether predictions are compared with references; otherwise the metrics are those of the objective."""
+        return True
 
     @property
     def has_head(self) -> bool:

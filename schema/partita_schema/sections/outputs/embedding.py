@@ -51,7 +51,10 @@ class EmbeddingOutput(OutputBase):
     can_have_head: ClassVar = True
     truncated: ClassVar = False
     head_reads: ClassVar = "texts"
-    is_compared: ClassVar = False
+
+    @property
+    def is_compared(self) -> bool:
+        return False
 
     @property
     def has_head(self) -> bool:

@@ -488,6 +488,48 @@ THINKING = (
 )
 
 
+class TestMargins:
+    """Margins of pairs, for reward models."""
+
+    @pytest.mark.parametrize("inputs", [QUESTION, DIALOGUE])
+    @pytest.mark.parametrize(
+        ("margin", "numbers", "value"),
+        [
+            ("margin", {"margin": 1.5}, 1.5),
+            ("margin", {"margin": 0}, 0.0),
+            ("margin", {"margin": "2"}, 2.0),
+            (["good", "bad"], {"good": 8.5, "bad": 6}, 2.5),
+        ],
+    )
+    def test_a_margin_is_the_value_of_a_pair(
+        self, margin: Any, numbers: dict[str, Any], value: float, inputs: Any
+    ) -> None:
+        row = ROW | {"prompt": "why?"} | numbers
+        with_margin = reward_config(PAIR | {"margin": margin}, inputs)
+        example = pair_of(with_margin, row)
+
+        assert example.values == (value,)
+        assert example.input_ids == pair_of(config_of(inputs=inputs), row).input_ids
+
+    @pytest.mark.parametrize(
+        ("margin", "numbers", "reason"),
+        [
+            ("margin", {"margin": -1}, "column margin: the margin -1 is below 0, so rejected is better than chosen"),
+            ("margin", {"margin": "x"}, "column margin: 'x' is not a number"),
+            ("margin", {"margin": None}, "column margin is missing or empty"),
+            (["good", "bad"], {"good": 6, "bad": 6}, "a tie: the scores in the columns good and bad are both 6"),
+            (["good", "bad"], {"good": 5, "bad": 6}, "the score in the column good, 5, is below that in bad, 6"),
+        ],
+    )
+    def test_pairs_without_a_better_answer_are_refused(self, margin: Any, numbers: dict[str, Any], reason: str) -> None:
+        assert encoded(reward_config(PAIR | {"margin": margin}, QUESTION), ROW | numbers) == reason
+
+
+def reward_config(output: dict[str, Any], inputs: Any) -> Config:
+    sections = {"base_model": "m", "input_features": inputs, "output_features": [output]}
+    return load_config(sections | {"trainer": {"type": "reward"}}).config
+
+
 class TestLabels:
     """Answers that are good or bad."""
 

@@ -372,7 +372,7 @@ def test_trackers_with_a_project_are_kept_and_their_options_are_for_the_environm
             f"{HEAD}rl: dpo\n",
             (
                 "original.yaml:3:1: rl: dpo: training on preferences and rewards is not converted; write trainer: "
-                "{type: preference} or {type: kto} by hand, or remove the key and name datasets with "
+                "{type: preference}, {type: kto} or {type: reward} by hand, or remove the key and name datasets with "
                 "correct answers for supervised training"
             ),
         ),

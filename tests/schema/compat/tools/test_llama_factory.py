@@ -18,7 +18,7 @@ from partita_schema.sections.backend import TorchrunBackendConfig
 from partita_schema.sections.batching import ChunkBatching
 from partita_schema.sections.data import RandomSplit
 from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
-from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer
+from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer, RewardTrainer
 
 from ....properties import examples
 from .conversions import converted, missing, refusal_of, set_values
@@ -117,6 +117,7 @@ FILES = {
     "simpo": HEAD.replace("sft", "dpo") + "dataset: pairs\npref_beta: 2.0\npref_loss: simpo\nsimpo_gamma: 0.8\n",
     "an unknown loss": HEAD.replace("sft", "dpo") + "dataset: mine\npref_loss: kto_pair\n",
     "kto": HEAD.replace("sft", "kto") + "dataset: liked\npref_beta: 0.2\nkto_chosen_weight: 2.0\npref_ftx: 0.1\n",
+    "reward": HEAD.replace("sft", "rm") + "dataset: pairs\nlearning_rate: 1.0e-4\n",
     "galore": FULL + "use_galore: true\ngalore_layerwise: true\ngalore_rank: 128\npure_bf16: true\nflash_attn: sdpa\n",
     "badam": FULL + "use_badam: true\nbadam_mode: layer\nuse_adam_mini: true\n",
     "muon": FULL + "use_muon: true\noptim: adamw_torch\n",
@@ -255,7 +256,7 @@ def test_formats_of_datasets_follow_their_description(folder: Path) -> None:
 
 
 def test_stages_of_preferences_become_their_trainers(folder: Path) -> None:
-    found = {name: config_of(FILES[name], folder) for name in ("dpo", "smoothed dpo", "orpo", "simpo", "kto")}
+    found = {name: config_of(FILES[name], folder) for name in ("dpo", "smoothed dpo", "orpo", "simpo", "kto", "reward")}
     trainers = {name: config.trainer for name, config in found.items()}
     losses = {name: getattr(trainer, "loss", None) for name, trainer in trainers.items()}
 
@@ -265,6 +266,7 @@ def test_stages_of_preferences_become_their_trainers(folder: Path) -> None:
     assert losses["simpo"] == SimpoLoss(type="simpo", beta=2.0, gamma=0.8)
     assert isinstance(trainers["kto"], KtoTrainer)
     assert (trainers["kto"].beta, trainers["kto"].desirable_weight) == (0.2, 2.0)
+    assert isinstance(trainers["reward"], RewardTrainer)
     assert found["dpo"].data.dialogue.format == "alpaca"
     assert [config.output_features[0].more_columns for config in found.values()] == [
         ("rejected",),
@@ -272,6 +274,7 @@ def test_stages_of_preferences_become_their_trainers(folder: Path) -> None:
         ("rejected",),
         ("rejected",),
         ("good",),
+        ("rejected",),
     ]
     assert found["smoothed dpo"].output_features[0].source_column == "better"
     assert found["smoothed dpo"].input_features[0].name == "conversations"
@@ -370,7 +373,7 @@ def test_any_description_of_a_dataset_is_converted_or_refused(entry: dict[str, A
                     "true"
                 ),
             )
-            for stage in ("dpo",)
+            for stage in ("dpo", "rm")
         ],
         (
             HEAD.replace("sft", "kto") + "dataset: identity\n",

@@ -203,7 +203,7 @@ def test_schedule_and_intervals_are_kept(tmp_path: Path) -> None:
 def test_files_of_other_trainers_are_refused(key: str, tmp_path: Path) -> None:
     assert refusal_of(f"{HEAD}{key}\n", "trl", tmp_path) == (
         f"original.yaml:3:1: {key.partition(':')[0]}: this key is of a trainer for preferences or rewards (trl dpo, "
-        "kto, grpo, ...), which is not converted; write trainer: {type: preference} or {type: kto} by "
+        "kto, grpo, ...), which is not converted; write trainer: {type: preference}, {type: kto} or {type: reward} by "
         "hand, or remove such keys for supervised training, as with trl sft"
     )
 
