@@ -179,15 +179,15 @@ class ScoredAnswers(fields.Field[tuple[str, str | None]]):
         try:
             columns = output.answer_columns if holds_pair(value, output) else (output.scored_column,)
             read = output.cell_reader()
-            texts = [None if is_missing(value.get(column)) else read(value[column]) for column in columns]
+            if is_missing(value.get(columns[0])):
+                chosen, rejected = output.answer_columns
+                raise FormatError(
+                    f"column {columns[0]} is missing or empty; write an answer to score there, or two in {chosen} and "
+                    f"{rejected}"
+                )
+            texts = [read(value[column]) for column in columns]
         except (FormatError, CellError) as error:
             raise ValidationError(str(error)) from None
-        if texts[0] is None:
-            chosen, rejected = output.answer_columns
-            raise ValidationError(
-                f"column {columns[0]} is missing or empty; an answer to score is there, or two in {chosen} and "
-                f"{rejected}"
-            )
         return texts[0], texts[1] if len(texts) > 1 else None
 
 
@@ -333,7 +333,8 @@ def dialogue_cell(feature: DialogueInput, config: Config, *, supervised: bool) -
 def scored_cell(feature: OutputFeature) -> Cell:
     """Return the cell of the answers that a reward model scores."""
     assert isinstance(feature, PreferenceOutput)
-    return Cell(name=feature.name, column=feature.scored_column, field=ScoredAnswers(feature), whole=True)
+    # Errors name the columns themselves.
+    return Cell(name=feature.name, column="_schema", field=ScoredAnswers(feature), whole=True)
 
 
 def template_cell(column: str) -> Cell:

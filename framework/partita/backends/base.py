@@ -129,7 +129,7 @@ class Backend(ABC):
     def predict(self, dataset: Any, options: PredictOptions) -> "Predictions":
         """Predict every row and write a journal and the output; see `Model.predict`."""
         context, process_group, output = self.context, self.context.process_group, options.output
-        if context.config.plain_text:
+        if context.config.plain_text and not context.config.scores_answers:
             message = (
                 "predict answers a prompt, and without inputs there is none; add input_features, or continue a text "
                 "with Model.generate"

@@ -205,9 +205,10 @@ def fit_labels(head: Head, described: "PretrainedConfig", *, source: str, listed
     saved = saved_labels(head, described)
     if saved is None:
         if not may_be_new:
+            trainer, kind = ("reward", "reward model") if head.scores_answers else ("finetune", "classifier")
             raise ModelError(
                 f"base_model: {source} has no head, and a new one has random weights; write trainer: {{type: "
-                "finetune}, or name a model that was trained as a classifier"
+                f"{trainer}}}, or name a model that was trained as a {kind}"
             )
         return head
     if isinstance(head, RegressionHead):

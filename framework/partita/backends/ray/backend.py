@@ -36,7 +36,7 @@ from partita.tokenizers.load import load_tokenizer
 from partita_schema.common.text import counted
 from partita_schema.sections.backend import RayBackendConfig
 from partita_schema.sections.model import EmbeddingBagModel, ScratchModel
-from partita_trainers.base import Batch, TrainResult
+from partita_trainers.base import Batch, Metrics, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.objective import LossSums
 from partita_trainers.process_group import SINGLE_PROCESS
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+EVALUATE_PAIRS = "evaluate a reward model"
 EVALUATE_ONLY = "train with trainer: {type: none}"
 
 
@@ -59,6 +60,7 @@ class RayBackend(Backend):
         "backend: {{type: ray}} does not {verb}: {reason}",
         {
             EVALUATE_ONLY: "evaluate scores rows with the workers",
+            EVALUATE_PAIRS: "the workers compute no loss of pairs; remove backend",
             "tune": "the workers find their sizes themselves; remove backend for those of this process",
             "generate": "remove backend for a few texts, or predict a dataset",
             "save": "remove backend: this process does not hold the model",
@@ -96,6 +98,12 @@ class RayBackend(Backend):
     def evaluator(self, *, batch_size: int | None) -> "RayEvaluator":
         """Return the evaluator with the model on workers."""
         return RayEvaluator(self.parts(), self.pool, batch_size=batch_size)
+
+    def evaluate(self, dataset: Any, *, batch_size: int | None) -> Metrics:
+        """Compute metrics on labeled rows, unless they are those of pairs."""
+        if self.context.config.scores_answers:
+            self.refusals.refuse(EVALUATE_PAIRS)
+        return super().evaluate(dataset, batch_size=batch_size)
 
     # Ranks
 
@@ -277,7 +285,9 @@ def build_ray_parts(context: RunContext) -> tuple[WorkerPool, PipelineParts]:
         retriever=retriever,
         folder=folder,
     )
-    parts = prediction_parts(config, pool, PoolGenerator(pool), encoder, folder=folder, labels=labels)
+    # The rows of a reward model may hold two answers to a prompt, each of which fits.
+    generator = PoolGenerator(pool, is_limited=not config.scores_answers)
+    parts = prediction_parts(config, pool, generator, encoder, folder=folder, labels=labels)
     logger.info("%s with the model on Ray", counted(worker_backend.workers, "worker"))
     return pool, parts
 

@@ -217,15 +217,16 @@ class WorkerPoolJob:
 class PoolGenerator:
     """Generates with the model of a worker pool: a `partita.generation.generator.Generator`."""
 
-    def __init__(self, pool: WorkerPool) -> None:
-        self.pool = pool
+    def __init__(self, pool: WorkerPool, *, is_limited: bool = True) -> None:
+        """Use a pool; with `is_limited`, prompts must fit the context of its model."""
+        self.pool, self._is_limited = pool, is_limited
         self.job_number = 0
         """Number of jobs so far."""
 
     @property
     def context_length(self) -> int | None:
-        """Longest sequence in tokens."""
-        return self.pool.context_length
+        """Longest sequence in tokens; None if prompts may be longer than the context."""
+        return self.pool.context_length if self._is_limited else None
 
     @property
     def answer_context(self) -> AnswerContext | None:
