@@ -34,6 +34,7 @@ LOSSES: list[tuple[str, str, Row, Row]] = [
     ("orpo", "orpo", {"beta": 0.1}, {"type": "orpo"}),
     ("simpo", "cpo", {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0}, {"type": "simpo"}),
     ("kto", "kto", {"beta": 0.1, "undesirable_weight": 1.5}, {"type": "kto", "undesirable_weight": 1.5}),
+    ("reward", "reward", {"center_rewards_coefficient": 0.01}, {"type": "reward", "center": 0.01}),
 ]
 """Name, case of the peer, options of TRL, and the section of partita."""
 
@@ -45,7 +46,8 @@ def parity(folder: Path, quick: bool) -> Result:
     same token ids in one micro-batch of 12 rows. TRL runs in an environment of its own, which the script creates.
     `gradient` is the norm of the difference over the norm. ORPO of TRL averages the cross-entropy over all tokens of
     the prompts and chosen answers of a micro-batch, and partita over those of each chosen answer: they are compared on
-    rows with a prompt of one token and chosen answers of equal length, where both are the same.
+    rows with a prompt of one token and chosen answers of equal length, where both are the same. Reward models have a
+    new head with the same weights, and margins.
     """
     python, reason = environment(folder)
     if python is None:
@@ -164,7 +166,8 @@ def write_inputs(folder: Path, *, layers: int | None = None, vocabulary: int | N
 
     def pair(prompt: tuple[int, int], chosen: tuple[int, int], rejected: tuple[int, int]) -> Row:
         good = chance.random() < 0.5
-        return {"prompt_ids": ids(*prompt), "chosen_ids": ids(*chosen), "rejected_ids": ids(*rejected), "good": good}
+        answers = {"chosen_ids": ids(*chosen), "rejected_ids": ids(*rejected)}
+        return {"prompt_ids": ids(*prompt), **answers, "good": good, "margin": round(chance.random(), 2)}
 
     rows = {
         "few": [pair((5, 30), (2, 20), (2, 20)) for _ in range(12)],
@@ -172,7 +175,7 @@ def write_inputs(folder: Path, *, layers: int | None = None, vocabulary: int | N
         "pairs": [pair((60, 120), (10, 60), (10, 60)) for _ in range(PAIRS)],
     }
     (folder / "rows.json").write_text(json.dumps(rows), encoding="utf8")
-    call(write_adapter, folder)
+    call(write_adapters, folder)
 
 
 def write_model(folder: str, layers: int, vocabulary: int) -> None:
@@ -196,19 +199,20 @@ def write_model(folder: str, layers: int, vocabulary: int) -> None:
     LlamaForCausalLM(config).save_pretrained(f"{folder}/model")
 
 
-def write_adapter(folder: str) -> None:
-    """Write the weights of an adapter that changes the model."""
+def write_adapters(folder: str) -> None:
+    """Write the weights of an adapter that changes the model, and of one with the head of a reward model."""
     import torch
     from safetensors.torch import save_file
 
-    lm = own_model(folder, {"type": "preference"})
-    generator = torch.Generator().manual_seed(1)
-    weights = {
-        name: 0.1 * torch.randn(parameter.shape, generator=generator)
-        for name, parameter in lm.module.named_parameters()
-        if parameter.requires_grad
-    }
-    save_file(weights, f"{folder}/adapter.safetensors")
+    for trainer, file in (("preference", "adapter"), ("reward", "reward-adapter")):
+        lm = own_model(folder, {"type": trainer})
+        generator = torch.Generator().manual_seed(1)
+        weights = {
+            name: 0.1 * torch.randn(parameter.shape, generator=generator)
+            for name, parameter in lm.module.named_parameters()
+            if parameter.requires_grad
+        }
+        save_file(weights, f"{folder}/{file}.safetensors")
 
 
 def own_model(folder: str, trainer: Row) -> Any:
@@ -216,6 +220,7 @@ def own_model(folder: str, trainer: Row) -> Any:
     import torch
 
     from partita.lm.load_model import load_model
+    from partita.pipeline.build import head_of
     from partita.tokenizers.load import load_tokenizer
     from partita_schema.config import Config
 
@@ -232,11 +237,15 @@ def own_model(folder: str, trainer: Row) -> Any:
         }
     )
     tokenizer = load_tokenizer(config, folder=Path(folder), texts=list, saved=None)
-    return load_model(config, folder=Path(folder), tokenizer=tokenizer, saved=None, trainable=True)
+    head = head_of(config, {})
+    return load_model(config, folder=Path(folder), tokenizer=tokenizer, saved=None, trainable=True, head=head)
 
 
-def batch_of(rows: list[Row], *, first: int = 0, answers: int = 2) -> Any:
-    """Return rows as a batch, with one or two answers after each prompt."""
+def batch_of(rows: list[Row], *, first: int = 0, answers: int = 2, value: str = "good") -> Any:
+    """Return rows as a batch, with one or two answers after each prompt.
+
+    `value` is the column that the objective reads: the label of KTO, or the margin of a reward model.
+    """
     import torch
 
     from partita_trainers.base import Batch
@@ -258,7 +267,7 @@ def batch_of(rows: list[Row], *, first: int = 0, answers: int = 2) -> Any:
         lengths_B=torch.tensor([len(line[0]) for line in lines]),
         keys=tuple(f"row:{first + index:04d}" for index in range(len(rows))),
         position_ids_BT=positions if answers == 2 else None,
-        row_values_NK=torch.tensor([[float(row["good"])] for row in rows]),
+        row_values_NK=torch.tensor([[float(row[value])] for row in rows]),
     )
 
 
@@ -275,15 +284,17 @@ def own_losses(folder: str) -> dict[str, float]:
     rows = json.loads(Path(folder, "rows.json").read_text(encoding="utf8"))
     losses = {}
     for name, kind, _, section in LOSSES:
-        lm = own_model(folder, section if kind == "kto" else {"type": "preference", "loss": section})
+        lm = own_model(folder, section if kind in ("kto", "reward") else {"type": "preference", "loss": section})
         lm.keep_reference()
         trained = {key: one for key, one in lm.module.named_parameters() if one.requires_grad}
-        for key, weights in load_file(f"{folder}/adapter.safetensors").items():
+        file = "reward-adapter" if kind == "reward" else "adapter"
+        for key, weights in load_file(f"{folder}/{file}.safetensors").items():
             trained[key].data = weights
         objective: Any = build_trainer(lm.config.trainer).objective  # type: ignore[attr-defined]
-        if objective.references is not None:
+        if getattr(objective, "references", None) is not None:
             objective.references.started = objective.references.in_step = True
-        batch = batch_of(rows["short" if kind == "orpo" else "few"], answers=1 if kind == "kto" else 2)
+        value = "margin" if kind == "reward" else "good"
+        batch = batch_of(rows["short" if kind == "orpo" else "few"], answers=1 if kind == "kto" else 2, value=value)
         context = ObjectiveContext(lm, lm.module)
         lm.module.eval()
         objective.prepare(context, [batch])

@@ -15,8 +15,8 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -26,7 +26,11 @@ TEXTS = [{"prompt": "a b", "chosen": " c d", "rejected": " d"}] * 2
 
 
 def build(job: Job, trainer: Any, config: Any, rows: list[Job], **options: Any) -> Any:
-    """Return a trainer of a new adapter on the model of the job."""
+    """Return a trainer of a new adapter on the model of the job, with a head for a reward model."""
+    lora = dict(job["lora"])
+    model: Any = AutoModelForCausalLM
+    if trainer is RewardTrainer:
+        model, lora = AutoModelForSequenceClassification, lora | {"task_type": "SEQ_CLS", "modules_to_save": ["score"]}
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     arguments = config(
         output_dir=f"{job['folder']}/trl",
@@ -43,11 +47,11 @@ def build(job: Job, trainer: Any, config: Any, rows: list[Job], **options: Any) 
         **options,
     )
     return trainer(
-        model=AutoModelForCausalLM.from_pretrained(job["model"]),
+        model=model.from_pretrained(job["model"], **({"num_labels": 1} if trainer is RewardTrainer else {})),
         args=arguments,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        peft_config=LoraConfig(**job["lora"]),
+        peft_config=LoraConfig(**lora),
     )
 
 
@@ -56,7 +60,8 @@ def parity(job: Job) -> Job:
     losses = {}
     for name, kind, options in job["losses"]:
         trainer, inputs = CASES[kind](job, options)
-        weights = load_file(f"{job['folder']}/adapter.safetensors")
+        file = "reward-adapter" if kind == "reward" else "adapter"
+        weights = load_file(f"{job['folder']}/{file}.safetensors")
         trained = {name: one for name, one in trainer.model.named_parameters() if one.requires_grad}
         assert trained.keys() == weights.keys()
         for key, parameter in trained.items():
@@ -73,6 +78,17 @@ def parity(job: Job) -> Job:
 def dpo_case(job: Job, options: Job) -> tuple[Any, Any]:
     trainer = build(job, DPOTrainer, DPOConfig, TEXTS, max_length=None, **options)
     return trainer, trainer.data_collator(job["rows"])
+
+
+def reward_case(job: Job, options: Job) -> tuple[Any, Any]:
+    """Reward models, on whole dialogues with margins."""
+    trainer = build(job, RewardTrainer, RewardConfig, TEXTS, max_length=None, **options)
+    rows = [
+        {f"{name}_ids": row["prompt_ids"] + row[f"{name}_ids"] for name in ("chosen", "rejected")}
+        | {"margin": row["margin"]}
+        for row in job["rows"]
+    ]
+    return trainer, trainer.data_collator(rows)
 
 
 def kto_case(job: Job, options: Job) -> tuple[Any, Any]:
@@ -114,6 +130,7 @@ def padded_case(trainer: Any, config: Any, rows: str) -> Any:
 CASES = {
     "dpo": dpo_case,
     "kto": kto_case,
+    "reward": reward_case,
     "orpo": padded_case(ORPOTrainer, ORPOConfig, "short_rows"),
     "cpo": padded_case(CPOTrainer, CPOConfig, "rows"),
 }
