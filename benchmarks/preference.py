@@ -167,7 +167,7 @@ def write_inputs(folder: Path, *, layers: int | None = None, vocabulary: int | N
     def pair(prompt: tuple[int, int], chosen: tuple[int, int], rejected: tuple[int, int]) -> Row:
         good = chance.random() < 0.5
         answers = {"chosen_ids": ids(*chosen), "rejected_ids": ids(*rejected)}
-        return {"prompt_ids": ids(*prompt), **answers, "good": good, "margin": round(chance.random(), 2)}
+        return {"prompt_ids": ids(*prompt), **answers, "good": good, "margin": len(answers["chosen_ids"]) / 20}
 
     rows = {
         "few": [pair((5, 30), (2, 20), (2, 20)) for _ in range(12)],
