@@ -9,6 +9,7 @@ takes no mask of pairs of tokens, each answer is a row of its own.
 Shapes: B lines, T tokens of the longest, N loss tokens, R rows, A = 2 answers of a row.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -25,6 +26,8 @@ from partita.lm.heads import head_modules
 from partita.lm.marks import without_marks
 from partita.lm.reward_head import score_answers
 from partita_trainers.base import Batch
+
+logger = logging.getLogger(__name__)
 
 ANSWERS = 2
 """Answers of a row; a row with one answer has its score twice."""
@@ -150,6 +153,10 @@ class RewardModel(HeadModel):
         """Return a score of each line: ranks without a row of their own run the model with it."""
         scores_B1: torch.Tensor = self.forward(module, batch).logits
         return scores_B1[:, 0].float()
+
+    def check_loss(self) -> None:
+        """Test how rows with two answers are computed, before the weights are sharded."""
+        logger.debug("branches: %s", self.branch_way)
 
     def check_packing(self) -> None:
         """Do nothing: rows in a line are masked, or computed as rows of their own."""
