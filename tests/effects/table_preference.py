@@ -110,7 +110,7 @@ PREFERENCE = [
     Group(
         "reward models",
         training,
-        learning("reward"),
+        learning("reward") | {"generation": {}},
         "losses",
         {
             "trainer[reward].type": Flip({"type": "preference", **STEPS}),
