@@ -214,9 +214,10 @@ def test_a_margin_of_the_data_is_a_part_of_the_loss(place: Path) -> None:
         ({"batching": {"type": "token_budget", "max_tokens": 120}}, {"batch_size": "auto"}),
         ({"source": {"type": "jsonl", "path": "rows.jsonl", "streaming": True}}, {}),
         ({}, {"batch_size": "auto"}),
+        ({}, {"mixed_precision": "bf16", "gradient_checkpointing": True}),
         ({}, {"steps_per_evaluation": 1, "early_stop": 1, "validation_metric": "rewards/accuracies"}),
     ],
-    ids=["packed", "token budget", "stream", "auto", "early stop"],
+    ids=["packed", "token budget", "stream", "auto", "bf16", "early stop"],
 )
 def test_reward_models_train_as_other_models(place: Path, data: dict[str, Any], trainer: dict[str, Any]) -> None:
     config = settings(data={"source": "rows.jsonl", **data})
@@ -382,6 +383,50 @@ def test_a_scorer_refuses_what_it_cannot_read(trained: Path) -> None:
         "input_features: the reward model reads prompt, and the prompts are dialogues of up to 3 messages; name a "
         "reward model with an input of type dialogue"
     )
+
+
+def test_a_reward_model_writes_no_turns_of_dialogues(place: Path) -> None:
+    base = write_chat_model(place / "base")
+    rows = [{**row, "messages": [{"role": "user", "content": row["prompt"]}]} for row in make_rows(40)]
+    write_json_lines(place / "rows.jsonl", [{name: row[name] for name in row if name != "prompt"} for row in rows])
+    file = settings(base_model=str(base), input_features=DIALOGUE)
+    train(file, place / "run", max_steps=1)
+    with pytest.raises(PartitaError) as caught:
+        Model.load(place / "run", overrides=["simulation.world.type=replay"], quiet=True).simulate()
+    assert str(caught.value) == (
+        "there is nothing to simulate with a head: it writes no text; write a file with a model that answers"
+    )
+    answering = settings(
+        base_model=str(base),
+        input_features=DIALOGUE,
+        output_features=[{"name": "reply", "type": "text"}],
+        trainer={"type": "none"},
+        simulation={
+            "world": {"type": "user_sim"},
+            "tasks": {"count": 1},
+            "agents": {"user": {"type": "model", "run": str(place / "run")}},
+        },
+    )
+    with pytest.raises(ConfigError) as refused:
+        Model(answering, quiet=True).simulate()
+    assert "its model has a head and writes no text; name a model that answers" in str(refused.value)
+
+
+def test_a_dialogue_without_an_answer_has_a_reason(place: Path) -> None:
+    base = write_chat_model(place / "base")
+    turn = [{"role": "user", "content": "a cat"}]
+    rows = [{"messages": turn, "chosen": row["chosen"], "rejected": row["rejected"]} for row in make_rows(20)]
+    write_json_lines(place / "rows.jsonl", rows)
+    model = train(settings(base_model=str(base), input_features=DIALOGUE), place / "run", max_steps=1)
+    answers = model.predict([{"messages": turn, "answer": None}, {"messages": turn, "chosen": "good"}])
+
+    assert answers["error"] == [
+        (
+            "column messages: the dialogue ends with a message of the user, so there is no answer to score; write one "
+            "in the column answer"
+        ),
+        "column messages: column rejected is missing or empty",
+    ]
 
 
 def test_a_run_that_is_no_reward_model_scores_nothing(place: Path) -> None:

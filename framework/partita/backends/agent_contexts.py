@@ -63,6 +63,8 @@ def agent_context(context: RunContext, agent: ModelAgentConfig, *, name: str) ->
         raise ConfigError([Problem(where, str(error))]) from error
     if other.config.dialogue_input is None:
         raise ConfigError([Problem(where, "its file has no input of type dialogue; name a model of dialogues")])
+    if other.config.head_output is not None:
+        raise ConfigError([Problem(where, "its model has a head and writes no text; name a model that answers")])
     if isinstance(other.config.backend, EndpointBackendConfig):
         raise ConfigError([Problem(where, f"simulate: {REFUSALS.reasons['simulate']}")])
     # Both models run on the same processes.

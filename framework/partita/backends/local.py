@@ -64,7 +64,11 @@ EMBEDDING_BAG = Refusals(
 )
 """Verbs that the embedding-bag classifier does not support."""
 HEAD = Refusals(
-    "there is nothing to {verb} with a head: {reason}", {"generate": "it writes no text; predict answers rows"}
+    "there is nothing to {verb} with a head: {reason}",
+    {
+        "generate": "it writes no text; predict answers rows",
+        "simulate": "it writes no text; write a file with a model that answers",
+    },
 )
 """Verbs that a model with a head does not support."""
 
