@@ -109,6 +109,7 @@ SIMULATION = [
                 MODEL, given=section(agents={"user": {"type": "environment"}}), part="refusal"
             ),
             "simulation.repeats": 2,
+            "simulation.repeats_share_seed": Flip(True, given=section(repeats=2)),
             "simulation.history": Flip("gold", part="files"),
             "simulation.max_turns": 1,
             "simulation.max_dialogue_tokens": 8,
@@ -162,6 +163,7 @@ SIMULATION = [
                 ),
                 part="files of rounds",
             ),
+            "simulation.self_training.attempts": Flip(2, part="files of rounds"),
             "simulation.self_training.select": Flip(
                 "all",
                 given=section(self_training={"tasks": {"count": 12}, "target": "every_agent_turn"}),

@@ -13,6 +13,7 @@ from partita.backends.launch import get_process_group
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, find_labels, open_run_data
 from partita.data.sources.sources import errors_at, local_files, open_rows
+from partita.data.sources.transcripts import WantedRows
 from partita.lm.encoders import with_heads
 from partita.pipeline.build import Labels
 from partita.pipeline.row_recorder import RecordedEvaluation
@@ -201,7 +202,8 @@ class RunContext:
 
     def open_dataset(self, dataset: Any) -> Rows:
         """Open the rows passed to a verb; relative paths start at the current folder. Raise DataError."""
-        return open_rows(dataset, folder=Path.cwd(), max_row_bytes=self.config.data.max_row_bytes)
+        limit, wanted = self.config.data.max_row_bytes, WantedRows.by(self.config)
+        return open_rows(dataset, folder=Path.cwd(), max_row_bytes=limit, wanted=wanted)
 
     def check_not_read(self, output: Path, dataset: Any) -> None:
         """Raise DataError if a file to write is one of the files of `dataset` or of the configuration."""
@@ -227,8 +229,9 @@ class RunContext:
             self.refuse_code("data")
         if not splits and self.config.data.test is not None:
             limit = self.config.data.max_row_bytes
+            source, folder, wanted = self.config.data.test, self.loaded.folder, WantedRows.by(self.config)
             with errors_at("data.test"):
-                test = open_rows(self.config.data.test, folder=self.loaded.folder, name="test", max_row_bytes=limit)
+                test = open_rows(source, folder=folder, name="test", max_row_bytes=limit, wanted=wanted)
             splits = {"test": test}
         if not splits:
             splits = self.open_data().splits

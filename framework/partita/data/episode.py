@@ -36,6 +36,8 @@ class EpisodeTurn:
     """What the model generated, if a turn has several outputs; in sequence a JSON object with the text of each."""
     values: str | None = None
     """The values of several outputs as JSON, in the form of `gold`."""
+    correction: str | None = None
+    """A better answer, if someone has written one into the transcript."""
 
     @property
     def exact(self) -> bool | None:
@@ -245,6 +247,14 @@ def derived_seed(seed: int, *names: str) -> int:
     return hash_to_int("\0".join((str(seed), *names)), num_bytes=4)
 
 
+def correction_in(message: Mapping[str, Any]) -> str | None:
+    """Return the correction of a message, if someone has written one. Raise ValueError if it is no text."""
+    correction = message.get("correction")
+    if correction is not None and not (isinstance(correction, str) and correction.strip()):
+        raise ValueError(f"the correction {correction!r} is not a text")
+    return correction
+
+
 def from_line(line: Mapping[str, Any]) -> Episode:
     """Restore an episode from its transcript line, with everything that metrics need."""
     episode = Episode(line["dialogue"], line["task"], {}, line["seed"])
@@ -258,7 +268,7 @@ def from_line(line: Mapping[str, Any]) -> Episode:
         elif "tokens" in message:
             tokens, gold = tuple(message["tokens"]), message.get("gold")
             answer, values = message.get(ANSWER), message.get("values")
-            turn = EpisodeTurn(index, message["content"], tokens, gold, answer, values)
+            turn = EpisodeTurn(index, message["content"], tokens, gold, answer, values, correction_in(message))
             episode.replies.append(turn)
     episode.reward, episode.ok, episode.rounds = line["reward"], line["ok"], line["rounds"]
     episode.metrics, episode.target = dict(line["metrics"]), line["target"]

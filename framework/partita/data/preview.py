@@ -20,6 +20,7 @@ from partita.data.ledger import LEDGER, QUARANTINE, Ledger, RowCounts, read_coun
 from partita.data.rows import Rows
 from partita.data.run_data import find_labels, open_run_data, rows_with_known_labels
 from partita.data.sources.sources import found_in_files, open_rows
+from partita.data.sources.transcripts import WantedRows
 from partita.data.splits import TRAINING, has_answers, is_streamed, open_splits
 from partita.data.tokenized import encoded_chunks, note_chunk
 from partita.lm.encoders import heads_of_encoder
@@ -315,8 +316,8 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
         )
     splits = open_splits(config, folder=folder, dataset=dataset)
     if is_streamed(config, dataset):
-        limit = config.data.max_row_bytes
-        splits = {TRAINING: open_rows(dataset, folder=Path.cwd(), max_row_bytes=limit), **splits}
+        limit, wanted = config.data.max_row_bytes, WantedRows.by(config)
+        splits = {TRAINING: open_rows(dataset, folder=Path.cwd(), max_row_bytes=limit, wanted=wanted), **splits}
     first = next(iter(splits.values()))
     without = [name for name, rows in splits.items() if not has_answers(rows, config)]
     if without:

@@ -15,9 +15,11 @@ from partita.data.rows import Rows
 from partita.data.sources.mixed import joined, open_mix
 from partita.data.sources.python_datasets import SPLIT_OF_NAME, is_stream, splits_of
 from partita.data.sources.sources import errors_at, open_rows
+from partita.data.sources.transcripts import WantedRows
 from partita_schema.common.checksums import hash_to_int
 from partita_schema.common.text import nearest
 from partita_schema.config import Config
+from partita_schema.dialogues.common_form import ONE_FORM
 from partita_schema.dialogues.read import has_dialogues, renamed
 from partita_schema.errors import DataError
 from partita_schema.sections.data import FixedSplit, HashSplit, KFoldSplit, StratifySplit
@@ -47,12 +49,12 @@ def open_splits(config: Config, *, folder: Path, dataset: Any = None) -> dict[st
         DataError: If there are no rows to train on (with `trainer: none`, no rows at all), or columns are missing.
     """
     own = {VALIDATION: config.data.validation, TEST: config.data.test}
-    limit = config.data.max_row_bytes
+    limit, wanted = config.data.max_row_bytes, WantedRows.by(config)
     opened = {}
     for name, source in own.items():
         if source is not None:
             with errors_at(f"data.{name}"):
-                opened[name] = open_rows(source, folder=folder, name=name, max_row_bytes=limit)
+                opened[name] = open_rows(source, folder=folder, name=name, max_row_bytes=limit, wanted=wanted)
     if dataset is None:
         splits = opened | configured_splits(config, folder=folder, without=frozenset(opened))
     else:
@@ -74,16 +76,16 @@ def configured_splits(config: Config, *, folder: Path, without: frozenset[str]) 
         folder: Base of relative paths in the configuration.
         without: Splits that get no rows.
     """
-    source, limit = config.data.source, config.data.max_row_bytes
+    source, limit, wanted = config.data.source, config.data.max_row_bytes, WantedRows.by(config)
     simulated = isinstance(source, SimulationSource)
     if config.data.streaming and not simulated:
         return {}
     if source is not None:
         with errors_at("data.source"):
-            rows = open_rows(source, folder=folder, max_row_bytes=limit)
+            rows = open_rows(source, folder=folder, max_row_bytes=limit, wanted=wanted)
         return {TRAINING: rows} if simulated else divide(rows, config, without=without)
     if config.data.mix is not None:
-        return divide_mix(open_mix(config.data, folder=folder), config, without=without)
+        return divide_mix(open_mix(config.data, folder=folder, wanted=wanted), config, without=without)
     return {}
 
 
@@ -96,13 +98,15 @@ def passed_splits(config: Config, dataset: Any, *, without: frozenset[str]) -> d
         without: Splits that get no rows.
     """
     limit, streamed = config.data.max_row_bytes, is_streamed(config, dataset)
+    wanted = WantedRows.by(config)
     named = splits_of(dataset)
     if isinstance(config.split, KFoldSplit):
         check_foldable(dataset, named or {}, streamed=streamed)
     if named is None:
         if streamed:
             return {}
-        return divide(open_rows(dataset, folder=Path.cwd(), max_row_bytes=limit), config, without=without)
+        rows = open_rows(dataset, folder=Path.cwd(), max_row_bytes=limit, wanted=wanted)
+        return divide(rows, config, without=without)
     kind = type(dataset).__name__
     if config.trains and TRAINING not in named:
         raise DataError(f"the {kind} has no split train; it has {', '.join(dataset) or 'no splits'}")
@@ -153,6 +157,8 @@ def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
     if config.scores_answers and not supervised:
         check_scored_columns(rows, config)
         return
+    if config.dialogue_input is not None and {*ONE_FORM, "rejected"} <= set(rows.columns):
+        return  # pairs that were read already
     if config.dialogue_input is not None:
         for output in config.output_features if supervised else ():
             for column in (output.source_column, *output.more_columns) if output.has_pairs else output.more_columns:

@@ -208,11 +208,13 @@ def new_episode(task: Task, repeat: int, section: Simulation, *, seed: int, show
         task: The task.
         repeat: Index of the repeat, from 0.
         section: The `simulation` section.
-        seed: Seed of the simulation; the seed of the episode is derived from it and the key.
+        seed: Seed of the simulation; the seed of the episode is derived from it and the key, or that of the task if
+            repeats share it.
         shows_gold: Whether the history holds the gold answers instead of the model's.
     """
     key = task.key if section.repeats == 1 else f"{task.key}#{repeat + 1}"
-    return Episode(key, task.key, task.values, derived_seed(seed, key), shows_gold=shows_gold)
+    own_seed = derived_seed(seed, task.key if section.repeats_share_seed else key)
+    return Episode(key, task.key, task.values, own_seed, shows_gold=shows_gold)
 
 
 def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from partita.data.episode import AGENT, derived_seed
+from partita.data.rows import Rows
 from partita.data.run_data import RunData, open_run_data
 from partita.data.sources.sources import open_rows
+from partita.data.sources.transcripts import WantedRows
 from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.build import Pipeline, build_pipeline
 from partita.pipeline.fingerprint import model_fingerprint
@@ -87,11 +89,12 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
 
 
 def dialogues_of_rounds(config: Config, plan: SelfTrainingConfig) -> Simulation:
-    """Return the `simulation` section for a round: with the tasks of self-training, one repeat and one history."""
+    """Return the `simulation` section for a round: with the tasks and attempts of self-training, and one history."""
     changes = {
         "tasks": Tasks(count=plan.tasks.count, source=plan.tasks.source),
         "history": (HISTORY,),
-        "repeats": 1,
+        "repeats": plan.attempts,
+        "repeats_share_seed": True,
         "self_training": None,
     }
     return section_of(config).model_copy(update=changes)
@@ -219,11 +222,13 @@ class SelfTraining:
         """Return whether a round's dialogues give training rows; log the reason if they do not."""
 
         def why_not() -> str | None:
+            wanted = WantedRows.by(self.config)
             try:
-                open_rows(self.source(number), folder=self.origin)
+                rows = open_rows(self.source(number), folder=self.origin, wanted=wanted)
             except NothingToLearnError as error:
                 return str(error)
-            return None
+            only_rounds = self.plan.mix == 1 or not self.trained_on_data
+            return one_label(rows, wanted.label) if wanted.label is not None and only_rounds else None
 
         reason = self.process_group.run_on_rank_zero(why_not, "the rows of a round")
         if reason is not None:
@@ -356,6 +361,13 @@ class SelfTraining:
         for path in results_in(self.folder(number) / EVALUATIONS):
             results.mkdir(exist_ok=True)
             write_atomically(results / path.name, path.read_bytes())
+
+
+def one_label(rows: Rows, column: str) -> str | None:
+    """Return why answers cannot be compared, if all have the same label; otherwise None."""
+    labels = {row[column] for chunk in rows.iterate() for row in chunk}
+    only = "good" if labels == {True} else "bad"
+    return None if len(labels) > 1 else f"all answers are {only}, and good ones are compared with bad ones"
 
 
 def results_in(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from partita_schema.rules.heads import refused_by_heads
 from partita_schema.rules.hogwild import refused_by_hogwild
 from partita_schema.rules.language_modelling import chunk_conflicts, language_modelling_conflicts
 from partita_schema.rules.new_models import refused_by_new_models
-from partita_schema.rules.preference import refused_by_preferences
+from partita_schema.rules.preference import refused_by_preferences, unfit_transcripts
 from partita_schema.rules.prompt import leaked_answers, unusable_examples
 from partita_schema.rules.sharding import refused_by_sharding
 from partita_schema.rules.sweep import impossible_sweep, unmeasured_sweep
@@ -53,6 +53,7 @@ RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     refused_by_hogwild,
     refused_by_heads,
     refused_by_preferences,
+    unfit_transcripts,
     refused_by_new_encoder_decoder,
     refused_by_new_models,
     refused_by_virtual_tokens,

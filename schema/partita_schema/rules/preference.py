@@ -8,6 +8,7 @@ from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.outputs import OutputFeature
 from partita_schema.sections.outputs.preference import PreferenceOutput
 from partita_schema.sections.outputs.text import TextOutput
+from partita_schema.sections.sources import SimulationSource
 from partita_schema.sections.trainer import (
     CustomTrainer,
     FinetuneTrainer,
@@ -28,11 +29,42 @@ def refused_by_preferences(config: ConfigSections) -> Iterator[Refusal]:
     yield from refused_rows(config)
     if is_set(trainer, "completion_only_loss"):
         yield "trainer.completion_only_loss", "answers are compared, not prompts; remove it"
+    if isinstance(trainer, RewardTrainer):
+        yield from refused_by_reward_models(config, trainer)
+
+
+def refused_by_reward_models(config: ConfigSections, trainer: RewardTrainer) -> Iterator[Refusal]:
+    """Yield keys for answers that a reward model would write."""
     if config.simulation is not None and config.simulation.self_training is not None:
-        reason = "rounds of self-training make answers to learn, without worse ones"
-        yield "simulation.self_training", f"{reason}; remove it, or write trainer: {{type: finetune}}"
-    if isinstance(trainer, RewardTrainer) and trainer.evaluate_generated is True:
+        yield "simulation.self_training", "a reward model writes no answers for episodes; remove it"
+    if trainer.evaluate_generated is True:
         yield "trainer.evaluate_generated", "a reward model predicts a score and writes no answers; remove it"
+
+
+def unfit_transcripts(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield a selection of transcripts that does not make the rows that the output needs."""
+    output = config.output_features[0]
+    for at, select in selections(config):
+        if output.has_pairs and select not in ("corrected", "best_and_worst"):
+            yield at, f"{select} makes single answers, and this output has pairs; write corrected or best_and_worst"
+        elif output.has_label and select != "all":
+            reason = "labelled answers are those of all dialogues, good and bad ones"
+            yield at, f"{reason}; write all"
+        elif select == "best_and_worst" and not output.has_pairs:
+            reason = f"best_and_worst makes pairs of answers, and this output is a {output.type}"
+            yield at, f"{reason}; write type: preference there, or select: corrected, succeeded or all"
+
+
+def selections(config: ConfigSections) -> Iterator[tuple[str, str]]:
+    """Yield the key and the value of `select` of each source that reads transcripts, and of self-training."""
+    data, simulation = config.data, config.simulation
+    sources = {f"data.{name}": getattr(data, name) for name in ("source", "validation", "test")}
+    sources |= {f"data.mix.{index}.source": part.source for index, part in enumerate(data.mix or ())}
+    for at, source in sources.items():
+        if isinstance(source, SimulationSource):
+            yield f"{at}.select", source.select
+    if simulation is not None and simulation.self_training is not None:
+        yield "simulation.self_training.select", simulation.self_training.select
 
 
 def outputs_of_other_trainers(config: ConfigSections) -> Iterator[Refusal]:

@@ -32,8 +32,10 @@ class SelfTrainingConfig(ConfigModel):
     """Number of rounds."""
     tasks: RoundTasks = RoundTasks.model_construct()
     """Tasks of the episodes, which run with predicted history."""
+    attempts: PositiveInt = 1
+    """Episodes of each task in a round. Their environments have the same seed; the sampled answers differ."""
     select: Select = "corrected"
-    """Episodes to train on: corrected, succeeded or all, as for a source of type simulation."""
+    """Episodes to train on: corrected, succeeded, all or best_and_worst, as for a source of type simulation."""
     target: Target = "last_agent_turn"
     """Turns with a loss: last_agent_turn or every_agent_turn, as for a source of type simulation."""
     mix: Annotated[Fraction, Field(gt=0)] = 0.4
@@ -50,6 +52,12 @@ class SelfTrainingConfig(ConfigModel):
     """Largest allowed drop of the success rate from one round to the next. If it drops further, the previous weights
     are kept and training ends. The final weights are evaluated for this as well. null: no guard and no final
     evaluation."""
+
+    @model_validator(mode="after")
+    def pairs_need_attempts(self) -> "SelfTrainingConfig":
+        if self.select == "best_and_worst" and self.attempts == 1:
+            raise rule_error("best_and_worst compares attempts at a task; write 2 or more", at="attempts")
+        return self
 
     @model_validator(mode="after")
     def epochs_or_max_steps(self) -> "SelfTrainingConfig":

@@ -13,6 +13,7 @@ from partita_schema.base import (
     Positive,
     PositiveInt,
     Refusal,
+    StrictBool,
     check_part,
     rule_error,
 )
@@ -124,6 +125,9 @@ class Simulation(ConfigModel):
     """The agents of the episodes."""
     repeats: PositiveInt = 1
     """Episodes for each task, with different seeds. Above 1, pass@k and pass^k are reported."""
+    repeats_share_seed: StrictBool = False
+    """Whether the environments of a task's repeats have the same seed, so that repeats differ only in the sampled
+    answers of the models."""
     history: Annotated[tuple[History, ...], BeforeValidator(one_or_several), Field(min_length=1)] = ("predicted",)
     """Which answers the model sees as its earlier turns: `predicted`, its own; `gold`, the reference answers, where the
     world has them. A list of both reports each."""

@@ -93,15 +93,16 @@ class CustomSource(ConfigModel):
     """Read rows while training; the source may be endless."""
 
 
-Select = Literal["corrected", "succeeded", "all"]
+Select = Literal["corrected", "succeeded", "all", "best_and_worst"]
 """Which dialogues of a simulation to learn from: unsuccessful ones with a known correct answer (corrected), successful
-ones (succeeded), or both (all)."""
+ones (succeeded), both (all), or the best and the worst of several attempts at a task (best_and_worst)."""
 Target = Literal["last_agent_turn", "every_agent_turn"]
 """Which answers of a dialogue to learn, each in a row with the messages before it, including what the model said."""
 
 
 class SimulationSource(ConfigModel):
-    """Training rows from the transcripts of a simulation, with correct answers in place of wrong ones."""
+    """Training rows from the transcripts of a simulation: correct answers in place of wrong ones, or pairs of answers
+    to compare."""
 
     type: Literal["simulation"]
     """Transcripts of a simulation."""
@@ -109,10 +110,14 @@ class SimulationSource(ConfigModel):
     """Transcript file, such as runs/desk/transcripts/predicted.jsonl, or a glob."""
     select: Select = "corrected"
     """Which dialogues to learn from. corrected: unsuccessful ones with a known correct answer, which replaces the
-    model's. succeeded: successful ones, unchanged. all: both."""
+    model's. succeeded: successful ones, unchanged. all: both. For pairs of answers (preference) there are two values.
+    corrected: the correct answer is chosen, and the model's is rejected. best_and_worst: of the attempts at a task, the
+    first answer of the best that differs from the worst is chosen, and that of the worst is rejected. For labelled
+    answers (kto) write all: the answers of all dialogues as they were generated, labelled by success."""
     target: Target = "last_agent_turn"
-    """Which answers to learn. last_agent_turn: the last one. every_agent_turn: every answer whose correct version is
-    known, one row each. The prompt holds what was actually said, wrong answers included."""
+    """Which answers to learn. last_agent_turn: the last one; in pairs, the last wrong one. every_agent_turn: every
+    answer whose correct version or label is known, one row each. The prompt holds what was actually said, wrong answers
+    included. It has no effect on best_and_worst."""
 
 
 Source = Annotated[FileSource | HubSource | CustomSource | SimulationSource, Field(discriminator="type")]

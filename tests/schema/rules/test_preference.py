@@ -299,14 +299,73 @@ def test_kto_needs_a_prompt() -> None:
     ]
 
 
-def test_self_training_makes_no_pairs() -> None:
-    simulation = {"world": {"type": "replay"}, "self_training": {}}
-    problems = problems_of(file(simulation=simulation, **DIALOGUE))
+def rounds(**self_training: Any) -> dict[str, Any]:
+    """Return a simulation with self-training."""
+    world = {"type": "environment", "environment": "guest:Guest"}
+    return {"world": world, "tasks": {"count": 2}, "self_training": {"tasks": {"count": 2}, **self_training}}
 
-    assert (
-        "simulation.self_training: rounds of self-training make answers to learn, without worse ones; remove it, or "
-        "write trainer: {type: finetune}"
-    ) in problems
+
+def transcripts(select: str) -> dict[str, Any]:
+    return {"source": {"type": "simulation", "path": "predicted.jsonl", "select": select}}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "output", "select"),
+    [
+        ("preference", PAIR, "corrected"),
+        ("preference", PAIR, "best_and_worst"),
+        ("kto", GOOD_OR_BAD, "all"),
+        ("finetune", {"name": "reply", "type": "text"}, "succeeded"),
+    ],
+)
+def test_transcripts_and_rounds_make_what_the_output_needs(trainer: str, output: dict[str, Any], select: str) -> None:
+    attempts = {"attempts": 2} if select == "best_and_worst" else {}
+    assert problems_of(file(trainer, output=output, data=transcripts(select), **DIALOGUE)) == []
+    assert problems_of(file(trainer, output=output, simulation=rounds(select=select, **attempts), **DIALOGUE)) == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "output", "select", "message"),
+    [
+        (
+            "preference",
+            PAIR,
+            "succeeded",
+            "succeeded makes single answers, and this output has pairs; write corrected or best_and_worst",
+        ),
+        (
+            "kto",
+            GOOD_OR_BAD,
+            "corrected",
+            "labelled answers are those of all dialogues, good and bad ones; write all",
+        ),
+        (
+            "finetune",
+            {"name": "reply", "type": "text"},
+            "best_and_worst",
+            (
+                "best_and_worst makes pairs of answers, and this output is a text; write type: preference there, or "
+                "select: corrected, succeeded or all"
+            ),
+        ),
+    ],
+)
+def test_transcripts_that_the_output_cannot_learn_from_are_refused(
+    trainer: str, output: dict[str, Any], select: str, message: str
+) -> None:
+    wrong = file(trainer, output=output, data=transcripts(select), **DIALOGUE)
+    assert problems_of(wrong) == [f"data.source.select: {message}"]
+    mixed = {"mix": [transcripts(select), {"source": "rows.jsonl"}]}
+    wrong = file(trainer, output=output, data=mixed, **DIALOGUE)
+    assert problems_of(wrong) == [f"data.mix[0].source.select: {message}"]
+    wrong = file(trainer, output=output, simulation=rounds(select=select, attempts=2), **DIALOGUE)
+    assert problems_of(wrong) == [f"simulation.self_training.select: {message}"]
+
+
+def test_best_and_worst_needs_several_attempts() -> None:
+    assert problems_of(file(simulation=rounds(select="best_and_worst"), **DIALOGUE)) == [
+        "simulation.self_training.attempts: best_and_worst compares attempts at a task; write 2 or more"
+    ]
 
 
 def test_a_reward_model_has_a_head_also_if_the_file_does_not_say_so() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from partita.data.rows import RowKeys, Rows, digest
 from partita.data.sources.sources import errors_at, open_rows
+from partita.data.sources.transcripts import ANSWERS, WantedRows
 from partita_schema.errors import DataError
 from partita_schema.sections.batching import ChunkBatching, FixedBatching
 from partita_schema.sections.data import Data
@@ -172,12 +173,12 @@ def once(sizes: Sequence[int], weights: Sequence[float]) -> np.ndarray:
     return np.concatenate(sources_by_stage)
 
 
-def open_mix(data: Data, *, folder: Path) -> dict[str, Rows]:
-    """Open the rows of each source of a mix, by name."""
-    opened = {}
+def open_mix(data: Data, *, folder: Path, wanted: WantedRows = ANSWERS) -> dict[str, Rows]:
+    """Open the rows of each source of a mix, by name; `wanted` is what transcripts of simulations are read for."""
+    opened, limit = {}, data.max_row_bytes
     for index, (name, part) in enumerate(zip(data.mix_names, data.mix or (), strict=True)):
         with errors_at(f"data.mix[{index}].source"):
-            opened[name] = open_rows(part.source, folder=folder, name=name, max_row_bytes=data.max_row_bytes)
+            opened[name] = open_rows(part.source, folder=folder, name=name, max_row_bytes=limit, wanted=wanted)
     return opened
 
 

@@ -20,7 +20,7 @@ from partita.data.formats.csv import found_in_file
 from partita.data.formats.tables import load, readable_rows
 from partita.data.rows import RowKeys, Rows
 from partita.data.sources.in_memory import open_custom, open_in_memory
-from partita.data.sources.transcripts import open_transcripts
+from partita.data.sources.transcripts import ANSWERS, WantedRows, open_transcripts
 from partita_schema.common.text import nearest
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, SimulationSource, Source
@@ -29,7 +29,14 @@ SHOWN_FILES = 10
 """Number of files of a source whose options are detected for a preview."""
 
 
-def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_bytes: int = MAX_ROW_BYTES) -> Rows:
+def open_rows(
+    dataset: Any,
+    *,
+    folder: Path,
+    name: str = "dataset",
+    max_row_bytes: int = MAX_ROW_BYTES,
+    wanted: WantedRows = ANSWERS,
+) -> Rows:
     """Open anything that a user may pass as a dataset.
 
     Single bad rows are in `Rows.bad`.
@@ -40,6 +47,7 @@ def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_byte
         folder: Base of relative paths.
         name: Name in the keys of rows that have no file.
         max_row_bytes: Maximum size of a line in bytes; longer ones are bad rows.
+        wanted: What transcripts of simulations are read for.
 
     Raises:
         DataError: If there is nothing to read, or none of it can be read.
@@ -52,7 +60,7 @@ def open_rows(dataset: Any, *, folder: Path, name: str = "dataset", max_row_byte
     if isinstance(dataset, HubSource):
         return open_hub(dataset, folder=folder)
     if isinstance(dataset, SimulationSource):
-        return open_transcripts(dataset, paths=find_files(dataset.path, folder=folder))
+        return open_transcripts(dataset, paths=find_files(dataset.path, folder=folder), wanted=wanted)
     if isinstance(dataset, CustomSource):
         return open_custom(dataset, folder=folder, name=dataset.target.partition(":")[2])
     return open_in_memory(dataset, name=name)

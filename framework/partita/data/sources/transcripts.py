@@ -1,27 +1,73 @@
-"""Read transcripts of simulations as training rows: the correct answer after the model's own conversation.
+"""Read transcripts of simulations as training rows: single answers to learn, labelled answers, or pairs of answers.
 
 A row is a dialogue in its standard form (`partita_schema.dialogues`): everything up to an answer of the model,
 including the model's own messages, with the correct answer as the label. So training covers the mistakes that the model
-makes itself (DAgger, Ross et al. 2011).
+makes itself (DAgger, Ross et al. 2011). Pairs are in `transcript_pairs`.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from partita.data.episode import Episode, answer_part, from_line
+from partita.data.episode import Episode, from_line
 from partita.data.rows import Rows
 from partita.data.sources.in_memory import open_in_memory
+from partita.data.sources.transcript_pairs import Row, best_and_worst, corrected_pairs, is_right, retries_end, row_of
 from partita_schema.common.checksums import DamagedError, unsealed_line
+from partita_schema.common.text import counted
+from partita_schema.config import Config
 from partita_schema.errors import DataError, NothingToLearnError
 from partita_schema.sections.sources import Select, SimulationSource, Target
 
-Row = dict[str, Any]
+logger = logging.getLogger(__name__)
 
 
-def open_transcripts(source: SimulationSource, *, paths: Sequence[str]) -> Rows:
-    """Return the rows of all dialogues that are selected for training.
+@dataclass(frozen=True)
+class WantedRows:
+    """What transcripts are read for."""
+
+    pairs: bool = False
+    """Whether a row has a chosen and a rejected answer."""
+    label: str | None = None
+    """Column that says whether an answer is good; None if answers have no label."""
+
+    @classmethod
+    def by(cls, config: Config) -> "WantedRows":
+        """Return what the outputs of a configuration learn from."""
+        output = config.output_features[0]
+        return cls(pairs=output.has_pairs, label=output.more_columns[0] if output.has_label else None)
+
+
+ANSWERS = WantedRows()
+"""Rows of single answers to learn."""
+
+
+def summary_of(outcomes: Mapping[str, int], source: SimulationSource) -> str:
+    """Return the number of dialogues, or of tasks with several attempts, of each outcome."""
+    attempts = source.select == "best_and_worst"
+    parts = (f"{counted(count, 'task') if attempts else count} {what}" for what, count in sorted(outcomes.items()))
+    return ", ".join(parts) or "no dialogues"
+
+
+def advice(source: SimulationSource) -> str:
+    """Return what makes attempts at a task differ, if they are compared."""
+    if source.select != "best_and_worst":
+        return ""
+    return (
+        "; sample several attempts at each task, with generation: {do_sample: true}, repeats: 4 and "
+        "repeats_share_seed: true in simulation"
+    )
+
+
+def open_transcripts(source: SimulationSource, *, paths: Sequence[str], wanted: WantedRows) -> Rows:
+    """Return the rows of all dialogues that are selected for training, and log how many dialogues give none.
+
+    Args:
+        source: The source.
+        paths: Its files.
+        wanted: What the rows are for.
 
     Raises:
         NothingToLearnError: If there are none.
@@ -30,17 +76,50 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str]) -> Rows:
     all_rows: list[Row] = []
     outcomes: Counter[str] = Counter()
     for path in paths:
-        for dialogue in dialogues_of(Path(path)):
-            rows = rows_of(dialogue, select=source.select, target=source.target)
-            outcomes[outcome(dialogue)] += 1
-            all_rows += rows
+        rows, counts = rows_of_file(list(dialogues_of(Path(path))), source=source, wanted=wanted)
+        all_rows += rows
+        outcomes += counts
     name = Path(paths[0]).name
+    summary = summary_of(outcomes, source)
     if not all_rows:
-        summary = ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items())) or "no dialogues"
+        kind = "pair of answers can be made" if wanted.pairs else "dialogue can be trained on"
         raise NothingToLearnError(
-            f"{name}: no dialogue can be trained on with select: {source.select}; there are {summary}"
+            f"{name}: no {kind} with select: {source.select}; there are {summary}{advice(source)}"
         )
+    if wanted.pairs and outcomes:
+        logger.info("%s: %s of answers; without any: %s", name, counted(len(all_rows), "pair"), summary)
     return open_in_memory(all_rows, name=name)
+
+
+def rows_of_file(
+    episodes: Sequence[Episode], *, source: SimulationSource, wanted: WantedRows
+) -> tuple[list[Row], Counter[str]]:
+    """Return the rows of the dialogues of a file, and the outcomes of the dialogues; for pairs, only of those without.
+
+    Args:
+        episodes: The dialogues.
+        source: The source.
+        wanted: What the rows are for.
+    """
+    rows: list[Row] = []
+    outcomes: Counter[str] = Counter()
+    if source.select == "best_and_worst":
+        attempts = dict[str, list[Episode]]()
+        for episode in episodes:
+            attempts.setdefault(episode.task_key, []).append(episode)
+        found: list[Row | str] = [best_and_worst(of_task) for of_task in attempts.values()]
+        return [row for row in found if not isinstance(row, str)], Counter(row for row in found if isinstance(row, str))
+    for episode in episodes:
+        if wanted.pairs:
+            own = corrected_pairs(episode, target=source.target)
+        elif wanted.label is not None:
+            own = labelled_rows(episode, target=source.target, column=wanted.label)
+        else:
+            own = rows_of(episode, select=source.select, target=source.target)
+        rows += own
+        if not (own and wanted.pairs):
+            outcomes[outcome(episode)] += 1
+    return rows, outcomes
 
 
 def dialogues_of(path: Path) -> Iterator[Episode]:
@@ -53,7 +132,10 @@ def dialogues_of(path: Path) -> Iterator[Episode]:
         try:
             record = unsealed_line(line, required=False)
         except DamagedError as error:
-            raise DataError(f"{path.name}:{number} {error}; simulate again, or restore {path}") from None
+            raise DataError(
+                f"{path.name}:{number} {error}; simulate again, restore {path}, or remove the checksum of a line that "
+                "you have changed"
+            ) from None
         try:
             yield from_line(record)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -65,39 +147,73 @@ def dialogues_of(path: Path) -> Iterator[Episode]:
 
 def outcome(episode: Episode) -> str:
     """Return the outcome of a dialogue in a few words."""
+    right = is_right(episode)
     if episode.status == "failed":
         return "failed"
-    if episode.succeeded is False and episode.replies and right_answer(episode, len(episode.replies) - 1) is None:
+    if right is False and episode.replies and right_answer(episode, len(episode.replies) - 1) is None:
         return "wrong, with no right answer known"
-    return {True: "succeeded", False: "wrong", None: "of unknown outcome"}[episode.succeeded]
+    return {True: "succeeded", False: "wrong", None: "of unknown outcome"}[right]
 
 
 def rows_of(episode: Episode, *, select: Select, target: Target) -> list[Row]:
     """Return the rows of a dialogue; empty if it is not selected, or no correct answer is known."""
-    if episode.status == "failed" or not episode.replies or episode.succeeded is None:
+    right = is_right(episode)
+    if episode.status == "failed" or not episode.replies or right is None:
         return []
-    if select != "all" and episode.succeeded != (select == "succeeded"):
+    if select != "all" and right != (select == "succeeded"):
         return []
-    indices = range(len(episode.replies)) if target == "every_agent_turn" else [len(episode.replies) - 1]
-    labeled = ((episode.replies[index].index, right_answer(episode, index)) for index in indices)
+    labeled = ((episode.replies[index].index, right_answer(episode, index)) for index in turns_of(episode, target))
     return [row_of(episode, start, right) for start, right in labeled if right is not None]
+
+
+def turns_of(episode: Episode, target: Target) -> Sequence[int]:
+    """Return the numbers of the model's turns to learn: all, or the last one, which is the last corrected one if any
+    is."""
+    if target == "every_agent_turn":
+        return range(len(episode.replies))
+    corrected = [number for number, reply in enumerate(episode.replies) if reply.correction is not None]
+    return [corrected[-1] if corrected else len(episode.replies) - 1]
 
 
 def right_answer(episode: Episode, number: int) -> str | None:
     """Return the correct answer of the model's turn `number`; None if it is unknown."""
     reply = episode.replies[number]
+    if reply.correction is not None:
+        return reply.correction
     if episode.succeeded:
         return reply.whole.strip() or None
     last = number == len(episode.replies) - 1
     return (episode.target if last and episode.target is not None else reply.gold) or None
 
 
-def row_of(episode: Episode, end: int, right: str) -> Row:
-    """Return the messages before the one at `end`, with the correct answer as the label."""
-    own = {reply.index for reply in episode.replies}
-    messages = [
-        {"role": message["role"], "content": message["content"]}
-        | ({"train": True} | answer_part(message) if index in own else {})
-        for index, message in enumerate(episode.messages[:end])
-    ]
-    return {"messages": messages, "labels": [right], "train_all": False}
+def labelled_rows(episode: Episode, *, target: Target, column: str) -> list[Row]:
+    """Return a row for each answer whose label is known, with the answer as it was generated.
+
+    Args:
+        episode: The dialogue.
+        target: Which answers are used.
+        column: Column of the label.
+    """
+    if episode.status == "failed" or not episode.replies:
+        return []
+    rows = []
+    for number in turns_of(episode, target):
+        reply, label = episode.replies[number], is_good(episode, number)
+        if label is not None and reply.text.strip():
+            rows.append(row_of(episode, reply.index, reply.text) | {column: label})
+    return rows
+
+
+def is_good(episode: Episode, number: int) -> bool | None:
+    """Return whether an answer is good; None if that is unknown.
+
+    An answer is bad if it was corrected or tried again, and the others of a dialogue that succeeded are good. In any
+    other dialogue, an answer is good if it equals the right one; where that is not known, the last one is bad.
+    """
+    reply = episode.replies[number]
+    if reply.correction is not None or retries_end(episode, number) != number:
+        return False
+    right = None if episode.succeeded else right_answer(episode, number)
+    if right is not None:
+        return reply.text.strip() == right.strip()
+    return episode.succeeded if episode.succeeded or number == len(episode.replies) - 1 else None
