@@ -26,7 +26,14 @@ def row_of(episode: Episode, end: int, right: str) -> Row:
 
 
 def pair_of(episode: Episode, end: int, *, chosen: str, rejected: str) -> Row:
-    """Return the messages before the one at `end`, with both answers."""
+    """Return the messages before an answer, with both answers.
+
+    Args:
+        episode: The episode.
+        end: Index of the message that is compared.
+        chosen: The better answer.
+        rejected: The worse answer.
+    """
     return row_of(episode, end, chosen) | {"rejected": {"content": rejected}}
 
 
