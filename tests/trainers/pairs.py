@@ -35,6 +35,9 @@ class PairModel(BigramModel):
     def keep_reference(self) -> None:
         self.starting = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
 
+    def drop_reference(self) -> None:
+        self.starting = None
+
     @contextmanager
     def reference(self) -> Iterator[None]:
         assert self.starting is not None

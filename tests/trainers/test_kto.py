@@ -17,7 +17,7 @@ from partita_trainers.objective import ObjectiveContext, metric_values
 
 from .conftest import Killed, comparable
 from .pairs import PairBatches, PairModel, pair_row
-from .test_preference import Stream, Work, assert_same_run
+from .test_preference import Stream, Work, assert_same_run, probed
 from .test_step import limit_memory
 
 RATIOS = [0.5, -1.5, 1.75, 0.25, 0.125]
@@ -233,3 +233,8 @@ def test_a_balanced_weight_needs_both_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         KtoWork(tmp_path / "run", batches=Liked(), undesirable_weight="auto").train()
     assert str(caught.value) == "all 24 answers are good; kto needs both"
+
+
+@pytest.mark.parametrize("references", ["auto", "before", "in_step"])
+def test_a_probe_holds_the_copy_of_the_weights_for_the_kl_term(tmp_path: Path, references: str) -> None:
+    assert probed(KtoWork(tmp_path, references=references)) == [False, True, False]

@@ -13,12 +13,13 @@ import torch
 from partita.distributed.thread_group import ThreadGroup
 from partita_schema.errors import ConfigError, ResumeError, TrainingError
 from partita_schema.sections.objectives import DpoLoss
-from partita_trainers.base import TrainerContext
+from partita_trainers.base import ProbeContext, TrainerContext
+from partita_trainers.batch_size.probe import Volume
 from partita_trainers.objective import ObjectiveContext, metric_values
 from partita_trainers.preference import PairObjective, Preference
 from partita_trainers.registry import build_trainer
 
-from .conftest import Killed, Recorder, comparable
+from .conftest import VOCABULARY, Killed, Recorder, comparable
 from .pairs import PairBatches, PairModel, pair_batch, pair_config, pair_row
 from .test_step import limit_memory
 
@@ -357,3 +358,40 @@ def test_checkpoints_can_be_chosen_by_a_metric_of_pairs_without_generated_answer
 
 def test_the_registry_builds_the_trainer() -> None:
     assert isinstance(build_trainer(pair_config().trainer), Preference)
+
+
+def probed(work: Work, *, streamed: bool = False) -> list[bool]:
+    """Return whether a copy of the weights is in memory before, in each step of, and after a probe."""
+    context = ProbeContext(
+        config=work.config,
+        lm=work.lm,
+        device=torch.device("cpu"),
+        max_row_tokens=12,
+        max_loss_tokens=8,
+        token_ids=tuple(range(VOCABULARY)),
+        max_rows=16,
+        volume=lambda rows: Volume(batches=-(-16 // rows), tokens=192),
+        estimated_bytes=lambda rows: rows,
+        streamed=streamed,
+    )
+    held = [work.lm.starting is not None]
+    work.lm.module.register_forward_pre_hook(lambda *_: held.append(work.lm.starting is not None))
+    with work.trainer.probe(context) as probe:
+        probe.run(2)
+    return [held[0], *dict.fromkeys(held[1:]), work.lm.starting is not None]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "streamed", "held"),
+    [
+        ({"references": "in_step"}, False, True),
+        ({"references": "auto"}, True, True),
+        ({"references": "auto"}, False, False),
+        ({"references": "before"}, False, False),
+        ({"loss": LOSSES["simpo"]}, True, False),
+    ],
+)
+def test_a_probe_holds_the_copy_of_the_weights_that_training_holds(
+    tmp_path: Path, trainer: dict[str, Any], streamed: bool, held: bool
+) -> None:
+    assert probed(Work(tmp_path, **trainer), streamed=streamed) == [False, held, False]

@@ -396,6 +396,8 @@ class ProbeContext:
     """estimated_bytes(rows): memory of a batch by a formula, for devices that cannot measure it."""
     packed: bool = False
     """Whether rows are packed. Then every count of rows in this class is a count of lines."""
+    streamed: bool = False
+    """Whether rows are read during training, so that their number is not known."""
     process_group: ProcessGroup = SINGLE_PROCESS
     """All processes of the run."""
 

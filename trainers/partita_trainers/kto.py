@@ -18,7 +18,7 @@ import torch
 
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.sections.trainer import KtoTrainer
-from partita_trainers.base import Batch, IndexedBatches
+from partita_trainers.base import Batch, IndexedBatches, ProbeContext
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, WeightedMean
 from partita_trainers.references import (
@@ -28,8 +28,10 @@ from partita_trainers.references import (
     prepare_references,
     row_columns,
     rows_with_loss,
+    with_copy,
 )
 from partita_trainers.step import open_steps
+from partita_trainers.training_probe import TrainingProbe
 
 logger = logging.getLogger(__name__)
 
@@ -217,6 +219,10 @@ class Kto(Finetune):
             self.objective.undesirable_weight = balanced_weight(run, self.config.desirable_weight)
         cast(ReferenceModel, run.lm).keep_reference()
         prepare_references(run, self.objective.references, when=self.config.references)
+
+    def probe(self, context: ProbeContext) -> TrainingProbe:
+        """Return a probe as in fine-tuning, with the copy of the weights that the KL term of each step needs."""
+        return with_copy(super().probe(context))
 
 
 def balanced_weight(run: FinetuneRun, desirable_weight: float) -> float:

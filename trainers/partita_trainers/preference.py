@@ -13,11 +13,19 @@ import torch
 
 from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
 from partita_schema.sections.trainer import PreferenceTrainer
-from partita_trainers.base import Batch
+from partita_trainers.base import Batch, ProbeContext
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, WeightedMean
 from partita_trainers.pair_losses import Pairs, pair_function
-from partita_trainers.references import References, answer_sums, prepare_references, rows_with_loss
+from partita_trainers.references import (
+    References,
+    answer_sums,
+    is_in_step,
+    prepare_references,
+    rows_with_loss,
+    with_copy,
+)
+from partita_trainers.training_probe import TrainingProbe
 
 
 class PairObjective:
@@ -104,3 +112,9 @@ class Preference(Finetune):
         """Compute the references, or keep what computing them in steps needs."""
         if self.objective.references is not None:
             prepare_references(run, self.objective.references, when=self.config.references)
+
+    def probe(self, context: ProbeContext) -> TrainingProbe:
+        """Return a probe as in fine-tuning, with the copy of the weights that references in steps need."""
+        in_step = is_in_step(self.config.references, streamed=context.streamed)
+        probe = super().probe(context)
+        return with_copy(probe) if in_step and self.objective.references is not None else probe

@@ -14,7 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -32,6 +32,7 @@ from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import ObjectiveContext
 from partita_trainers.process_group import synchronized_errors
 from partita_trainers.step import open_steps
+from partita_trainers.training_probe import Begin, TakeStep, TrainingProbe
 
 if TYPE_CHECKING:
     from partita_trainers.finetune import FinetuneRun
@@ -48,6 +49,9 @@ class ReferenceModel(LanguageModel, Protocol):
 
     def keep_reference(self) -> None:
         """Copy the weights that training changes, for `reference`. Called before the first step and before a resume."""
+
+    def drop_reference(self) -> None:
+        """Free the copy that `keep_reference` has made."""
 
     def reference(self) -> AbstractContextManager[None]:
         """Compute with the weights of `keep_reference` inside the context, in evaluation mode, without gradients."""
@@ -150,6 +154,28 @@ def row_digests(batch: Batch) -> list[str]:
     return result
 
 
+def is_in_step(when: When, *, streamed: bool) -> bool:
+    """Return whether references are computed in each step, with a copy of the weights before the first one."""
+    return when == "in_step" or streamed
+
+
+def with_copy(probe: TrainingProbe) -> TrainingProbe:
+    """Let a probe hold the copy of the weights that `reference` needs, so that it takes as much memory as training."""
+    probe.begin = partial(begin_with_copy, cast(ReferenceModel, probe.work.lm), probe.begin)
+    return probe
+
+
+@contextmanager
+def begin_with_copy(lm: ReferenceModel, begin: Begin) -> Iterator[TakeStep]:
+    """Yield what `begin` does, with a copy of the weights of the model in memory."""
+    lm.keep_reference()
+    try:
+        with begin() as take_step:
+            yield take_step
+    finally:
+        lm.drop_reference()
+
+
 # Before the first step
 
 
@@ -172,7 +198,7 @@ def prepare_references(run: "FinetuneRun", references: References, *, when: When
         raise ConfigError(
             [Problem("trainer.references", "before needs data of a known size, not a stream; write in_step or auto")]
         )
-    references.in_step = when == "in_step" or rows is None
+    references.in_step = is_in_step(when, streamed=rows is None)
     references.log_probs.clear()
     if not references.in_step:
         compute_before(run, references)

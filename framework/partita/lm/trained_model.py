@@ -66,6 +66,10 @@ class TrainedModel(LoadedModel):
         parameters = trained_parameters(self.module)
         self._starting = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
+    def drop_reference(self) -> None:
+        """Free the copy that `keep_reference` has made."""
+        self._starting = None
+
     @contextmanager
     def reference(self) -> Iterator[None]:
         """Compute with the weights of `keep_reference` in this context, in evaluation mode and without gradients.

@@ -171,7 +171,7 @@ class BatchSizeTuner:
             step_rows = shape.rows_of_a_rank(step_rows)
         limit = None if step_rows is None else shape.max_rows_for(step_rows)
         batching = shape.batching.model_dump(mode="json")
-        options = [shape.max_loss_tokens, step_rows, batching]
+        options = [shape.max_loss_tokens, step_rows, batching, shape.more_rows]
         if step_rows is None or shape.counts_tokens:
             return self.find(probe, options=options, max_rows=limit)
         sizes = divisors_of(step_rows)

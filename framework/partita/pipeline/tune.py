@@ -116,6 +116,7 @@ def training_probe(
         volume=shape.volume,
         estimated_bytes=estimated_bytes,
         packed=shape.separates_rows,
+        streamed=shape.more_rows,
         process_group=process_group,
     )
     # A custom trainer may lack the method; evaluation is then probed without training state on the device.

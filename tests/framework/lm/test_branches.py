@@ -178,3 +178,6 @@ def test_the_reference_is_the_starting_policy(small: Any) -> None:
     assert torch.equal(reference, first)
     assert not reference.requires_grad
     assert torch.equal(lm.token_log_probs(lm.module, batch), trained)
+    lm.drop_reference()
+    with pytest.raises(AssertionError, match="keep_reference was not called"), lm.reference():
+        pass
