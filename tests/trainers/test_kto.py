@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import partita_trainers.kto
 from partita.distributed.thread_group import ThreadGroup
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError
@@ -233,6 +234,27 @@ def test_a_balanced_weight_needs_both_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         KtoWork(tmp_path / "run", batches=Liked(), undesirable_weight="auto").train()
     assert str(caught.value) == "all 24 answers are good; kto needs both"
+
+
+@pytest.mark.parametrize(("first", "only", "other"), [(1, "good", "bad"), (0, "bad", "good")])
+def test_a_stream_of_answers_with_one_label_ends_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, only: str, other: str
+) -> None:
+    class OneLabel(Stream):
+        def __init__(self) -> None:
+            self.batches = LabelledBatches()
+            self.batches.batch = lambda chosen: labelled_batch([3 * index + first for index in chosen.tolist()])  # type: ignore[method-assign]
+
+    assert {is_good(3 * index + first) for index in range(24)} == {only == "good"}
+    monkeypatch.setattr(partita_trainers.kto, "ANSWERS_OF_ONE_LABEL", 20)
+    work = KtoWork(tmp_path / "run", batches=OneLabel(), skip_all_evaluation=True)
+    with pytest.raises(DataError) as caught:
+        work.train()
+    assert str(caught.value) == (
+        f"all 24 answers read so far are {only}, and good ones are compared with bad ones; mix in {other} ones "
+        "(data.mix), or shuffle the rows of the stream"
+    )
+    assert len(work.run.log) == 2
 
 
 @pytest.mark.parametrize("references", ["auto", "before", "in_step"])

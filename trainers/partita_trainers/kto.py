@@ -9,6 +9,7 @@ Shapes: R rows of a batch.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -34,6 +35,9 @@ from partita_trainers.step import open_steps
 from partita_trainers.training_probe import TrainingProbe
 
 logger = logging.getLogger(__name__)
+
+ANSWERS_OF_ONE_LABEL = 1000
+"""Number of answers of a stream after which training stops if all of them have the same label."""
 
 
 @dataclass(frozen=True, order=True)
@@ -88,6 +92,8 @@ class KtoObjective:
         self.references = References(answers=1)
         self.step = Step()
         self.exchanged: tuple[list[LabelledRow], list[LabelledRow]] | None = None
+        self.labels: Counter[bool] | None = None
+        """Number of good and of bad answers that training has read; None if all labels are known before training."""
 
     def denominator(self, batch: Batch) -> float:
         """Return the number of answers."""
@@ -118,6 +124,9 @@ class KtoObjective:
         if self.exchanged is None or self.exchanged[0] != own:
             of_ranks = context.process_group.all_gather_object(own, "the rows of a step")
             self.exchanged = own, sorted(row for of_rank in of_ranks for row in of_rank)
+            if self.labels is not None and context.noise_seed is not None:
+                self.labels.update(row.is_good for row in self.exchanged[1])
+                refuse_one_label(self.labels)
         return self.exchanged[1]
 
     def ratios(self, context: ObjectiveContext, rows: Sequence[LabelledRow], *, places: int) -> list[float]:
@@ -159,6 +168,16 @@ class KtoObjective:
             margin = rewards_R[is_good_R].sum() / step.good - rewards_R[~is_good_R].sum() / step.bad
             result["rewards/margins"] = WeightedMean(margin, rows / (step.good + step.bad))
         return result
+
+
+def refuse_one_label(labels: Counter[bool]) -> None:
+    """Raise DataError if many answers were read, and all have the same label."""
+    if len(labels) == 1 and labels.total() >= ANSWERS_OF_ONE_LABEL:
+        only, other = ("good", "bad") if labels[True] else ("bad", "good")
+        raise DataError(
+            f"all {labels.total():,} answers read so far are {only}, and good ones are compared with bad ones; mix in "
+            f"{other} ones (data.mix), or shuffle the rows of the stream"
+        )
 
 
 def good_rows(batch: Batch) -> torch.Tensor:
@@ -217,6 +236,7 @@ class Kto(Finetune):
             raise ConfigError([Problem("backend.sharding", f"{message}; write none")])
         if self.config.undesirable_weight == "auto":
             self.objective.undesirable_weight = balanced_weight(run, self.config.desirable_weight)
+        self.objective.labels = Counter() if run.batches.num_rows is None else None
         cast(ReferenceModel, run.lm).keep_reference()
         prepare_references(run, self.objective.references, when=self.config.references)
 

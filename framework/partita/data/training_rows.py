@@ -1,5 +1,6 @@
 """Training rows, from tokens to a loader: what `partita train`, `partita explain --data` and `DataLoader` share."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset, texts
 from partita.data.training_shape import TrainingShape, training_shape
 from partita.tokenizers.load import load_tokenizer
+from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError
 from partita_schema.sections.batching import ChunkBatching
@@ -36,6 +38,8 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -144,14 +148,20 @@ def encode_training(
 
 def refuse_one_label(config: Config, encoded: TokenizedDataset) -> None:
     """Raise DataError if all answers are good, or all are bad."""
-    values = encoded.row_values_NK
-    [output] = config.output_features
-    if values is not None and (values == values[0]).all():
-        only = "good" if values[0, 0] else "bad"
+    only, [output] = only_label(encoded), config.output_features
+    if only is not None:
         raise DataError(
             f"all {len(encoded):,} training answers are {only} by the column {output.more_columns[0]}, and good ones "
             "are compared with bad ones; add rows of the other kind"
         )
+
+
+def only_label(encoded: TokenizedDataset) -> str | None:
+    """Return good or bad if all answers have this label; None if there are both, or none has a label."""
+    values = encoded.row_values_NK
+    if values is None or not len(values) or (values != values[0]).any():
+        return None
+    return "good" if values[0, 0] else "bad"
 
 
 def batch_rows(
@@ -204,6 +214,13 @@ def encode_first(data: RunData, encoder: RowTokenizer) -> TokenizedDataset | Non
     ledger = Ledger(None, max_bad_rows=1.0)
     encoded = TokenizedDataset.build(rows, encoder, ledger=ledger, options=data.config.data.loader, chunk=CHUNK)
     ledger.refuse_unknown_tokens(TRAINING, least=LOSS_TOKENS_FOR_A_SHARE)
+    output = data.config.output_features[0]
+    if output.has_label and (only := only_label(encoded)) is not None:
+        logger.warning(
+            "the first %s of the stream are %s by the column %s, and good ones are compared with bad ones; training "
+            "stops if the next ones are %s too",
+            *(counted(len(encoded), "answer"), only, output.more_columns[0], only),
+        )
     return encoded
 
 
