@@ -1,10 +1,12 @@
 """Conversion of axolotl's files."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from partita_schema.compat.tools.axolotl_datasets import convert_dataset
 from partita_schema.compat.tools.axolotl_keys import TEMPLATE
+from partita_schema.compat.tools.axolotl_preferences import LOSSES, METHODS, convert_preferences
 from partita_schema.compat.tools.conversion import Conversion, Missing, Unneeded, names_of
 from partita_schema.compat.tools.rows import (
     RowFormat,
@@ -30,16 +32,18 @@ def convert_axolotl(conversion: Conversion) -> None:
     """Convert a file of axolotl.
 
     Raises:
-        ConfigError: The file trains on preferences, or its datasets cannot be read by one configuration.
+        ConfigError: The file trains in a way that is not available, or its datasets cannot be read by one
+            configuration.
     """
-    refuse_preferences(conversion)
+    rl = method_of(conversion)
     convert_model(conversion)
     convert_adapter(conversion)
-    rows = convert_datasets(conversion)
+    rows = convert_datasets(conversion, rl)
     convert_optimizer(conversion, key="optimizer")
     convert_schedule(conversion, key="lr_scheduler")
     convert_lengths(conversion, rows)
     convert_training(conversion)
+    convert_preferences(conversion, rl)
     convert_sizes(conversion)
     convert_trackers(conversion)
     conversion.apply_table(later=SHARDING_KEYS)
@@ -48,16 +52,23 @@ def convert_axolotl(conversion: Conversion) -> None:
     convert_sharding(conversion)
 
 
-def refuse_preferences(conversion: Conversion) -> None:
-    for key in ("rl", "reward_model", "process_reward_model"):
+def method_of(conversion: Conversion) -> str:
+    """Return how the file trains on preferences, the value of `rl`; empty without.
+
+    Raises:
+        ConfigError: It trains in a way that is not available.
+    """
+    for key in ("reward_model", "process_reward_model"):
         if conversion.is_on(key):
-            what = conversion.get(key) if key == "rl" else key
-            raise conversion.refusal(
-                key,
-                f"{what}: training on preferences and rewards is not converted; write trainer: {{type: preference}}, "
-                "{type: kto} or {type: reward} by hand, or remove the key and name datasets with correct answers for "
-                "supervised training",
-            )
+            message = "training of reward models is not converted; write trainer: {type: reward} by hand"
+            raise conversion.refusal(key, f"{message}, or remove the key")
+    if not conversion.is_on("rl"):
+        return ""
+    written = str(conversion.get("rl"))
+    if written not in METHODS:
+        message = f"{written} is not available; others are {', '.join(METHODS)}"
+        raise conversion.refusal("rl", f"{message}, or remove the key and name datasets with correct answers")
+    return written
 
 
 def convert_model(conversion: Conversion) -> None:
@@ -127,22 +138,28 @@ def convert_targets(conversion: Conversion) -> None:
     conversion.move("lora_target_modules", "adapter.target_modules", value)
 
 
-def convert_datasets(conversion: Conversion) -> RowFormat:
-    """Convert the datasets, and return the format of their rows."""
+def convert_datasets(conversion: Conversion, rl: str) -> RowFormat:
+    """Convert the datasets, and return the format of their rows.
+
+    Args:
+        conversion: The conversion.
+        rl: How preferences are trained on; empty without.
+    """
     key = next((key for key in ("datasets", "pretraining_dataset") if key in conversion.left), None)
     if key is None:
         conversion.note("the file names no datasets; write data.source, or train with --dataset")
-        rows = RowFormat("dialogue")
+        rows = RowFormat("dialogue", label="label" if rl == "kto" else "")
+        rows = replace(rows, chosen="chosen", rejected="rejected") if rl in LOSSES else rows
         put_features(conversion, rows)
         return rows
-    entries = read_entries(conversion, key)
+    entries = read_entries(conversion, key, rl=rl)
     rows = one_format(conversion, key, [entry[1] for entry in entries])
     node = conversion.take(key, "data.source" if len(entries) == 1 else "data.mix")
     put_sources(conversion, [entry[0] for entry in entries])
     put_features(conversion, rows, at=node)
     conversion.drop("pretraining_dataset", Missing("there are datasets as well; write one of the two"))
     if "test_datasets" in conversion.left:
-        tests = read_entries(conversion, "test_datasets")
+        tests = read_entries(conversion, "test_datasets", rl=rl)
         node = conversion.take("test_datasets", "data.validation")
         conversion.put("data.validation", tests[0][0].value, at=node)
         if len(tests) > 1:
@@ -153,13 +170,13 @@ def convert_datasets(conversion: Conversion) -> RowFormat:
     return rows
 
 
-def read_entries(conversion: Conversion, key: str) -> list[tuple[Any, RowFormat]]:
+def read_entries(conversion: Conversion, key: str, *, rl: str) -> list[tuple[Any, RowFormat]]:
     """Return the source and the format of each dataset of a list."""
     node = conversion.left[key]
     items = node.value if isinstance(node.value, list) else [node]
     streaming = key == "pretraining_dataset"
     return [
-        convert_dataset(conversion, item, prefix=f"{key}[{index}]", streaming=streaming)
+        convert_dataset(conversion, item, prefix=f"{key}[{index}]", streaming=streaming, rl=rl)
         for index, item in enumerate(items)
     ]
 

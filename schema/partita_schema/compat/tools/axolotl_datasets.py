@@ -1,7 +1,9 @@
 """Conversion of the datasets of axolotl's files."""
 
 import re
+from dataclasses import replace
 
+from partita_schema.compat.tools.axolotl_preferences import preference_rows
 from partita_schema.compat.tools.conversion import By, Conversion, Missing, Report, Table, Unneeded, names_of
 from partita_schema.compat.tools.rows import MESSAGE_FORMATS, FoundSource, RowFormat, file_source, hub_source
 from partita_schema.dialogues.messages import SAME_ROLES
@@ -59,6 +61,8 @@ TABLE: Table = {
     "field_human": Missing("messages have the keys role and content, from and value, or speaker and text"),
     "field_model": Missing("messages have the keys role and content, from and value, or speaker and text"),
     "field_tools": By("data.dialogue.columns: {tools: ...}"),
+    "field_chosen": By("output_features[0].chosen"),
+    "field_rejected": By("output_features[0].rejected"),
     "field_thinking": By("nothing: the keys reasoning_content, thinking and reasoning are read"),
     "template_thinking_key": Unneeded("the reasoning is written as the chat template does"),
     "split_thinking": Missing("reasoning is a key of the message, reasoning_content; move it there"),
@@ -79,7 +83,7 @@ TABLE: Table = {
 
 
 def convert_dataset(
-    conversion: Conversion, node: Node, *, prefix: str, streaming: bool
+    conversion: Conversion, node: Node, *, prefix: str, streaming: bool, rl: str = ""
 ) -> tuple[FoundSource, RowFormat]:
     """Return the source and the format of a dataset.
 
@@ -88,6 +92,7 @@ def convert_dataset(
         node: The dataset: a mapping, or a name.
         prefix: Its path in the file.
         streaming: Whether it is read as a stream, as a dataset for pretraining.
+        rl: How preferences are trained on; empty without.
 
     Raises:
         ConfigError: Rows of its type cannot be read.
@@ -97,7 +102,7 @@ def convert_dataset(
     inner = conversion.within(mapping, table=TABLE, prefix=prefix)
     if named:
         inner.report = Report(notes=conversion.report.notes)  # the file has no key for its path
-    rows = format_of(inner, streaming=streaming)
+    rows = format_of(inner, streaming=streaming, rl=rl)
     source = FoundSource(source_of(inner, streaming=streaming), node)
     inner.apply_table()
     return source, rows
@@ -130,9 +135,11 @@ def source_of(inner: Conversion, *, streaming: bool) -> str | dict[str, object]:
     return hub_source(inner.local(path) or path, subset=subset, split=split, revision=revision, streaming=streaming)
 
 
-def format_of(inner: Conversion, *, streaming: bool) -> RowFormat:
+def format_of(inner: Conversion, *, streaming: bool, rl: str = "") -> RowFormat:
     """Return the format of the rows from the type of the dataset, and convert the keys that describe it."""
     kind = inner.get("type", "pretrain" if streaming else None)
+    if rl:
+        return compared_rows(inner, kind, rl=rl)
     if isinstance(kind, dict):
         return custom_prompt(inner, kind)
     name = re.split(r"[.:]", str(kind))[0]
@@ -151,6 +158,20 @@ def format_of(inner: Conversion, *, streaming: bool) -> RowFormat:
         inner.take("type", "prompt.template")
         return instruction_of(inner, name, chat=str(kind))
     raise refusal(inner, kind)
+
+
+def compared_rows(inner: Conversion, kind: object, *, rl: str) -> RowFormat:
+    """Return the format of rows to compare. Raise ConfigError if it is not known."""
+    rows = preference_rows(inner, kind, rl=rl)
+    if rows is None:
+        message = f"rows of type {kind} are not known for rl: {rl}; write a mapping with the names of their columns"
+        known = "field_prompt, field_completion and field_label" if rl == "kto" else "field_prompt, field_chosen and "
+        known += "" if rl == "kto" else "field_rejected"
+        raise inner.refusal("type" if "type" in inner.left else "path", f"{message}, {known}")
+    if not str(kind).startswith("chat_template"):
+        return rows
+    dialogue = dialogue_of(inner, form=None)
+    return replace(rows, form=dialogue.form if rows.form != "auto" else "auto", columns=dialogue.columns)
 
 
 def refusal(inner: Conversion, kind: object) -> Exception:

@@ -1,5 +1,6 @@
 """The keys of axolotl's files, and what becomes of each."""
 
+from partita_schema.compat.tools.axolotl_preferences import NO_REFERENCE, PROMPT_LENGTH
 from partita_schema.compat.tools.conversion import By, Missing, Table, To, Unneeded
 from partita_schema.compat.tools.training_arguments_keys import (
     CACHE,
@@ -203,18 +204,27 @@ AXOLOTL_KEYS: Table = {
     "quantization": Missing("write quantization with bitsandbytes' keys"),
     "include_tkps": LOG,
     # preferences
-    "rl": PREFERENCES,
+    "rl": By("trainer.type and trainer.loss"),
+    "rl_beta": By("trainer.loss.beta or trainer.beta"),
+    "rl_adapter_ref_model": NO_REFERENCE,
+    "precompute_ref_log_probs": By("trainer.references"),
+    "orpo_alpha": By("trainer.loss.beta"),
+    "rpo_alpha": By("trainer.loss.rpo_alpha"),
+    "dpo_label_smoothing": By("trainer.loss.label_smoothing"),
+    "dpo_use_weighting": By("nothing: pairs are not weighted"),
+    "dpo_padding_free": LENGTH,
+    "dpo_use_liger_kernel": KERNELS,
+    "dpo_use_logits_to_keep": Unneeded("only the logits of answers are computed"),
+    "dpo_generate_during_eval": Unneeded("write trainer.evaluate_generated: true"),
+    "dpo_*": PREFERENCES,
+    "kto_desirable_weight": By("trainer.desirable_weight"),
+    "kto_undesirable_weight": By("trainer.undesirable_weight"),
+    "simpo_gamma": By("trainer.loss.gamma"),
+    "cpo_alpha": By("nothing: simpo has no cross-entropy"),
+    "max_prompt_len": PROMPT_LENGTH,
     "reward_model": PREFERENCES,
     "process_reward_model": PREFERENCES,
-    "trl": PREFERENCES,
-    "vllm": PREFERENCES,
-    "rl_*": PREFERENCES,
-    "dpo_*": PREFERENCES,
-    "kto_*": PREFERENCES,
-    "orpo_*": PREFERENCES,
-    "simpo_*": PREFERENCES,
-    "cpo_*": PREFERENCES,
-    "rpo_*": PREFERENCES,
-    "max_prompt_len": PREFERENCES,
+    "trl": By("trainer.loss.beta"),
+    "vllm": Missing("answers are not generated during training"),
 }
 """Keys of axolotl's files."""

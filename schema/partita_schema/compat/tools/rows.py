@@ -82,6 +82,23 @@ def common_format(formats: Sequence[RowFormat]) -> RowFormat | None:
     return None
 
 
+def text_prompt(
+    question: str, *, template: str | None = None, label: str = "", answer: str, chosen: str = "", rejected: str = ""
+) -> RowFormat:
+    """Return the format of texts that nothing is put around: a prompt, and a labelled answer or two answers.
+
+    Args:
+        question: Column of the prompt.
+        template: Template of the prompt; None for the text as it is.
+        label: Column of the label; empty for pairs.
+        answer: Column of a labelled answer.
+        chosen: Column of the better answer of a pair.
+        rejected: Column of the worse answer of a pair.
+    """
+    rows = RowFormat("prompt", inputs=(question,), output=answer, label=label, template=template, chat=False)
+    return rows if label else replace(rows, output=REPLY, chosen=chosen or "chosen", rejected=rejected or "rejected")
+
+
 def put_features(conversion: Conversion, rows: RowFormat, *, at: Node | None = None) -> None:
     """Write the features and the prompt for the format of the rows."""
     if rows.kind == "document":
@@ -96,10 +113,13 @@ def put_features(conversion: Conversion, rows: RowFormat, *, at: Node | None = N
         if rows.columns:
             conversion.put("data.dialogue.columns", dict(rows.columns), at=at)
         return
+    if not rows.inputs:  # two texts that begin with the prompt
+        conversion.put("output_features", [{"name": rows.output, **answers_of(rows)}], at=at)
+        return
     optional = {"preprocessing": {"missing_value_strategy": "fill_with_const"}}
     inputs = [{"name": name, "type": "text"} | (optional if name in rows.optional else {}) for name in rows.inputs]
     conversion.put("input_features", inputs, at=at)
-    conversion.put("output_features", [{"name": rows.output, "type": "text"}], at=at)
+    conversion.put("output_features", [{"name": rows.output, **answers_of(rows)}], at=at)
     if rows.template is not None:
         conversion.put("prompt.template", rows.template, at=at)
     if rows.system is not None:
@@ -109,7 +129,7 @@ def put_features(conversion: Conversion, rows: RowFormat, *, at: Node | None = N
 
 
 def answers_of(rows: RowFormat) -> dict[str, object]:
-    """Return the type of the output of dialogues, with its columns."""
+    """Return the type of the output, with its columns."""
     if rows.chosen:
         return {"type": "preference", "chosen": rows.chosen, "rejected": rows.rejected}
     return {"type": "text", "label": rows.label} if rows.label else {"type": "text"}

@@ -1,4 +1,5 @@
-"""Conversion of TRL's files for `trl sft --config FILE`: ScriptArguments, ModelConfig and SFTConfig."""
+"""Conversion of TRL's files for `trl sft --config FILE`: ScriptArguments, ModelConfig and SFTConfig; also for DPO, KTO,
+ORPO and SimPO."""
 
 import csv
 import json
@@ -25,49 +26,70 @@ from partita_schema.compat.tools.training_arguments import (
     convert_training,
     write_training_defaults,
 )
-from partita_schema.compat.tools.trl_keys import PREFERENCE_KEYS
+from partita_schema.compat.tools.trl_keys import OTHER_TRAINERS
+from partita_schema.compat.tools.trl_preferences import (
+    convert_dropout,
+    convert_preferences,
+    losses_of,
+    method_of,
+    rows_of,
+    unfit_loss,
+)
 
 SFT_LOSSES = ("nll", "chunked_nll")
 
 
 def convert_trl(conversion: Conversion) -> None:
-    """Convert a file for `trl sft`.
+    """Convert a file for `trl sft`, `dpo` or `kto`, or for ORPO or SimPO.
 
     Raises:
         ConfigError: The file is for another trainer of TRL.
     """
-    refuse_other_trainers(conversion)
+    method = trainer_of(conversion)
     convert_base_model(conversion)
     convert_attention(conversion)
+    if method:
+        convert_dropout(conversion)
     convert_peft(conversion)
-    rows = convert_rows(conversion)
+    rows = convert_rows(conversion, method)
     convert_validation(conversion)
     convert_lengths(conversion, rows)
-    convert_loss(conversion, rows)
+    if not method:
+        convert_loss(conversion, rows)
     convert_training(conversion)
+    if method:
+        convert_preferences(conversion, method)
     processes = conversion.get("num_processes")
     if isinstance(processes, int) and processes > 1:
         conversion.move("num_processes", "backend", {"type": "torchrun", "processes": processes})
     conversion.drop("num_processes", Unneeded("there is one process"))
     conversion.apply_table(later=SHARDING_KEYS)
-    write_training_defaults(conversion, learning_rate=2e-5, checkpointing_key="gradient_checkpointing")
+    rate = 1e-6 if method else 2e-5
+    write_training_defaults(conversion, learning_rate=rate, checkpointing_key="gradient_checkpointing")
     convert_packed_attention(conversion)
     convert_sharding(conversion)
 
 
-def refuse_other_trainers(conversion: Conversion) -> None:
-    """Raise ConfigError for a file of another trainer than SFT."""
-    loss = conversion.get("loss_type")
-    foreign = next((key for key in PREFERENCE_KEYS if key in conversion.left), None)
-    if foreign is None and loss is not None and loss not in (*SFT_LOSSES, "dft"):
+def trainer_of(conversion: Conversion) -> str:
+    """Return dpo, kto or simpo if the file trains on preferences; empty for supervised training.
+
+    Raises:
+        ConfigError: It trains in a way that is not available.
+    """
+    foreign = next((key for key in OTHER_TRAINERS if key in conversion.left), None)
+    entries, _ = entries_of(conversion)
+    method = method_of(conversion, first_row(conversion, entries[0]) if entries else None)
+    if foreign is None and not method and not set(losses_of(conversion)) <= {*SFT_LOSSES, "dft"}:
         foreign = "loss_type"
     if foreign is not None:
         message = (
-            "this key is of a trainer for preferences or rewards (trl dpo, kto, grpo, ...), which is not converted; "
-            "write trainer: {type: preference}, {type: kto} or {type: reward} by hand, or remove such keys for "
-            "supervised training, as with trl sft"
+            "this key is of a trainer that is not converted (trl grpo, reward, ...); files of trl sft, dpo and kto are,"
+            " and those of ORPO and SimPO"
         )
         raise conversion.refusal(foreign, message)
+    if why := unfit_loss(conversion, method):
+        raise conversion.refusal("loss_type" if "loss_type" in conversion.left else "cpo_alpha", why)
+    return method
 
 
 def convert_peft(conversion: Conversion) -> None:
@@ -81,7 +103,8 @@ def convert_peft(conversion: Conversion) -> None:
         convert_targets(conversion)
         conversion.default("lora_r", "adapter.r", 16)
         conversion.default("lora_alpha", "adapter.alpha", 32)
-        conversion.default("lora_dropout", "adapter.dropout", 0.05)
+        if not conversion.has("adapter.dropout"):
+            conversion.default("lora_dropout", "adapter.dropout", 0.05)
     for key, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):
         if conversion.is_on(key):
             conversion.move(key, "quantization.bits", bits)
@@ -108,13 +131,21 @@ def convert_targets(conversion: Conversion) -> None:
     conversion.move("lora_target_modules", "adapter.target_modules", "all-linear" if "all-linear" in names else names)
 
 
-def convert_rows(conversion: Conversion) -> RowFormat:
-    """Convert the sources and the features, and return the format of the rows."""
+def convert_rows(conversion: Conversion, method: str) -> RowFormat:
+    """Convert the sources and the features, and return the format of the rows.
+
+    Args:
+        conversion: The conversion.
+        method: How preferences are trained on; empty without.
+    """
     entries, key = entries_of(conversion)
     sources = [source_of(conversion, entry) for entry in entries]
-    columns = first_columns(conversion, entries[0]) if entries else None
+    row = first_row(conversion, entries[0]) if entries else None
     node = conversion.left.get(key)
-    rows = format_of(conversion, columns, named=bool(entries))
+    if method:
+        rows = rows_of(conversion, method, row)
+    else:
+        rows = format_of(conversion, None if row is None else tuple(row), named=bool(entries))
     if entries and node is not None:
         put_sources(conversion, [FoundSource(source, node) for source in sources])
         conversion.take(key, "data.source" if len(sources) == 1 else "data.mix")
@@ -173,8 +204,8 @@ def source_of(conversion: Conversion, entry: dict[str, Any]) -> str | dict[str, 
     return hub_source(local or path, subset=entry.get("name"), split=entry.get("split"), streaming=streaming)
 
 
-def first_columns(conversion: Conversion, entry: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return the columns of a local JSON lines or CSV file, from its first row; None if they are unknown."""
+def first_row(conversion: Conversion, entry: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the first row of a local JSON lines or CSV file; None if it is unknown."""
     files = entry.get("data_files")
     text = str(files[0] if isinstance(files, list) and files else files or entry.get("path", ""))
     path = next((base / text for base in (Path(), conversion.folder) if (base / text).is_file()), None)
@@ -183,11 +214,11 @@ def first_columns(conversion: Conversion, entry: dict[str, Any]) -> tuple[str, .
     try:
         with path.open(encoding="utf-8-sig") as file:
             if path.suffix == ".csv":
-                return tuple(next(csv.reader(file), []))
+                return dict.fromkeys(next(csv.reader(file), []), "")
             row = json.loads(next(file, ""))
     except (OSError, ValueError):
         return None
-    return tuple(row) if isinstance(row, dict) else None
+    return row if isinstance(row, dict) else None
 
 
 def format_of(conversion: Conversion, columns: tuple[str, ...] | None, *, named: bool) -> RowFormat:

@@ -2,17 +2,16 @@
 
 from partita_schema.compat.tools.conversion import By, Missing, Table, To, Unneeded
 from partita_schema.compat.tools.training_arguments_keys import CACHE, DISTRIBUTED, KERNELS, PREFERENCES, TRAINING
+from partita_schema.compat.tools.trl_preferences import PREFERENCE_TABLE
 
 TEMPLATE = Missing("the chat template of the model's tokenizer is used; save another one with the tokenizer")
 
-PREFERENCE_KEYS = (
-    *("beta", "max_prompt_length", "precompute_ref_log_probs", "ref_model_init_kwargs", "label_smoothing"),
-    *("desirable_weight", "undesirable_weight", "num_generations", "max_completion_length", "reward_funcs"),
-    *("reward_model_name_or_path", "reward_model_path", "cpo_alpha", "simpo_gamma", "num_ppo_epochs", "missing_eos"),
-    *("sync_ref_model", "center_rewards_coefficient", "reward_weights", "use_vllm", "reference_free", "rpo_alpha"),
-    *("judge", "f_divergence_type", "epsilon_high", "num_mini_batches"),
+OTHER_TRAINERS = (
+    *("num_generations", "reward_funcs", "reward_model_name_or_path", "reward_model_path", "num_ppo_epochs"),
+    *("missing_eos", "center_rewards_coefficient", "reward_weights", "use_vllm", "judge", "epsilon_high"),
+    *("num_mini_batches", "num_iterations", "scale_rewards", "epsilon", "vllm_mode", "vllm_server_host"),
 )
-"""Keys of the other trainers of TRL, which train on preferences and rewards."""
+"""Keys of the trainers of TRL that are not converted."""
 
 TRL_KEYS: Table = {
     **TRAINING,
@@ -67,7 +66,7 @@ TRL_KEYS: Table = {
     "pad_token": Unneeded("padding is not in the loss"),
     "completion_only_loss": By("trainer.completion_only_loss"),
     "assistant_only_loss": By("trainer.completion_only_loss"),
-    "loss_type": By("nothing: the cross-entropy of the answers"),
+    "loss_type": By("trainer.loss, or nothing: the cross-entropy of the answers"),
     "activation_offloading": Missing("activations stay on the device; write trainer.gradient_checkpointing"),
     "ignore_bias_buffers": DISTRIBUTED,
     "num_processes": By("backend: {type: torchrun, processes: ...}"),
@@ -76,6 +75,7 @@ TRL_KEYS: Table = {
     "mixed_precision": To("trainer.mixed_precision"),
     "env": Missing("set these variables in the environment"),
     "use_liger_kernel": KERNELS,
-    **dict.fromkeys(PREFERENCE_KEYS, PREFERENCES),
+    **PREFERENCE_TABLE,
+    **dict.fromkeys(OTHER_TRAINERS, PREFERENCES),
 }
 """Keys of TRL's files."""

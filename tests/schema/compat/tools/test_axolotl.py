@@ -371,9 +371,29 @@ def test_trackers_with_a_project_are_kept_and_their_options_are_for_the_environm
         (
             f"{HEAD}rl: dpo\n",
             (
-                "original.yaml:3:1: rl: dpo: training on preferences and rewards is not converted; write trainer: "
-                "{type: preference}, {type: kto} or {type: reward} by hand, or remove the key and name datasets with "
-                "correct answers for supervised training"
+                "original.yaml:2:29: datasets[0].type: rows of type alpaca are not known for rl: dpo; write a mapping "
+                "with the names of their columns, field_prompt, field_chosen and field_rejected"
+            ),
+        ),
+        (
+            f"{HEAD}rl: kto\n",
+            (
+                "original.yaml:2:29: datasets[0].type: rows of type alpaca are not known for rl: kto; write a mapping "
+                "with the names of their columns, field_prompt, field_completion and field_label"
+            ),
+        ),
+        (
+            f"{HEAD}rl: grpo\n",
+            (
+                "original.yaml:3:1: rl: grpo is not available; others are dpo, ipo, orpo, simpo, kto, or remove the "
+                "key and name datasets with correct answers"
+            ),
+        ),
+        (
+            f"{HEAD}reward_model: true\n",
+            (
+                "original.yaml:3:1: reward_model: training of reward models is not converted; write trainer: "
+                "{type: reward} by hand, or remove the key"
             ),
         ),
         (

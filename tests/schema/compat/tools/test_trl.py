@@ -199,12 +199,11 @@ def test_schedule_and_intervals_are_kept(tmp_path: Path) -> None:
     assert (never.skip_all_evaluation, never.checkpoints_per_epoch) == (True, 0)
 
 
-@pytest.mark.parametrize("key", ["beta: 0.1", "loss_type: sigmoid", "num_generations: 8", "desirable_weight: 1.0"])
+@pytest.mark.parametrize("key", ["loss_type: dapo", "num_generations: 8", "center_rewards_coefficient: 0.1"])
 def test_files_of_other_trainers_are_refused(key: str, tmp_path: Path) -> None:
-    assert refusal_of(f"{HEAD}{key}\n", "trl", tmp_path) == (
-        f"original.yaml:3:1: {key.partition(':')[0]}: this key is of a trainer for preferences or rewards (trl dpo, "
-        "kto, grpo, ...), which is not converted; write trainer: {type: preference}, {type: kto} or {type: reward} by "
-        "hand, or remove such keys for supervised training, as with trl sft"
+    assert refusal_of(f"{HEAD}{key}\nbeta: 0.1\n", "trl", tmp_path) == (
+        f"original.yaml:3:1: {key.partition(':')[0]}: this key is of a trainer that is not converted (trl grpo, "
+        "reward, ...); files of trl sft, dpo and kto are, and those of ORPO and SimPO"
     )
 
 
