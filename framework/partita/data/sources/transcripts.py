@@ -101,14 +101,12 @@ def rows_of_file(
         source: The source.
         wanted: What the rows are for.
     """
+    if wanted != ANSWERS:
+        refuse_several_outputs(episodes)
+    if source.select == "best_and_worst":
+        return pairs_of_tasks(episodes)
     rows: list[Row] = []
     outcomes: Counter[str] = Counter()
-    if source.select == "best_and_worst":
-        attempts = dict[str, list[Episode]]()
-        for episode in episodes:
-            attempts.setdefault(episode.task_key, []).append(episode)
-        found: list[Row | str] = [best_and_worst(of_task) for of_task in attempts.values()]
-        return [row for row in found if not isinstance(row, str)], Counter(row for row in found if isinstance(row, str))
     for episode in episodes:
         if wanted.pairs:
             own = corrected_pairs(episode, target=source.target)
@@ -120,6 +118,25 @@ def rows_of_file(
         if not (own and wanted.pairs):
             outcomes[outcome(episode)] += 1
     return rows, outcomes
+
+
+def pairs_of_tasks(episodes: Sequence[Episode]) -> tuple[list[Row], Counter[str]]:
+    """Return a pair for each task with a best and a worst attempt, and why other tasks have none."""
+    attempts = dict[str, list[Episode]]()
+    for episode in episodes:
+        attempts.setdefault(episode.task_key, []).append(episode)
+    found = [best_and_worst(of_task) for of_task in attempts.values()]
+    return [row for row in found if not isinstance(row, str)], Counter(row for row in found if isinstance(row, str))
+
+
+def refuse_several_outputs(episodes: Sequence[Episode]) -> None:
+    """Raise DataError if a turn has several outputs, which are not compared."""
+    for episode in episodes:
+        if any(reply.values is not None for reply in episode.replies):
+            raise DataError(
+                f"dialogue {episode.key} has turns with several outputs, and single texts are compared; simulate with "
+                "a model of one text output"
+            )
 
 
 def dialogues_of(path: Path) -> Iterator[Episode]:

@@ -203,3 +203,16 @@ def test_answers_are_labelled_by_the_outcome(tmp_path: Path) -> None:
         (["tea"], "one", False),
         (["tea", "one", "wrong"], "two", True),
     ]
+
+
+@pytest.mark.parametrize(("wanted", "select"), [(PAIRS, "corrected"), (PAIRS, "best_and_worst"), (LABELLED, "all")])
+def test_turns_with_several_outputs_are_refused(tmp_path: Path, wanted: WantedRows, select: str) -> None:
+    line = attempt("tea", "{}", ok=True).line()
+    line["messages"][1]["values"] = '{"a": 1}'
+    with pytest.raises(DataError) as raised:
+        read(tmp_path, line, wanted=wanted, select=select)
+
+    assert str(raised.value) == (
+        "dialogue task-0#1 has turns with several outputs, and single texts are compared; simulate with a model of one "
+        "text output"
+    )
