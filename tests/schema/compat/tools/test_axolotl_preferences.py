@@ -66,7 +66,7 @@ def test_what_has_no_counterpart_is_listed(tmp_path: Path) -> None:
         ),
         "rl_adapter_ref_model": "the reference is the model before training, with its adapter if one is loaded",
         "dpo_use_weighting": "pairs are not weighted by their likelihood",
-        "dpo_norm_loss": "it has no counterpart; see the keys of trainer: {type: preference} and {type: kto}",
+        "dpo_norm_loss": "it has no counterpart; see the keys of trainer: {type: preference}, kto and reward",
     }
     unneeded = {problem.path: problem.message for problem in report.unneeded}
     assert unneeded["simpo_gamma"] == "this loss does not have it"
