@@ -402,7 +402,7 @@ def test_a_reward_model_writes_no_turns_of_dialogues(place: Path) -> None:
         output_features=[{"name": "reply", "type": "text"}],
         trainer={"type": "none"},
         simulation={
-            "world": {"type": "user_sim"},
+            "world": {"type": "user_sim", "first": "a"},
             "tasks": {"count": 1},
             "agents": {"user": {"type": "model", "run": str(place / "run")}},
         },

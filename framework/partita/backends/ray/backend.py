@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.backends.base import Backend, Refusals
+from partita.backends.base import Backend, Metrics, Refusals
 from partita.backends.context import RunContext
 from partita.backends.local import EMBEDDING_BAG, LocalBackend
 from partita.backends.ray.actors import RayWorkerBackend
@@ -36,7 +36,7 @@ from partita.tokenizers.load import load_tokenizer
 from partita_schema.common.text import counted
 from partita_schema.sections.backend import RayBackendConfig
 from partita_schema.sections.model import EmbeddingBagModel, ScratchModel
-from partita_trainers.base import Batch, Metrics, TrainResult
+from partita_trainers.base import Batch, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.objective import LossSums
 from partita_trainers.process_group import SINGLE_PROCESS
