@@ -67,6 +67,8 @@ class RowRequests:
     """Equal for rows with equal prompts; None to generate each row separately."""
     form: Callable[[int], int] = first_form
     """Returns the index of a row's constraints in `GenerationOptions.forms`."""
+    samples: int = 1
+    """How many consecutive rows have the same prompt; such rows are answered by the same process."""
 
     def longest(self, rows: Sequence[int] | npt.NDArray[np.integer]) -> int:
         """Return the most tokens, prompt and answer, that one of these rows may have."""
@@ -100,6 +102,8 @@ class GenerationJob:
     """Limit of generated tokens per row; less where the context leaves less."""
     sequence: AnswerSequence | None = None
     """The answers to each row that follow one another; None if there is one."""
+    samples: int = 1
+    """How many consecutive rows of `prompts` have the same prompt."""
 
     def requests(self, *, context_length: int | None, answers: AnswerContext | None = None) -> RowRequests:
         """Return the rows with a prompt; those whose prompt fills the context are skipped."""
@@ -114,6 +118,7 @@ class GenerationJob:
             key=self.prompts.sampling_key if samples else unused_key,
             prefix=self.prompts.prefix,
             digests=None if samples else self.prompts.digests,
+            samples=self.samples,
         )
 
 

@@ -1,9 +1,9 @@
 """Continuous batching: a finished row frees its slot of the KV cache at once, and the next row takes it.
 
-Rows start with the longest prompt, so that memory runs out at the beginning or never, and prompts of one prefill
-have similar lengths. The common prefix of all prompts is computed once. With greedy decoding, rows with equal
-prompts are generated once. A sampled answer depends on the seed and the row's key only: not on neighbouring rows,
-the number of slots, or restarts.
+Rows start with the longest prompt, so that memory runs out at the beginning or never, and prompts of one prefill have
+similar lengths. The common prefix of all prompts is computed once. With greedy decoding, rows with equal prompts are
+generated once; several samples of a row share one prefill of its prompt. A sampled answer depends on the seed and the
+row's key only: not on neighbouring rows, the number of slots, or restarts.
 
 When memory runs out, the number of slots is halved and their rows start again; only a row that does not fit alone is
 an error. Prompts that fail to prefill together are prefilled one by one, and when a decoding step fails, each of its
@@ -95,7 +95,7 @@ class Scheduler:
         """Rows with the same prompt as a planned row, by that row."""
         if isinstance(rows, np.ndarray):
             order, self.copies = plan(work, rows)
-            self.source: RowQueue = PlannedRowQueue(order, process_group=settings.process_group)
+            self.source: RowQueue = PlannedRowQueue(order, process_group=settings.process_group, together=work.samples)
             self.prefix = list(common_prefix(work, order))
         else:
             self.source = rows
@@ -253,11 +253,12 @@ class Scheduler:
 
     def prefill(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> bool:
         """Prefill prompts together, or one by one if that fails. Return False if the slots were closed."""
+        computed = self.computed(slots, group)
         started = time.perf_counter()
         ended, failure, reason = self.run_guarded(lambda: slots.admit(group))
         if reason is None:
             self.stats.prefill_seconds += time.perf_counter() - started
-            self.count_tokens(slots, group)
+            self.count_tokens(slots, computed)
             return self.record_or_shrink(ended, failure, group)
         if len(group) == 1:
             self.record(RowResult(group[0].row, None, reason))
@@ -305,7 +306,7 @@ class Scheduler:
         logger.info("a step of %s rows failed and they are answered one by one: %s", len(requests), reason)
         settings = GenerationSettings(self.options, self.budget, self.settings.seed)
         for request in requests:
-            work = replace(self.work, prefix=(), digests=None)
+            work = replace(self.work, prefix=(), digests=None, samples=1)
             alone = np.zeros(len(self.work.lengths), dtype=np.bool_)
             alone[request.row] = True
             run = Scheduler(self.lm, work, settings, rows=alone)
@@ -366,18 +367,57 @@ class Scheduler:
 
     def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
         """Return the next prompts to prefill together."""
-        start = len(self.prefix)
-        longest = int(self.work.lengths[self.queue[-1]]) - start
-        count = slots.readable(longest, min(self.num_slots - len(slots.live), len(self.queue)))
+        work, start = self.work, len(self.prefix)
+        longest = int(work.lengths[self.queue[-1]]) - start
+        free = min(self.num_slots - len(slots.live), len(self.queue))
+        count = slots.readable(longest, free)
+        if work.samples > 1:
+            count = self.samples_of_prompts(count, slots, free=free)
         rows = [self.queue.pop() for _ in range(count)]
-        prompts = self.work.fetch(rows)
         return [
-            SlotRequest(ids, int(self.work.new_tokens[row]), row, key=self.work.key(row), form=self.work.form(row))
-            for row, ids in zip(rows, prompts, strict=True)
+            SlotRequest(
+                ids,
+                int(work.new_tokens[row]),
+                row,
+                key=work.key(row),
+                form=work.form(row),
+                shared=self.shared_prompt(row),
+            )
+            for row, ids in zip(rows, work.fetch(rows), strict=True)
         ]
 
+    def samples_of_prompts(self, most: int, slots: AnsweringSlots, *, free: int) -> int:
+        """Return the number of next rows whose prompts are at most `most` other ones than those of active rows.
+
+        Args:
+            most: Most prompts that are prefilled together.
+            slots: The slots.
+            free: Most rows that can start.
+        """
+        prompts = {row.request.shared for row in slots.live}
+        for count in range(free):
+            prompt = self.shared_prompt(self.queue[-1 - count])
+            if prompt is None or prompt not in prompts:
+                if not most:
+                    return count
+                most -= 1
+                prompts.add(prompt)
+        return free
+
+    def shared_prompt(self, row: int) -> int | None:
+        """Return the name of a row's prompt if other rows have the same one."""
+        return row // self.work.samples if self.work.samples > 1 else None
+
+    def computed(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> list[SlotRequest]:
+        """Return the requests of a group whose prompt is computed, and not that of another request."""
+        known = {row.request.shared for row in slots.live}
+        first = {request.shared: request for request in reversed(group) if request.shared not in known}
+        return [one for one in group if one.shared is None or first.get(one.shared) is one]
+
     def count_tokens(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> None:
-        """Count the tokens of a prefill."""
+        """Count the tokens of a prefill of these prompts."""
+        if not group:
+            return
         lengths = [len(request.input_ids) - len(self.prefix) for request in group]
         self.stats.prompt_tokens += sum(lengths)
         self.stats.padded_tokens += slots.read_length(max(lengths)) * len(lengths)

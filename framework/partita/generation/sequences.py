@@ -138,7 +138,7 @@ class OutputScheduler(Scheduler):
             lm,
             replace(prompts.requests, prefix=common_prefix(prompts.requests, order) if order else ()),
             settings,
-            rows=PlannedRowQueue(order, process_group=settings.process_group),
+            rows=PlannedRowQueue(order, process_group=settings.process_group, together=prompts.requests.samples),
         )
         self.copies, self.prompts = copies, prompts
 
@@ -171,6 +171,10 @@ class OutputScheduler(Scheduler):
         started = {request.row for request in group}
         self.queue[-len(rows) :] = [row for row in rows if row not in started]
         return group
+
+    def shared_prompt(self, row: int) -> int | None:
+        """Return the name of a row's prompt if other rows have the same one, as before the first answer."""
+        return None if row in self.prompts.turns else super().shared_prompt(row)
 
     def record(self, result: RowResult) -> None:
         """Record the result of a row if its turn is over, else let it wait for its next output."""

@@ -86,25 +86,44 @@ def generate_in_batches(
         JobError: The device failed.
     """
     way = way_for(lm, work.lengths, work.new_tokens, options=settings.options)
-    batches = plan_batches(work.lengths, batch_size=settings.budget.batch_size, way=way)
-    for position in drain(WorkQueue(len(batches), process_group=settings.process_group)):
-        rows = batches[position]
-        wanted = ~done[rows]
-        if not wanted.any():
-            continue
-        if settings.stopping():
-            return
-        yield from StaticBatch(
-            lm,
-            settings,
-            work.fetch,
-            work.key,
-            rows=rows,
-            lengths=work.lengths[rows],
-            new_tokens=work.new_tokens[rows],
-            wanted=wanted,
-            complete=complete,
-        ).generate()
+    plan = plan_samples(work.lengths, work.samples, batch_size=settings.budget.batch_size, way=way)
+    for position in drain(WorkQueue(len(plan), process_group=settings.process_group)):
+        for rows in plan[position]:
+            wanted = ~done[rows]
+            if not wanted.any():
+                continue
+            if settings.stopping():
+                return
+            yield from StaticBatch(
+                lm,
+                settings,
+                work.fetch,
+                work.key,
+                rows=rows,
+                lengths=work.lengths[rows],
+                new_tokens=work.new_tokens[rows],
+                wanted=wanted,
+                complete=complete,
+            ).generate()
+
+
+def plan_samples(
+    lengths: npt.NDArray[np.integer], samples: int, *, batch_size: int, way: BatchWay = PADDED
+) -> list[list[Rows]]:
+    """Split all rows with a length into batches, in groups that are each for one process; see `plan_batches`.
+
+    Args:
+        lengths: Length of each row.
+        samples: How many consecutive rows have the same prompt; such rows are in the same group.
+        batch_size: Most rows of a batch.
+        way: Which rows can share a batch.
+    """
+    if samples == 1:
+        return [[rows] for rows in plan_batches(lengths, batch_size=batch_size, way=way)]
+    prompts = plan_batches(lengths[::samples], batch_size=max(1, batch_size // samples), way=way)
+    most = 1 if way.rows == "one row" else batch_size
+    groups = [(rows[:, None] * samples + np.arange(samples)).ravel() for rows in prompts]
+    return [[group[start : start + most] for start in range(0, len(group), most)] for group in groups]
 
 
 def requests_in_batches(

@@ -54,9 +54,18 @@ class RowQueue(Protocol):
 class PlannedRowQueue:
     """Rows in the order of a plan, as taken by this process."""
 
-    def __init__(self, order: Sequence[int], *, process_group: ProcessGroup = SINGLE_PROCESS) -> None:
-        """Create a queue of the rows in `order`, which must be the same on all ranks."""
-        self.order, self.claims = order, WorkQueue(len(order), process_group=process_group)
+    def __init__(
+        self, order: Sequence[int], *, process_group: ProcessGroup = SINGLE_PROCESS, together: int = 1
+    ) -> None:
+        """Create a queue.
+
+        Args:
+            order: The rows, the same on all ranks.
+            process_group: The ranks that share the rows.
+            together: How many consecutive rows of `order` are always taken by the same process.
+        """
+        self.order, self.together = order, together
+        self.claims = WorkQueue(len(order) // together, process_group=process_group)
 
     @property
     def left(self) -> bool:
@@ -65,8 +74,8 @@ class PlannedRowQueue:
 
     def take(self, wanted: int) -> Sequence[int]:
         """Take the next rows."""
-        claimed = self.claims.take(wanted)
-        return self.order[claimed.start : claimed.stop]
+        claimed = self.claims.take(-(-wanted // self.together))
+        return self.order[claimed.start * self.together : claimed.stop * self.together]
 
 
 def drain(claims: WorkQueue) -> Iterator[int]:

@@ -72,6 +72,8 @@ class SlotRequest(GenerationRequest):
     """Identifies the row."""
     keep: bool = False
     """Whether its KV cache is kept when it ends, for a later request with the same `row`."""
+    shared: int | None = None
+    """Names its prompt if other requests have the same one, which may then be computed once for all of them."""
 
 
 @dataclass(frozen=True, slots=True)

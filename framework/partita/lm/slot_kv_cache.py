@@ -153,6 +153,18 @@ class SlotKVCache(Cache):  # type: ignore[misc]
             for source, target in moves:
                 held[target, :, start:end] = held[source, :, start:end]
 
+    def fork(self, source: int, *, targets: range, start: int, end: int) -> None:
+        """Copy tokens `start` to `end` of a slot to several slots.
+
+        Args:
+            source: The slot to copy.
+            targets: Slots next to each other, without `source`.
+            start: First token.
+            end: Token after the last.
+        """
+        for held in self.held:
+            held[targets.start : targets.stop, :, start:end] = held[source, :, start:end]
+
     def swap(self, one: int, other: int, *, start: int, end: int) -> None:
         """Swap tokens `start` to `end` of two slots.
 

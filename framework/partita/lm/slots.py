@@ -2,9 +2,10 @@
 
 Prompts are prefilled in groups, then every active row decodes one token per step. A finished row leaves at once: the
 last row moves to its slot, and another prompt can be prefilled. Greedy output equals that of transformers' `generate`
-for each row by itself. The faster oneDNN matrix products differ from torch's in the last digits: where two tokens are
-tied within those digits, the row is recomputed with torch's products before the token is chosen. A finished row can
-keep its slot. Then only the new part of its next prompt is prefilled, and near ties are recomputed in the same way.
+for each row by itself. Requests that share a prompt start from one prefill of it. The faster oneDNN matrix products
+differ from torch's in the last digits: where two tokens are tied within those digits, the row is recomputed with
+torch's products before the token is chosen. A finished row can keep its slot. Then only the new part of its next prompt
+is prefilled, and near ties are recomputed in the same way.
 
 Shapes: N rows, L tokens of the longest prompt of a group after the prefix, V vocabulary, W tokens of the longest active
 row.
@@ -24,6 +25,7 @@ from partita.lm.generation import answer_ends, finish, first_stop
 from partita.lm.last_layer import LastTokens, last_layer
 from partita.lm.loaded_model import TextModel
 from partita.lm.onednn_linear import round_up, using_onednn
+from partita.lm.prompt_forks import PromptForks
 from partita.lm.row import Row
 from partita.lm.sampler import Sampler
 from partita.lm.slot_attention import attending, chunks
@@ -99,6 +101,7 @@ class Slots:
         self.pool = SlotKVCache(slots=slots, tokens=tokens)
         self.pool.layout.prefix_in_first_slot = way.shares_prefix
         self.kept = PrefixCache(self.pool)
+        self.forks = PromptForks(self.pool)
         # Row i is always in slot i, so that a decode step sees the first N slots as one view of the cache. The slots
         # after them are free, or hold the cache of finished rows (`kept`).
         self.rows: list[Row] = []
@@ -174,12 +177,25 @@ class Slots:
         first = len(self.rows)
         # Kept caches are moved to these slots, and requests ordered by slot.
         requests, unread = self.kept.move_to_slots(requests, first=first)
+        if all(len(one.input_ids) - self.prefix == new for one, new in zip(requests, unread, strict=True)):
+            return self.prefill_new(requests, first=first)
+        self.largest_pass = max(self.largest_pass, len(requests) * max(unread))
         prompts = [list(request.input_ids) for request in requests]
-        self.largest_pass = max(self.largest_pass, len(prompts) * max(unread))
-        if all(len(prompt) - self.prefix == new for prompt, new in zip(prompts, unread, strict=True)):
-            own = [prompt[self.prefix :] for prompt in prompts]
-            return requests, self.forward(own, first=first, start=self.prefix)
         return requests, self.prefill_rest(prompts, max(unread), first=first)
+
+    def prefill_new(self, requests: Sequence[SlotRequest], *, first: int) -> tuple[Sequence[SlotRequest], torch.Tensor]:
+        """Prefill prompts without cached tokens, each shared one once; return requests by slot, and logits [N, V]."""
+        computed, forked = self.forks.split(requests, self.rows)
+        logits = []
+        if computed:
+            own = [list(request.input_ids[self.prefix :]) for request in computed]
+            self.largest_pass = max(self.largest_pass, len(own) * max(map(len, own)))
+            logits.append(self.forward(own, first=first, start=self.prefix))
+            self.forks.remember(computed, logits[0])
+        if forked:
+            sources = [*(row.request for row in self.rows), *computed]
+            logits.append(self.forks.copy(forked, sources, first=first + len(computed)))
+        return [*computed, *forked], torch.cat(logits) if len(logits) > 1 else logits[0]
 
     def step(self) -> list[SlotAnswer]:
         """Decode one token for every active row; return rows that ended with it."""
