@@ -194,6 +194,28 @@ def write_classifier(folder: Path) -> None:
 
 
 @cache
+def write_rewards(folder: Path) -> None:
+    """Train two reward models of texts, and two of dialogues."""
+    talks = rows(24, seed=7)
+    pairs = [
+        {**row, "messages": [{"role": "user", "content": row["text"]}], "chosen": row["answer"], "rejected": "say say"}
+        for row in talks
+    ]
+    write(folder / "reward-pairs.jsonl", pairs)
+    for number, feature in enumerate(({"name": "text"}, {"name": "messages", "type": "dialogue"})):
+        for seed in (1, 2):
+            config = {
+                "base_model": str(folder / "base"),
+                "seed": seed,
+                "input_features": [feature],
+                "output_features": [{"name": "answer", "type": "preference"}],
+                "data": {"source": str(folder / "reward-pairs.jsonl")},
+                "trainer": {"type": "reward", "max_steps": 2, "batch_size": 8, "eval_batch_size": 8},
+            }
+            Model(config, quiet=True).train(run=folder / f"rewards-{('texts', 'talks')[number]}{seed}")
+
+
+@cache
 def write_transcripts(folder: Path) -> None:
     """Write the dialogues of two simulations."""
     for name, seed in (("earlier", 1), ("more-earlier", 2)):

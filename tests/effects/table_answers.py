@@ -2,10 +2,11 @@
 
 from .bases import ANSWER, PROBE, SEEN
 from .effects import Flip, Group
-from .inputs import write_classifier, write_embedders
+from .inputs import write_classifier, write_embedders, write_rewards
 from .observers import Config, answers, asking, training
 
 SAMPLED: Config = {"generation": {"do_sample": True}}
+BEST_OF = {"max_new_tokens": 8, "min_new_tokens": 1, "do_sample": True, "best_of": 2, "reward": "rewards-texts1"}
 BEAMS: Config = {"generation": {"num_beams": 2, "logprobs": False}}
 SEMANTIC: Config = {"prompt": {"retrieval": {"type": "semantic", "k": 1, "model_name": "embedder"}}}
 RANDOM: Config = {"prompt": {"retrieval": {"type": "random", "k": 1}}}
@@ -115,6 +116,19 @@ ANSWERS = [
         },
         long=True,
         prepare=write_embedders,
+    ),
+    Group(
+        "best of n",
+        answers,
+        ANSWER | {"generation": BEST_OF},
+        "answers",
+        {
+            "generation.best_of": 5,
+            "generation.reward": "rewards-texts2",
+            "generation.keep_samples": True,
+        },
+        long=True,
+        prepare=write_rewards,
     ),
     Group(
         "generation",

@@ -3,7 +3,8 @@
 from typing import Any
 
 from .bases import ANSWER, FINETUNE
-from .effects import Flip, Group
+from .effects import Flip, Group, merged
+from .inputs import write_rewards
 from .observers import Config, simulating, training_in_rounds
 
 DESK: Config = {"type": "environment", "environment": "talkers_of_effects:Desk"}
@@ -64,6 +65,7 @@ TWO_OUTPUTS: Config = {
     "data": {"dialogue": {"answers": "in_sequence"}},
 }
 LONG = {"max_dialogue_tokens": 14, "world": DESK | {"options": {"word": "one two three"}}}
+JUDGED = {"type": "reward", "model": "rewards-talks1", "threshold": -100.0}
 STRICT = {"checker": {"type": "talkers_of_effects:Strict"}}
 SIMULATION = [
     Group(
@@ -136,6 +138,19 @@ SIMULATION = [
             "simulation.transcripts": Flip("talkers_of_effects:NotedTranscripts", part="noted"),
         },
         long=True,
+    ),
+    Group(
+        "reward checker",
+        simulating,
+        merged(SIMULATE, section(checker=JUDGED)),
+        "transcripts",
+        {
+            "simulation.checker.model": "rewards-talks2",
+            "simulation.checker.turns": "mean",
+            "simulation.checker.threshold": 100.0,
+        },
+        long=True,
+        prepare=write_rewards,
     ),
     Group(
         "rounds",

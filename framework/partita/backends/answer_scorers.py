@@ -3,9 +3,12 @@
 from pathlib import Path
 
 from partita.backends.context import RunContext
-from partita.backends.local import LocalBackend
 from partita.pipeline.answer_scores import AnswerScorer
+from partita.pipeline.batch_sizes import BatchSizeTuner
+from partita.pipeline.build import build_pipeline
 from partita_schema.errors import ConfigError, PartitaError, Problem
+from partita_trainers.batch_size.cache import Cache
+from partita_trainers.process_group import SINGLE_PROCESS
 
 
 def load_answer_scorer(folder: Path, *, key: str, quiet: bool = False, trust_remote_code: bool = False) -> AnswerScorer:
@@ -27,5 +30,14 @@ def load_answer_scorer(folder: Path, *, key: str, quiet: bool = False, trust_rem
     if not context.config.scores_answers:
         message = f"{folder} is a run of trainer: {{type: {context.config.trainer.type}}}, which scores no answers"
         raise ConfigError([Problem(key, f"{message}; name a run with trainer: {{type: reward}}")])
-    backend = LocalBackend(context)
-    return AnswerScorer(backend.parts(), backend.tuner)
+    labels, training = context.known_labels()
+    pipeline = build_pipeline(
+        context.config,
+        folder=context.loaded.folder,
+        labels=labels,
+        training=training,
+        saved=context.weights,
+        trainable=False,
+    )
+    # Each rank scores its own answers, so the tuner may not wait for others.
+    return AnswerScorer(pipeline, BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=SINGLE_PROCESS))

@@ -4,13 +4,15 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from partita.backends.context import RunContext
+from partita.backends.reward_models import check_columns_of_reward, load_best_of
 from partita.data.ledger import Ledger
 from partita.data.splits import check_columns
+from partita.generation.best_of import BestOf
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, predict_rows
 from partita.generation.prompts import PromptSource
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from partita.simulation.report import SimulationReport
 
 logger = logging.getLogger(__name__)
+
+Parts = TypeVar("Parts", bound=PipelineParts)
 
 Metrics = dict[str, dict[str, Any]]
 """Metrics by output: numbers, and tables such as the metrics of each label."""
@@ -80,6 +84,7 @@ class Backend(ABC):
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
+        self._best_of: BestOf | None = None
 
     # What a backend implements
 
@@ -126,6 +131,21 @@ class Backend(ABC):
 
     # What all backends do alike
 
+    def with_reward(self, parts: Parts) -> Parts:
+        """Return the parts for `predict` and `evaluate`: with `generation.best_of`, also the reward model, loaded."""
+        if self.context.config.generation.best_of is None:
+            return parts
+        if self._best_of is None:
+            with synchronized_errors(self.context.process_group, "loading the reward model"):
+                self._best_of = load_best_of(self.context, parts.generation)
+        return replace(parts, best_of=self._best_of)
+
+    def refuse_best_of(self, verb: str) -> None:
+        """Raise ConfigError if the file asks for several answers, of which the verb draws one."""
+        if self.context.config.generation.best_of is not None:
+            message = f"{verb} draws one answer and chooses none; remove best_of, or use predict or evaluate"
+            raise ConfigError([Problem("generation.best_of", message)])
+
     def predict(self, dataset: Any, options: PredictOptions) -> "Predictions":
         """Predict every row and write a journal and the output; see `Model.predict`."""
         context, process_group, output = self.context, self.context.process_group, options.output
@@ -144,10 +164,11 @@ class Backend(ABC):
                 context.check_not_read(output, dataset)
 
             process_group.run_on_rank_zero(check, "the file of predictions")
-        parts = self.parts()
+        parts = self.with_reward(self.parts())
         with synchronized_errors(process_group, "opening the data"):
             rows = context.open_dataset(dataset)
             check_columns(rows, context.config, supervised=False)
+            check_columns_of_reward(rows, parts.best_of)
         fingerprint = answer_fingerprint(parts, rows, result=context.weights)
         files = PredictionFiles(
             journal=journal_path(context.output_folder, output=output, fingerprint=fingerprint),
@@ -178,6 +199,7 @@ class Backend(ABC):
         with tokens_made_once(process_group, parts, folder=context.output_folder) as tokenizing:
             with synchronized_errors(process_group, "reading the rows"), waiting("reading the rows", line=False):
                 split, rows = context.evaluation_rows() if dataset is None else (None, context.open_dataset(dataset))
+                check_columns_of_reward(rows, self.with_reward(parts).best_of)
                 eval_dataset = build_eval_dataset(tokenizing, rows, split="test", ledger=ledger)
             ledger.log_warnings()
             counts = ledger.split("test")

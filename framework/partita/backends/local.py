@@ -13,6 +13,7 @@ import numpy as np
 from partita.backends.agent_contexts import agent_contexts
 from partita.backends.base import Backend, Refusals
 from partita.backends.context import RunContext
+from partita.backends.reward_models import load_reward_checker
 from partita.data.episode import AGENT
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, find_labels
@@ -128,7 +129,7 @@ class LocalBackend(Backend):
     def evaluator(self, *, batch_size: int | None) -> LocalEvaluator:
         """Return the evaluator with the model in memory."""
         objective = default_objective(self.context.config)
-        return LocalEvaluator(self.parts(), self.tuner, batch_size=batch_size, objective=objective)
+        return LocalEvaluator(self.with_reward(self.parts()), self.tuner, batch_size=batch_size, objective=objective)
 
     def record_memory(self) -> None:
         """Record in the run's manifest the batch sizes that ran out of memory, and those that fitted."""
@@ -153,6 +154,10 @@ class LocalBackend(Backend):
         """Train, or evaluate with `trainer: {type: none}`; see `Model.train`."""
         context, process_group = self.context, self.context.process_group
         context.refuse_code("training")
+        if context.config.generation.best_of is not None and process_group.rank == 0:
+            logger.info(
+                "generation.best_of is for predict and evaluate: answers that training generates are not chosen"
+            )
         check_rounds(context.config, dataset, folder=context.loaded.folder)
         trainer = build_trainer(
             context.config.trainer, folder=context.loaded.folder, objective=default_objective(context.config)
@@ -245,6 +250,7 @@ class LocalBackend(Backend):
             data=data,
             open_run=context.open_run,
             others=self.agent_models,
+            reward_checker=partial(load_reward_checker, context),
             callbacks=callbacks,
         ).train()
 
@@ -262,6 +268,7 @@ class LocalBackend(Backend):
     ) -> list[str] | Iterator[str] | Iterator[tuple[int, str]]:
         """Generate text after each prompt; see `Model.generate`."""
         self.check_model("generate")
+        self.refuse_best_of("generate")
         pipeline = self.parts()
         limit = max_new_tokens or pipeline.max_new_tokens
         requests = plain_requests(pipeline.lm, prompts, max_new_tokens=limit)
@@ -288,10 +295,13 @@ class LocalBackend(Backend):
     def simulate(self, output: Path | None, *, batch_size: int | None, fresh: bool) -> SimulationReport:
         """Roll out the episodes of the `simulation` section, and write their page; see `Model.simulate`."""
         self.check_model("simulate")
+        self.refuse_best_of("simulate")
         section_of(self.context.config)
         self.context.refuse_code("simulation")
         models = {AGENT: self.agent_model()}
         context, process_group = self.context, self.context.process_group
+        with synchronized_errors(process_group, "loading the reward model"):
+            checker = load_reward_checker(context)
         folder = output if output is not None else context.output_folder / "transcripts"
         result = simulate(
             models | self.agent_models(),
@@ -300,6 +310,7 @@ class LocalBackend(Backend):
             batch_size=batch_size,
             fresh=fresh,
             progress=context.progress,
+            checker=checker,
             process_group=process_group,
         )
         process_group.run_on_rank_zero(partial(write_page, result), "the page of the dialogues")
@@ -323,7 +334,7 @@ class LocalBackend(Backend):
         context = self.context
         if context.config.trains and context.run is None:
             return self.tune_training(dataset, fresh=fresh)
-        pipeline = self.parts()
+        pipeline = self.with_reward(self.parts())
         with synchronized_errors(context.process_group, "opening the data"):
             rows = context.evaluation_rows()[1] if dataset is None else context.open_dataset(dataset)
         tuner = self._tuner = self.new_tuner(pipeline, fresh=fresh)

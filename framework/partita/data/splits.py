@@ -179,6 +179,15 @@ def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
         require_column(rows, column, user=user)
 
 
+def check_prompt_columns(rows: Rows, config: Config) -> None:
+    """Raise DataError if a column is missing that the prompts of a file show."""
+    if config.dialogue_input is not None:
+        require_dialogues(rows, config.dialogue_input, options=config.data.dialogue)
+        return
+    for column, user in needed_inputs(config).items():
+        require_column(rows, column, user=user)
+
+
 def check_scored_columns(rows: Rows, config: Config) -> None:
     """Raise DataError if a column is missing that a reward model reads to score answers: a pair, or a single one."""
     output = config.output_features[0]

@@ -1,5 +1,6 @@
 """One prediction job: its inputs, and the statistics of its batches."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
@@ -7,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from partita.generation.best_of import AnswerChooser, BestOf
 from partita.generation.generator import Generator
 from partita.generation.journal import Journal
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, PredictionStats, answer_of
-from partita.generation.prompts import PromptEncoder, PromptSource
+from partita.generation.prompts import PromptEncoder, PromptRows, PromptSource
 from partita.generation.record import PredictionRecord, Status
 from partita.generation.requests import (
     AnswerSequence,
@@ -21,6 +23,7 @@ from partita.generation.requests import (
     RowResult,
     unanswerable,
 )
+from partita.generation.sampled_prompts import SampledPrompts
 from partita.lm.base import GenerationOptions
 from partita.outputs.decode import Decoder
 from partita_schema.config import Config
@@ -29,6 +32,8 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     from marshmallow import Schema
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -133,6 +138,13 @@ class PredictionParts:
     """Limit of generated tokens per answer, and of the prompt tokens between the answers of a sequence."""
     sequence: AnswerSequence | None = None
     """The answers to a row that follow one another; None if there is one."""
+    best_of: BestOf | None = None
+    """Chooses among several answers to each row; None to draw one."""
+
+    @property
+    def samples(self) -> int:
+        """Number of answers that are drawn for a row."""
+        return 1 if self.best_of is None else self.best_of.samples
 
     @property
     def row_schema(self) -> "Schema":
@@ -149,23 +161,36 @@ class PredictionParts:
         prompts: PromptSource,
         budget: Callable[[PromptSource], BatchBudget],
         *,
+        rows: PromptRows,
         process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> "PredictionJob":
         """Choose the engine for prompts, then their batch size, and return the job.
 
         Args:
             prompts: The prompts.
-            budget: Returns the batch budget for the prompts.
+            budget: Returns the batch budget for the prompts, of which each sample of a row has one.
+            rows: The rows of the prompts.
             process_group: The ranks that share the rows.
         """
+        samples = self.samples
+        asked = prompts if self.best_of is None else SampledPrompts(prompts, samples=samples)
         engine = self.generator.choose_engine(
-            prompts.lengths, options=self.generation, max_new_tokens=self.max_new_tokens
+            asked.lengths, options=self.generation, max_new_tokens=self.max_new_tokens
         )
-        settings = GenerationSettings(self.generation, budget(prompts), self.sampling_seed, process_group=process_group)
+        if samples > 1 and engine != "slots":
+            where = "on the server" if engine == "server" else "without continuous batching"
+            logger.info("a prompt is computed %s times, once for each answer of best_of: %s", samples, where)
+        settings = GenerationSettings(self.generation, budget(asked), self.sampling_seed, process_group=process_group)
         job = GenerationJob(
-            prompts, settings, engine=engine, max_new_tokens=self.max_new_tokens, sequence=self.sequence
+            asked,
+            settings,
+            engine=engine,
+            max_new_tokens=self.max_new_tokens,
+            sequence=self.sequence,
+            samples=samples,
         )
-        return PredictionJob(self.generator, self.decoder, job)
+        chooser = None if self.best_of is None else AnswerChooser(self.best_of, rows)
+        return PredictionJob(self.generator, self.decoder, job, prompts, chooser)
 
 
 @dataclass(frozen=True)
@@ -175,11 +200,10 @@ class PredictionJob:
     generator: Generator
     decoder: Decoder
     job: GenerationJob
-
-    @property
-    def prompts(self) -> PromptSource:
-        """The prompts."""
-        return self.job.prompts
+    prompts: PromptSource
+    """The prompt of each row."""
+    chooser: AnswerChooser | None = None
+    """Chooses among the answers to a row; None if there is one."""
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -223,17 +247,35 @@ class PredictionJob:
         ]
         if left:
             yield [self._answer(record) for record in left]
-        for batch in self.generator.generate(self.job, done=done):
+        share = 0.0
+        for batch in self.generator.generate(self.job, done=np.repeat(done, self.job.samples)):
             tally.add(batch)
             share = round(batch.seconds * 1000 / len(batch.results), 3)
-            yield [
-                self._answer(self._record(result, attempt=number(result.row), milliseconds=share))
-                for result in batch.results
-            ]
+            results = batch.results if self.chooser is None else self.chooser.take(batch.results)
+            if results:
+                yield self._answers(results, number=number, milliseconds=share)
+        last = [] if self.chooser is None else self.chooser.finish()
+        if last:
+            yield self._answers(last, number=number, milliseconds=share)
 
     def _key(self, row: int) -> str:
         key: bytes = self.prompts.keys[row].tobytes()
         return key.hex()
+
+    def _answers(
+        self, results: Sequence[RowResult], *, number: Callable[[int], int], milliseconds: float
+    ) -> list[Answer]:
+        """Return the answers of rows.
+
+        Args:
+            results: Their results.
+            number: Returns the number of a row's attempt.
+            milliseconds: Time of a row.
+        """
+        return [
+            self._answer(self._record(result, attempt=number(result.row), milliseconds=milliseconds))
+            for result in results
+        ]
 
     def _record(self, result: RowResult, *, attempt: int, milliseconds: float) -> PredictionRecord:
         generated, row = result.generated, result.row
@@ -251,6 +293,8 @@ class PredictionJob:
             finish_reason=generated.finish_reason,
             logprob=generated.logprob,
             scores=dict(generated.scores) if generated.scores is not None else None,
+            reward=result.reward,
+            samples=[dict(sample) for sample in result.samples] if result.samples is not None else None,
             attempt=attempt,
             milliseconds=milliseconds,
         )

@@ -182,7 +182,7 @@ def predict_rows(
     prompts = _encode_prompts(
         parts, rows, fingerprint=fingerprint_of(fingerprint), progress=progress, process_group=process_group
     )
-    job = parts.job(prompts, budget, process_group=process_group)
+    job = parts.job(prompts, budget, rows=rows, process_group=process_group)
     with (
         job.job.settings.budget.guard(),
         terminate_as_interrupt(),
@@ -250,10 +250,11 @@ def _warn_of_unanswered(stats: PredictionStats) -> None:
 
 
 def _answers_part(parts: PredictionParts) -> str:
-    """Return the part of the fingerprint for the length of answers and the seed of sampled ones."""
-    return f"max_new_tokens {parts.max_new_tokens}" + (
-        f", seed {parts.sampling_seed}" if parts.generation.samples else ""
-    )
+    """Return the part of the fingerprint for the length of answers, the seed of sampled ones, and the reward model."""
+    texts = [f"max_new_tokens {parts.max_new_tokens}"]
+    texts += [f"seed {parts.sampling_seed}"] if parts.generation.samples else []
+    texts += [f"reward {parts.best_of.reward.fingerprint}"] if parts.best_of is not None else []
+    return ", ".join(texts)
 
 
 def _fill(journals: JobJournal, job: PredictionJob, *, progress: ShowProgress | None) -> PredictionStats:
@@ -310,7 +311,7 @@ def generate_for_rows(
         process_group: The ranks that share the rows.
     """
     prompts = EncodedPrompts(rows, parts.encoder, parts.row_schema, process_group=process_group)
-    job = parts.job(prompts, lambda prompts: budget, process_group=process_group)
+    job = parts.job(prompts, lambda prompts: budget, rows=rows, process_group=process_group)
     tally, answered, shown = Tally(), process_group.shared_counter("answered rows"), 0
     with _display(progress, description, total=len(rows)) as display:
         for answers in job.completions(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):

@@ -135,7 +135,8 @@ class Predictions(Sequence[dict[str, Any]]):
 
     A row holds `key`, the input columns, and for each output its value and `<output>_raw`, the part of the answer
     that the value was read from; with scored labels also `<output>_probability`, the probability of the chosen
-    label, and `<output>_probabilities`, those of all labels; then `status`, `error`, `finish_reason` and `tokens`.
+    label, and `<output>_probabilities`, those of all labels; then `status`, `error`, `finish_reason` and `tokens`. With
+    `generation.best_of`, `reward` is the reward of the answer, and `samples` holds all answers if they are kept.
     An input column whose name is taken, such as the true label of a predicted one, is called `<column>_input`.
     """
 
@@ -164,7 +165,10 @@ class Predictions(Sequence[dict[str, Any]]):
         self.stats = stats
         """Statistics of the job."""
         self._rows, self._decoder = rows, decoder
-        self._logprobs: dict[str, ColumnType] = {"logprob": "number"} if config.generation.logprobs else {}
+        self._more_columns: dict[str, ColumnType] = {"logprob": "number"} if config.generation.logprobs else {}
+        if config.generation.best_of is not None:
+            self._more_columns |= {"reward": "number"}
+            self._more_columns |= {"samples": "json"} if config.generation.keep_samples else {}
         self._outputs = output_types(config)
         self._in_sequence = config.answers_in_sequence
         self._journal = Journal.read_only(journal)
@@ -245,7 +249,7 @@ class Predictions(Sequence[dict[str, Any]]):
         outputs: dict[str, ColumnType] = {}
         for output in self._outputs.values():
             outputs |= output.columns()
-        return outputs | LAST_COLUMNS | self._logprobs
+        return outputs | LAST_COLUMNS | self._more_columns
 
     def _column_types(self) -> dict[str, ColumnType]:
         rows = (row for start in range(0, len(self), CHUNK_ROWS) for row in self._input_rows(start))
@@ -272,7 +276,7 @@ class Predictions(Sequence[dict[str, Any]]):
                 error = error or reason
             result |= {"status": record.status, "error": error}
             result |= {"finish_reason": record.finish_reason, "tokens": record.tokens}
-            yield result | dict.fromkeys(self._logprobs, record.logprob)
+            yield result | {name: getattr(record, name) for name in self._more_columns}
 
     def _answer(self, index: int) -> Answer:
         record = self._journal.record(index)

@@ -36,6 +36,10 @@ class PredictionRecord:
     """Natural logarithm of the answer's probability; None if not requested."""
     scores: dict[str, Any] | None = None
     """Log probability of each label, if labels were scored; for several answers, by output."""
+    reward: float | None = None
+    """Reward of the answer, if it was chosen among several."""
+    samples: list[dict[str, Any]] | None = None
+    """All answers that it was chosen from, with text and reward, if they are kept."""
     error: str | None = None
     """Why there is no answer."""
     attempt: int = 1

@@ -1,7 +1,8 @@
 """Requests, settings and results of generation, the same for all engines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -186,6 +187,10 @@ class RowResult:
     """The answer."""
     error: str | None = None
     """Why there is no answer."""
+    reward: float | None = None
+    """Its reward, if it was chosen among several answers."""
+    samples: tuple[Mapping[str, Any], ...] | None = None
+    """All answers that it was chosen from, in the order of their numbers, with text and reward, if they are kept."""
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,8 @@ class Scheduler:
             self.prefix = list(work.prefix)
         self.queue: list[int] = []
         """Rows to start, taken from the end."""
+        self.begun: set[int] = set()
+        """Shared prompts of which a row has started."""
         self.slots: AnsweringSlots | None = None
         self.num_slots = 0
         """Number of open slots."""
@@ -146,7 +148,7 @@ class Scheduler:
     def refill(self) -> bool:
         """Take more rows from the source if few wait, and return whether rows are left to start or to finish."""
         if self.settings.stopping():
-            self.queue = []
+            self.queue = [row for row in self.queue if self.shared_prompt(row) in self.begun]
         elif self.source.left and len(self.queue) * PREFILL_DIVISOR <= self.num_slots:
             rows = self.source.take(self.num_slots or min(self.budget.batch_size, self.budget.current_limit))
             self.queue = [*reversed(rows), *self.queue]
@@ -374,6 +376,7 @@ class Scheduler:
         if work.samples > 1:
             count = self.samples_of_prompts(count, slots, free=free)
         rows = [self.queue.pop() for _ in range(count)]
+        self.begun |= {prompt for row in rows if (prompt := self.shared_prompt(row)) is not None}
         return [
             SlotRequest(
                 ids,

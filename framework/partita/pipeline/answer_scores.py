@@ -18,6 +18,7 @@ from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.build import Pipeline
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.common.text import counted
+from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.rows import check_rows
 from partita_schema.sections.features import TextInput
@@ -54,6 +55,11 @@ class AnswerScorer:
         output = config.output_features[0]
         assert isinstance(output, PreferenceOutput)
         self.pipeline, self.tuner, self._output = pipeline, tuner, output
+
+    @property
+    def config(self) -> Config:
+        """The file of the reward model."""
+        return self.pipeline.config
 
     @property
     def fingerprint(self) -> str:

@@ -77,6 +77,7 @@ def size_key(
         "dtypes": sorted({str(parameter.dtype) for parameter in lm.module.parameters()}),
         "trainer": trainer,
         "with_training_state": with_training_state,
+        "next_to": reward_models(config) if probe.purpose != "training" else [],
         "device": memory.identity,
         "threads": torch.get_num_threads() if lm.device.type == "cpu" else None,
         "versions": {name: installed.get(name) for name in PACKAGES},
@@ -87,3 +88,9 @@ def size_key(
         "max_rows": max_rows,
         "options": list(options),
     }
+
+
+def reward_models(config: Config) -> list[str]:
+    """Return the reward models that a file names, which are on the device while it generates."""
+    checker = config.simulation.checker if config.simulation is not None else None
+    return [name for name in (config.generation.reward, checker and checker.model) if name]

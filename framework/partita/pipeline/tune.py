@@ -186,13 +186,14 @@ def generates(pipeline: Pipeline) -> bool:
 def prompt_lengths(
     pipeline: PipelineParts, sources: Iterable[Rows], *, process_group: ProcessGroup = SINGLE_PROCESS
 ) -> tuple[np.ndarray, int]:
-    """Return the prompt length of each row in tokens (0 without a prompt), and the length of the shared prefix.
+    """Return the prompt length of each answer in tokens (0 without a prompt), and the length of the shared prefix.
 
-    The ranks of `process_group` share the work.
+    A row has as many answers as the pipeline draws. The ranks of `process_group` share the work.
     """
     schema = row_schema(pipeline.config, supervised=False)
     prompts = [EncodedPrompts(rows, pipeline.encoder, schema, process_group=process_group) for rows in sources]
-    return np.concatenate([one.lengths for one in prompts]), min(len(one.prefix) for one in prompts)
+    lengths = np.concatenate([one.lengths for one in prompts])
+    return np.repeat(lengths, pipeline.samples), min(len(one.prefix) for one in prompts)
 
 
 def max_loss_tokens_of(sources: Sequence[TokenizedDataset]) -> int:

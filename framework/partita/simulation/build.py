@@ -139,7 +139,7 @@ def build_world(section: Simulation, *, folder: Path, resources: ExitStack) -> t
         world, parts["world"] = build_custom(section.world, section, folder=folder)
     else:
         world = build_conversation(section)
-    if section.checker is None:
+    if section.checker is None or section.checker.model is not None:
         return world, parts
     kind = CHECKERS.load(section.checker.type, key="simulation.checker.type", folder=folder)
     checker = factory(kind, section.checker.options, key="simulation.checker.options")()

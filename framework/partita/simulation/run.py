@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from partita.data.episode import AGENT, Episode
-from partita.data.rows import Rows
+from partita.data.rows import Rows, digest
 from partita.generation.predict import ShowProgress
 from partita.pipeline.build import Pipeline
 from partita.simulation.build import (
@@ -30,6 +30,7 @@ from partita.simulation.participants import (
     other_agents,
 )
 from partita.simulation.report import RolloutOutcomes, ScoreTurns, SimulationReport, outcomes_of
+from partita.simulation.reward_checker import RewardChecker
 from partita.simulation.shared_rollout import rollout
 from partita.simulation.transcripts import Transcripts, open_transcripts
 from partita.simulation.turn_answers import build_turn_answers
@@ -56,6 +57,8 @@ class RolloutSetup:
     """Class that saves the episodes."""
     decided_by: dict[str, Any]
     """Hashes of everything that affects the episodes, by part."""
+    checker: RewardChecker | None = None
+    """Judges finished episodes by a reward model."""
 
     def open_transcripts(
         self, folder: Path, history: str, *, fresh: bool, process_group: ProcessGroup
@@ -100,6 +103,7 @@ def simulate(
     fresh: bool,
     progress: ShowProgress,
     rows: Rows | None = None,
+    checker: RewardChecker | None = None,
     process_group: ProcessGroup = SINGLE_PROCESS,
 ) -> SimulationResult:
     """Run all episodes of a configuration that are not in the transcripts of `folder` yet.
@@ -114,6 +118,7 @@ def simulate(
         fresh: Whether to discard existing transcripts.
         progress: Creates progress displays.
         rows: Rows that replace the dataset of the tasks.
+        checker: Judges finished episodes by a reward model, if the configuration has one.
         process_group: The ranks that share the episodes.
 
     Raises:
@@ -125,7 +130,7 @@ def simulate(
     score = score_of_turns(main.pipeline, section)
     with ExitStack() as resources:
         with synchronized_errors(process_group, "opening the tasks and the world"):
-            setup = build_setup(main.pipeline, models, seed=seed, rows=rows, resources=resources)
+            setup = build_setup(main.pipeline, models, seed=seed, rows=rows, checker=checker, resources=resources)
         run = SimulationRun(
             setup,
             main,
@@ -208,6 +213,7 @@ class SimulationRun:
                 limits=setup.section.limits,
                 name=f"{history} history",
                 progress=self.progress,
+                checker=setup.checker,
                 process_group=process_group,
             )
             # Rank 0 alone has the episodes of all ranks; the outcomes are sent to the others.
@@ -225,7 +231,13 @@ class SimulationRun:
 
 
 def build_setup(
-    pipeline: Pipeline, models: Mapping[str, AgentModel], *, seed: int, rows: Rows | None, resources: ExitStack
+    pipeline: Pipeline,
+    models: Mapping[str, AgentModel],
+    *,
+    seed: int,
+    rows: Rows | None,
+    checker: RewardChecker | None,
+    resources: ExitStack,
 ) -> RolloutSetup:
     """Open the tasks, the world and the agents of a configuration.
 
@@ -234,6 +246,7 @@ def build_setup(
         models: Models by agent.
         seed: Seed of environments, sampling and programs.
         rows: Rows that replace the dataset of the tasks.
+        checker: Judges finished episodes by a reward model.
         resources: Stack that closes opened resources, such as processes of environments.
 
     Raises:
@@ -251,9 +264,10 @@ def build_setup(
     others = {f"agent {name}": other.identity for name, other in models.items() if other is not main}
     settings = settings_of(pipeline.config, section, seed=seed)
     decided_by = {"model": main.fingerprint, "tasks": tasks_hash}
+    decided_by |= {} if checker is None else {"checker": digest(checker.reward.fingerprint)}
     decided_by |= parts | program_hashes | rollout_hashes | others | settings
     participants = Participants(section, models, programs, seed=seed, rollout=rollout)
-    return RolloutSetup(section, tasks, world, participants, transcripts, decided_by)
+    return RolloutSetup(section, tasks, world, participants, transcripts, decided_by, checker)
 
 
 def start_order(dialogues: Sequence[Episode], section: Simulation) -> Sequence[Episode]:

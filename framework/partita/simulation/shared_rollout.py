@@ -17,6 +17,7 @@ from partita.data.episode import Episode
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import ShowProgress
 from partita.generation.work_queue import WorkQueue, drain
+from partita.simulation.reward_checker import RewardChecker
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts
 from partita.simulation.turns import log_prompt_counts
@@ -120,6 +121,7 @@ def rollout(
     limits: Limits,
     name: str,
     progress: ShowProgress,
+    checker: RewardChecker | None = None,
     process_group: ProcessGroup,
 ) -> None:
     """Run the episodes that are not in the transcripts yet, in the given order, and save them there.
@@ -132,6 +134,7 @@ def rollout(
         limits: `fail_fraction` limits the failed episodes.
         name: Name of the progress display.
         progress: Creates the progress display.
+        checker: Judges finished episodes by a reward model.
         process_group: The ranks that share the episodes.
 
     Raises:
@@ -150,7 +153,13 @@ def rollout(
             # Lazy: the rollout takes an episode from the shared counter only when it can start one.
             claimed = (remaining[index] for index in drain(claims))
             shown, too_many = record(
-                rollout, claimed, transcripts, shared_progress=shared_progress, display=display, limits=limits
+                rollout,
+                claimed,
+                transcripts,
+                shared_progress=shared_progress,
+                display=display,
+                limits=limits,
+                checker=checker,
             )
             if interrupt.requested or too_many:
                 shared_progress.stop()
@@ -224,6 +233,7 @@ def record(
     shared_progress: RolloutProgress,
     display: Progress,
     limits: Limits,
+    checker: RewardChecker | None = None,
 ) -> tuple[int, bool]:
     """Save episodes as they end, until all have ended or too many have failed.
 
@@ -234,12 +244,15 @@ def record(
         shared_progress: Progress of all ranks.
         display: Progress display.
         limits: `fail_fraction` limits the failed episodes.
+        checker: Judges finished episodes by a reward model.
 
     Returns:
         Number of finished episodes of all ranks that the display shows, and whether too many have failed.
     """
     started, shown = time.perf_counter(), shared_progress.before[0]
     for episode in rollout.run(dialogues):
+        if checker is not None:
+            checker.check(episode)
         transcripts.add(episode)
         ended, failed, turns = shared_progress.update(failed=episode.status == "failed", turns=len(episode.replies))
         rate = turns / (time.perf_counter() - started)

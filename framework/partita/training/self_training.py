@@ -31,6 +31,7 @@ from partita.runs.row_results import BASE
 from partita.runs.row_results import FOLDER as EVALUATIONS
 from partita.simulation.build import build_world, load_rollout_and_transcripts, open_tasks, section_of
 from partita.simulation.participants import AgentModel, build_programs
+from partita.simulation.reward_checker import RewardChecker
 from partita.simulation.run import simulate
 from partita.training.run import finished_result, train_in
 from partita_schema.common.checksums import DamagedError, sealed, unsealed, unsealed_line
@@ -117,6 +118,8 @@ class SelfTraining:
     open_run: OpenRun
     others: Callable[[], Mapping[str, AgentModel]]
     """Loads the models of other agents, by agent."""
+    reward_checker: Callable[[], RewardChecker | None]
+    """Loads the reward model that checks episodes, if there is one."""
     callbacks: Sequence[object] = ()
     """Called in the training of each round."""
 
@@ -183,6 +186,7 @@ class SelfTraining:
             fresh=False,
             progress=self.directory.progress,
             rows=self.data.training if section.tasks == Tasks() else None,
+            checker=self.reward_checker(),
             process_group=self.process_group,
         )
         self.process_group.run_on_rank_zero(partial(write_page, simulated), "the page of the dialogues")

@@ -203,6 +203,14 @@ class Generation(ConfigModel):
     their longest answer."""
     seed: NonNegativeInt | None = None
     """Random seed of sampling. Default: the seed of the run."""
+    best_of: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """Number of answers that predict and evaluate sample for each row; the one with the highest reward is kept. Needs
+    reward and sampling."""
+    reward: Name | None = None
+    """Reward model that chooses among the answers of best_of: the directory of a run with trainer: {type: reward}, or a
+    model saved from one. It reads the columns of the row that its own file names."""
+    keep_samples: StrictBool = False
+    """Add the column `samples` to predictions: all answers of best_of, each with its reward."""
 
     @model_validator(mode="after")
     def sampling_keys_need_do_sample(self) -> "Generation":
@@ -217,6 +225,34 @@ class Generation(ConfigModel):
             raise rule_error(
                 "temperature 0 is greedy; remove do_sample or write a temperature above 0", at="temperature"
             )
+        return self
+
+    @model_validator(mode="after")
+    def best_of_has_a_reward_model(self) -> "Generation":
+        if self.best_of is not None and self.reward is None:
+            raise rule_error(
+                "a reward model chooses among the answers; add reward, the directory of a run with trainer: "
+                "{type: reward}, or remove best_of",
+                at="best_of",
+            )
+        for key in ("reward", "keep_samples"):
+            if self.best_of is None and is_set(self, key):
+                raise rule_error(f"{key} has no effect on a single answer; add best_of: 8 or remove it", at=key)
+        return self
+
+    @model_validator(mode="after")
+    def best_of_samples(self) -> "Generation":
+        if self.best_of is None:
+            return self
+        if self.do_sample is False or self.temperature == 0:
+            key = "temperature" if self.do_sample is not False else "do_sample"
+            raise rule_error(
+                "all answers of best_of are the same without sampling; write do_sample: true and a temperature above "
+                "0, or remove best_of",
+                at=key,
+            )
+        if (self.num_beams or 1) > 1:
+            raise rule_error("best_of samples answers, and beams search for one; remove num_beams", at="num_beams")
         return self
 
     @model_validator(mode="after")

@@ -10,11 +10,13 @@ from partita_schema.base import (
     Fraction,
     Name,
     NonNegativeInt,
+    Number,
     Positive,
     PositiveInt,
     Refusal,
     StrictBool,
     check_part,
+    is_set,
     rule_error,
 )
 from partita_schema.sections.agents import (
@@ -95,12 +97,33 @@ class CheckerConfig(ConfigModel):
     """A class that judges a finished episode and may ask for another answer."""
 
     type: Annotated[str, AfterValidator(check_part)]
-    """`exact`, `contains`, `regex` or `json_equal`; or `module:Class` with `check(episode)`, or a name that an
-    installed package registers (entry points `partita.checkers`)."""
+    """`exact`, `contains`, `regex`, `json_equal` or `reward`; or `module:Class` with `check(episode)`, or a name that
+    an installed package registers (entry points `partita.checkers`)."""
     options: dict[str, Any] = {}
     """Keyword arguments of the class."""
     rounds: NonNegativeInt = 0
     """How many times the model may answer again after the checker's feedback."""
+    model: Name | None = None
+    """For reward: the reward model, as the directory of a run with trainer: {type: reward} or a model saved from
+    one."""
+    turns: Literal["last", "mean"] = "last"
+    """For reward: which answers of the model are scored, each given the dialogue before it. last: the last one; mean:
+    all, and the score of the episode is their mean."""
+    threshold: Number = 0.0
+    """For reward: score from which an episode has succeeded."""
+
+    @model_validator(mode="after")
+    def a_reward_model_judges_alone(self) -> "CheckerConfig":
+        is_reward = self.type == "reward"
+        if is_reward and self.model is None:
+            raise rule_error(
+                "reward needs a reward model; add model, the directory of a run with trainer: {type: reward}", at="type"
+            )
+        for key in ("options", "rounds") if is_reward else ("model", "turns", "threshold"):
+            if is_set(self, key):
+                why = "a reward model has none" if is_reward else f"{key} is for type: reward"
+                raise rule_error(f"{why}; remove {key}", at=key)
+        return self
 
 
 class Limits(ConfigModel):

@@ -37,6 +37,8 @@ FILES = (
 FOLDERS = (
     "base_model",
     "adapter.pretrained_adapter_weights",
+    "generation.reward",
+    "simulation.checker.model",
     "simulation.agents.*.run",
     "simulation.agents.*.base_model",
     "simulation.agents.others.*.run",

@@ -7,6 +7,7 @@ import pytest
 from partita.data.formatting.formatter import Formatter
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.rows import ListStore, RowKeys, Rows
+from partita.generation.best_of import BestOf
 from partita.generation.generator import LocalGenerator
 from partita.generation.job import PredictionParts
 from partita.generation.oom_backoff import BatchBudget
@@ -32,7 +33,13 @@ def encoder_of(config: Config, lm: Any, **options: Any) -> RowTokenizer:
 
 
 def parts_of(
-    config: Config, lm: Any, *, generation: GenerationOptions | None = None, max_new_tokens: int = 64, seed: int = 1
+    config: Config,
+    lm: Any,
+    *,
+    generation: GenerationOptions | None = None,
+    max_new_tokens: int = 64,
+    seed: int = 1,
+    best_of: BestOf | None = None,
 ) -> PredictionParts:
     """Return the pipeline from rows to answers of a model in this process."""
     return PredictionParts(
@@ -42,10 +49,11 @@ def parts_of(
         decoder=Decoder(config, labels={}),
         generation=generation or GenerationOptions({}),
         max_new_tokens=max_new_tokens,
+        best_of=best_of,
     )
 
 
-PARTS = ("generation", "max_new_tokens", "seed")
+PARTS = ("generation", "max_new_tokens", "seed", "best_of")
 FILES = ("output", "safe_csv", "retry_errors", "fresh", "fingerprint")
 
 

@@ -300,3 +300,24 @@ def test_an_agent_may_be_a_string() -> None:
 )
 def test_wrong_agents_are_reported(changes: dict[str, Any], text: str) -> None:
     assert problem_text(simulation=FILE["simulation"] | {"world": TALK} | changes) == f"simulation.{text}"
+
+
+@pytest.mark.parametrize(
+    ("checker", "text"),
+    [
+        (
+            {"type": "reward"},
+            "type: reward needs a reward model; add model, the directory of a run with trainer: {type: reward}",
+        ),
+        (
+            {"type": "reward", "model": "runs/rm", "options": {"model": "runs/rm"}},
+            "options: a reward model has none; remove options",
+        ),
+        ({"type": "reward", "model": "runs/rm", "rounds": 1}, "rounds: a reward model has none; remove rounds"),
+        ({"type": "exact", "model": "runs/rm"}, "model: model is for type: reward; remove model"),
+        ({"type": "exact", "turns": "mean"}, "turns: turns is for type: reward; remove turns"),
+        ({"type": "exact", "threshold": 0.5}, "threshold: threshold is for type: reward; remove threshold"),
+    ],
+)
+def test_wrong_settings_of_a_reward_model_as_checker_are_reported(checker: dict[str, Any], text: str) -> None:
+    assert problem_text(simulation=FILE["simulation"] | {"checker": checker}) == f"simulation.checker.{text}"

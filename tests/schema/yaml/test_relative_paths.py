@@ -111,6 +111,20 @@ sweep:
     }
 
 
+def test_paths_of_reward_models_are_relative_to_the_file_that_has_them() -> None:
+    checker = "{type: reward, model: ./rm}"
+    Path("configs/base.yaml").write_text(
+        "base_model: base\ninput_features: [{name: a, type: dialogue}]\noutput_features: [{name: b, type: text}]\n"
+        "generation: {do_sample: true, best_of: 2, reward: ./rm}\n"
+        f"simulation: {{world: {{type: replay}}, tasks: {{source: talks.jsonl}}, checker: {checker}}}\n"
+    )
+    Path("exp/run.yaml").write_text("extends: ../configs/base.yaml\nseed: 2\n")
+    config = load_config("exp/run.yaml").config
+    assert config.simulation is not None
+    assert config.simulation.checker is not None
+    assert (config.generation.reward, config.simulation.checker.model) == ("../configs/rm", "../configs/rm")
+
+
 def test_paths_of_the_main_file_overrides_and_dictionaries_stay_as_they_are() -> None:
     Path("configs/base.yaml").write_text(f"{BASE}data: {{source: rows.csv, validation: valid.csv}}\n")
     Path("exp/run.yaml").write_text("extends: ../configs/base.yaml\ndata: {source: mine.csv}\n")

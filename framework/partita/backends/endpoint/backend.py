@@ -126,7 +126,7 @@ class EndpointBackend(Backend):
 
     def evaluator(self, *, batch_size: int | None) -> "EndpointEvaluator":
         """Return the evaluator, which computes no loss."""
-        return EndpointEvaluator(self.parts(), self.concurrency(batch_size))
+        return EndpointEvaluator(self.with_reward(self.parts()), self.concurrency(batch_size))
 
     def generate(
         self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
@@ -144,6 +144,7 @@ class EndpointBackend(Backend):
             DataError: A prompt is empty.
             ModelError: The server returned no answer.
         """
+        self.refuse_best_of("generate")
         parts = self.parts()
         if stream:
             raise PartitaError("a server's answers come whole; leave stream out, or remove backend: {type: endpoint}")

@@ -97,7 +97,7 @@ class RayBackend(Backend):
 
     def evaluator(self, *, batch_size: int | None) -> "RayEvaluator":
         """Return the evaluator with the model on workers."""
-        return RayEvaluator(self.parts(), self.pool, batch_size=batch_size)
+        return RayEvaluator(self.with_reward(self.parts()), self.pool, batch_size=batch_size)
 
     def evaluate(self, dataset: Any, *, batch_size: int | None) -> Metrics:
         """Compute metrics on labeled rows, unless they are those of pairs."""
@@ -141,6 +141,7 @@ class RayBackend(Backend):
     def simulate(self, output: Path | None, *, batch_size: int | None, fresh: bool) -> SimulationReport:
         """Roll out episodes in Ray ranks, each of which runs `LocalBackend.simulate`."""
         self.check_model("simulate")
+        self.refuse_best_of("simulate")
         context = self.context
         section = section_of(context.config)
         context.refuse_code("simulation")

@@ -6,6 +6,7 @@ twice. An error raised by a row is that row's error, as in a single process. Any
 """
 
 import heapq
+import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from partita.generation.prompts import Lengths
 from partita.generation.requests import BatchResult, GenerationJob, RowResult
 from partita.generation.scheduler import MAX_SLOT_FACTOR, PREFILL_DIVISOR
 from partita.lm.base import AnswerContext, GenerationOptions
+
+logger = logging.getLogger(__name__)
 
 
 class Assignments:
@@ -266,6 +269,8 @@ class PoolGenerator:
             plan = BatchWorkPlan(work, ~done, batch_size=settings.budget.batch_size, way=way)
         if not plan.total:
             return
+        if job.samples > 1 and job.engine == "slots":
+            logger.info("a prompt is computed %s times, once for each answer of best_of: on Ray", job.samples)
         pool.start()
         self.job_number += 1
         worker_job = WorkerJob(

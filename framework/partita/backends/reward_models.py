@@ -1,0 +1,65 @@
+"""The reward models that a file names: for `generation.best_of`, and as the checker of a simulation."""
+
+from partita.backends.answer_scorers import load_answer_scorer
+from partita.backends.context import RunContext
+from partita.data.rows import Rows
+from partita.data.splits import check_prompt_columns
+from partita.generation.best_of import BestOf
+from partita.lm.base import GenerationOptions
+from partita.simulation.build import section_of
+from partita.simulation.reward_checker import RewardChecker
+from partita_schema.errors import ConfigError, DataError, Problem
+
+
+def load_best_of(context: RunContext, options: GenerationOptions) -> BestOf:
+    """Load the reward model of a file with `generation.best_of`.
+
+    Args:
+        context: The file.
+        options: Its generation options.
+
+    Raises:
+        ConfigError: Answers are not sampled, or the folder holds no reward model.
+    """
+    generation = context.config.generation
+    assert generation.best_of is not None, "the file asks for one answer"
+    assert generation.reward is not None, "best_of needs a reward model"
+    if not options.samples or options.beams > 1:
+        reason = "the checkpoint searches with beams" if options.samples else "answers are not sampled"
+        message = f"{reason}, so all answers to a row are the same; write generation: {{do_sample: true, num_beams: 1}}"
+        raise ConfigError([Problem("generation.best_of", message)])
+    reward = load_answer_scorer(
+        context.loaded.folder / generation.reward,
+        key="generation.reward",
+        quiet=context.quiet,
+        trust_remote_code=context.allows_saved_code,
+    )
+    return BestOf(generation.best_of, reward, keep_samples=generation.keep_samples)
+
+
+def check_columns_of_reward(rows: Rows, best_of: BestOf | None) -> None:
+    """Raise DataError if rows lack a column that the reward model of best_of reads."""
+    if best_of is None:
+        return
+    try:
+        check_prompt_columns(rows, best_of.reward.config)
+    except DataError as error:
+        raise DataError(f"generation.reward: {error}; the reward model reads the same rows") from None
+
+
+def load_reward_checker(context: RunContext) -> RewardChecker | None:
+    """Load the reward model that checks the episodes of a file; None if no reward model does.
+
+    Raises:
+        ConfigError: The folder holds no reward model.
+    """
+    section = section_of(context.config).checker
+    if section is None or section.model is None:
+        return None
+    reward = load_answer_scorer(
+        context.loaded.folder / section.model,
+        key="simulation.checker.model",
+        quiet=context.quiet,
+        trust_remote_code=context.allows_saved_code,
+    )
+    return RewardChecker(reward, turns=section.turns, threshold=section.threshold)

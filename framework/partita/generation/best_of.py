@@ -1,0 +1,173 @@
+"""Best of n: draw several answers to each row, and keep the one with the highest reward."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from partita.generation.prompts import PromptRows
+from partita.generation.requests import RowResult, stop_if_broken
+from partita.lm.base import Generated
+from partita_schema.common.text import counted
+from partita_schema.config import Config
+from partita_trainers.batch_size.device_errors import attempt
+
+logger = logging.getLogger(__name__)
+
+ANSWERS_AT_ONCE = 64
+"""Number of answers that are scored together."""
+NOT_A_NUMBER = "the reward is not a number"
+TOO_LARGE = "the reward of this answer does not fit in memory even alone"
+
+
+class Reward(Protocol):
+    """The score of an answer."""
+
+    @property
+    def value(self) -> float | None:
+        """The score, higher is better; None if there is none."""
+
+    @property
+    def error(self) -> str | None:
+        """Why there is none."""
+
+
+class RewardModel(Protocol):
+    """Scores answers to rows."""
+
+    @property
+    def config(self) -> Config:
+        """The file of the model."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that determines a score."""
+
+    def scores(self, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> Sequence[Reward]:
+        """Return the score of each answer.
+
+        Args:
+            rows: The row of each answer, by column.
+            answers: The answers.
+        """
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """How many answers are drawn for a row, and what chooses among them."""
+
+    samples: int
+    reward: RewardModel
+    keep_samples: bool = False
+    """Whether results hold all answers."""
+
+
+class AnswerChooser:
+    """Collects the samples of rows, and chooses the best one of each row once all are there."""
+
+    def __init__(self, best_of: BestOf, rows: PromptRows) -> None:
+        """Set up the choice; the reward model reads the prompt from `rows`."""
+        self.best_of, self.rows = best_of, rows
+        self.waiting: dict[int, dict[int, RowResult]] = {}
+        """Samples of rows of which some are missing, by row and number."""
+        self.complete: list[tuple[int, list[Generated]]] = []
+        """Rows with all their samples, which are scored next."""
+        self.rows_at_once = max(1, ANSWERS_AT_ONCE // best_of.samples)
+        self.num_unscored = 0
+        """Number of answers without a reward."""
+        self.reason = ""
+        """Why the last of them has none."""
+
+    def take(self, samples: Sequence[RowResult]) -> list[RowResult]:
+        """Take samples, numbered as in `SampledPrompts`; return the results of rows that are complete and scored."""
+        results: list[RowResult] = []
+        for sample in samples:
+            row, number = divmod(sample.row, self.best_of.samples)
+            of_row = self.waiting.setdefault(row, {})
+            of_row[number] = sample
+            if len(of_row) < self.best_of.samples:
+                continue
+            del self.waiting[row]
+            in_order = [of_row[number] for number in range(self.best_of.samples)]
+            error = next((one.error or "no answer" for one in in_order if one.generated is None), None)
+            if error is not None:
+                results.append(RowResult(row, None, error))
+                continue
+            self.complete.append((row, [one.generated for one in in_order if one.generated is not None]))
+        # A fixed number of rows at once, because it depends on time how many are taken.
+        while len(self.complete) >= self.rows_at_once:
+            scored, self.complete = self.complete[: self.rows_at_once], self.complete[self.rows_at_once :]
+            results += self.choose(scored)
+        return results
+
+    def finish(self) -> list[RowResult]:
+        """Return the results of the rows that are complete and not scored yet; log how many answers have no reward."""
+        scored, self.complete = self.complete, []
+        results = self.choose(scored)
+        if self.num_unscored:
+            logger.warning(
+                "%s without a reward, which cannot be chosen; the last one because: %s",
+                counted(self.num_unscored, "answer"),
+                self.reason,
+            )
+        return results
+
+    def choose(self, complete: Sequence[tuple[int, Sequence[Generated]]]) -> list[RowResult]:
+        """Return the result of each row with all its samples: the one with the highest reward, the first of a tie."""
+        pairs = [(row, text) for row, samples in complete for text in dict.fromkeys(one.text for one in samples)]
+        numbers = list(dict.fromkeys(row for row, _ in pairs))
+        rows = dict(zip(numbers, self.rows.get(numbers) if numbers else [], strict=True))
+        scored = self.scores([rows[row] for row, _ in pairs], [text for _, text in pairs])
+        by_pair = dict(zip(pairs, scored, strict=True))
+        return [self.best(row, samples, [by_pair[row, one.text] for one in samples]) for row, samples in complete]
+
+    def best(self, row: int, samples: Sequence[Generated], scores: Sequence[float | str]) -> RowResult:
+        """Return the result of a row.
+
+        Args:
+            row: Index of the row.
+            samples: Its answers.
+            scores: Reward of each answer, or why it has none.
+        """
+        reasons = [score for score in scores if isinstance(score, str)]
+        if reasons:
+            self.num_unscored, self.reason = self.num_unscored + len(reasons), reasons[-1]
+        rewards = [-math.inf if isinstance(score, str) else score for score in scores]
+        best = max(range(len(samples)), key=rewards.__getitem__)
+        if len(reasons) == len(samples):
+            return RowResult(row, None, f"no answer has a reward: {reasons[0]}")
+        kept = None
+        if self.best_of.keep_samples:
+            kept = tuple(
+                {"text": one.text, "reward": None if isinstance(score, str) else score}
+                for one, score in zip(samples, scores, strict=True)
+            )
+        return RowResult(row, samples[best], reward=rewards[best], samples=kept)
+
+    def scores(self, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float | str]:
+        """Return the reward of each answer, or why it has none; half of them at a time if memory runs out.
+
+        Args:
+            rows: The row of each answer.
+            answers: The answers.
+        """
+        if not answers:
+            return []
+        reward = self.best_of.reward
+        try:
+            scores, failure = attempt(lambda: reward.scores(rows, answers))
+        except Exception as error:
+            stop_if_broken(error)
+            raise
+        if scores is not None:
+            return [
+                score.error or NOT_A_NUMBER if score.value is None or math.isnan(score.value) else score.value
+                for score in scores
+            ]
+        logger.debug("device error: %s", failure)
+        if len(answers) == 1:
+            return [TOO_LARGE]
+        middle = (len(answers) + 1) // 2
+        logger.info("out of memory with the rewards of %s: continuing with %s", counted(len(answers), "answer"), middle)
+        return [*self.scores(rows[:middle], answers[:middle]), *self.scores(rows[middle:], answers[middle:])]

@@ -1,0 +1,61 @@
+"""Tests of settings for several answers to a row: reported with key and advice."""
+
+from typing import Any
+
+import pytest
+
+from partita_schema.load import load_config
+
+from ..refusals import last_line_of
+
+FILE: dict[str, Any] = {
+    "base_model": "base",
+    "input_features": [{"name": "question", "type": "text"}],
+    "output_features": [{"name": "answer", "type": "text"}],
+}
+BEST = {"best_of": 8, "reward": "runs/rm", "do_sample": True}
+REWARD = "generation.reward: reward has no effect on a single answer; add best_of: 8 or remove it"
+GREEDY = (
+    "all answers of best_of are the same without sampling; write do_sample: true and a temperature above 0, or remove "
+    "best_of"
+)
+
+
+@pytest.mark.parametrize(
+    ("generation", "text"),
+    [
+        (
+            {"best_of": 8, "do_sample": True},
+            (
+                "generation.best_of: a reward model chooses among the answers; add reward, the directory of a run with "
+                "trainer: {type: reward}, or remove best_of"
+            ),
+        ),
+        (BEST | {"best_of": 1}, "generation.best_of: write an integer of at least 2; got 1"),
+        ({"reward": "runs/rm"}, REWARD),
+        (
+            {"keep_samples": True},
+            "generation.keep_samples: keep_samples has no effect on a single answer; add best_of: 8 or remove it",
+        ),
+        (BEST | {"do_sample": False}, f"generation.do_sample: {GREEDY}"),
+        ({"best_of": 8, "reward": "runs/rm", "temperature": 0}, f"generation.temperature: {GREEDY}"),
+        (
+            BEST | {"num_beams": 4},
+            "generation.num_beams: best_of samples answers, and beams search for one; remove num_beams",
+        ),
+    ],
+)
+def test_settings_that_choose_no_answer_are_reported(generation: dict[str, Any], text: str) -> None:
+    assert last_line_of(FILE | {"generation": generation}) == text
+
+
+def test_a_checkpoint_may_say_that_answers_are_sampled() -> None:
+    generation = load_config(FILE | {"generation": {"best_of": 8, "reward": "runs/rm"}}).config.generation
+    assert (generation.best_of, generation.reward, generation.keep_samples) == (8, "runs/rm", False)
+
+
+def test_labels_that_are_scored_have_no_several_answers() -> None:
+    output = {"name": "answer", "type": "category", "decoder": {"labels": ["a", "b"], "scoring": True}}
+    assert last_line_of(FILE | {"output_features": [output], "generation": BEST}) == (
+        "generation.best_of: scoring generates nothing, so best_of has no effect; remove one of the two"
+    )
