@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from partita import Model
+
 from ..json_lines import read_json_lines, write_json_lines
 
 pytestmark = pytest.mark.long
@@ -69,6 +71,38 @@ def test_ranks_score_the_same_sampled_answers_as_one_process(processes: Any, tmp
     assert len(set(answers)) > 20
     rows = read_json_lines(folder / "more.jsonl")
     answered = [{**row, "colour": answer} for row, answer in zip(rows, answers, strict=True)]
+    write_json_lines(folder / "more.jsonl", answered)
+    result = processes.start(2, folder, "predict_zero_shot:more", "evaluate_zero_shot:more")
+    assert result["predict_zero_shot:more"] == answers
+    assert result["evaluate_zero_shot:more"]["colour"]["exact_match"] == 1
+
+
+@pytest.mark.parametrize("slots", [True, False], ids=["slots", "batches"])
+def test_ranks_choose_the_same_of_several_answers_as_one_process(processes: Any, tmp_path: Path, slots: bool) -> None:
+    config = processes.settings() | {
+        "trainer": {"type": "none"},
+        "output_features": [{"name": "colour", "type": "text"}],
+    }
+    config["generation"] = {"do_sample": True, "max_new_tokens": 5, "min_new_tokens": 3, "slots": slots}
+    del config["adapter"], config["model_parameters"]
+    config["generation"] |= {"best_of": 3, "reward": "rm"}
+    folder = processes.prepare(tmp_path / "job", config)
+    rows = read_json_lines(folder / "rows.jsonl")
+    write_json_lines(
+        folder / "pairs.jsonl", [row | {"chosen": row["colour"], "rejected": f"{row['text']}!"} for row in rows]
+    )
+    reward = {
+        "base_model": config["base_model"],
+        "input_features": config["input_features"],
+        "output_features": [{"name": "answer", "type": "preference"}],
+        "data": {"source": str(folder / "pairs.jsonl")},
+        "trainer": {"type": "reward", "max_steps": 3, "batch_size": 8, "eval_batch_size": 8},
+    }
+    Model(reward, quiet=True).train(run=folder / "rm")
+    answers = processes.start(1, folder, "predict_zero_shot:more")["predict_zero_shot:more"]
+    answered = [
+        {**row, "colour": answer} for row, answer in zip(read_json_lines(folder / "more.jsonl"), answers, strict=True)
+    ]
     write_json_lines(folder / "more.jsonl", answered)
     result = processes.start(2, folder, "predict_zero_shot:more", "evaluate_zero_shot:more")
     assert result["predict_zero_shot:more"] == answers
