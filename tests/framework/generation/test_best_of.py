@@ -47,7 +47,7 @@ class Rule:
     def scores(self, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[Score]:
         if len(answers) > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        self.asked += [(row["n"], answer) for row, answer in zip(rows, answers, strict=True)]
+        self.asked += [(row.get("n"), answer) for row, answer in zip(rows, answers, strict=True)]
         values = [self.rule(row, answer) for row, answer in zip(rows, answers, strict=True)]
         return [Score(value, None if value is not None else "too long") for value in values]
 

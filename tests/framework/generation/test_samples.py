@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import BatchResult
 from partita.generation.sampled_prompts import SampledPrompts
 from partita.generation.static_batches import plan_samples
@@ -102,6 +103,37 @@ def test_the_prompt_of_a_row_is_computed_once_for_all_samples(lm: Any, slots: in
     apart = batches_of(lm, prompts, samples=1, **options)
     assert sum(batch.prompt_tokens for batch in apart) == SAMPLES * 75 + len(PREFIX)
     assert answers(batches) == answers(apart)
+
+
+def test_the_samples_of_rows_that_have_begun_are_finished_when_a_job_stops(lm: Any) -> None:
+    stops: list[bool] = []
+
+    def stopping() -> bool:
+        stops.append(len(stops) > 1)
+        return stops[-1]
+
+    found = answers(batches_of(lm, prompts_of(LENGTHS), batch_size=7, stopping=stopping))
+    rows = {row // SAMPLES for row in found}
+    assert 0 < len(rows) < len(LENGTHS)
+    assert len(found) == len(rows) * SAMPLES
+
+
+@pytest.mark.parametrize("tokens", [80, 150, 400])
+def test_less_memory_than_planned_changes_no_sample(lm: Any, memory_ceiling: Any, tokens: int) -> None:
+    prompts, budget = prompts_of(LENGTHS), BatchBudget(16)
+    usual = answers(batches_of(lm, prompts))
+    with memory_ceiling(lm.base, tokens):
+        assert answers(batches_of(lm, prompts, budget=budget, batch_size=16)) == usual
+    assert budget.out_of_memory > 0
+
+
+def test_a_prompt_that_fails_to_prefill_is_an_error_of_its_own_samples(lm: Any) -> None:
+    prompts = prompts_of([5, 6, 7])
+    prompts.ids[1][2] = 10**6
+    batches = batches_of(lm, prompts, batch_size=15)
+    results = {result.row: result for batch in batches for result in batch.results}
+    assert {row for row, result in results.items() if result.generated is None} == set(range(5, 10))
+    assert all("index out of range" in (results[row].error or "") for row in range(5, 10))
 
 
 class Rank:

@@ -14,6 +14,7 @@ import torch
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.row_tokenizer import PromptExample
 from partita.data.rows import ListStore, RowKeys, Rows
+from partita.generation.best_of import BestOf
 from partita.generation.generator import LocalGenerator, generate_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, generate_for_rows, predict_rows
@@ -24,6 +25,7 @@ from partita_schema.config import Config
 from partita_schema.rows import row_schema
 
 from ..lm.conftest import SCRATCH, load, sharpen
+from .test_best_of import Rule
 
 LABELS = ("ask", "tell", "offer")
 STATE = {
@@ -220,6 +222,32 @@ def test_less_memory_than_planned_changes_no_answer(lm: Any, memory_ceiling: Any
 
     assert budget.out_of_memory > 0
     assert answers == wanted
+
+
+@pytest.mark.parametrize("slots", [True, False])
+def test_the_best_of_several_turns_is_kept_for_any_batch_size_and_memory(
+    lm: Any, memory_ceiling: Any, slots: bool
+) -> None:
+    outputs, rows = (REPLY, REPLY | {"name": "more"}), rows_of(dialogues(5, longest=20))
+    parts = parts_of(lm, config_of(*outputs, generation={"do_sample": True, "slots": slots}))
+    rule = Rule(lambda row, answer: float(sum(map(ord, answer)) % 97))
+    best = replace(parts, best_of=BestOf(3, rule, keep_samples=True))
+    budget = BatchBudget(8)
+
+    answers = answers_of(best, rows, batch_size=2)
+
+    assert answers_of(best, rows, batch_size=16) == answers
+    with memory_ceiling(lm.base, 500 if slots else 150):
+        assert answers_of(best, rows, budget=budget) == answers
+    assert budget.out_of_memory > 0
+    first = answers_of(parts, rows)
+    assert set(answers[0]) == {"reply", "more"}
+    assert sum(answers[row] != first[row] for row in first) >= 2
+    for answer in generate_for_rows(best, rows, budget=BatchBudget(4)):
+        samples = answer.record.samples
+        assert samples is not None
+        assert json.loads(samples[0]["text"]) == first[answer.row]
+        assert answer.record.reward == max(sample["reward"] for sample in samples)
 
 
 def test_a_row_whose_context_is_full_names_the_output_without_room(lm: Any) -> None:
