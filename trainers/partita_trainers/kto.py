@@ -21,7 +21,7 @@ from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.sections.trainer import KtoTrainer
 from partita_trainers.base import Batch, IndexedBatches, ProbeContext
 from partita_trainers.finetune import Finetune, FinetuneRun
-from partita_trainers.objective import ObjectiveContext, WeightedMean
+from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
 from partita_trainers.references import (
     ReferenceModel,
     References,
@@ -94,6 +94,8 @@ class KtoObjective:
         self.exchanged: tuple[list[LabelledRow], list[LabelledRow]] | None = None
         self.labels: Counter[bool] | None = None
         """Number of good and of bad answers that training has read; None if all labels are known before training."""
+        self.last: tuple[torch.Tensor, ...] = ()
+        """The loss, the reward, the log-probability and the label of each answer of the last batch."""
 
     def denominator(self, batch: Batch) -> float:
         """Return the number of answers."""
@@ -148,9 +150,19 @@ class KtoObjective:
         ratio_R = log_probs_R - self.references.of(batch, like=log_probs_RA)[with_loss, 0]
         is_good_R = good_rows(batch).to(ratio_R.device)[with_loss]
         weights = self.desirable_weight, self.undesirable_weight
-        total = kto(ratio_R, is_good_R, kl=self.step.kl, beta=self.beta, weights=weights).sum().float()
+        losses_R = kto(ratio_R, is_good_R, kl=self.step.kl, beta=self.beta, weights=weights)
+        total = losses_R.sum().float()
         with torch.no_grad():
-            return total, self.metrics(self.beta * ratio_R, log_probs_R, is_good_R)
+            rewards_R = self.beta * ratio_R
+            self.last = losses_R.detach(), rewards_R, log_probs_R.detach(), is_good_R
+            return total, self.metrics(rewards_R, log_probs_R, is_good_R)
+
+    def objective_rows(self, batch: Batch) -> list[ObjectiveRow]:
+        """Return the loss of each answer, its reward and its log-probability, and whether it is good (1 or 0)."""
+        return [
+            ObjectiveRow(loss, {"reward": reward, "logp": log_prob, "is_good": int(is_good)})
+            for loss, reward, log_prob, is_good in zip(*(values_R.tolist() for values_R in self.last), strict=True)
+        ]
 
     def metrics(
         self, rewards_R: torch.Tensor, log_probs_R: torch.Tensor, is_good_R: torch.Tensor

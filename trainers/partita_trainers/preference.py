@@ -15,7 +15,7 @@ from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
 from partita_schema.sections.trainer import PreferenceTrainer
 from partita_trainers.base import Batch, ProbeContext
 from partita_trainers.finetune import Finetune, FinetuneRun
-from partita_trainers.objective import ObjectiveContext, WeightedMean
+from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
 from partita_trainers.pair_losses import Pairs, pair_function
 from partita_trainers.references import (
     References,
@@ -26,6 +26,9 @@ from partita_trainers.references import (
     with_copy,
 )
 from partita_trainers.training_probe import TrainingProbe
+
+ROW_VALUES = ("rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected")
+"""Values of a pair from which all its metrics follow."""
 
 
 class PairObjective:
@@ -38,6 +41,8 @@ class PairObjective:
         self.beta = loss.beta
         self.function = pair_function(loss)
         self.references = References(answers=2) if isinstance(loss, DpoLoss) else None
+        self.last: tuple[torch.Tensor, Mapping[str, torch.Tensor]] | None = None
+        """The loss and the values of each pair of the last batch."""
 
     def denominator(self, batch: Batch) -> float:
         """Return the number of pairs."""
@@ -64,13 +69,24 @@ class PairObjective:
             reference_chosen_P=references_RA[with_loss, 0],
             reference_rejected_P=references_RA[with_loss, 1],
         )
-        total = self.function(pairs).sum().float()
+        losses_P = self.function(pairs)
+        total = losses_P.sum().float()
         with torch.no_grad():
-            return total, pair_metrics(pairs, beta=self.beta, has_reference=self.references is not None)
+            values = pair_values(pairs, beta=self.beta, has_reference=self.references is not None)
+            self.last = losses_P.detach(), {name: values[name].detach() for name in ROW_VALUES}
+            return total, pair_metrics(values)
+
+    def objective_rows(self, batch: Batch) -> list[ObjectiveRow]:
+        """Return the loss of each pair, and its rewards and log-probabilities."""
+        assert self.last is not None, "rows have results after their loss"
+        losses_P, values = self.last
+        columns = [values[name].tolist() for name in ROW_VALUES]
+        rows = (dict(zip(ROW_VALUES, row, strict=True)) for row in zip(*columns, strict=True))
+        return [ObjectiveRow(loss, row) for loss, row in zip(losses_P.tolist(), rows, strict=True)]
 
 
-def pair_metrics(pairs: Pairs, *, beta: float, has_reference: bool) -> dict[str, WeightedMean]:
-    """Return means over pairs, under the names of TRL.
+def pair_values(pairs: Pairs, *, beta: float, has_reference: bool) -> dict[str, torch.Tensor]:
+    """Return a value of each pair, by the name of the metric that is its mean, as TRL names it.
 
     With a reference, the reward of an answer is beta times its log-probability relative to the reference, `logps/` are
     log-probabilities of whole answers, and `chosen_falls` is the share of chosen answers that are less likely than
@@ -96,6 +112,11 @@ def pair_metrics(pairs: Pairs, *, beta: float, has_reference: bool) -> dict[str,
     }
     if has_reference:
         values["chosen_falls"] = pairs.chosen_ratio_P < 0
+    return values
+
+
+def pair_metrics(values: Mapping[str, torch.Tensor]) -> dict[str, WeightedMean]:
+    """Return the means over pairs of the values of `pair_values`."""
     return {name: WeightedMean(values_P.sum(), len(values_P)) for name, values_P in values.items()}
 
 

@@ -42,6 +42,14 @@ class EvalDataset:
     language modelling one per piece."""
     answer_of_N: np.ndarray
     """For each row in `encoded`, the index of its row in `rows`; -1 if another output of the same turn is unusable."""
+    expected_N: np.ndarray | None = None
+    """Indices of the rows whose answer the model should give; None for all. Answers that are labelled bad are in the
+    loss, and generated ones are not compared with them."""
+
+    @property
+    def num_expected(self) -> int:
+        """Number of rows whose answer the model should give."""
+        return len(self.rows) if self.expected_N is None else len(self.expected_N)
 
 
 def build_eval_dataset(
@@ -76,7 +84,15 @@ def build_eval_dataset(
     number_of = np.full(len(answers.scored), -1)
     number_of[usable] = np.arange(len(usable))
     answer_of_N = number_of[answers.answer_of_N[encoded.indices_N]]
-    return EvalDataset(answers.scored.select(usable), encoded, answer_of_N)
+    expected_N = good_answers(encoded, answer_of_N) if parts.config.output_features[0].has_label else None
+    return EvalDataset(answers.scored.select(usable), encoded, answer_of_N, expected_N)
+
+
+def good_answers(encoded: TokenizedDataset, answer_of_N: np.ndarray) -> np.ndarray:
+    """Return the indices of the answers that are labelled good, in order; see `LabelTokenizer`."""
+    assert encoded.row_values_NK is not None
+    good_N = answer_of_N[np.asarray(encoded.row_values_NK)[:, 0] > 0]
+    return np.unique(good_N[good_N >= 0])
 
 
 def evaluation_pieces(documents: TokenizedDataset, encoder: RowTokenizer, *, text_bytes: int) -> TokenizedDataset:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+
 from partita.data.batching.collate import evenly
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
@@ -82,12 +84,12 @@ def evaluate_dataset(
     Raises:
         OSError: The results of the rows cannot be written.
     """
-    parts, process_group, count = evaluator.parts, evaluator.process_group, len(dataset.rows)
-    answered = generated and is_answered(parts.config)
-    rows = count if max_rows is None or not answered else min(max_rows, count)
+    parts, process_group, count = evaluator.parts, evaluator.process_group, dataset.num_expected
+    answered = generated and is_answered(parts.config) and count > 0
+    is_whole = max_rows is None or not answered or max_rows >= count
     loss = evaluator.loss(dataset.encoded)
     with open_recorder(
-        record, parts.config, dataset, loss, rows=rows, answered=answered, process_group=process_group
+        record, parts.config, dataset, loss, is_whole=is_whole, answered=answered, process_group=process_group
     ) as recorder:
         scores = None
         if answered:
@@ -95,6 +97,7 @@ def evaluate_dataset(
                 scores = score(
                     parts,
                     dataset.rows,
+                    expected_N=dataset.expected_N,
                     budget=budget,
                     max_rows=max_rows,
                     progress=progress,
@@ -183,6 +186,7 @@ def score(
     rows: Rows,
     *,
     budget: BatchBudget,
+    expected_N: np.ndarray | None = None,
     max_rows: int | None = None,
     progress: ShowProgress | None = None,
     on_row: Callable[[ScoredRow], None] | None = None,
@@ -196,12 +200,14 @@ def score(
         parts: The parts of the run.
         rows: Rows with answers.
         budget: The batch budget; lowered when memory runs out.
-        max_rows: Score only this many rows, evenly spaced. Default: all.
+        expected_N: Indices of the rows whose answer the model should give, in order. Default: all.
+        max_rows: Score only this many of them, evenly spaced. Default: all.
         progress: Opens a progress display.
         on_row: Called on this rank with each row after it is scored, in any order.
         process_group: The ranks that share the rows.
     """
-    chosen = evenly(len(rows), max_rows)
+    expected_N = np.arange(len(rows)) if expected_N is None else expected_N
+    chosen = expected_N[evenly(len(expected_N), max_rows)]
     requested = rows if len(chosen) == len(rows) else rows.select(chosen)
     schema = row_schema(parts.config, supervised=True)
     answers = generate_for_rows(

@@ -4,12 +4,14 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
 
 from partita.data.formatting.formatter import answer_text, sample_text, text_inputs
+from partita.data.formatting.preferences import rejected_text
 from partita.data.rows import row_content
 from partita.generation.predictions import Answer
 from partita.outputs.registry import output_types
@@ -82,6 +84,7 @@ class RowRecorder:
         loss: DatasetLoss | None,
         *,
         answered: bool,
+        is_whole: bool,
         file: IO[bytes],
     ) -> None:
         """Start without rows.
@@ -92,9 +95,13 @@ class RowRecorder:
             dataset: The rows of the split.
             loss: Their loss; None if the backend computes none.
             answered: Whether answers are generated; otherwise the rows are recorded with their losses only.
+            is_whole: Whether all rows are recorded; of those without an expected answer, the losses only.
             file: A temporary file, in which the rows are collected.
         """
         self._to, self._config, self._rows, self._answered = to, config, dataset.rows, answered
+        self._without_answer_N = np.full(len(dataset.rows), is_whole)
+        if answered:
+            self._without_answer_N[slice(None) if dataset.expected_N is None else dataset.expected_N] = False
         self._types = output_types(config)
         self._losses: np.ndarray | None = None
         self._tokens = np.zeros(0, dtype=np.int64)
@@ -111,7 +118,7 @@ class RowRecorder:
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Write the results of the recorded rows. Raise OSError if they cannot be written."""
-        if not self._answered:
+        if self._without_answer_N.any():
             self._add_losses()
         header = EvaluationHeader(
             split=self._to.split,
@@ -126,14 +133,33 @@ class RowRecorder:
         self._spool.write(self._to.path, header)
 
     def _add_losses(self) -> None:
-        """Record all rows with their losses, and with the numbers of the objective."""
+        """Record the rows without an answer with their losses, and with the numbers of the objective."""
         schema, start = row_schema(self._config, supervised=True), 0
         for chunk in self._rows.iterate():
             for index, row in check_rows(schema, chunk).clean.items():
-                values = self._values.get(start + index)
-                outputs = {} if values is None else dict.fromkeys(self._types, OutputResult(None, None, of_row=values))
-                self._add(start + index, chunk[index], row, answer=None, outputs=outputs)
+                if self._without_answer_N[start + index]:
+                    outputs = self._outputs_without_answer(start + index, row)
+                    self._add(start + index, chunk[index], row, answer=None, outputs=outputs)
             start += len(chunk)
+
+    def _outputs_without_answer(self, index: int, row: Mapping[str, Any]) -> Mapping[str, OutputResult]:
+        """Return the numbers of the objective for a row; nothing of an objective without any."""
+        of_row = self._of_row(index, row)
+        if of_row is None:
+            return {}
+        return {
+            name: OutputResult(row.get(name) if output.feature.free_text else None, None, of_row=of_row)
+            for name, output in self._types.items()
+        }
+
+    def _of_row(self, index: int, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the numbers of the objective for a row, of a pair with the rejected answer; None without any."""
+        values = self._values.get(index)
+        if values is None:
+            return None
+        numbers = {name: value if isinstance(value, int) else float(f"{value:.9g}") for name, value in values.items()}
+        has_pairs = self._config.output_features[0].has_pairs
+        return numbers | ({"rejected": rejected_text(row, self._config)} if has_pairs else {})
 
     def _add(
         self,
@@ -174,6 +200,9 @@ class RowRecorder:
             self._num_labels[name] = len(log_probabilities)
             best = best_scores(log_probabilities, known=output.feature.labels_in(reference))
         right, of_row = scored.scores[name]
+        of_objective = self._of_row(scored.index, scored.truth)
+        if of_objective is not None:
+            of_row = {**(of_row or {}), **of_objective}
         return OutputResult(reference, scored.answer.decoded.values[name], right, best, of_row)
 
 
@@ -184,7 +213,7 @@ def open_recorder(
     dataset: EvalDataset,
     loss: DatasetLoss | None,
     *,
-    rows: int,
+    is_whole: bool,
     answered: bool,
     process_group: ProcessGroup,
 ) -> Iterator[RowRecorder | None]:
@@ -199,7 +228,7 @@ def open_recorder(
         config: The configuration.
         dataset: The rows of the split.
         loss: Their loss; None if the backend computes none.
-        rows: Number of rows that are recorded.
+        is_whole: Whether all rows are recorded.
         answered: Whether answers are generated.
         process_group: The ranks that share the rows; rank 0 records them.
 
@@ -211,11 +240,11 @@ def open_recorder(
         with synchronized_errors(process_group, "the file of the results of rows"):
             if to is not None and process_group.rank == 0:
                 earlier = recorded_header(to.path)
-                if earlier is None or earlier.completeness <= (answered, rows >= len(dataset.rows)):
+                if earlier is None or earlier.completeness <= (answered, is_whole):
                     to.path.parent.mkdir(parents=True, exist_ok=True)
                     # It has no name, so that a killed process leaves nothing.
                     file = stack.enter_context(tempfile.TemporaryFile(dir=to.path.parent))
-                    recorder = RowRecorder(to, config, dataset, loss, answered=answered, file=file)
+                    recorder = RowRecorder(to, config, dataset, loss, answered=answered, is_whole=is_whole, file=file)
         yield recorder
 
 
@@ -232,13 +261,22 @@ def best_scores(scores: Mapping[str, float], *, known: tuple[str, ...]) -> dict[
 
 
 def readable_inputs(config: Config, row: Mapping[str, Any]) -> str:
-    """Return the inputs of a row as text: of a dialogue the last user message, of a document its own text."""
+    """Return the inputs of a row as text: of a dialogue the last user message, of a document its own text.
+
+    Of a pair without inputs, that is the common beginning of its texts.
+    """
     if config.plain_text:
-        return answer_text(config, row)
+        text = answer_text(config, row)
+        return common_beginning(text, rejected_text(row, config)) if config.output_features[0].has_pairs else text
     if config.dialogue_input is None:
         return sample_text(text_inputs(config), row)
     _, asked = split_dialogue(row[config.dialogue_input.name]["messages"])
     return message_text(asked[0]) if asked else ""
+
+
+def common_beginning(one: str, other: str) -> str:
+    """Return the characters that two texts begin with."""
+    return "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def earlier_turns(config: Config, row: Mapping[str, Any]) -> str:

@@ -1,11 +1,21 @@
-"""Whether the losses of two runs can be compared: only losses of the same tokens, or of the same values, can."""
+"""Whether the losses of two runs can be compared, and their rewards: only those of the same tokens or values can."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from partita.report.evaluation import Evaluation
+from partita.report.preference_rows import (
+    LOG_PROBS,
+    MARGINS,
+    REWARDS,
+    SHARES,
+    has_preferences,
+    has_reference,
+    labelled_of,
+    pairs_of,
+)
 from partita.runs.listing import RunSummary
 
 TOKENIZER = "tokenizer.json"
@@ -29,11 +39,63 @@ def why_not_comparable(
         return "one is that of predicted values, and the other that of generated text"
     if values[0]:
         return why_values_differ(first, second)
+    if loss_settings(first.config) != loss_settings(second.config):
+        return "the trainers have different losses"
     if not same_tokenizer(first, second):
         return "the tokenizers differ, and it is a mean over tokens"
     if first_rows.tokens != second_rows.tokens:
         return "it is a mean over other tokens of the rows, because the prompts or the formats of answers differ"
     return None
+
+
+def incomparable_rewards(first: RunSummary, second: RunSummary) -> tuple[tuple[str, ...], str]:
+    """Return the metrics of preferences that cannot be compared, and why; none if all can be.
+
+    Args:
+        first: A run.
+        second: The other run.
+    """
+    configs = first.config, second.config
+    if not all(map(has_preferences, configs)):
+        return (), ""
+    with_reference = [has_reference(config) for config in configs]
+    if with_reference[0] != with_reference[1]:
+        return (*REWARDS, MARGINS, *SHARES, *LOG_PROBS), "only one loss compares with the model before training"
+    if with_reference[0] and configs[0].get("base_model") != configs[1].get("base_model"):
+        return (*REWARDS, MARGINS, *SHARES), "they are relative to different models"
+    if not same_tokenizer(first, second):
+        return (*REWARDS, MARGINS, *LOG_PROBS), "the tokenizers differ"
+    if loss_settings(configs[0]) != loss_settings(configs[1]):
+        return (*REWARDS, MARGINS), "the losses differ, and their factor is part of a reward"
+    return (), ""
+
+
+def notes_of_rewards(
+    rewards: Mapping[int, tuple[Sequence[str], str]], names: Sequence[str], evaluations: Sequence[Evaluation]
+) -> list[str]:
+    """Return notes of the metrics of preferences that are not compared.
+
+    Args:
+        rewards: By the number of a run, the metrics that are not compared with those of the first run, and why.
+        names: Names of the runs.
+        evaluations: Their results.
+    """
+    if not evaluations or (pairs_of(evaluations[0]) is None and labelled_of(evaluations[0]) is None):
+        return []
+    return [
+        f"{', '.join(metrics)} of {names[number]} are not compared with those of {names[0]}: {reason}"
+        for number, (metrics, reason) in rewards.items()
+        if metrics
+    ]
+
+
+def loss_settings(config: Mapping[str, Any]) -> Any:
+    """Return what a loss on preferences depends on apart from the rows; None for other losses."""
+    if not has_preferences(config):
+        return None
+    trainer = config["trainer"]
+    names = ("type", "loss", "beta", "desirable_weight", "undesirable_weight")
+    return [trainer.get(name) for name in names], has_reference(config) and config.get("base_model")
 
 
 def predicts_values(config: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.report.agreement import Agreement, agreement_of
-from partita.report.comparable_losses import why_not_comparable
+from partita.report.comparable_losses import incomparable_rewards, notes_of_rewards, why_not_comparable
 from partita.report.compared_rows import ComparedRows, load_rows
 from partita.report.disagreements import Disagreement, balanced, disagreements
 from partita.report.measures import READABLE, MetricEstimate, main_measure, measure_rows
@@ -130,12 +130,13 @@ def compare_runs(
     unknown = [run.name for run in runs if not run.config]
     compared = load_rows(runs, split=split)
     losses = comparable_losses(runs, compared)
+    rewards = {number: incomparable_rewards(runs[0], run) for number, run in enumerate(runs) if number}
     pairs = [
         compare_pair(
             compared,
             number,
             wanted=main_metrics_of(runs[0]),
-            with_loss=losses[number] is None,
+            left_out=(*rewards[number][0], *(["loss"] if losses[number] is not None else [])),
             max_examples=max_examples,
         )
         for number in range(1, len(compared.evaluations))
@@ -150,6 +151,7 @@ def compare_runs(
         notes=[
             *compared.notes,
             *notes_of_losses(losses, compared.names),
+            *notes_of_rewards(rewards, compared.names, compared.evaluations),
             *note_of_settings(unknown),
             *note_of_tests(pairs),
         ],
@@ -236,7 +238,7 @@ def main_metrics_of(run: RunSummary) -> list[str]:
 
 
 def compare_pair(
-    compared: ComparedRows, number: int, *, wanted: Sequence[str], with_loss: bool, max_examples: int
+    compared: ComparedRows, number: int, *, wanted: Sequence[str], left_out: Sequence[str], max_examples: int
 ) -> PairComparison:
     """Compare a run with the reference run.
 
@@ -244,20 +246,21 @@ def compare_pair(
         compared: The rows of all runs.
         number: Which run it is, from 1.
         wanted: Names of the metrics that describe the runs best, the best one first.
-        with_loss: Whether their losses can be compared.
+        left_out: Metrics that cannot be compared.
         max_examples: Maximum number of rows that are listed.
     """
     first, second = compared.evaluations[0], compared.evaluations[number]
+    expected = [evaluation.expected().outputs for evaluation in (first, second)]
     agreement = [
         found
-        for name, column in first.outputs.items()
-        if (found := agreement_of(name, column.rights_N, second.outputs[name].rights_N)) is not None
+        for name, column in expected[0].items()
+        if (found := agreement_of(name, column.rights_N, expected[1][name].rights_N)) is not None
     ]
     different = list(disagreements(compared, number))
     metrics = [
         metric
         for metric in measure_rows(second, first)
-        if metric.difference is not None and is_compared(metric) and (with_loss or metric.metric != "loss")
+        if metric.difference is not None and is_compared(metric) and metric.metric not in left_out
     ]
     return PairComparison(
         compared.names[number],

@@ -52,6 +52,8 @@ class Evaluation:
     losses: list[float | None] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
     outputs: dict[str, OutputColumn] = field(default_factory=dict)
+    numbers: dict[tuple[str, ...], np.ndarray | None] = field(default_factory=dict, compare=False)
+    """Numbers of the objective that were read from the rows, by their names."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -88,6 +90,27 @@ class Evaluation:
             column.rights += map(itemgetter("right"), outputs)
             column.scores += map(itemgetter("scores"), outputs)
             column.of_rows += [output.get("of_row") for output in outputs]
+
+    def expected(self) -> "Evaluation":
+        """Return the rows whose answer the model should give: not those whose answer is labelled bad."""
+        is_good = self.numbers_of(("is_good",))
+        return self if is_good is None or is_good.all() else self.select(np.flatnonzero(is_good[:, 0]).tolist())
+
+    def numbers_of(self, names: tuple[str, ...]) -> np.ndarray | None:
+        """Return numbers of the objective by row, [N, names]; None unless all rows have them."""
+        if names not in self.numbers:
+            self.numbers[names] = self._read_numbers(names)
+        return self.numbers[names]
+
+    def _read_numbers(self, names: tuple[str, ...]) -> np.ndarray | None:
+        columns = list(self.outputs.values())
+        rows: list[Any] = columns[0].of_rows if len(columns) == 1 else []
+        if len(rows) != len(self) or not rows:
+            return None
+        try:
+            return np.array(list(map(itemgetter(*names), rows)), dtype=np.float64).reshape(len(rows), len(names))
+        except (KeyError, TypeError):
+            return None
 
     def select(self, indices: Sequence[int]) -> "Evaluation":
         """Return the rows of these indices, in their order."""

@@ -88,6 +88,8 @@ class SplitMeasures:
 
     split: str
     rows: int
+    expected_rows: int
+    """Rows that generated answers are compared with; fewer than `rows` if some answers are labelled bad."""
     measures: Sequence[MetricEstimate]
     may_have_base: bool = True
     """Whether there is a base model to compare with: not if the model is new, or is the base model itself."""
@@ -200,7 +202,8 @@ def measures_of(results: SplitResults, *, is_plain_text: bool = False, may_have_
         else MetricEstimate(name, only_value(values[name]), only_value(base[name]) if name in base else None)
         for name in names
     ]
-    return SplitMeasures(results.split, len(results.result), measures, may_have_base)
+    rows, expected_rows = len(results.result), len(results.result.expected())
+    return SplitMeasures(results.split, rows, expected_rows, measures, may_have_base)
 
 
 def recorded(evaluation: Evaluation) -> Mapping[str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 from partita.outputs.entities import OUTSIDE, entities
 from partita.report.evaluation import Evaluation, OutputColumn
 from partita.report.label_curves import curve_metrics
+from partita.report.preference_rows import preference_estimates
 from partita.report.resampling import Blocks, Estimates, ratio
 from partita.report.row_shares import EPISODE
 from partita.report.value_metrics import (
@@ -35,9 +36,11 @@ def estimates_of(evaluation: Evaluation, blocks: Blocks, *, is_plain_text: bool 
         blocks: Resamples of its rows.
         is_plain_text: Whether the model continues texts, whose perplexity is a metric.
     """
-    estimates: Estimates = {}
-    for name, column in evaluation.outputs.items():
-        known = METRICS[column.type](column, blocks) if column.type in METRICS and has_values(column) else {}
+    estimates = preference_estimates(evaluation, blocks)
+    expected = evaluation.expected()
+    of_expected = blocks if expected is evaluation else Blocks(len(expected))
+    for name, column in expected.outputs.items():
+        known = METRICS[column.type](column, of_expected) if column.type in METRICS and has_values(column) else {}
         if column.type in ("category", "set") and has_all_scores(evaluation, name):
             known |= curve_metrics(column.scores, labels_of(column), blocks)
         estimates |= {metric if column.type == EPISODE else f"{name}.{metric}": known[metric] for metric in known}
@@ -186,6 +189,7 @@ METRICS: dict[str, Callable[[OutputColumn, Blocks], Estimates]] = {
     EPISODE: episode_metrics,
     "json": json_metrics,
     "number": number_metrics,
+    "preference": text_metrics,
     "score": score_metrics,
     "set": set_metrics,
     "tags": tags_metrics,

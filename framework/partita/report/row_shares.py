@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from partita.report.evaluation import Evaluation, OutputColumn
+from partita.report.preference_rows import preference_shares
 
 EPISODE = "episode"
 """Name and type of the output of a simulated dialogue, whose value is its numbers by name."""
@@ -13,7 +14,7 @@ SUCCESS = "success"
 
 def shares_of(evaluation: Evaluation) -> dict[str, np.ndarray]:
     """Return which rows count, 1 or 0, by the name of the metric that is their share, each [N]."""
-    shares: dict[str, np.ndarray] = {}
+    shares, evaluation = preference_shares(evaluation), evaluation.expected()
     is_answered_N = np.array([answer is not None for answer in evaluation.answers], dtype=bool)
     for name, column in evaluation.outputs.items():
         rights_N = column.rights_N

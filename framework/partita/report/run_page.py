@@ -16,6 +16,7 @@ from partita.report.sections.data import data_section
 from partita.report.sections.dialogues import dialogues_section
 from partita.report.sections.headline import facts_of, headline
 from partita.report.sections.metrics import metrics_section
+from partita.report.sections.preferences import preferences_section
 from partita.report.sections.rounds import rounds_section
 from partita.report.sections.training import training_section
 from partita.runs.files import why_not_written
@@ -70,6 +71,7 @@ def report_of(run: RunRecord) -> str:
             for section in (
                 metrics_section(run, splits),
                 training_section(run),
+                preferences_section(run),
                 data_section(run),
                 *answer_sections(run.results),
                 rounds_section(run),

@@ -11,6 +11,7 @@ import numpy as np
 from partita.data.episode import Episode
 from partita.report.evaluation import SplitResults, blocks_of_lines, read_evaluations
 from partita.report.folds_page import FOLDS
+from partita.report.preference_rows import has_preferences
 from partita.report.simulated import read_outcomes, read_simulations, transcript_files
 from partita.runs.listing import RunSummary, read_summary
 from partita.runs.manifest import MANIFESTS, sibling_runs
@@ -20,6 +21,8 @@ from partita_schema.errors import DataError, PartitaError
 
 BLOCK = 1 << 22
 """Bytes of log.jsonl that are read at a time."""
+PREFERENCE_VALUES = ("rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "kl")
+"""The same of trainers on preferences."""
 STEP_VALUES = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "rows", "seconds")
 """Values of a line of log.jsonl that the report draws."""
 
@@ -92,9 +95,10 @@ def read_run(folder: Path) -> RunRecord:
     if summary.status == "unreadable":
         raise PartitaError(str(summary.problem))
     config, simulations = folder / "config.yaml", read_simulations(folder)
+    step_values = (*STEP_VALUES, *PREFERENCE_VALUES) if has_preferences(summary.config) else STEP_VALUES
     return RunRecord(
         **vars(summary),
-        steps=read_steps(folder / "log.jsonl"),
+        steps=read_steps(folder / "log.jsonl", step_values),
         ledger=read_ledger(folder / "ledger.json"),
         config_text=config.read_text(encoding="utf8", errors="replace") if config.is_file() else "",
         results=read_evaluations(folder),
@@ -111,24 +115,24 @@ def holds_results(folder: Path) -> bool:
     return is_run or is_evaluated or any(transcript_files(folder))
 
 
-def read_steps(path: Path) -> dict[str, np.ndarray]:
+def read_steps(path: Path, names: Sequence[str] = STEP_VALUES) -> dict[str, np.ndarray]:
     """Return the values of the logged steps by name; damaged lines are left out."""
-    parts: dict[str, list[np.ndarray]] = {name: [np.zeros(0)] for name in STEP_VALUES}
+    parts: dict[str, list[np.ndarray]] = {name: [np.zeros(0)] for name in names}
     if path.is_file():
         with path.open("rb") as file:
             for block in blocks_of_lines(file, size=BLOCK):
-                for name, values in values_of(block).items():
+                for name, values in values_of(block, names).items():
                     parts[name].append(values)
     return {name: np.concatenate(values) for name, values in parts.items()}
 
 
-def values_of(block: bytes) -> dict[str, np.ndarray]:
+def values_of(block: bytes, names: Sequence[str] = STEP_VALUES) -> dict[str, np.ndarray]:
     """Return the values of the steps in lines of log.jsonl by name; damaged lines are left out."""
     from pyarrow import ArrowInvalid, BufferReader, float64, schema
     from pyarrow.json import ParseOptions, ReadOptions, read_json
 
     options = ParseOptions(
-        explicit_schema=schema([(name, float64()) for name in STEP_VALUES]), unexpected_field_behavior="ignore"
+        explicit_schema=schema([(name, float64()) for name in names]), unexpected_field_behavior="ignore"
     )
     try:  # four times as fast as the module json, which is needed to tell the damaged lines from the others
         read = ReadOptions(use_threads=False, block_size=BLOCK)
@@ -137,8 +141,8 @@ def values_of(block: bytes) -> dict[str, np.ndarray]:
         table = None
     if table is None or table.num_rows != block.count(b"\n") or table["step"].null_count:
         records = [record for line in block.splitlines() if (record := parsed(line)) is not None]
-        return {name: column_of(records, name) for name in STEP_VALUES}
-    return {name: np.concatenate([floats_of(chunk) for chunk in table[name].chunks]) for name in STEP_VALUES}
+        return {name: column_of(records, name) for name in names}
+    return {name: np.concatenate([floats_of(chunk) for chunk in table[name].chunks]) for name in names}
 
 
 def floats_of(array: Any) -> np.ndarray:

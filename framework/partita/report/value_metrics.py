@@ -173,8 +173,8 @@ def counts_of(rows: Sequence[Sequence[str] | dict[str, str]], codes: dict[str, i
 
 def text_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
     """Return ROUGE and BLEU of texts; see `partita.outputs.text.TextMetrics`."""
-    rows = [of_row for of_row in column.of_rows if of_row is not None]
-    if len(rows) < blocks.rows:
+    rows = [of_row for of_row in column.of_rows if of_row is not None and "bleu" in of_row]
+    if len(rows) < blocks.rows or not rows:
         return {}
     rouge = {name: blocks.means(np.array([row[name] for row in rows])) for name in ROUGE}
     return rouge | {"bleu": bleu(blocks.sums(*np.array([row["bleu"] for row in rows], dtype=np.float64).T))}

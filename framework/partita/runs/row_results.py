@@ -39,7 +39,8 @@ class OutputResult:
     """Log probabilities of the most probable labels and of those of the reference, if labels were scored."""
     of_row: Mapping[str, Any] | None = None
     """What the row contributes to metrics that follow from reference and value only after a long computation, or not
-    at all, by name: ROUGE and the counts of BLEU of a text, the query of a score, the rank of an embedding."""
+    at all, by name: ROUGE and the counts of BLEU of a text, the query of a score, the rank of an embedding, the rewards
+    and log-probabilities of a pair with its rejected answer, those of a labelled answer."""
 
 
 @dataclass(frozen=True)

@@ -218,3 +218,77 @@ def write_dialogues(folder: Path, **histories: Sequence[Episode]) -> None:
 def joined(*draws: Callable[[random.Random], Any]) -> Callable[[random.Random], Any]:
     """Return a function that draws several outputs."""
     return lambda chance: {name: value for draw in draws for name, value in draw(chance).items()}
+
+
+def pair(share: float, *, name: str = "reply", answered: bool = True) -> Callable[[random.Random], Any]:
+    """Return a function that draws a pair of answers, of which the chosen one is preferred in a share of the rows."""
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        margin = chance.random() * (1 if chance.random() < share else -1)
+        chosen, rejected = chance.gauss(-1, 0.1), chance.gauss(-2, 0.1)
+        of_row: dict[str, Any] = {"rewards/chosen": chosen, "rewards/rejected": chosen - margin}
+        of_row |= {"logps/chosen": 10 * chosen, "logps/rejected": 10 * rejected, "rejected": "it was lost"}
+        if not answered:
+            return {name: OutputResult("it is late", None, of_row=of_row)}
+        value = "it is late" if chance.random() < share else "it was"
+        of_row |= {"rouge_1": 0.5, "rouge_2": 0.5, "rouge_l": 0.5, "bleu": [2, 1, 0, 0, 3, 2, 1, 0, 3, 3]}
+        return {name: OutputResult("it is late", value, value == "it is late", of_row=of_row)}
+
+    return draw
+
+
+def labelled(share: float, *, name: str = "reply") -> Callable[[random.Random], Any]:
+    """Return a function that draws a labelled answer, whose reward is right in a share of the rows."""
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        is_good = chance.random() < 0.5
+        reward = chance.random() * (1 if is_good == (chance.random() < share) else -1)
+        of_row: dict[str, Any] = {"reward": reward, "logp": chance.gauss(-10, 1), "is_good": int(is_good)}
+        if not is_good:
+            return {name: OutputResult("it was lost", None, of_row=of_row)}
+        value = "it is late" if chance.random() < share else "it was"
+        of_row |= {"rouge_1": 0.5, "rouge_2": 0.5, "rouge_l": 0.5, "bleu": [2, 1, 0, 0, 3, 2, 1, 0, 3, 3]}
+        return {name: OutputResult("it is late", value, value == "it is late", of_row=of_row)}
+
+    return draw
+
+
+def preference_log(steps: int, *, names: Sequence[str]) -> str:
+    """Return the lines of log.jsonl of a trainer on preferences with these metrics."""
+    lines = (json.loads(log_line(step)) | dict.fromkeys(names, 1 - 2 / step) for step in range(1, steps + 1))
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+PAIR_METRICS = ("rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected")
+KTO_METRICS = ("rewards/margins", "logps/chosen", "logps/rejected", "kl")
+
+
+def write_preference_run(
+    folder: Path, *, results: Results, base: Results | None = None, loss: str = "dpo", **manifest: Any
+) -> Path:
+    """Write the directory of a run of the trainer preference with this loss, or of the trainer kto.
+
+    Args:
+        folder: The run directory.
+        results: Results of the test rows.
+        base: Those of the base model.
+        loss: dpo, orpo, simpo or kto.
+        manifest: Further entries of the manifest.
+    """
+    is_kto = loss == "kto"
+    names = KTO_METRICS if is_kto else PAIR_METRICS
+    output = {"name": "reply"} | ({"type": "text", "label": "good"} if is_kto else {"type": "preference"})
+    config = {
+        "base_model": "org/model",
+        "output_features": [output],
+        "trainer": {"type": "kto"} if is_kto else {"type": "preference", "loss": {"type": loss}},
+    }
+    evaluations = [
+        {"step": step, "split": "validation", "loss": 0.6} | dict.fromkeys(names, 1 - 3 / step)
+        for step in (10, 20, 30, 40)
+    ]
+    entries = {"evaluations": evaluations} | manifest
+    kind = {"reply": str(output["type"])}
+    run = write_run(folder, outputs=kind, results=results, base=base, config=config, **entries)
+    (run / "log.jsonl").write_text(preference_log(40, names=names), encoding="utf8")
+    return run

@@ -32,12 +32,15 @@ from .made_runs import (
     joined,
     json_value,
     label_set,
+    labelled,
     number,
+    pair,
     rows_of,
     score,
     tags,
     text,
     write_dialogues,
+    write_preference_run,
     write_run,
 )
 from .test_run_page import hostile_strings, write_everything
@@ -329,6 +332,21 @@ def write_folds(folder: Path) -> Path:
     return write_report(folder)
 
 
+def write_pairs(folder: Path) -> Path:
+    """Write the report of training on pairs, some of which have long answers."""
+    rows = rows_of(40, pair(0.5))
+    metrics = {"validation": {"rewards/chosen": -0.3, "chosen_falls": 0.8}}
+    long = [replace(row, prompt="x" * 300, key="k" * 90) for row in rows[:9]]
+    for row in long:
+        vars(row.outputs["reply"])["of_row"]["rejected"] = "y" * 900
+    return write_report(write_preference_run(folder, results=[*long, *rows[9:]], metrics=metrics))
+
+
+def write_labelled(folder: Path) -> Path:
+    """Write the report of training on labelled answers."""
+    return write_report(write_preference_run(folder, results=rows_of(40, labelled(0.5)), loss="kto"))
+
+
 KINDS: dict[str, Callable[[Path], Path]] = {
     "tags": write_tags,
     "scores": write_scores,
@@ -339,6 +357,8 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "simulation": write_simulation,
     "transcripts": write_transcripts,
     "folds": write_folds,
+    "pairs": write_pairs,
+    "labelled answers": write_labelled,
 }
 
 

@@ -101,7 +101,7 @@ def test_values_equal_those_of_the_output_type(kind: str, rows: int) -> None:
 
 
 def test_every_type_is_tested() -> None:
-    assert METRICS.keys() == MADE.keys() | {"embedding", EPISODE}
+    assert METRICS.keys() == MADE.keys() | {"embedding", "preference", EPISODE}
 
 
 @pytest.mark.parametrize("kind", MADE)

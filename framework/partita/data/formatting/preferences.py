@@ -14,6 +14,7 @@ from partita.data.formatting.row_tokenizer import Example, PromptExample, RowTok
 from partita.lm.marks import with_marks
 from partita_schema.common.text import counted
 from partita_schema.config import Config
+from partita_schema.dialogues.common_form import message_text
 from partita_schema.dialogues.pairs import rejected_dialogue
 from partita_schema.errors import RowError
 from partita_schema.sections.outputs.preference import PreferenceOutput
@@ -204,6 +205,14 @@ def rejected_row(row: Row, config: Config) -> Row:
     if dialogue is not None:
         return {**row, dialogue.name: rejected_dialogue(row[dialogue.name])}
     return {**row, output.name: row[output.more_key(output.rejected)]}
+
+
+def rejected_text(row: Row, config: Config) -> str:
+    """Return the rejected answer of a row as text."""
+    output, dialogue = output_of(config), config.dialogue_input
+    if dialogue is not None:
+        return message_text(row[dialogue.name]["rejected"])
+    return output.answer_text(row[output.more_key(output.rejected)])
 
 
 def checked(

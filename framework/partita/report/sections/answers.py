@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from partita.report.evaluation import Evaluation, OutputColumn, SplitResults
+from partita.report.preference_rows import labelled_of, pairs_of
 from partita.report.section import Part, Section
 from partita.report.sections.categories import category_parts
 from partita.report.sections.labels import set_parts, tags_parts
@@ -28,6 +29,8 @@ def answer_sections(results: Sequence[SplitResults]) -> list[Section]:
         return []
     main = results[0]
     if not any(column.values for column in main.result.outputs.values()) or not has_answers(main.result):
+        if pairs_of(main.result) or labelled_of(main.result):
+            return []  # the section on preferences has their rows
         parts = continued_texts(main)
         return [Section(f"Rows with the highest loss ({main.split})", parts)] if parts else []
     return [

@@ -43,14 +43,20 @@ def comparison(measure: MetricEstimate, measures: SplitMeasures) -> str:
         measures: The metrics of the split.
     """
     name = measure.metric
-    rows = f"{counted(measures.rows, 'row')} of the {measures.split} split"
+    is_of_output = measure.metric.rpartition(".")[0] != ""
+    count = measures.expected_rows if is_of_output else measures.rows
+    rows = f"{counted(count, 'row')} of the {measures.split} split"
     value = f"{name} is {as_number(name, measure.result.value)}"
     if measure.reference is None:
         interval = ""
         if measure.has_interval:
             low, high = (as_number(name, end) for end in (measure.result.low, measure.result.high))
             interval = f" (95 % interval {low} to {high})"
-        known = "; the base model was not evaluated on these rows" if measures.may_have_base else ""
+        known = (
+            "; the base model was not evaluated on these rows"
+            if measures.may_have_base and not measures.has_base
+            else ""
+        )
         return f"The {value}{interval} on {rows}{known}."
     base, difference = as_number(name, measure.reference.value), measure.difference
     if difference is None:

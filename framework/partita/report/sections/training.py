@@ -7,7 +7,8 @@ import numpy as np
 
 from partita.report.charts import Chart, Curve, Mark, curve_chart
 from partita.report.comparable_losses import predicts_values
-from partita.report.run_record import RunRecord
+from partita.report.preference_rows import has_preferences
+from partita.report.run_record import PREFERENCE_VALUES, RunRecord
 from partita.report.section import Charts, Paragraph, Section
 
 SPEED_SECTIONS = 60
@@ -54,6 +55,8 @@ def loss_unit(config: Mapping[str, Any]) -> str:
     """Return the unit of the loss: of tokens, of a head for each row or word, or unknown of a custom trainer."""
     if (config.get("trainer") or {}).get("type") == "custom":
         return "loss"
+    if has_preferences(config):
+        return "mean of the pairs" if config["trainer"]["type"] == "preference" else "mean of the answers"
     if not predicts_values(config):
         return "nats per loss token"
     [output] = config["output_features"]
@@ -65,7 +68,7 @@ def loss_unit(config: Mapping[str, Any]) -> str:
 def metric_charts(run: RunRecord, marks: Sequence[Mark]) -> list[Chart]:
     """Return the chart of the metric that selects checkpoints, unless that is the loss."""
     metric = run.validation_metric
-    if metric is None or metric == "loss":
+    if metric is None or metric == "loss" or metric in PREFERENCE_VALUES:  # the section on preferences has these
         return []
     steps, values = run.evaluations("validation", metric)
     curve = Curve(metric, steps, values, dots=True)

@@ -24,7 +24,7 @@ MAX_VALUE = 300
 WORD = re.compile(r"\s+|\w+|[^\w\s]")
 UNFOLDED = 3
 """Compared texts that are shown at first."""
-COMPARED = ("text", "json")
+COMPARED = ("text", "preference", "json")
 """Types whose answers are compared word by word."""
 LEGEND = (
     Piece("only in the reference", "removed"),

@@ -1,0 +1,353 @@
+"""The report of training on preferences: curves, what happens to chosen answers, and the rows that are wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.report.comparison import compare_runs
+from partita.report.evaluation import read_evaluations
+from partita.report.measures import measure_rows
+from partita.report.run_record import PREFERENCE_VALUES, STEP_VALUES, read_steps
+from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+
+from .made_runs import (
+    PAIR_METRICS,
+    labelled,
+    pair,
+    preference_log,
+    rows_of,
+    write_preference_run,
+    write_run,
+)
+from .pages import page_of
+
+
+def one_pair(key: str, *, chosen: float, rejected: float) -> RowResult:
+    """Return a pair with these rewards."""
+    of_row = {"rewards/chosen": chosen, "rewards/rejected": rejected, "logps/chosen": -3.5, "logps/rejected": -2.25}
+    output = OutputResult("the parcel is late", None, of_row=of_row | {"rejected": "it was lost"})
+    return RowResult(key, f"Where is {key}?", None, 0.5, 1, {"reply": output})
+
+
+def test_curves_show_margins_accuracies_and_both_log_probabilities(tmp_path: Path) -> None:
+    page = page_of(write_preference_run(tmp_path / "run", results=rows_of(20, pair(0.8))))
+
+    for title in ("Reward margins", "Accuracy of preferences"):
+        assert {"training", "validation"} <= set(page.after(title, count=30))
+    for title in ("Log-probabilities, training", "Log-probabilities, validation"):
+        assert {"chosen", "rejected", "nats per answer"} <= set(page.after(title, count=30))
+    assert "KL term" not in page.texts
+    assert "mean of the pairs" in page.after("Loss", count=20)
+
+
+def test_curves_of_labelled_answers_show_the_kl_term(tmp_path: Path) -> None:
+    page = page_of(write_preference_run(tmp_path / "run", results=rows_of(20, labelled(0.8)), loss="kto"))
+
+    assert {"good", "bad"} <= set(page.after("Log-probabilities, training", count=30))
+    assert {"training", "validation"} <= set(page.after("KL term", count=30))
+    assert "Accuracy of preferences" not in page.texts
+    assert "mean of the answers" in page.after("Loss", count=20)
+
+
+@pytest.mark.parametrize("metric", ["rewards/margins", "chosen_falls"])
+def test_the_metric_that_selects_checkpoints_is_drawn_once(metric: str, tmp_path: Path) -> None:
+    config = {
+        "base_model": "org/model",
+        "output_features": [{"name": "reply", "type": "preference"}],
+        "trainer": {"type": "preference", "validation_metric": metric},
+    }
+    evaluations = [{"step": 10, "split": "validation", metric: 0.5}]
+    run = write_run(
+        tmp_path / "run",
+        outputs={"reply": "preference"},
+        results=rows_of(9, pair(0.8)),
+        config=config,
+        evaluations=evaluations,
+    )
+
+    titles = [value for _, name, value in page_of(run).attributes if name == "aria-label"]
+
+    assert [title for title in titles if title in (metric, "Reward margins")] == [
+        "Reward margins" if metric == "rewards/margins" else metric
+    ]
+
+
+def test_wrong_pairs_are_listed_with_both_answers_the_lowest_margin_first(tmp_path: Path) -> None:
+    rows = [
+        one_pair("a", chosen=0.5, rejected=0.25),
+        one_pair("b", chosen=-0.25, rejected=0.25),
+        one_pair("c", chosen=-1.0, rejected=0.5),
+        one_pair("d", chosen=0.5, rejected=0.5),
+    ]
+
+    page = page_of(write_preference_run(tmp_path / "run", results=rows))
+
+    title = "Wrong pairs, whose rejected answer is preferred: 3 of the 4 pairs of the test split"
+    assert [line for line in page.texts if line.startswith("row ")] == [
+        "row c, margin -1.5",
+        "row b, margin -0.5",
+        "row d, margin 0",
+    ]
+    shown = page.after(title, count=8)
+    assert shown[:3] == ["row c, margin -1.5", "Where is c?", "Chosen:"]
+    assert shown[3:] == [
+        "the parcel is late",
+        "Rejected:",
+        "it was lost",
+        "Log-probabilities:",
+        "chosen -3.5, rejected -2.25",
+    ]
+    assert "Rows with the highest loss" not in page.text
+
+
+def test_no_more_than_twenty_wrong_pairs_are_shown(tmp_path: Path) -> None:
+    rows = [one_pair(f"row-{index}", chosen=0.0, rejected=0.1 * (index + 1)) for index in range(30)]
+
+    page = page_of(write_preference_run(tmp_path / "run", results=rows))
+
+    title = "Wrong pairs, whose rejected answer is preferred: 30 of the 30 pairs of the test split; the 20 worst"
+    assert page.after(title, count=1) == ["row row-29, margin -3"]
+    assert len([line for line in page.texts if line.startswith("row row-")]) == 20
+
+
+def test_a_run_without_wrong_pairs_says_so(tmp_path: Path) -> None:
+    rows = [one_pair(name, chosen=1.0, rejected=0.5) for name in "abc"]
+
+    page = page_of(write_preference_run(tmp_path / "run", results=rows))
+
+    assert "The chosen answer is preferred in each of the 3 pairs of the test split." in page.texts
+
+
+def test_labelled_answers_that_moved_in_the_wrong_direction_are_listed(tmp_path: Path) -> None:
+    def answer(key: str, *, reward: float, is_good: int) -> RowResult:
+        output = OutputResult(f"answer {key}", None, of_row={"reward": reward, "logp": -2.5, "is_good": is_good})
+        return RowResult(key, f"Where is {key}?", None, 0.5, 1, {"reply": output})
+
+    rows = [
+        answer("a", reward=0.5, is_good=1),
+        answer("b", reward=-0.5, is_good=0),
+        answer("c", reward=-0.25, is_good=1),
+        answer("d", reward=0.75, is_good=0),
+    ]
+
+    page = page_of(write_preference_run(tmp_path / "run", results=rows, loss="kto"))
+
+    assert [line for line in page.texts if line.startswith("row ")] == [
+        "row d, bad, reward 0.75",
+        "row c, good, reward -0.25",
+    ]
+    assert page.after("row d, bad, reward 0.75", count=5) == [
+        "Where is d?",
+        "Answer:",
+        "answer d",
+        "Log-probability:",
+        "-2.5",
+    ]
+    better = page_of(write_preference_run(tmp_path / "better", results=rows[:2], loss="kto"))
+    sentence = "No good answer is less likely, and no bad one more likely, of the 2 answers of the test split."
+    assert sentence in better.texts
+
+
+@pytest.mark.parametrize(
+    ("loss", "metrics", "base", "sentence"),
+    [
+        (
+            "dpo",
+            {"rewards/chosen": -0.25, "chosen_falls": 0.75},
+            {},
+            (
+                "The log-probability of the chosen answers has fallen by 2.5 nats an answer on average; it has fallen "
+                "in 0.750 of the validation pairs. With dpo that is common, because its loss only widens the distance "
+                "to the rejected answers; rpo_alpha: 1.0 keeps the chosen ones likely."
+            ),
+        ),
+        (
+            "dpo",
+            {"rewards/chosen": 0.125, "chosen_falls": 0.25},
+            {},
+            (
+                "The log-probability of the chosen answers has risen by 1.25 nats an answer on average; it has fallen "
+                "in 0.250 of the validation pairs."
+            ),
+        ),
+        (
+            "simpo",
+            {"logps/chosen": -0.75},
+            {"logps/chosen": -0.5},
+            "The log-probability of the chosen answers has fallen by 0.25 nats a token on average.",
+        ),
+        (
+            "orpo",
+            {"logps/chosen": 0.25},
+            {},  # compared with the first evaluation, whose value is 0.7
+            "The log-probability of the chosen answers has fallen by 0.45 nats a token on average.",
+        ),
+        (
+            "kto",
+            {"rewards/chosen": -0.25},
+            {},
+            "The log-probability of the good answers has fallen by 2.5 nats an answer on average.",
+        ),
+    ],
+)
+def test_a_sentence_says_whether_chosen_answers_became_less_likely(
+    loss: str, metrics: dict[str, float], base: dict[str, float], sentence: str, tmp_path: Path
+) -> None:
+    rows = rows_of(5, labelled(0.8) if loss == "kto" else pair(0.8))
+    more = {"metrics_base": {"validation": base}} if base else {}
+
+    page = page_of(
+        write_preference_run(tmp_path / "run", results=rows, loss=loss, metrics={"validation": metrics}, **more)
+    )
+
+    assert page.after("Preferences", count=1) == [sentence]
+
+
+def test_generated_answers_of_pairs_are_compared_with_the_chosen_ones(tmp_path: Path) -> None:
+    rows, base = rows_of(60, pair(0.9)), rows_of(60, pair(0.2))
+
+    page = page_of(write_preference_run(tmp_path / "run", results=rows, base=base))
+
+    assert "Better than the base model: reply.exact_match" in page.text
+    assert "Answers: reply (preference, test)" in page.texts
+    assert {"only in the reference", "rewards/accuracies", "reply.rouge_l"} <= set(page.texts)
+
+
+def test_the_first_sentence_counts_the_rows_with_an_expected_answer(tmp_path: Path) -> None:
+    rows = rows_of(40, labelled(0.9))
+    good = sum(output.right is not None for row in rows for output in row.outputs.values())
+
+    page = page_of(write_preference_run(tmp_path / "run", results=rows, loss="kto"))
+
+    assert 5 < good < 35
+    assert f"on {good} rows of the test split" in page.text
+
+
+def test_a_metric_relative_to_the_base_model_is_not_missing_there(tmp_path: Path) -> None:
+    still = [one_pair(f"row-{index}", chosen=0.0, rejected=0.0) for index in range(9)]
+    rows = [one_pair(f"row-{index}", chosen=index / 9, rejected=0.5) for index in range(9)]
+
+    page = page_of(write_preference_run(tmp_path / "run", results=rows, base=still))
+
+    assert "The rewards/accuracies is" in page.text
+    assert "the base model was not evaluated" not in page.text
+
+
+def test_runs_on_preferences_are_compared_pair_by_pair(tmp_path: Path) -> None:
+    first = [one_pair(f"row-{index}", chosen=0.1 * (index % 3), rejected=0.15) for index in range(60)]
+    second = [one_pair(f"row-{index}", chosen=0.1 * (index % 3) + 0.2, rejected=0.15) for index in range(60)]
+    runs = [
+        write_preference_run(tmp_path / name, results=rows) for name, rows in (("first", first), ("second", second))
+    ]
+
+    metrics = {one.metric: one for one in compare_runs(runs).pairs[0].metrics}
+
+    accuracy, margin = metrics["rewards/accuracies"].difference, metrics["rewards/margins"].difference
+    assert accuracy is not None
+    assert margin is not None
+    assert (accuracy.value, accuracy.test) == (pytest.approx(2 / 3), "McNemar")
+    assert (margin.value, margin.test) == (pytest.approx(0.2), "bootstrap")
+    assert (margin.low, margin.high) == (pytest.approx(0.2), pytest.approx(0.2))  # the same in each pair
+    assert metrics["rewards/accuracies"].verdict == metrics["rewards/margins"].verdict == "better"
+
+
+REWARDS = "rewards/chosen, rewards/rejected, rewards/margins"
+
+
+@pytest.mark.parametrize(
+    ("loss", "config", "left_out"),
+    [
+        ("dpo", {}, ""),
+        (
+            "dpo",
+            {"trainer": {"type": "preference", "loss": {"type": "dpo", "beta": 0.5}}},
+            (
+                f"{REWARDS} of second are not compared with those of first: the losses differ, and their factor is "
+                "part of a reward"
+            ),
+        ),
+        (
+            "dpo",
+            {"base_model": "org/other"},
+            (
+                f"{REWARDS}, rewards/accuracies, chosen_falls of second are not compared with those of first: they are "
+                "relative to different models"
+            ),
+        ),
+        (
+            "simpo",
+            {},
+            (
+                f"{REWARDS}, rewards/accuracies, chosen_falls, logps/chosen, logps/rejected of second are not compared "
+                "with those of first: only one loss compares with the model before training"
+            ),
+        ),
+    ],
+)
+def test_rewards_of_different_losses_are_not_compared(
+    loss: str, config: dict[str, Any], left_out: str, tmp_path: Path
+) -> None:
+    rows = rows_of(40, pair(0.8, answered=False))
+    runs = [write_preference_run(tmp_path / "first", results=rows)]
+    runs.append(write_preference_run(tmp_path / "second", results=rows, loss=loss))
+    if config:
+        settings = {"output_features": [{"name": "reply", "type": "preference"}], "base_model": "org/model"}
+        settings["trainer"] = {"type": "preference"}  # type: ignore[assignment]
+        runs[1] = write_run(
+            tmp_path / "other" / "second", outputs={"reply": "preference"}, results=rows, config=settings | config
+        )
+
+    comparison = compare_runs(runs)
+
+    compared = {one.metric for one in comparison.pairs[0].metrics}
+    assert not compared & set(left_out.partition(" of ")[0].split(", "))
+    assert (
+        left_out in comparison.notes if left_out else not any("are not compared" in note for note in comparison.notes)
+    )
+    assert ("loss" in compared) == (not left_out)
+    if left_out:
+        assert "the loss of second is not compared with that of first: the trainers have different losses" in (
+            comparison.notes
+        )
+
+
+def test_runs_on_labelled_answers_are_compared_on_the_good_ones(tmp_path: Path) -> None:
+    rows = rows_of(60, labelled(0.5)), rows_of(60, labelled(0.9))
+    for row, other in zip(*rows, strict=True):  # the same labels
+        other.outputs["reply"].of_row["is_good"] = row.outputs["reply"].of_row["is_good"]  # type: ignore[index]
+    first = [row for row in rows[0] if row.outputs["reply"].of_row["is_good"]]  # type: ignore[index]
+    bad = [row for row in rows[0] if not row.outputs["reply"].of_row["is_good"]]  # type: ignore[index]
+    runs = [write_preference_run(tmp_path / name, results=[*first, *bad], loss="kto") for name in ("first", "second")]
+
+    [pair_] = compare_runs(runs).pairs
+
+    [agreement] = pair_.agreement
+    assert agreement.both + agreement.neither == len(first)
+    assert {"reply.exact_match", "rewards/margins"} <= {one.metric for one in pair_.metrics}
+
+
+def test_metrics_of_pairs_are_those_of_the_evaluation_with_intervals(tmp_path: Path) -> None:
+    header = EvaluationHeader("test", "result", "f", outputs={"reply": "preference"}, metrics={"chosen_falls": 0.5})
+    rows = [one_pair(f"row-{index}", chosen=(-1) ** index * 0.5, rejected=index % 4 / 8) for index in range(40)]
+    write_row_results(evaluation_path(tmp_path, "test"), header, rows)
+    [split] = read_evaluations(tmp_path)
+
+    measured = {one.metric: one.result for one in measure_rows(split.result)}
+
+    rewards = np.array([[(-1) ** index * 0.5, index % 4 / 8] for index in range(40)])
+    assert measured["rewards/accuracies"].value == (rewards[:, 0] > rewards[:, 1]).mean()
+    assert measured["chosen_falls"].value == 0.5
+    assert measured["rewards/margins"].value == pytest.approx((rewards[:, 0] - rewards[:, 1]).mean())
+    assert measured["rewards/margins"].low < measured["rewards/margins"].value < measured["rewards/margins"].high
+
+
+def test_steps_without_a_metric_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(preference_log(3, names=PAIR_METRICS), encoding="utf8")
+
+    steps = read_steps(path, (*STEP_VALUES, *PREFERENCE_VALUES))
+
+    assert steps["rewards/margins"].tolist() == pytest.approx([-1, 0, 1 / 3])
+    assert np.isnan(steps["kl"]).all()
