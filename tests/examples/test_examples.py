@@ -408,3 +408,65 @@ def test_original_files_of_schema_guided_dialogues_are_converted(tmp_path: Path)
     [row] = read_json_lines(tmp_path / "test.jsonl")
     asked = {"speaker": "user", "text": "to the airport", "state": {"Taxi_1-to": "the airport"}, "action": "request"}
     assert row["turns"][:2] == [asked, {"speaker": "system", "text": "when ?"}]
+
+
+SMALL_FIRST = ["base_model.hidden_size=16", "base_model.num_hidden_layers=1", "trainer.epochs=null"]
+
+
+def test_answers_are_judged_by_their_price_and_their_length(copy_of: Any) -> None:
+    menu = load_module(copy_of("preferences") / "make_questions.py")
+    menu.write(Path())
+    learned, new = (read_json_lines(Path(name)) for name in ("answers.jsonl", "new_questions.jsonl"))
+
+    assert (len(learned), len(new)) == (600, 120)
+    assert not {row["question"] for row in learned} & {row["question"] for row in new}
+    assert all(menu.is_good(row["dish"], row["answer"]) for row in new)
+    assert [menu.is_good("soup", text) for text in ("4 euros.", "The soup is 4 euros.", "5 euros.", "4 or 5")] == [
+        *(True, False, False, False)
+    ]
+    right = sum(menu.is_right(row["dish"], row["answer"]) for row in learned) / len(learned)
+    assert right == pytest.approx(0.8, abs=0.05)
+
+
+def test_own_answers_become_pairs_and_labels_for_every_trainer(copy_of: Any) -> None:
+    folder = copy_of("preferences")
+    load_module(folder / "make_questions.py").write(folder)
+    Model("first.yaml", overrides=[*SMALL_FIRST, "trainer.max_steps=30"], quiet=True).train(run="runs/first")
+    # The answers of a model that has hardly learned are long: a few questions are enough.
+    pairs = load_module(folder / "make_pairs.py")
+    pairs.write("runs/first", most=6)
+    labelled = read_json_lines(folder / "labelled.jsonl")
+    assert 6 <= len(labelled) <= 6 * pairs.SAMPLES
+    assert pairs.rank("soup", "4 euros.") < pairs.rank("soup", "The soup is 4 euros.") < pairs.rank("soup", "5 euros.")
+    assert pairs.rank("soup", "5 euros.") == pairs.rank("soup", "Good morning!")
+    answers = [("4 euros.", True), ("The soup is 9 euros.", False)]
+    asked = {"question": "How much is the soup?", "dish": "soup"}
+    rows = [{**asked, "chosen": "4 euros.", "rejected": text} for text, good in answers if not good] * 8
+    pairs.write_lines(folder / "pairs.jsonl", rows)
+    pairs.write_lines(
+        folder / "labelled.jsonl", [{**asked, "answer": text, "good": good} for text, good in answers] * 8
+    )
+    for file in ("config.yaml", "kto.yaml"):
+        steps = [
+            "trainer.max_steps=2",
+            "trainer.epochs=null",
+            "trainer.batch_size=4",
+            "data.split.probabilities=[1,0,0]",
+        ]
+        assert Model(file, overrides=steps, quiet=True).train(run=f"runs/{file}").steps == 2
+    (folder / "new_questions.jsonl").write_text(json.dumps(asked) + "\n", encoding="utf8")
+    judged = load_module(folder / "judge.py").judge("runs/config.yaml")
+    assert set(judged) == {"good", "right", "words"}
+
+
+@pytest.mark.long
+def test_dpo_teaches_short_right_answers(copy_of: Any) -> None:
+    folder = copy_of("preferences")
+    load_module(folder / "make_questions.py").write(folder)
+    Model("first.yaml", overrides=["trainer.skip_all_evaluation=true"], quiet=True).train(run="runs/first")
+    load_module(folder / "make_pairs.py").write()
+    Model("config.yaml", overrides=["trainer.skip_all_evaluation=true"], quiet=True).train(run="runs/config")
+    judge = load_module(folder / "judge.py").judge
+    before, after = judge("runs/first"), judge("runs/config")
+    assert after["good"] > before["good"] + 0.2
+    assert after["words"] < before["words"] - 2
