@@ -16,6 +16,7 @@ COMMENT = "#   "
 
 if TYPE_CHECKING:
     from partita.backends.process_layout import ProcessLayout
+    from partita.lm.branch_plan import BranchPlan
     from partita.lm.generation_defaults import Explanation
     from partita.training.plan import FilePlan
     from partita_schema.load import LoadedConfig
@@ -58,14 +59,15 @@ def explain(
             from partita.training.plan import plan_of_file
 
             planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset_path(dataset, stdin_format))
+    branches = branches_of(loaded, planned)
     chosen = open_values(loaded.config, steps=planned.plan.steps if planned is not None else None)
     if as_json:
-        print_record(loaded, generation, layout, planned, chosen=chosen)
+        print_record(loaded, generation, layout, planned, branches, chosen=chosen)
         return
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print_yaml(loaded, files=files, everything=everything)
-    print_comments(generation, layout, planned, chosen=chosen)
+    print_comments(generation, layout, planned, branches, chosen=chosen)
 
 
 def print_record(
@@ -73,6 +75,7 @@ def print_record(
     generation: "Explanation | None",
     layout: "ProcessLayout | None",
     planned: "FilePlan | None",
+    branches: "BranchPlan | None",
     *,
     chosen: Mapping[str, str],
 ) -> None:
@@ -83,6 +86,7 @@ def print_record(
         generation: The generation settings and where each comes from; None if nothing is generated.
         layout: The processes that the file asks for, if any.
         planned: The plan of a training file's batches, if data was given.
+        branches: How the answers of pairs are computed; None for other rows.
         chosen: Values that the run chooses, by key.
     """
     shown: dict[str, Any] = {
@@ -98,6 +102,8 @@ def print_record(
         shown["generation"] = generation.record()
     if layout is not None:
         shown["processes"] = layout.record()
+    if branches is not None:
+        shown["pairs"] = branches.record()
     if planned is not None:
         shown["data"] = {**planned.plan.record(), "assumed": planned.assumed}
     print(json.dumps(shown, indent=2, ensure_ascii=False))
@@ -118,6 +124,7 @@ def print_comments(
     generation: "Explanation | None",
     layout: "ProcessLayout | None",
     planned: "FilePlan | None",
+    branches: "BranchPlan | None",
     *,
     chosen: Mapping[str, str],
 ) -> None:
@@ -127,12 +134,14 @@ def print_comments(
         generation: The generation settings and where each comes from; None if nothing is generated.
         layout: The processes that the file asks for, if any.
         planned: The plan of a training file's batches, if data was given.
+        branches: How the answers of pairs are computed; None for other rows.
         chosen: Values that the run chooses, by key.
     """
     sections = {
         "chosen by the run": lines_of_chosen(chosen),
         "generation, with what the checkpoint says": generation.lines() if generation is not None else [],
         "processes": layout.lines() if layout is not None else [],
+        "pairs": branches.lines() if branches is not None else [],
         "data": [*planned.plan.lines(), planned.assumed] if planned is not None else [],
     }
     for title, lines in sections.items():
@@ -156,6 +165,14 @@ def lines_of_chosen(chosen: Mapping[str, str]) -> list[str]:
     lines = [f"{key}: {value}" for key, value in chosen.items() if value != AT_THE_START]
     keys = ", ".join(key for key, value in chosen.items() if value == AT_THE_START)
     return [*lines, f"{AT_THE_START}: {keys}"] if keys else lines
+
+
+def branches_of(loaded: "LoadedConfig", planned: "FilePlan | None") -> "BranchPlan | None":
+    """Return how the answers of pairs are computed; None for other rows."""
+    from partita.lm.branch_plan import plan_branches
+
+    repeated_tokens = None if planned is None else planned.repeated_tokens
+    return plan_branches(loaded.config, folder=loaded.folder, repeated_tokens=repeated_tokens)
 
 
 def generation_of(loaded: "LoadedConfig") -> "Explanation | None":

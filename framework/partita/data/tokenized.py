@@ -104,6 +104,15 @@ class TokenizedDataset:
         return loss_tokens_N
 
     @property
+    def repeated_tokens(self) -> float:
+        """Tokens that all rows would have in addition if each branch were a row with its prompt, as a share of them."""
+        if not self.branched or not len(self.ids_L):
+            return 0.0
+        prompts_N = self.loss_spans_S2.reshape(-1, 2)[self.span_starts_N1[:-1], 0].astype(np.int64)
+        branches_N = np.diff(self.span_starts_N1)
+        return float((prompts_N * (branches_N - 1)).sum() / len(self.ids_L))
+
+    @property
     def fingerprint(self) -> str:
         """Return a hash of keys, ids and loss spans."""
         arrays = (self.ids_L, self.starts_N1, self.loss_spans_S2, self.span_starts_N1)

@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
+from partita.lm.branch_plan import cost
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline
 from partita.runs.directory import RunDirectory
@@ -18,6 +19,9 @@ from partita_schema.config import Config
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    from partita.lm.branches import BranchWay
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +45,20 @@ def note_missing_validation(config: Config) -> None:
         )
     elif trainer.restore_best:
         logger.info("there are no validation rows: the last weights are the result")
+
+
+def note_branches(directory: RunDirectory, pipeline: Pipeline, datasets: TrainingDatasets) -> None:
+    """Record how the answers of pairs are computed, and log what it costs if each is a row of its own."""
+    if datasets.training is None or not datasets.training.encoded.branched:
+        return
+    way: BranchWay | None = getattr(pipeline.lm, "branch_way", None)
+    if way is None:
+        return
+    repeated_tokens = datasets.training.encoded.repeated_tokens
+    if way.reason is not None:
+        logger.info("%s: each answer is computed as a row of its own, %s", way.reason, cost(repeated_tokens))
+    noted = {"separate_rows": way.reason is not None, "reason": way.reason, "repeated_tokens": repeated_tokens}
+    directory.note(branches=noted)
 
 
 def note_batches(directory: RunDirectory, totals: dict[str, float], *, workers: int, streamed: bool) -> None:

@@ -31,6 +31,8 @@ class FilePlan:
     plan: DataPlan
     assumed: str
     """Assumed batch size as text; empty if the file sets it."""
+    repeated_tokens: float = 0.0
+    """See `TokenizedDataset.repeated_tokens`."""
 
 
 def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePlan:
@@ -61,7 +63,7 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
         batches_per_step=shape.batches_per_step(config.trainer, size),
         folder=folder,
     )
-    return FilePlan(plan_of_loader(config, shape, size, setup.open()), assumed)
+    return FilePlan(plan_of_loader(config, shape, size, setup.open()), assumed, encoded.repeated_tokens)
 
 
 def plan_of_loader(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader | StreamLoader) -> DataPlan:

@@ -22,6 +22,7 @@ from partita.training.evaluations import Evaluations
 from partita.training.notes import (
     log_left_out,
     note_batches,
+    note_branches,
     note_cuts,
     note_left_out,
     note_missing_validation,
@@ -159,6 +160,7 @@ def prepare_run(
     planned = training_loader(pipeline, datasets, ledger, size=sizes.training, process_group=process_group)
     if datasets.shape is not None and sizes.training is not None:
         directory.note(batches_per_step=datasets.shape.batches_per_step(config.trainer, sizes.training))
+    note_branches(directory, pipeline, datasets)
     note_work(directory, pipeline, data, ledger, batch_sizes={**sizes.records(), **recorded})
     record_data(directory, pipeline, data, datasets, process_group=process_group)
     return PreparedRun(datasets, ledger, sizes, planned)
