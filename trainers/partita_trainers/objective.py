@@ -104,6 +104,14 @@ class RowObjective(Protocol):
         """Return the result of each row of a batch, after its loss was computed."""
 
 
+@runtime_checkable
+class PartialObjective(Protocol):
+    """An objective that may not be computable for all rows, such as one relative to a model that is gone."""
+
+    def covers(self, batch: Batch) -> bool:
+        """Return whether the losses of all rows of a batch can be computed."""
+
+
 class CrossEntropy:
     """The cross-entropy of the loss tokens in nats, averaged over the loss tokens: supervised fine-tuning."""
 

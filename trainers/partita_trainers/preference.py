@@ -76,6 +76,13 @@ class PairObjective:
             self.last = losses_P.detach(), {name: values[name].detach() for name in ROW_VALUES}
             return total, pair_metrics(values)
 
+    def covers(self, batch: Batch) -> bool:
+        """Return whether the losses of all pairs of a batch can be computed.
+
+        After training, only for the pairs of the run if the loss has a reference.
+        """
+        return self.references is None or not self.references.recorded or self.references.knows(batch)
+
     def objective_rows(self, batch: Batch) -> list[ObjectiveRow]:
         """Return the loss of each pair, and its rewards and log-probabilities."""
         assert self.last is not None, "rows have results after their loss"

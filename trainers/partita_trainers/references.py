@@ -79,6 +79,17 @@ class References:
     """Whether the weights may differ from those before the first step."""
     log_probs: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """By the digest of the row, one for each answer."""
+    recorded: bool = False
+    """Whether they are those of a finished run, whose model before training is not there any more."""
+
+    def read(self, run: Path | None) -> None:
+        """Use what a finished run recorded. Raises ResumeError if its file is damaged."""
+        known = None if run is None else read_references(run / FILE, answers=self.answers)
+        self.log_probs, self.recorded = {} if known is None else known[1], True
+
+    def knows(self, batch: Batch) -> bool:
+        """Return whether the log-probabilities of all rows of a batch are known."""
+        return all(digest in self.log_probs for digest in row_digests(batch))
 
     def compute(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
         """Compute the rows of the batches that are not known yet, in evaluation mode.

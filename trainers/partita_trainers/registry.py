@@ -12,7 +12,13 @@ from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.sections.callbacks import CallbackConfig
 from partita_schema.sections.outputs.embedding import EmbeddingOutput
-from partita_schema.sections.trainer import CustomTrainer, FinetuneTrainer, HogwildTrainer, NoTrainer
+from partita_schema.sections.trainer import (
+    CustomTrainer,
+    FinetuneTrainer,
+    HogwildTrainer,
+    NoTrainer,
+    PreferenceTrainer,
+)
 from partita_trainers.base import Trainer
 from partita_trainers.callbacks import check_callback
 from partita_trainers.objective import CROSS_ENTROPY, Objective, objective_of
@@ -65,6 +71,26 @@ def default_objective(config: Config) -> Objective:
     from partita_trainers.contrastive import Contrastive
 
     return Contrastive(temperature=output.decoder.temperature, name=output.name)
+
+
+def evaluation_objective(config: Config, *, run: Path | None) -> Objective:
+    """Return what an evaluation outside of training computes: the loss of pairs, or `default_objective`.
+
+    Args:
+        config: The configuration.
+        run: The run that trained the model; None without one.
+
+    Raises:
+        ResumeError: The log-probabilities before training are damaged.
+    """
+    if not isinstance(config.trainer, PreferenceTrainer):
+        return default_objective(config)
+    from partita_trainers.preference import PairObjective
+
+    objective = PairObjective(config.trainer.loss)
+    if objective.references is not None:
+        objective.references.read(run)
+    return objective
 
 
 def build_class(

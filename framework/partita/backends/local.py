@@ -51,7 +51,7 @@ from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.callbacks import check_calls_callbacks
 from partita_trainers.process_group import main_process_first, synchronized_errors
-from partita_trainers.registry import build_callbacks, build_trainer, default_objective
+from partita_trainers.registry import build_callbacks, build_trainer, default_objective, evaluation_objective
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class LocalBackend(Backend):
 
     def evaluator(self, *, batch_size: int | None) -> LocalEvaluator:
         """Return the evaluator with the model in memory."""
-        objective = default_objective(self.context.config)
+        objective = evaluation_objective(self.context.config, run=self.context.run)
         return LocalEvaluator(self.with_reward(self.parts()), self.tuner, batch_size=batch_size, objective=objective)
 
     def record_memory(self) -> None:

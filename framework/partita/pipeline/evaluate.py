@@ -1,5 +1,6 @@
 """Evaluation on labeled rows: the objective, and metrics of generated answers."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from partita.data.batching.collate import evenly
+from partita.data.batching.collate import EvaluationBatches, evenly
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget
@@ -25,8 +26,13 @@ from partita_schema.config import Config
 from partita_schema.rows import row_schema
 from partita_schema.sections.data import Data
 from partita_trainers.base import Metrics
-from partita_trainers.objective import CROSS_ENTROPY, Objective
+from partita_trainers.objective import CROSS_ENTROPY, Objective, PartialObjective
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
+
+logger = logging.getLogger(__name__)
+
+ROWS_CHECKED = 64
+"""Rows that are looked up at a time."""
 
 
 class Evaluator(Protocol):
@@ -155,9 +161,10 @@ class LocalEvaluator:
 
     def loss(self, encoded: TokenizedDataset) -> DatasetLoss:
         """Return the loss of the rows, with the metrics of the objective, and with a mix `loss/SOURCE`."""
+        objective = objective_for(encoded, self.objective, pad_token_id=self.parts.lm.tokenizer.pad_token_id)
         if self.sizes.evaluation is None:
             size = self.tuner.evaluation(
-                encoded.lengths, max_loss_tokens_of([encoded]), batch_size=self.batch_size, objective=self.objective
+                encoded.lengths, max_loss_tokens_of([encoded]), batch_size=self.batch_size, objective=objective
             )
             self.sizes = replace(self.sizes, evaluation=size)
         with self.tuner.work("evaluation", self.sizes.evaluation) as budget:
@@ -166,7 +173,7 @@ class LocalEvaluator:
                 encoded,
                 budget=budget,
                 data=self.mixed_data,
-                objective=self.objective,
+                objective=objective,
                 process_group=self.process_group,
             )
 
@@ -179,6 +186,25 @@ class LocalEvaluator:
             self.sizes = replace(self.sizes, generation=size)
         with self.tuner.work("generation", self.sizes.generation) as budget:
             yield budget
+
+
+def objective_for(encoded: TokenizedDataset, objective: Objective, *, pad_token_id: int) -> Objective:
+    """Return an objective, or cross-entropy if it cannot be computed for all rows, with a warning.
+
+    Args:
+        encoded: The rows.
+        objective: What should be computed.
+        pad_token_id: Id that fills short rows.
+    """
+    if not isinstance(objective, PartialObjective):
+        return objective
+    if all(map(objective.covers, EvaluationBatches(encoded, batch_size=ROWS_CHECKED, pad_token_id=pad_token_id))):
+        return objective
+    logger.warning(
+        "the loss is the cross-entropy of both answers, and there are no rewards: some of these pairs were not in the "
+        "data of the run, so that their log-probabilities before training are not known"
+    )
+    return CROSS_ENTROPY
 
 
 def score(
