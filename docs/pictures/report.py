@@ -26,7 +26,7 @@ from partita import Model
 ROOT = Path(__file__).parents[2]
 PICTURES = {"report.png": (0, 1440), "report-answers.png": (1460, 3030)}
 """Pictures, with the first and the last line of the page that they show."""
-PREFERENCES = {"preferences.png": (1690, 2800)}
+PREFERENCES = {"preferences.png": (1690, 3075)}
 """The same of the report on preferences."""
 WIDTH, HEIGHT = 1200, 3100
 CONFIG: dict[str, Any] = {

@@ -3,7 +3,7 @@
     python make_pairs.py [RUN]
 
 Each question is answered SAMPLES times. Its best and its worst answer become a pair, if the rule tells them apart: a
-right answer is better than a wrong one, and of two right ones the shorter one.
+right answer is better than a wrong one, and of two right ones the shorter one. Empty answers are left out.
 """
 
 import json
@@ -25,10 +25,10 @@ def write(run: str = "runs/first", *, seed: int = 0, most: int | None = None) ->
     answers = [row["answer"] for row in model.predict([row for row in asked for _ in range(SAMPLES)])]
     pairs, labelled = [], []
     for number, row in enumerate(asked):
-        own = dict.fromkeys(answers[SAMPLES * number : SAMPLES * (number + 1)])
-        best, *_, worst = sorted(own, key=lambda text: rank(row["dish"], text)) * 2
-        if rank(row["dish"], best) != rank(row["dish"], worst):
-            pairs.append(row | {"chosen": best, "rejected": worst})
+        own = dict.fromkeys(text for text in answers[SAMPLES * number : SAMPLES * (number + 1)] if text)
+        ranked = sorted(own, key=lambda text: rank(row["dish"], text))
+        if ranked and rank(row["dish"], ranked[0]) != rank(row["dish"], ranked[-1]):
+            pairs.append(row | {"chosen": ranked[0], "rejected": ranked[-1]})
         labelled += [row | {"answer": text, "good": is_good(row["dish"], text)} for text in own]
     write_lines(Path("pairs.jsonl"), pairs)
     write_lines(Path("labelled.jsonl"), labelled)
