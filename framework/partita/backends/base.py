@@ -194,12 +194,12 @@ class Backend(ABC):
     def evaluate(self, dataset: Any, *, batch_size: int | None) -> Metrics:
         """Compute metrics on labeled rows; see `Model.evaluate`."""
         context, process_group = self.context, self.context.process_group
-        parts = self.parts()
+        parts = self.with_reward(self.parts())
         ledger = Ledger(None, max_bad_rows=1.0)
         with tokens_made_once(process_group, parts, folder=context.output_folder) as tokenizing:
             with synchronized_errors(process_group, "reading the rows"), waiting("reading the rows", line=False):
                 split, rows = context.evaluation_rows() if dataset is None else (None, context.open_dataset(dataset))
-                check_columns_of_reward(rows, self.with_reward(parts).best_of)
+                check_columns_of_reward(rows, parts.best_of)
                 eval_dataset = build_eval_dataset(tokenizing, rows, split="test", ledger=ledger)
             ledger.log_warnings()
             counts = ledger.split("test")

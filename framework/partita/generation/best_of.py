@@ -11,6 +11,7 @@ from partita.generation.requests import RowResult, stop_if_broken
 from partita.lm.base import Generated
 from partita_schema.common.text import counted
 from partita_schema.config import Config
+from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.device_errors import attempt
 
 logger = logging.getLogger(__name__)
@@ -157,12 +158,14 @@ class AnswerChooser:
         reward = self.best_of.reward
         try:
             scores, failure = attempt(lambda: reward.scores(rows, answers))
+        except OutOfMemory as error:  # a single answer does not fit
+            scores, failure = None, error
         except Exception as error:
             stop_if_broken(error)
             raise
         if scores is not None:
             return [
-                score.error or NOT_A_NUMBER if score.value is None or math.isnan(score.value) else score.value
+                score.value if score.value is not None and math.isfinite(score.value) else score.error or NOT_A_NUMBER
                 for score in scores
             ]
         logger.debug("device error: %s", failure)

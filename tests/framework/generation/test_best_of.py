@@ -15,7 +15,7 @@ from partita.generation.best_of import AnswerChooser, BestOf
 from partita.generation.requests import RowResult
 from partita.lm.base import Generated, GenerationOptions
 from partita_schema.config import Config
-from partita_schema.errors import JobError, ResumeError
+from partita_schema.errors import JobError, OutOfMemory, ResumeError
 
 from ..lm.conftest import sharpen
 from ..outputs.conftest import config_of
@@ -147,8 +147,9 @@ def test_answers_without_a_reward_are_not_chosen(lm, make_rows, predict, caplog:
     assert "answers without a reward, which cannot be chosen; the last one because: too long" in caplog.text
 
 
-def test_a_reward_that_is_not_a_number_is_none(lm, make_rows, predict) -> None:
-    rows = predicted(predict, lm, make_rows(ROWS), Rule(lambda row, answer: math.nan))
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_that_is_not_a_finite_number_is_none(lm, make_rows, predict, value: float) -> None:
+    rows = predicted(predict, lm, make_rows(ROWS), Rule(lambda row, answer: value))
     assert {row["error"] for row in rows} == {"no answer has a reward: the reward is not a number"}
 
 
@@ -158,6 +159,19 @@ def test_rewards_that_do_not_fit_in_memory_are_computed_for_fewer_answers(lm, ma
     rows = predicted(predict, lm, make_rows(ROWS), Rule(vowels, most=0), fresh=True)
     reason = "no answer has a reward: the reward of this answer does not fit in memory even alone"
     assert {row["error"] for row in rows} == {reason}
+
+
+def test_an_answer_that_is_too_large_for_the_reward_model_alone_has_no_reward(lm, make_rows, predict) -> None:
+    usual = predicted(predict, lm, make_rows(ROWS), Rule(vowels))
+
+    def refusing(row: Mapping[str, Any], answer: str) -> float:
+        if answer == usual[0]["answer"]:
+            raise OutOfMemory("a prompt of 9 tokens does not fit in memory even alone; shorten it")
+        return vowels(row, answer)
+
+    rows = predicted(predict, lm, make_rows(ROWS), Rule(refusing), fresh=True)
+    assert rows[0]["answer"] != usual[0]["answer"]
+    assert rows[1:] == usual[1:]
 
 
 def test_a_broken_device_ends_the_job(lm, make_rows, predict) -> None:
