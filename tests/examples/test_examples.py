@@ -225,6 +225,9 @@ def test_dialogues_of_both_formats_are_trained_and_predicted(copy_of: Any) -> No
     assert talk.statuses == {"done": 60}
     assert talk.means["order_correct"].mean > 0.8
     assert 0.3 < talk.means["success"].mean < 0.95
+    rounds = Model("preferences.yaml", quiet=True).train().dialogues
+    assert [dialogues["dialogues.n"] for dialogues in rounds] == [60, 60, 60]
+    assert rounds[2]["success"] > max(0.9, rounds[0]["success"] + 0.2)
     overrides = ["data.source=chats.parlai", "data.dialogue.mode=squash", "trainer.epochs=1"]
     result = Model("config.yaml", overrides=overrides, quiet=True).train(run="parlai")
     assert result.steps == 58  # of 360 chats with two or three answers
