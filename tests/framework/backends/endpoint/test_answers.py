@@ -1,6 +1,7 @@
 """Tests of predictions, metrics and answers from a server."""
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -238,3 +239,30 @@ def test_prompts_are_sent_in_the_order_of_the_data(server: LocalServer, make_fil
     rows = [{"question": "x" * (n * 7 % 10 + 1) + str(n)} for n in range(20)]
     model(make_file({"concurrency": 1})).predict(rows)
     assert [prompt_of(body) for body in server.bodies] == [row["question"] for row in rows]
+
+
+@pytest.mark.long
+def test_the_best_of_several_answers_is_kept_and_each_is_a_request_with_its_own_seed(
+    server: LocalServer, make_file: MakeFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    colours = ["red", "green", "blue", "grey", "pink"]
+    pairs = [{"question": f"question {n}", "chosen": colours[n % 5], "rejected": "black"} for n in range(16)]
+    scratch = {"type": "scratch", "size": "nano", "tokenizer": "word", "vocab_size": 40, "context_length": 32}
+    reward = {
+        "base_model": scratch,
+        "input_features": [{"name": "question", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "preference"}],
+        "trainer": {"type": "reward", "max_steps": 2, "batch_size": 8, "eval_batch_size": 8},
+    }
+    model(reward).train(pairs, run="rm")
+    server.reply = lambda body: answer(body, colours[body["seed"] % 5])
+    generation = {"do_sample": True, "best_of": 4, "reward": "rm", "keep_samples": True}
+    with caplog.at_level(logging.INFO):
+        rows = list(model(make_file(generation=generation)).predict(QUESTIONS[:5], "out.jsonl"))
+    assert "a prompt is computed 4 times, once for each answer of best_of: on the server" in caplog.text
+    assert sorted(server.asked) == sorted(row["question"] for row in QUESTIONS[:5] for _ in range(4))
+    assert len({body["seed"] for body in server.bodies}) == 20
+    for row in rows:
+        best = max(row["samples"], key=lambda sample: float(sample["reward"]))
+        assert (row["answer"], row["reward"]) == (best["text"], best["reward"])
+    assert len({sample["text"] for row in rows for sample in row["samples"]}) > 2
