@@ -203,10 +203,12 @@ def test_an_evaluation_knows_the_loss_and_both_scores_of_each_pair() -> None:
     rows = objective.objective_rows(batch)
 
     assert sum(row.loss for row in rows) == pytest.approx(loss.item())
-    chosen = sum(row.values["chosen"] for row in rows)
+    chosen = sum(row.values["rewards/chosen"] for row in rows)
     assert chosen / 3 == pytest.approx(metric_values(metrics, reserved=())["rewards/chosen"])
     scores = lm.answer_scores(lm.module, batch)
-    assert [(row.values["chosen"], row.values["rejected"]) for row in rows] == [tuple(pair) for pair in scores.tolist()]
+    assert [(row.values["rewards/chosen"], row.values["rewards/rejected"]) for row in rows] == [
+        tuple(pair) for pair in scores.tolist()
+    ]
 
 
 def test_the_registry_builds_the_trainer_and_the_objective_of_evaluations() -> None:

@@ -85,10 +85,10 @@ class RewardObjective:
             if not loss_P.requires_grad:  # only evaluations read them
                 self._rows = rows_of(loss_P, chosen_P, rejected_P)
             values = {
-                "rewards/chosen": chosen_P,
-                "rewards/rejected": rejected_P,
                 "rewards/accuracies": chosen_P > rejected_P,
                 "rewards/margins": chosen_P - rejected_P,
+                "rewards/chosen": chosen_P,
+                "rewards/rejected": rejected_P,
             }
             return total, {name: WeightedMean(one_P.sum(), len(one_P)) for name, one_P in values.items()}
 
@@ -101,7 +101,7 @@ def rows_of(loss_P: torch.Tensor, chosen_P: torch.Tensor, rejected_P: torch.Tens
     """Return the results of pairs."""
     columns = loss_P.tolist(), chosen_P.tolist(), rejected_P.tolist()
     return [
-        ObjectiveRow(loss, {"chosen": chosen, "rejected": rejected})
+        ObjectiveRow(loss, {"rewards/chosen": chosen, "rewards/rejected": rejected})
         for loss, chosen, rejected in zip(*columns, strict=True)
     ]
 

@@ -94,7 +94,7 @@ def loss_settings(config: Mapping[str, Any]) -> Any:
     if not has_preferences(config):
         return None
     trainer = config["trainer"]
-    names = ("type", "loss", "beta", "desirable_weight", "undesirable_weight")
+    names = ("type", "loss", "beta", "desirable_weight", "undesirable_weight", "center")
     return [trainer.get(name) for name in names], has_reference(config) and config.get("base_model")
 
 

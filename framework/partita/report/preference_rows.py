@@ -1,7 +1,8 @@
 """Pairs and labelled answers from the results of rows, as trainers on preferences record them, and their metrics.
 
-A row of a pair has the rewards and log-probabilities of both answers, a row of a labelled answer its own. See
-`partita_trainers.preference` and `partita_trainers.kto`.
+A row of a pair has the rewards and log-probabilities of both answers, a row of a labelled answer its own. The rewards
+of a reward model are its scores, and there are no log-probabilities. See `preference`, `kto` and `reward` in
+`partita_trainers`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ class PairRows:
 
     rewards_N2: np.ndarray
     """Reward of the chosen and of the rejected answer."""
-    log_probs_N2: np.ndarray
+    log_probs_N2: np.ndarray | None
+    """None of a reward model."""
 
     @property
     def margins_N(self) -> np.ndarray:
@@ -45,7 +47,10 @@ class LabelledRows:
 def pairs_of(evaluation: Evaluation) -> PairRows | None:
     """Return the pairs of an evaluation; None unless all rows are pairs with rewards."""
     values = evaluation.numbers_of((*REWARDS, *LOG_PROBS))
-    return None if values is None else PairRows(values[:, :2], values[:, 2:])
+    if values is not None:
+        return PairRows(values[:, :2], values[:, 2:])
+    scores = evaluation.numbers_of(REWARDS)
+    return None if scores is None else PairRows(scores, None)
 
 
 def labelled_of(evaluation: Evaluation) -> LabelledRows | None:
@@ -77,7 +82,9 @@ def preference_estimates(evaluation: Evaluation, blocks: Blocks) -> Estimates:
     """
     pairs, labelled = pairs_of(evaluation), labelled_of(evaluation)
     if pairs is not None:
-        means = dict(zip((*REWARDS, *LOG_PROBS), [*pairs.rewards_N2.T, *pairs.log_probs_N2.T], strict=True))
+        means = dict(zip(REWARDS, pairs.rewards_N2.T, strict=True))
+        if pairs.log_probs_N2 is not None:
+            means |= zip(LOG_PROBS, pairs.log_probs_N2.T, strict=True)
         means[MARGINS] = pairs.margins_N
         estimates = {name: blocks.means(values_N) for name, values_N in means.items()}
         has_rewards = bool(pairs.rewards_N2.any())
@@ -105,11 +112,13 @@ def labelled_estimates(labelled: LabelledRows, blocks: Blocks) -> Estimates:
 
 def has_preferences(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration trains on preferences."""
-    return (config.get("trainer") or {}).get("type") in ("preference", "kto")
+    return (config.get("trainer") or {}).get("type") in ("preference", "kto", "reward")
 
 
 def has_reference(config: Mapping[str, Any]) -> bool:
     """Return whether the loss of a trainer on preferences compares with the model before training."""
     trainer = config["trainer"]
+    if trainer["type"] == "reward":
+        return False
     loss = "dpo" if trainer["type"] == "kto" else (trainer.get("loss") or {}).get("type", "dpo")
     return bool(loss == "dpo")

@@ -102,6 +102,32 @@ def test_wrong_pairs_are_listed_with_both_answers_the_lowest_margin_first(tmp_pa
     assert "Rows with the highest loss" not in page.text
 
 
+def test_wrong_pairs_of_a_reward_model_are_listed_with_their_scores(tmp_path: Path) -> None:
+    rows = []
+    for key, chosen, rejected in (("a", 0.5, 0.25), ("b", -0.25, 1.0)):
+        of_row = {"rewards/chosen": chosen, "rewards/rejected": rejected} | {"rejected": "it was lost"}
+        outputs = {"reply": OutputResult("the parcel is late", None, of_row=of_row)}
+        rows.append(RowResult(key, f"Where is {key}?", None, 0.5, 1, outputs))
+    config = {
+        "base_model": "org/model",
+        "output_features": [{"name": "reply", "type": "preference", "head": "linear"}],
+        "trainer": {"type": "reward"},
+    }
+    metrics = {"rewards/accuracies": 0.5, "rewards/margins": -0.5}
+    evaluations = [{"step": 10, "split": "validation", "loss": 0.6} | metrics]
+    run = write_run(
+        tmp_path / "run", outputs={"reply": "preference"}, results=rows, config=config, evaluations=evaluations
+    )
+    (run / "log.jsonl").write_text(preference_log(40, names=tuple(metrics)), encoding="utf8")
+    page = page_of(run)
+
+    title = "Wrong pairs, whose rejected answer is preferred: 1 of the 2 pairs of the test split"
+    assert page.after(title, count=8)[-2:] == ["Scores:", "chosen -0.25, rejected 1"]
+    assert {"training", "validation"} <= set(page.after("Reward margins", count=30))
+    assert not [text for text in page.texts if "og-probabilit" in text]
+    assert "mean of the pairs" in page.after("Loss", count=20)
+
+
 def test_no_more_than_twenty_wrong_pairs_are_shown(tmp_path: Path) -> None:
     rows = [one_pair(f"row-{index}", chosen=0.0, rejected=0.1 * (index + 1)) for index in range(30)]
 

@@ -8,7 +8,7 @@ import numpy as np
 from partita.report.charts import SHARES, Chart, Curve, curve_chart
 from partita.report.evaluation import Evaluation
 from partita.report.number_text import as_number
-from partita.report.preference_rows import has_preferences, has_reference, labelled_of, pairs_of
+from partita.report.preference_rows import PairRows, has_preferences, has_reference, labelled_of, pairs_of
 from partita.report.run_record import RunRecord
 from partita.report.section import Charts, Paragraph, Part, Passage, Passages, Section
 from partita.report.sections.wrong_rows import MAX_ROWS, UNFOLDED, prompt_of, text_of
@@ -26,6 +26,7 @@ class Words(NamedTuple):
 WORDS = {
     "preference": Words("chosen", "rejected", "chosen - rejected"),
     "kto": Words("good", "bad", "good - bad"),
+    "reward": Words("chosen", "rejected", "chosen - rejected"),
 }
 """By type of the trainer."""
 
@@ -170,13 +171,21 @@ def wrong_pairs(evaluation: Evaluation, split: str) -> list[Part]:
             facts=[
                 ("Chosen", text_of(column.references[index])),
                 ("Rejected", text_of((column.of_rows[index] or {}).get("rejected"))),
-                ("Log-probabilities", "chosen {:.4g}, rejected {:.4g}".format(*pairs.log_probs_N2[index])),
+                numbers_of_pair(pairs, index),
             ],
         )
         for index in wrong[:MAX_ROWS]
     ]
     caption = f"Wrong pairs, whose rejected answer is preferred: {len(wrong):,} of the {total}{worst_of(wrong)}"
     return [Passages(caption, passages, unfolded=UNFOLDED)]
+
+
+def numbers_of_pair(pairs: PairRows, index: int) -> tuple[str, str]:
+    """Return the log-probabilities of both answers of a pair, or their scores by a reward model."""
+    text = "chosen {:.4g}, rejected {:.4g}"
+    if pairs.log_probs_N2 is None:
+        return "Scores", text.format(*pairs.rewards_N2[index])
+    return "Log-probabilities", text.format(*pairs.log_probs_N2[index])
 
 
 def wrong_labelled(evaluation: Evaluation, split: str) -> list[Part]:

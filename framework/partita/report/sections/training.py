@@ -56,7 +56,7 @@ def loss_unit(config: Mapping[str, Any]) -> str:
     if (config.get("trainer") or {}).get("type") == "custom":
         return "loss"
     if has_preferences(config):
-        return "mean of the pairs" if config["trainer"]["type"] == "preference" else "mean of the answers"
+        return "mean of the answers" if config["trainer"]["type"] == "kto" else "mean of the pairs"
     if not predicts_values(config):
         return "nats per loss token"
     [output] = config["output_features"]
