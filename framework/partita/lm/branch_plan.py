@@ -14,7 +14,7 @@ from partita_schema.common.checksums import parse_json
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.rules.encoder_decoders import virtual_tokens
-from partita_schema.sections.model import NewModel, ScratchModel
+from partita_schema.sections.model import ENCODERS, NewModel, ScratchModel
 
 TOGETHER_NAMES = """
 afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation big_bird biogpt bitnet codegen cohere cohere2
@@ -40,6 +40,9 @@ TOGETHER = frozenset(TOGETHER_NAMES.split())
 """Architectures that compute a prompt once for its answers, measured with transformers 5.23."""
 APART = frozenset(APART_NAMES.split())
 """Architectures that compute each answer as a row of its own, measured with transformers 5.23."""
+
+WITHOUT_SCORES = frozenset((*ENCODERS, *["big_bird", "electra", "ernie", "megatron-bert", "rembert", "roc_bert"]))
+"""Encoders: as reward models they read whole texts, and compute no score for each token."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ def plan_branches(config: Config, *, folder: Path, repeated_tokens: float | None
         reason = f"{adapter} puts virtual tokens before each row"
     elif attention not in ("auto", "sdpa", "eager"):
         reason = f"attention is {attention}, and masks of branches are for sdpa and eager"
+    elif config.scores_answers and kind in WITHOUT_SCORES:
+        reason = f"{kind} is an encoder, which computes no score for each token"
     elif kind in APART:
         reason = f"{kind} takes no mask that separates the answers to a prompt"
     elif kind in TOGETHER:

@@ -42,6 +42,16 @@ def test_a_new_model_computes_a_prompt_once(tmp_path: Path) -> None:
     assert "pairs:" not in explained(tmp_path, base_model="org/model", output_features=texts, trainer={"type": "none"})
 
 
+def test_an_encoder_scores_each_answer_in_a_row_of_its_own(tmp_path: Path) -> None:
+    base = {"type": "scratch", "architecture": "bert"}
+    lines = explained(tmp_path, base_model=base, trainer={"type": "reward"})
+
+    assert lines[lines.index("pairs:") + 1] == (
+        "bert is an encoder, which computes no score for each token: each answer is computed as a row of its own, and "
+        "each prompt twice"
+    )
+
+
 def test_explain_counts_the_tokens_that_are_saved(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "rows.jsonl", PAIRS)
     new = {"type": "scratch", "size": "nano", "tokenizer": "byte"}
