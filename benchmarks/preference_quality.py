@@ -4,7 +4,8 @@ The example `examples/preferences` from end to end, for each seed: a small model
 scratch on answers of any length, a fifth of them wrong; its own answers are sampled and judged by the rule (the right
 price in at most three words); and it is trained on the pairs, or with kto on the single answers. `good before` and
 `good after` are the shares of 120 unseen questions with a good answer, one sample each, seed by seed. `right` and
-`words` are means over the seeds: the share of right prices, and the words of an answer.
+`words` are means over the seeds: the share of right prices, and the words of an answer. The learning rates were chosen
+with other seeds.
 """
 
 import runpy
@@ -22,7 +23,7 @@ TRAINERS: dict[str, tuple[str, float, list[str]]] = {
     "dpo": ("config.yaml", 3e-4, []),
     "orpo": ("config.yaml", 1e-3, ["trainer.loss={type: orpo}"]),
     "simpo": ("config.yaml", 3e-4, ["trainer.loss={type: simpo}"]),
-    "kto": ("kto.yaml", 3e-4, []),
+    "kto": ("kto.yaml", 1e-4, []),
 }
 """By name: file, learning rate, and further values."""
 
@@ -32,15 +33,15 @@ def quality(folder: Path, quick: bool) -> Result:
     found = [call(one_seed, folder / str(seed), seed) for seed in seeds]
     rows = [row_of(name, found) for name in TRAINERS]
     limits = [
-        Limit(
-            f"smallest gain of good answers of {name}",
-            min(one[name]["good"] - one["first"]["good"] for one in found),
-            LEAST_GAIN,
-            "min",
-        )
+        Limit(f"smallest gain of good answers of {name}", min(gains(name, found)), LEAST_GAIN, "min")
         for name in TRAINERS
     ]
     return rows, limits
+
+
+def gains(name: str, found: list[dict[str, Row]]) -> list[float]:
+    """Return for each seed the share of good answers after training, minus that before."""
+    return [round(one[name]["good"] - one["first"]["good"], 6) for one in found]
 
 
 def row_of(name: str, found: list[dict[str, Row]]) -> Row:

@@ -454,7 +454,7 @@ def test_own_answers_become_pairs_and_labels_for_every_trainer(copy_of: Any) -> 
             "trainer.max_steps=2",
             "trainer.epochs=null",
             "trainer.batch_size=4",
-            "data.split.probabilities=[1,0,0]",
+            "data.split={type: random, probabilities: [1, 0, 0]}",
         ]
         assert Model(file, overrides=steps, quiet=True).train(run=f"runs/{file}").steps == 2
     (folder / "new_questions.jsonl").write_text(json.dumps(asked) + "\n", encoding="utf8")
