@@ -413,7 +413,10 @@ def test_original_files_of_schema_guided_dialogues_are_converted(tmp_path: Path)
     assert row["turns"][:2] == [asked, {"speaker": "system", "text": "when ?"}]
 
 
-SMALL_FIRST = ["base_model.hidden_size=16", "base_model.num_hidden_layers=1", "trainer.epochs=null"]
+SMALL_FIRST = [
+    *("base_model.hidden_size=16", "base_model.num_hidden_layers=1", "trainer.epochs=null", "trainer.max_steps=5"),
+    "trainer.skip_all_evaluation=true",
+]
 
 
 def test_answers_are_judged_by_their_price_and_their_length(copy_of: Any) -> None:
@@ -434,7 +437,7 @@ def test_answers_are_judged_by_their_price_and_their_length(copy_of: Any) -> Non
 def test_own_answers_become_pairs_and_labels_for_every_trainer(copy_of: Any) -> None:
     folder = copy_of("preferences")
     load_module(folder / "make_questions.py").write(folder)
-    Model("first.yaml", overrides=[*SMALL_FIRST, "trainer.max_steps=30"], quiet=True).train(run="runs/first")
+    Model("first.yaml", overrides=SMALL_FIRST, quiet=True).train(run="runs/first")
     # The answers of a model that has hardly learned are long: a few questions are enough.
     pairs = load_module(folder / "make_pairs.py")
     pairs.write("runs/first", most=6)
@@ -454,6 +457,7 @@ def test_own_answers_become_pairs_and_labels_for_every_trainer(copy_of: Any) -> 
             "trainer.max_steps=2",
             "trainer.epochs=null",
             "trainer.batch_size=4",
+            "trainer.skip_all_evaluation=true",
             "data.split={type: random, probabilities: [1, 0, 0]}",
         ]
         assert Model(file, overrides=steps, quiet=True).train(run=f"runs/{file}").steps == 2
