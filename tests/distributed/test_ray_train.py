@@ -16,6 +16,7 @@ import pytest
 
 from partita import DataError, Model
 
+from ..json_lines import read_json_lines, write_json_lines
 from ..local_ray import local_ray
 from .moments import when
 
@@ -107,6 +108,28 @@ def test_stopped_training_with_a_killed_worker_takes_the_steps_of_one_process(
     assert model._backend.context.weights == Path("run/model"), "the weights for predictions"
     assert model.train(run="run").steps == 12, "finished, and not trained again"
     assert not list(Path("run").glob(".ray-*"))
+
+
+def test_pairs_are_trained_on_as_in_one_process(ray: Any, folder: Path, processes: Any) -> None:
+    settings = processes.settings(type="preference", max_steps=4)
+    settings["output_features"] = [{"name": "answer", "type": "preference"}]
+    for name in ("rows.jsonl", "more.jsonl"):
+        rows = [
+            {"text": row["text"], "chosen": f"a {row['colour']}", "rejected": "a ball I see"[: 3 + number % 10]}
+            for number, row in enumerate(read_json_lines(folder / name))
+        ]
+        write_json_lines(folder / name, rows)
+
+    results = [
+        Model(settings, overrides=overrides, quiet=True).train(run=run)
+        for overrides, run in (([], "alone"), (ON_RAY, "run"))
+    ]
+
+    logs = [read_json_lines(Path(run) / "log.jsonl") for run in ("alone", "run")]
+    for key in ("loss", "rewards/margins", "logps/rejected"):
+        one, other = ([line[key] for line in log] for log in logs)
+        assert one == pytest.approx(other, rel=2e-4, abs=1e-5), key
+    assert results[1].metrics["test"] == pytest.approx(results[0].metrics["test"], rel=1e-3, abs=1e-5)
 
 
 CALLBACKS = """
