@@ -4,6 +4,8 @@ import json
 import math
 import random
 import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness import Limit, Result, Row, call, main
@@ -28,14 +30,17 @@ CONFIG = {
 def page(folder: Path, quick: bool) -> Result:
     """CPU seconds to write the page of a run of 100,000 steps with 50,000 evaluated rows, and its size.
 
-    The run is made up: a classifier of ten labels with prompts of 150 characters. In the second row, the results of the
-    base model on the same rows are read and compared as well. Each page is written in a process of its own; the seconds
-    do not include imports, and are the median of five.
+    The runs are made up: a classifier of ten labels with prompts of 150 characters, and dpo on pairs with such prompts
+    and answers of 20 to 150 characters, whose log has seven further metrics. In the second row of each, the results of
+    the base model on the same rows are read and compared as well. Each page is written in a process of its own; the
+    seconds do not include imports, and are the median of five.
     """
     steps, rows = (STEPS // 10, ROWS // 10) if quick else (STEPS, ROWS)
     table = []
-    for name, has_base in (("result", False), ("result and base model", True)):
-        run = write_run(folder / name.replace(" ", "-"), steps=steps, rows=rows, has_base=has_base)
+    cases = [(kind, has_base) for kind in KINDS for has_base in (False, True)]
+    for kind, has_base in cases:
+        name = f"{kind}, result{' and base model' if has_base else ''}"
+        run = write_run(folder / f"{kind}-{has_base}", KINDS[kind], steps=steps, rows=rows, has_base=has_base)
         written = [call(write_page, run) for _ in range(1 if quick else ROUNDS)]
         seconds = statistics.median(one["CPU s"] for one in written)
         table.append({"evaluated": name, "steps": steps, "rows": rows, "CPU s": seconds, "MB": written[0]["MB"]})
@@ -55,13 +60,13 @@ def write_page(name: str) -> Row:
     return {"CPU s": round(time.process_time() - started, 3), "MB": round(path.stat().st_size / 1e6, 3)}
 
 
-def write_run(folder: Path, *, steps: int, rows: int, has_base: bool) -> Path:
+def write_run(folder: Path, kind: "Kind", *, steps: int, rows: int, has_base: bool) -> Path:
     folder.mkdir()
     manifest = {
         "format_version": FORMAT_VERSION,
         "status": "done",
         "versions": versions(),
-        "config": load_config(CONFIG).config.model_dump(mode="json"),
+        "config": load_config(kind.config).config.model_dump(mode="json"),
         "steps": steps,
         "evaluations": [
             {"step": step, "split": "validation", "loss": 6 / math.sqrt(step)}
@@ -69,13 +74,13 @@ def write_run(folder: Path, *, steps: int, rows: int, has_base: bool) -> Path:
         ],
     }
     (folder / "manifest.json").write_text(json.dumps(sealed(manifest)), encoding="utf8")
-    (folder / "config.yaml").write_text(json.dumps(CONFIG), encoding="utf8")
+    (folder / "config.yaml").write_text(json.dumps(kind.config), encoding="utf8")
     chance = random.Random(1)
     with (folder / "log.jsonl").open("w", encoding="utf8") as file:
-        file.writelines(json.dumps(step_of(step, chance)) + "\n" for step in range(1, steps + 1))
+        file.writelines(json.dumps(step_of(step, chance) | kind.metrics(chance)) + "\n" for step in range(1, steps + 1))
     for is_base in (False, True) if has_base else (False,):
-        header = EvaluationHeader("test", "base" if is_base else "result", "f00d", steps, {"team": "category"})
-        results = (row_of(index, chance, share=0.3 if is_base else 0.9) for index in range(rows))
+        header = EvaluationHeader("test", "base" if is_base else "result", "f00d", steps, kind.outputs)
+        results = (kind.row(index, chance, 0.3 if is_base else 0.9) for index in range(rows))
         write_row_results(evaluation_path(folder, "test", base=is_base), header, results)
     return folder
 
@@ -96,18 +101,57 @@ def step_of(step: int, chance: random.Random) -> Row:
     }
 
 
-def row_of(index: int, chance: random.Random, *, share: float) -> RowResult:
+def classified(index: int, chance: random.Random, share: float) -> RowResult:
+    """Return a row of the classifier; `share` of them are right."""
     reference = chance.choice(LABELS)
     value = reference if chance.random() < share else chance.choice(LABELS)
-    prompt = " ".join(f"word{chance.randint(0, 999)}" for _ in range(20))
-    return RowResult(
-        f"rows.jsonl:{index}",
-        prompt,
-        value,
-        round(chance.random(), 6),
-        3,
-        {"team": OutputResult(reference, value, reference == value)},
-    )
+    result = {"team": OutputResult(reference, value, reference == value)}
+    return RowResult(f"rows.jsonl:{index}", words(chance, 20), value, round(chance.random(), 6), 3, result)
+
+
+def compared(index: int, chance: random.Random, share: float) -> RowResult:
+    """Return a pair; in `share` of them the chosen answer is preferred."""
+    rewards = sorted((chance.gauss(0, 1), chance.gauss(0, 1)), reverse=chance.random() < share)
+    numbers = {"rewards/chosen": rewards[0], "rewards/rejected": rewards[1]}
+    numbers |= {"logps/chosen": -50 * chance.random(), "logps/rejected": -50 * chance.random()}
+    of_row = numbers | {"rejected": words(chance, chance.randint(3, 20))}
+    result = {"answer": OutputResult(words(chance, chance.randint(3, 20)), None, None, of_row=of_row)}
+    return RowResult(f"rows.jsonl:{index}", words(chance, 20), None, chance.random(), 40, result)
+
+
+def words(chance: random.Random, count: int) -> str:
+    return " ".join(f"word{chance.randint(0, 999)}" for _ in range(count))
+
+
+def pair_metrics(chance: random.Random) -> Row:
+    """Return the metrics that training on pairs logs in a step."""
+    names = ("chosen", "rejected", "accuracies", "margins")
+    metrics = {f"rewards/{name}": chance.random() for name in names}
+    return metrics | {"logps/chosen": -chance.random(), "logps/rejected": -chance.random(), "chosen_falls": 0.5}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run."""
+
+    config: Row
+    outputs: dict[str, str]
+    """Type of each output."""
+    row: Callable[[int, random.Random, float], RowResult]
+    metrics: Callable[[random.Random], Row] = lambda _: {}
+    """Further metrics of a step."""
+
+
+PAIRS = {
+    "base_model": "org/model",
+    "input_features": [{"name": "message", "type": "text"}],
+    "output_features": [{"name": "answer", "type": "preference"}],
+    "trainer": {"type": "preference"},
+}
+KINDS = {
+    "classifier": Kind(CONFIG, {"team": "category"}, classified),
+    "pairs": Kind(PAIRS, {"answer": "preference"}, compared, pair_metrics),
+}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from pydantic_core import from_json
 
 from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, read_header
 from partita_schema.errors import DataError
@@ -160,13 +161,23 @@ def read_evaluation(path: Path) -> Evaluation:
         before = 1
         for block in blocks_of_lines(file, size=BLOCK):
             try:
-                # A line break is only at the end of a line, because JSON escapes it in texts.
-                evaluation.add(json.loads(b"[" + block.removesuffix(b"\n").replace(b"\n", b",") + b"]"))
+                evaluation.add(rows_of(block))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 number = before + 1 + damaged_line(block.splitlines())
                 raise DataError(f"{path}, line {number}, is damaged; evaluate the run again") from None
             before += block.count(b"\n")
     return evaluation
+
+
+def rows_of(block: bytes) -> list[Any]:
+    """Return the rows in whole lines of the file. Raise ValueError if a line is damaged."""
+    # A line break is only at the end of a line, because JSON escapes it in texts.
+    text = b"[" + block.removesuffix(b"\n").replace(b"\n", b",") + b"]"
+    try:
+        rows: list[Any] = from_json(text, cache_strings="keys")  # twice as fast as the module json
+    except ValueError:  # it refuses halves of surrogate pairs
+        rows = json.loads(text)
+    return rows
 
 
 def blocks_of_lines(file: IO[bytes], *, size: int) -> Iterator[bytes]:

@@ -56,8 +56,7 @@ def estimates_of(evaluation: Evaluation, blocks: Blocks, *, is_plain_text: bool 
 
 def has_values(column: OutputColumn) -> bool:
     """Return whether any row has a value, or contributes to metrics in another way."""
-    rows = (column.rights, column.values, column.of_rows)
-    return any(value is not None for values in rows for value in values)
+    return any(len(values) > values.count(None) for values in (column.of_rows, column.rights, column.values))
 
 
 def has_all_scores(evaluation: Evaluation, name: str) -> bool:

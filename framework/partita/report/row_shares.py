@@ -24,7 +24,7 @@ def shares_of(evaluation: Evaluation) -> dict[str, np.ndarray]:
             continue
         if is_judged and column.type != "score":  # a score is not right or wrong
             shares[f"{name}.{'accuracy' if column.type == 'category' else 'exact_match'}"] = rights_N
-        if is_judged or any(value is not None for value in column.values):
+        if is_judged or len(column.values) > column.values.count(None):
             shares |= {f"{name}.{metric}": rows_N for metric, rows_N in readable_rows(column, is_answered_N).items()}
     all_right_N = evaluation.all_right_N
     if len(evaluation.outputs) > 1 and np.isfinite(all_right_N).all():
