@@ -222,6 +222,7 @@ def test_the_objective_belongs_to_embeddings_only() -> None:
     assert (objective.temperature, objective.name) == (TEMPERATURE, "vector")
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_with_the_same_metrics(place: Path, train_killed: Any) -> None:
     trainer = {"type": "finetune", "batch_size": 8, "max_steps": 4, "learning_rate": 0.01, "steps_per_checkpoint": 2}
     config = settings(trainer={**trainer, "effective_batch_size": 16, "validation_metric": "mrr"})

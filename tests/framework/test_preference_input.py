@@ -116,6 +116,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "model.safetensors")
 
 
+@pytest.mark.long
 def test_a_resumed_run_computes_missing_references_again(tmp_path: Path) -> None:
     steps = {"max_steps": 4, "steps_per_checkpoint": 1, "learning_rate_scheduler": {"decay": "none"}}
     straight = write(tmp_path, "preference", rows=PAIRS, trainer=steps)
@@ -132,6 +133,7 @@ def test_a_resumed_run_computes_missing_references_again(tmp_path: Path) -> None
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.long
 def test_a_resumed_run_balances_the_same_labels(tmp_path: Path) -> None:
     steps = {"max_steps": 4, "steps_per_checkpoint": 1, "learning_rate_scheduler": {"decay": "none"}}
     steps |= {"undesirable_weight": "auto"}
@@ -146,6 +148,7 @@ def test_a_resumed_run_balances_the_same_labels(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.long
 def test_an_adapter_that_was_the_reference_and_is_gone_is_named(tmp_path: Path) -> None:
     Model(write(tmp_path, "preference", rows=PAIRS), quiet=True).train(run=tmp_path / "base")
     base = {"base_model": str(tmp_path / "base" / "model")}

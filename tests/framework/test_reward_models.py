@@ -227,6 +227,7 @@ def test_reward_models_train_as_other_models(place: Path, data: dict[str, Any], 
     assert {row["status"] for row in model.predict(make_rows(3))} == {"ok"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packed", [False, True], ids=["single", "packed"])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(place: Path, packed: bool) -> None:
     batching = {"batching": {"type": "pack"}} if packed else {}

@@ -281,6 +281,7 @@ def test_a_row_that_is_too_large_is_an_error_in_the_journal_that_can_be_retried(
     assert again.stats.resumed == 20
 
 
+@pytest.mark.long
 @examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.integers(min_value=0, max_value=16))
 def test_a_job_killed_between_halves_resumes_without_losing_or_repeating_rows(

@@ -32,7 +32,7 @@ def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **self_trai
     unused: Any = None
     directory = RunDirectory(folder / "run", config=config)
     return SelfTraining(
-        config, config.simulation.self_training, folder, directory, SINGLE_PROCESS, 1, unused, unused, unused
+        config, config.simulation.self_training, folder, directory, SINGLE_PROCESS, 1, unused, unused, unused, unused
     )
 
 
