@@ -34,7 +34,7 @@ bailing_hybrid bamba bart bigbird_pegasus blenderbot blenderbot-small bloom came
 falcon_mamba granitemoehybrid inkling2_text inkling_text jamba kimi_linear lfm2 lfm2_moe lfm3 mamba mamba2 marian
 mbart minimax mpt mvp nemotron_h olmo_hybrid openai-gpt pegasus plbart prophetnet qwen3_5 qwen3_5_moe qwen3_5_moe_text
 qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text recurrent_gemma reformer roberta roberta-prelayernorm roformer rwkv
-trocr xlm-roberta xlm-roberta-xl xlnet xlstm xmod zamba zamba2 zaya
+trocr xlm xlm-roberta xlm-roberta-xl xlnet xlstm xmod zamba zamba2 zaya
 """
 TOGETHER = frozenset(TOGETHER_NAMES.split())
 """Architectures that compute a prompt once for its answers, measured with transformers 5.23."""

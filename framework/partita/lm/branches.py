@@ -69,7 +69,7 @@ def branch_error(lm: LoadedModel) -> float | None:
         try:
             inputs = branch_inputs(batch.position_ids_BT.to(lm.device), model=lm.base)
             together_BTV = outputs_of(lm, batch.input_ids_BT.to(lm.device), **inputs)
-        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as refusal:
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as refusal:
             logger.debug("branches with a mask: %s", refusal)
             return None
     return relative_error(together_BTV[batch.labels_BT != -100], alone_NTV[rows.labels_BT != -100])

@@ -117,6 +117,7 @@ def test_branches_longer_than_a_sliding_window_equal_rows_alone(small: Any, arch
         ("qwen3", 4, None),
         ("mamba", None, "MambaForCausalLM takes no mask of pairs of tokens"),
         ("bloom", None, "BloomForCausalLM takes no mask of pairs of tokens"),
+        ("xlm", None, "XLMWithLMHeadModel takes no mask of pairs of tokens"),
         ("mpt", None, "a mask of pairs of tokens changes the logits of MptForCausalLM by 11%"),
     ],
 )
