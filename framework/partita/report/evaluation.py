@@ -158,14 +158,13 @@ def read_evaluation(path: Path) -> Evaluation:
     evaluation = Evaluation(header, outputs={name: OutputColumn(kind) for name, kind in header.outputs.items()})
     with path.open("rb") as file:
         file.readline()
-        before = 1
         for block in blocks_of_lines(file, size=BLOCK):
+            before = 1 + len(evaluation)
             try:
                 evaluation.add(rows_of(block))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 number = before + 1 + damaged_line(block.splitlines())
                 raise DataError(f"{path}, line {number}, is damaged; evaluate the run again") from None
-            before += block.count(b"\n")
     return evaluation
 
 
