@@ -1,6 +1,6 @@
 """The keys of axolotl's files, and what becomes of each."""
 
-from partita_schema.compat.tools.axolotl_preferences import NO_REFERENCE, PROMPT_LENGTH
+from partita_schema.compat.tools.axolotl_preferences import PROMPT_LENGTH
 from partita_schema.compat.tools.conversion import By, Missing, Table, To, Unneeded
 from partita_schema.compat.tools.training_arguments_keys import (
     CACHE,
@@ -8,6 +8,7 @@ from partita_schema.compat.tools.training_arguments_keys import (
     HUB,
     KERNELS,
     LOG,
+    NO_REFERENCE,
     PREFERENCES,
     RESUME,
     TRAINING,

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from partita_schema.compat.tools.conversion import Conversion, Missing, Unneeded
 from partita_schema.compat.tools.rows import RowFormat, text_prompt
+from partita_schema.compat.tools.training_arguments import convert_simpo
 
 LOSSES = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo"}
 """The type of loss of `rl` that learns from pairs."""
 METHODS = (*LOSSES, "kto")
-NO_REFERENCE = Missing("the reference is the model before training, with its adapter if one is loaded")
 PROMPT_LENGTH = Missing(
     "write preprocessing.max_sequence_length at the input, or data.dialogue: {context_tokens: ...} for dialogues"
 )
@@ -84,17 +84,7 @@ def convert_pair_loss(conversion: Conversion, rl: str) -> None:
         if conversion.is_on("dpo_use_weighting"):
             conversion.miss("dpo_use_weighting", "pairs are not weighted by their likelihood")
     if kind == "simpo":
-        conversion.default("rl_beta", "trainer.loss.beta", 0.1)
-        conversion.move("simpo_gamma", "trainer.loss.gamma")
-        conversion.default("simpo_gamma", "trainer.loss.gamma", 0.5)
-        weight = conversion.get("cpo_alpha", 1.0)
-        if weight:
-            conversion.note(
-                f"axolotl adds {weight} times the cross-entropy of the chosen answer to simpo (cpo_alpha); simpo has no"
-                " such part here"
-            )
-        if "cpo_alpha" in conversion.left:
-            conversion.miss("cpo_alpha", "the loss of simpo has no cross-entropy of the chosen answers next to it")
+        convert_simpo(conversion, tool="axolotl", beta="rl_beta")
 
 
 # Datasets
@@ -155,7 +145,7 @@ def labelled_rows(name: str, part: str) -> RowFormat | None:
 
 
 def question_of(part: str) -> RowFormat:
-    """Return how a question in a column of its own is read, with the column `system` next to it."""
+    """Return how a question in a separate column is read, with the column `system` next to it."""
     question = QUESTIONS[part]
     if question == "input":  # alpaca has a column of this name, with another meaning
         return RowFormat("dialogue", columns=(("prompt", "input"),))

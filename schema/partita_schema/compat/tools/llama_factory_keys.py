@@ -1,7 +1,14 @@
 """The keys of LLaMA-Factory's files, and what becomes of each."""
 
 from partita_schema.compat.tools.conversion import By, Missing, Table, To, Unneeded
-from partita_schema.compat.tools.training_arguments_keys import CACHE, DISTRIBUTED, KERNELS, PREFERENCES, TRAINING
+from partita_schema.compat.tools.training_arguments_keys import (
+    CACHE,
+    DISTRIBUTED,
+    KERNELS,
+    NO_REFERENCE,
+    PREFERENCES,
+    TRAINING,
+)
 
 TOKENIZER = Missing("the tokenizer is used as it is; save it with these tokens next to the weights first")
 
@@ -177,7 +184,7 @@ LLAMA_FACTORY_KEYS: Table = {
     "kto_rejected_weight": By("trainer.undesirable_weight"),
     "simpo_gamma": By("trainer.loss.gamma"),
     "ppo_*": PREFERENCES,
-    "ref_model*": Missing("the reference is the model before training, with its adapter if one is loaded"),
+    "ref_model*": NO_REFERENCE,
     "reward_model*": PREFERENCES,
     "ld_alpha": PREFERENCES,
 }

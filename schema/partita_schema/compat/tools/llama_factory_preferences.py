@@ -1,13 +1,13 @@
 """Conversion of LLaMA-Factory's stages dpo, kto and rm."""
 
-from partita_schema.compat.tools.conversion import Conversion, Missing, Unneeded
+from partita_schema.compat.tools.conversion import Conversion, Unneeded
 from partita_schema.compat.tools.rows import RowFormat
+from partita_schema.compat.tools.training_arguments_keys import NO_REFERENCE
 
 TRAINERS = {"dpo": "preference", "kto": "kto", "rm": "reward"}
 """The trainer of a stage."""
 LOSSES = {"sigmoid": "dpo", "hinge": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo"}
 """The type of loss of `pref_loss`."""
-NO_REFERENCE = Missing("the reference is the model before training, with its adapter if one is loaded")
 
 
 def unfit_rows(stage: str, rows: RowFormat) -> str:

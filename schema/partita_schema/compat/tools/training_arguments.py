@@ -301,3 +301,24 @@ def sharding_obstacles(conversion: Conversion) -> Sequence[str]:
     obstacles += ["compile"] if value("trainer.compile") else []
     obstacles += ["batch_size: auto"] if value("trainer.batch_size") in (None, "auto") else []
     return obstacles
+
+
+def convert_simpo(conversion: Conversion, *, tool: str, beta: str) -> None:
+    """Convert the constants of simpo, with the defaults of TRL's CPOConfig.
+
+    Args:
+        conversion: The conversion.
+        tool: Name of the tool, for the report.
+        beta: Its key of beta.
+    """
+    conversion.move(beta, "trainer.loss.beta")
+    conversion.default(beta, "trainer.loss.beta", 0.1)
+    conversion.move("simpo_gamma", "trainer.loss.gamma")
+    conversion.default("simpo_gamma", "trainer.loss.gamma", 0.5)
+    weight = conversion.get("cpo_alpha", 1.0)
+    if weight:
+        conversion.note(
+            f"{tool} adds {weight} times the cross-entropy of the chosen answer to simpo (cpo_alpha); simpo has no "
+            "such part here"
+        )
+        conversion.miss("cpo_alpha", "the loss of simpo has no cross-entropy of the chosen answers next to it")

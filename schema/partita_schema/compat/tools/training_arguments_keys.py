@@ -11,6 +11,7 @@ COLUMNS = Unneeded("columns that no feature names are not read")
 CACHE = Unneeded("rows are tokenized as they are needed; data.encode: cache keeps them")
 DISTRIBUTED = Unneeded("processes are started by backend: {type: torchrun}")
 PREFERENCES = Missing("it has no counterpart; see the keys of trainer: {type: preference}, kto and reward")
+NO_REFERENCE = Missing("the reference is the model before training, with its adapter if one is loaded")
 
 TRAINING: Table = {
     "learning_rate": To("trainer.learning_rate"),

@@ -9,7 +9,8 @@ from typing import Any
 
 from partita_schema.compat.tools.conversion import By, Conversion, Missing, Table, To, Unneeded
 from partita_schema.compat.tools.rows import RowFormat, text_prompt
-from partita_schema.compat.tools.training_arguments_keys import CACHE, KERNELS
+from partita_schema.compat.tools.training_arguments import convert_simpo
+from partita_schema.compat.tools.training_arguments_keys import CACHE, KERNELS, NO_REFERENCE
 
 VARIANTS = (
     *("sigmoid", "hinge", "ipo", "robust", "sppo_hard", "apo_zero", "apo_down", "nca_pair", "bco_pair"),
@@ -18,7 +19,6 @@ VARIANTS = (
 """Values of `loss_type` of DPOConfig that are variants here."""
 OTHER_VARIANTS = ("exo_pair", "aot", "aot_pair", "aot_unpaired", "discopop", "sft")
 """Values of `loss_type` of DPOConfig that are not."""
-NO_REFERENCE = Missing("the reference is the model before training, with its adapter if one is loaded")
 PROMPT_LENGTH = Missing(
     "write preprocessing.max_sequence_length at the input, or data.dialogue: {context_tokens: ...} for dialogues"
 )
@@ -120,7 +120,8 @@ def convert_preferences(conversion: Conversion, method: str) -> None:
         if "loss_type" in conversion.left:
             conversion.take("loss_type", "trainer.type")
     elif method == "simpo":
-        convert_simpo(conversion)
+        conversion.move("loss_type", "trainer.loss.type", "simpo")
+        convert_simpo(conversion, tool="TRL", beta="beta")
     else:
         convert_dpo(conversion)
     if conversion.is_on("precompute_ref_log_probs") and method != "simpo":
@@ -167,22 +168,6 @@ def ratio(one: object, other: object) -> float:
     assert isinstance(one, int | float)
     assert isinstance(other, int | float)
     return one / other if one >= 0 and other > 0 else 1.0
-
-
-def convert_simpo(conversion: Conversion) -> None:
-    """Convert the loss simpo of CPOConfig."""
-    conversion.move("loss_type", "trainer.loss.type", "simpo")
-    conversion.move("beta", "trainer.loss.beta")
-    conversion.default("beta", "trainer.loss.beta", 0.1)
-    conversion.move("simpo_gamma", "trainer.loss.gamma")
-    conversion.default("simpo_gamma", "trainer.loss.gamma", 0.5)
-    weight = conversion.get("cpo_alpha", 1.0)
-    if weight:
-        conversion.note(
-            f"TRL adds {weight} times the cross-entropy of the chosen answer to simpo (cpo_alpha); simpo has no such "
-            "part here"
-        )
-        conversion.miss("cpo_alpha", "the loss of simpo has no cross-entropy of the chosen answers next to it")
 
 
 def convert_dropout(conversion: Conversion) -> None:
