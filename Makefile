@@ -14,7 +14,7 @@ help:
 	@echo "make check   format, lint, types, import contracts"
 	@echo "make format  format and mend what can be mended"
 	@echo "make docs    write the generated pages again, and build the documentation site into site/"
-	@echo "make package build the distributions, and use the wheel in an environment of its own"
+	@echo "make package build the distributions, and use the wheel in a separate environment"
 	@echo "make latest  put the newest transformers, peft, accelerate and datasets into the environment, for the next tests"
 	@echo "make lock    resolve pyproject.toml again into requirements.lock and requirements-dev.lock"
 

@@ -40,14 +40,17 @@ LOSSES: list[tuple[str, str, Row, Row]] = [
 
 
 def parity(folder: Path, quick: bool) -> Result:
-    """Loss and gradients of the first step, next to the trainers of TRL 1.16 with equal constants.
+    """Loss and gradients of the first step, compared with the trainers of TRL 1.16 with the same constants.
 
-    A llama (2 layers of 64) with a LoRA adapter that is disturbed, so that model and reference differ; both compute the
-    same token ids in one micro-batch of 12 rows. TRL runs in an environment of its own, which the script creates.
-    `gradient` is the norm of the difference over the norm. ORPO of TRL averages the cross-entropy over all tokens of
-    the prompts and chosen answers of a micro-batch, and partita over those of each chosen answer: they are compared on
-    rows with a prompt of one token and chosen answers of equal length, where both are the same. Reward models have a
-    new head with the same weights, and margins.
+    The model is a llama (2 layers of 64) with a LoRA adapter. Random numbers are added to the adapter, so that the
+    model differs from its reference. Both libraries compute the same 12 rows of token ids in one micro-batch. TRL runs
+    in a separate environment, which the script creates. `error` is the relative difference of the loss, and `gradient`
+    the norm of the difference of the gradients, relative to their norm.
+
+    TRL's ORPO averages the cross-entropy over all tokens of the micro-batch, also those of the prompts. partita
+    averages it over the tokens of each chosen answer. Both are equal if prompts have one token and chosen answers have
+    equal lengths, so ORPO is compared on such rows. Reward models start with equal weights of the new head, and their
+    pairs have margins.
     """
     python, reason = environment(folder)
     if python is None:
@@ -69,13 +72,14 @@ def parity(folder: Path, quick: bool) -> Result:
 def epoch(folder: Path, quick: bool) -> Result:
     """CPU seconds and peak memory of an epoch of DPO on 96 pairs: partita, and DPOTrainer of TRL.
 
-    A llama with LoRA, prompts of 60 to 120 tokens and answers of 10 to 60, 8 pairs a step, one thread. The CPU seconds
-    are those of the training loop with the references, without imports, loading and tokenization. TRL computes
-    references in the steps (its default) or before. Each is called in a process of its own, in turn; medians.
+    The model is a llama with LoRA. Prompts have 60 to 120 tokens and answers 10 to 60; a step has 8 pairs; there is one
+    thread. CPU seconds are those of the training loop and of the reference log-probabilities, without imports, loading
+    and tokenization. TRL computes the references in the steps (its default) or before training. The contenders run one
+    after the other in separate processes, three times; the table has medians.
 
-    The limits are those of a model whose output layer has the share of the weights of Qwen2.5-0.5B, 28 %: 7 layers of
-    256, 8,192 tokens. The smaller the share, the less is saved, because TRL computes the logits of all tokens: the
-    other model has 4 layers of 256 and 2,000 tokens, 14 %.
+    TRL computes the logits of all tokens, also those of the prompts, so the ratio grows with the share of the weights
+    that the output layer has. The limits are for a share of 28 %, as in Qwen2.5-0.5B: 7 layers of 256 and a vocabulary
+    of 8,192. The other model has 4 layers of 256, a vocabulary of 2,000 and a share of 14 %.
     """
     python, reason = environment(folder)
     if python is None:

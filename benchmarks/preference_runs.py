@@ -37,12 +37,12 @@ KILLS = 10
 
 
 def architectures(folder: Path, quick: bool) -> Result:
-    """Log-probabilities of two answers after one prompt in one row, next to those of each answer in a row of its own.
+    """Log-probabilities of two answers that share a prompt in one row, compared with those of separate rows.
 
-    A tiny random model of every causal architecture of transformers, with packed and padded rows, and with windows of 4
-    tokens where there are any; prompts of 3 and 5 tokens, answers of 1 to 6. `error` is the largest difference of the
-    log-probability of a token. The table has how many models compute a prompt once for both answers, and those that
-    differ by more than 1e-5, and each gemma.
+    Every causal architecture of transformers is built as a tiny random model. Rows are packed and padded, prompts have
+    3 and 5 tokens and answers 1 to 6. Architectures with sliding windows are also tested with windows of 4 tokens.
+    `error` is the largest difference of the log-probability of a token. The table has how many models compute a prompt
+    once for both answers, and single rows for each gemma and for models that differ by more than 1e-5.
     """
     table, within = list[Row](), 0
     ways: dict[str, list[float]] = {"once": [], "separate rows": []}
@@ -97,9 +97,9 @@ def splits(folder: Path, quick: bool) -> Result:
     """The same eight steps of eight rows in micro-batches of 8, 2 and 1 rows, and on 2 and 4 processes.
 
     All weights of a model of 0.3 M parameters are trained with SGD, which does not amplify rounding errors as Adam
-    does. Compared with micro-batches of 8 rows on one process are the loss and metrics of each step and of the
-    evaluations, and the gradients of all steps, which are the difference of the weights before and after. `4, then 1`
-    is a run on four processes that is continued on one after four steps.
+    does. Each run is compared with one process and micro-batches of 8 rows: the loss and the metrics of each step and
+    of the evaluations, and the change of the weights, which is the sum of the gradients. `4, then 1` is a run on four
+    processes that continues on one after four steps.
     """
     write_data(folder)
     import_all()

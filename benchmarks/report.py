@@ -30,10 +30,10 @@ CONFIG = {
 def page(folder: Path, quick: bool) -> Result:
     """CPU seconds to write the page of a run of 100,000 steps with 50,000 evaluated rows, and its size.
 
-    The runs are made up: a classifier of ten labels with prompts of 150 characters, and dpo on pairs with such prompts
-    and answers of 20 to 150 characters, whose log has seven further metrics. In the second row of each, the results of
-    the base model on the same rows are read and compared as well. Each page is written in a process of its own; the
-    seconds do not include imports, and are the median of five.
+    The runs are made up: a classifier with ten labels and prompts of 150 characters, and dpo on pairs with such prompts
+    and answers of 20 to 150 characters. The second row of each also reads the results of the base model on the same
+    rows and compares them. Each page is written in a separate process. The seconds are medians of five, without
+    imports.
     """
     steps, rows = (STEPS // 10, ROWS // 10) if quick else (STEPS, ROWS)
     table = []

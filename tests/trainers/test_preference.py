@@ -89,7 +89,7 @@ class Stream:
 
 
 def sums(module: Any, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of both answers of a row, each after its prompt in a row of its own."""
+    """Return the log-probabilities of both answers of a row, each after its prompt in a separate row."""
     prompt, *answers = pair_row(index)
     results = []
     for answer in answers:
@@ -161,7 +161,7 @@ def test_ranks_train_the_same_model_as_one(tmp_path: Path, ranks: int, reference
     for group in ThreadGroup.of(ranks, timeout_seconds=20):
         batches = PairBatches(micro=8)
         batches.rank, batches.ranks = group.rank, ranks
-        # Every rank has a folder of its own, to show that only rank 0 writes and reads.
+        # Every rank has a separate folder, to show that only rank 0 writes and reads.
         works.append(Work(tmp_path / f"rank-{group.rank}", batches=batches, group=group, references=references))
     with ThreadPoolExecutor(ranks) as threads:
         list(threads.map(Work.train, works))

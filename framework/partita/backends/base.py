@@ -127,7 +127,7 @@ class Backend(ABC):
 
     def record_memory(self) -> None:
         """Record batch sizes that ran out of memory since the last call."""
-        return  # by default nothing: only a model in this process has sizes of its own
+        return  # by default nothing: only the sizes of a model in this process are known here
 
     # What all backends do alike
 

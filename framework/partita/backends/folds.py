@@ -32,7 +32,7 @@ def train_folds(
     callbacks: Sequence[object],
     report: Callable[[Path], object],
 ) -> TrainResult:
-    """Train each fold in a run directory of its own, `fold-1` and so on, and return the means of their metrics.
+    """Train each fold in a separate run directory, `fold-1` and so on, and return the means of their metrics.
 
     Finished folds are not trained again, and an unfinished one is resumed.
 

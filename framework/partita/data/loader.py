@@ -154,7 +154,7 @@ class Loader:
         return max(1, steps)
 
     def from_start(self) -> "Loader":
-        """Return a loader of the same batches from the first step on, with statistics of its own."""
+        """Return a loader of the same batches from the first step on, with separate statistics."""
         loader = copy.copy(self)
         vars(loader).update(_cursor=Cursor(self._cursor.parts), _statistics=Statistics(), _started=False)
         return loader

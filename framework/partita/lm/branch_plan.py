@@ -39,7 +39,7 @@ trocr xlm xlm-roberta xlm-roberta-xl xlnet xlstm xmod zamba zamba2 zaya
 TOGETHER = frozenset(TOGETHER_NAMES.split())
 """Architectures that compute a prompt once for its answers, measured with transformers 5.23."""
 APART = frozenset(APART_NAMES.split())
-"""Architectures that compute each answer as a row of its own, measured with transformers 5.23."""
+"""Architectures that compute each answer as a separate row, measured with transformers 5.23."""
 
 WITHOUT_SCORES = frozenset((*ENCODERS, *["big_bird", "electra", "ernie", "megatron-bert", "rembert", "roc_bert"]))
 """Encoders: as reward models they read whole texts, and compute no score for each token."""
@@ -52,7 +52,7 @@ class BranchPlan:
     architecture: str | None
     """`model_type` of the model; None if it is not known before the model is downloaded."""
     separate_rows: bool | None
-    """Whether each answer is computed as a row of its own, with its prompt; None if that is not known yet."""
+    """Whether each answer is computed as a separate row, with its prompt; None if that is not known yet."""
     reason: str = ""
     """Why."""
     repeated_tokens: float | None = None
@@ -72,7 +72,7 @@ class BranchPlan:
                 share = self.repeated_tokens / (1 + self.repeated_tokens)
                 saved = f", {share:.0%} fewer tokens than separate rows"
             return [f"{self.architecture} computes a prompt once for both of its answers{saved}"]
-        return [f"{self.reason}: each answer is computed as a row of its own, {cost(self.repeated_tokens)}"]
+        return [f"{self.reason}: each answer is computed as a separate row, {cost(self.repeated_tokens)}"]
 
 
 def cost(repeated_tokens: float | None) -> str:

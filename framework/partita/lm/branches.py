@@ -5,7 +5,7 @@ what a token attends to: token i attends to token j <= i exactly if all tokens a
 than j. This holds for packed rows too, whose positions restart at 0.
 
 transformers separates packed rows by positions, but not branches, so a model gets an attention mask for each type of
-layer. A model that does not take one, or computes something else with it, gets each branch as a row of its own, with
+layer. A model that does not take one, or computes something else with it, gets each branch as a separate row, with
 the prompt before it.
 
 Shapes: B lines, T tokens of the longest, S starts of rows and branches in a line, N branches.
@@ -36,7 +36,7 @@ class BranchWay:
     """How a model computes rows with branches."""
 
     reason: str | None = None
-    """Why each branch is computed as a row of its own; None if the prompt is computed once."""
+    """Why each branch is computed as a separate row; None if the prompt is computed once."""
 
 
 def find_branch_way(lm: LoadedModel) -> BranchWay:

@@ -4,7 +4,7 @@ The score of an answer is read at its last token that is not the pad token, neve
 `AutoModelForSequenceClassification` of transformers reads it in a row with this answer alone, so scores are the same.
 
 Both answers of a pair follow their prompt in one row, which is computed once; see `partita.lm.branches`. Where a model
-takes no mask of pairs of tokens, each answer is a row of its own.
+takes no mask of pairs of tokens, each answer is a separate row.
 
 Shapes: B lines, T tokens of the longest, N loss tokens, R rows, A = 2 answers of a row.
 """
@@ -143,14 +143,14 @@ class RewardModel(HeadModel):
         return scores_BK[lines_n.to(self.device), number_n.to(self.device)].view(-1, ANSWERS).float()
 
     def _scores_of_rows(self, module: nn.Module, batch: Batch, ends_RA: torch.Tensor) -> torch.Tensor:
-        """Return the scores [R, 2], with each answer in a row of its own."""
+        """Return the scores [R, 2], with each answer in a separate row."""
         rows = separate_rows(batch) if batch.position_ids_BT is not None else batch
         line_N = (rows.labels_BT[:, 1:] != -100).nonzero(as_tuple=True)[0]
         scores_L1: torch.Tensor = self.forward(module, rows).logits
         return scores_L1[:, 0][line_N[ends_RA.flatten()].to(self.device)].view(-1, ANSWERS).float()
 
     def token_log_probs(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return a score of each line: ranks without a row of their own run the model with it."""
+        """Return a score of each line: ranks without rows run the model with it."""
         scores_B1: torch.Tensor = self.forward(module, batch).logits
         return scores_B1[:, 0].float()
 
@@ -159,7 +159,7 @@ class RewardModel(HeadModel):
         logger.debug("branches: %s", self.branch_way)
 
     def check_packing(self) -> None:
-        """Do nothing: rows in a line are masked, or computed as rows of their own."""
+        """Do nothing: rows in a line are masked, or computed as separate rows."""
 
     # Inference
 

@@ -156,7 +156,7 @@ def check_free(folder: Path) -> None:
     within = runs_within(folder)
     if within:
         name = shlex.quote(str(folder / "NAME"))
-        raise ResumeError(f"{folder} holds runs, such as {within[0]}; name a folder of its own, such as --run {name}")
+        raise ResumeError(f"{folder} holds runs, such as {within[0]}; name another folder, such as --run {name}")
 
 
 def record_start(run: RunDirectory, *, origin: Path) -> None:

@@ -1,6 +1,6 @@
 """What a command waits for before it has progress to show, such as the import of libraries.
 
-On a terminal it is a line that the next output replaces, elsewhere a line of its own.
+On a terminal it is a line that the next output replaces, elsewhere a separate line.
 """
 
 import sys

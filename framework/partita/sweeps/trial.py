@@ -1,4 +1,4 @@
-"""One trial, in a process of its own: train the configuration in its run directory, and write the result there."""
+"""One trial, in a separate process: train the configuration in its run directory, and write the result there."""
 
 import json
 import math

@@ -91,7 +91,7 @@ class LocalWorkers:
         """Slot of each running trial; it selects the GPU."""
 
     def start(self, order: TrialOrder) -> None:
-        """Start a trial, on a GPU of its own if there are several."""
+        """Start a trial, on another GPU than the others if there are several."""
         slot = self.slots[order.number] = self.free.pop(0)
         devices = gpus()
         device = devices[slot % len(devices)] if len(devices) > 1 else None

@@ -48,7 +48,7 @@ def note_missing_validation(config: Config) -> None:
 
 
 def note_branches(directory: RunDirectory, pipeline: Pipeline, datasets: TrainingDatasets) -> None:
-    """Record how the answers of pairs are computed, and log what it costs if each is a row of its own."""
+    """Record how the answers of pairs are computed, and log what it costs if each is a separate row."""
     if datasets.training is None or not datasets.training.encoded.branched:
         return
     way: BranchWay | None = getattr(pipeline.lm, "branch_way", None)
@@ -56,7 +56,7 @@ def note_branches(directory: RunDirectory, pipeline: Pipeline, datasets: Trainin
         return
     repeated_tokens = datasets.training.encoded.repeated_tokens
     if way.reason is not None:
-        logger.info("%s: each answer is computed as a row of its own, %s", way.reason, cost(repeated_tokens))
+        logger.info("%s: each answer is computed as a separate row, %s", way.reason, cost(repeated_tokens))
     noted = {"separate_rows": way.reason is not None, "reason": way.reason, "repeated_tokens": repeated_tokens}
     directory.note(branches=noted)
 

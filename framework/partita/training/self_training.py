@@ -350,7 +350,7 @@ class SelfTraining:
         """Replace the weights of the run by those of a round; those before all rounds are moved to round 0."""
         chosen, final, first = self.weights(number), self.directory.folder / "model", self.folder(0) / "model"
         if chosen is None:
-            logger.warning("no round is kept: the result is the base model, and the run has no model of its own")
+            logger.warning("no round is kept: the result is the base model, and the run has no model folder")
         if chosen is None or chosen == final:
             return
         with replacing_folder(final) as temporary:

@@ -119,7 +119,7 @@ def alone(lm: Any, parts: PipelineParts, prompt: PromptExample, index: int) -> s
 
 
 def scores_by_hand(lm: Any, prompt: Sequence[int]) -> dict[str, float]:
-    """Return the log probability of each label and the end token after a prompt, in a pass of its own."""
+    """Return the log probability of each label and the end token after a prompt, in a separate pass."""
     scores = {}
     for label in LABELS:
         ids = [*lm.tokenizer.encode(label, add_special_tokens=False), lm.tokenizer.eos_token_id]

@@ -47,7 +47,7 @@ def test_an_encoder_scores_each_answer_in_a_row_of_its_own(tmp_path: Path) -> No
     lines = explained(tmp_path, base_model=base, trainer={"type": "reward"})
 
     assert lines[lines.index("pairs:") + 1] == (
-        "bert is an encoder, which computes no score for each token: each answer is computed as a row of its own, and "
+        "bert is an encoder, which computes no score for each token: each answer is computed as a separate row, and "
         "each prompt twice"
     )
 
@@ -62,7 +62,7 @@ def test_explain_counts_the_tokens_that_are_saved(tmp_path: Path) -> None:
     assert plan == "llama computes a prompt once for both of its answers, 34% fewer tokens than separate rows"
 
 
-SEPARATE = ": each answer is computed as a row of its own, and each prompt twice"
+SEPARATE = ": each answer is computed as a separate row, and each prompt twice"
 OPEN = ", so it is open whether a prompt is computed once; the run tests it when it begins"
 FLASH = "attention is flash_attention_2, and masks of branches are for sdpa and eager"
 
@@ -109,7 +109,7 @@ def test_a_run_says_what_separate_rows_cost(architectures: ModuleType, tmp_path:
     shown = json.loads("\n".join(explained(tmp_path, "--data", "--json", **settings)))
 
     assert next(line for line in lines if line.startswith("mamba")) == (
-        "mamba takes no mask that separates the answers to a prompt: each answer is computed as a row of its own, and "
+        "mamba takes no mask that separates the answers to a prompt: each answer is computed as a separate row, and "
         "each prompt twice, 52% more tokens"
     )
     noted = json.loads((tmp_path / "run/manifest.json").read_text(encoding="utf8"))["branches"]
@@ -117,7 +117,7 @@ def test_a_run_says_what_separate_rows_cost(architectures: ModuleType, tmp_path:
     assert noted["reason"] == "MambaForCausalLM takes no mask of pairs of tokens"
     assert noted["repeated_tokens"] == shown["pairs"]["repeated_tokens"]
     assert (
-        "MambaForCausalLM takes no mask of pairs of tokens: each answer is computed as a row of its own, and each "
+        "MambaForCausalLM takes no mask of pairs of tokens: each answer is computed as a separate row, and each "
         "prompt twice, 52% more tokens"
     ) in caplog.messages
 

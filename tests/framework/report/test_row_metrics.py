@@ -128,7 +128,7 @@ def test_intervals_are_near_those_of_a_plain_bootstrap(kind: str) -> None:
 
 
 def renamed(group: Sequence[OutputResult], draw: int) -> list[OutputResult]:
-    """Return documents as those of a query of its own, because a query may be drawn several times."""
+    """Return documents as those of separate queries, because a query may be drawn several times."""
     if group[0].of_row is None or "query" not in group[0].of_row:
         return list(group)
     return [replace(output, of_row={"query": f"draw {draw}"}) for output in group]

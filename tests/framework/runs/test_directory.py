@@ -257,9 +257,7 @@ def test_a_folder_with_runs_in_it_is_not_used_for_another_run(tmp_path: Path) ->
     with opened(tmp_path / "run" / "fold-1"):
         pass
     assert choose_folder("run", config=config_of(), base=tmp_path) == ChosenRun(tmp_path / "run-2")
-    message = (
-        f"run holds runs, such as {tmp_path}/run/fold-1; name a folder of its own, such as --run {tmp_path}/run/NAME"
-    )
+    message = f"run holds runs, such as {tmp_path}/run/fold-1; name another folder, such as --run {tmp_path}/run/NAME"
     with pytest.raises(ResumeError) as refused, opened(tmp_path / "run"):
         pass
     assert str(refused.value).endswith(message)

@@ -184,7 +184,7 @@ def test_rounds_stop_if_all_attempts_are_equally_good(
         "best_and_worst; there are 2 tasks whose attempts are equally good; sample several attempts at each task, "
         "with generation: {do_sample: true}, repeats: 4 and repeats_share_seed: true in simulation"
     ) in caplog.messages
-    assert "no round is kept: the result is the base model, and the run has no model of its own" in caplog.messages
+    assert "no round is kept: the result is the base model, and the run has no model folder" in caplog.messages
     assert not (tmp_path / "run" / "model").exists()
 
 

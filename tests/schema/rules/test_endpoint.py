@@ -269,7 +269,7 @@ def test_options_that_cannot_be_sent_are_refused(key: str) -> None:
 def test_every_option_of_generation_is_sent_or_refused() -> None:
     assert load_config(FILE | {"generation": ALL_SENT}).config.generation.top_k == 5
     beams = {"length_penalty", "early_stopping"}  # need num_beams
-    samples = {"best_of", "reward", "keep_samples"}  # are requests of their own
+    samples = {"best_of", "reward", "keep_samples"}  # are separate requests
     assert {*ALL_SENT, *NOT_ON_SERVERS, "slots", "defaults"} | beams | samples == set(Generation.model_fields)
 
 
