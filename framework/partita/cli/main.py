@@ -26,6 +26,7 @@ from partita.cli.preview import preview
 from partita.cli.report import report
 from partita.cli.runs import runs
 from partita.cli.schema import schema
+from partita.cli.serve import serve
 from partita.cli.simulate import simulate
 from partita.cli.sweep import sweep
 from partita.cli.train import train
@@ -68,6 +69,7 @@ COMMANDS = (
     predict,
     evaluate,
     simulate,
+    serve,
     report,
     compare,
     convert,
