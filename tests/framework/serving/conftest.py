@@ -17,9 +17,9 @@ from partita.serving.engine import ServingEngine
 from partita.serving.server import bound, run_server
 
 CHATML = (
+    "{% if tools %}tools: {{ tools | tojson }}{{ '\\n' }}{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}\n{% endfor %}"
-    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 CONFIG: dict[str, Any] = {
@@ -60,8 +60,6 @@ class RunningServer:
     thread: threading.Thread
 
 
-
-
 @contextmanager
 def running(model: Model, *, engine: dict[str, Any] | None = None, **state: Any) -> Iterator[RunningServer]:
     """Serve a model on a free port until the end of the context."""
@@ -95,5 +93,3 @@ def wait_for(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.005)
-
-

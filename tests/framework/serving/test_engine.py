@@ -276,7 +276,8 @@ def test_without_slots_requests_are_answered_in_batches(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "wanted", "tokens"), [(None, None, 8192), (100, None, 100), (9000, None, 8192), (100, 50, 50), (None, 9, 9)]
+    ("limit", "wanted", "tokens"),
+    [(None, None, 8192), (100, None, 100), (9000, None, 8192), (100, 50, 50), (None, 9, 9)],
 )
 def test_context_of_a_server(limit: int | None, wanted: int | None, tokens: int) -> None:
     assert context_of(limit, wanted) == tokens

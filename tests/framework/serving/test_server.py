@@ -2,6 +2,7 @@
 
 import base64
 import json
+import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -152,7 +153,7 @@ def test_log_probabilities_of_a_completion(client: OpenAI) -> None:
     logprobs = found.choices[0].logprobs
     assert logprobs is not None
     assert "".join(logprobs.tokens or []) == found.choices[0].text or "\ufffd" in "".join(logprobs.tokens or [])
-    assert [len(top) for top in logprobs.top_logprobs or []] == [2] * 4
+    assert all(1 <= len(top) <= 2 for top in logprobs.top_logprobs or []), "two bytes may have the same text"
     assert (logprobs.text_offset or [])[0] == 0
 
 
@@ -270,7 +271,11 @@ BAD_BODIES = [
     ("/v1/completions", {"prompt": [3, 99999]}, "99999 is not a token of this model, which has 258"),
     ("/v1/completions", {"prompt": "a", "max_tkens": 3}, "max_tkens: this server does not read this key; leave it out"),
     ("/v1/completions", {"prompt": "a", "temperature": -1}, "temperature: Input should be greater than or equal to 0"),
-    ("/v1/completions", {"prompt": "a", "echo": True}, "echo is not supported; put the prompt before the answer yourself"),
+    (
+        "/v1/completions",
+        {"prompt": "a", "echo": True},
+        "echo is not supported; put the prompt before the answer yourself",
+    ),
     ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix is not supported; leave it out"),
     (
         "/v1/completions",
@@ -291,8 +296,10 @@ BAD_BODIES = [
     (
         "/v1/completions",
         {"prompt": "a" * 600, "max_tokens": 600},
-        "the prompt has 600 tokens and max_tokens 600, and the context holds 1,024; shorten it, or write a smaller "
-        "max_tokens",
+        (
+            "the prompt has 600 tokens and max_tokens 600, and the context holds 1,024; shorten it, or write a smaller "
+            "max_tokens"
+        ),
     ),
     (
         "/v1/completions",
@@ -301,7 +308,7 @@ BAD_BODIES = [
     ),
     ("/v1/completions", [1], "Input should be an object"),
     ("/v1/chat/completions", {"messages": []}, "messages: List should have at least 1 item after validation, not 0"),
-    ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "message 1: content is missing or empty"),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "message 1: content is missing"),
     (
         "/v1/chat/completions",
         {"messages": [{"role": "cat", "content": "a"}]},
@@ -360,14 +367,14 @@ def test_the_token_is_demanded_everywhere_but_for_the_health(model: Model) -> No
             assert refused.status_code == 401
             assert error_of(refused) == "send the header Authorization: Bearer TOKEN with the token of this server"
             assert refused.headers["www-authenticate"] == "Bearer"
-        for wrong in ("Bearer ", f"Bearer {token}x", token, f"bearer{token}"):
+        for wrong in ("Bearer", f"Bearer {token}x", token, f"bearer{token}"):
             assert httpx2.get(server.url + "/v1/models", headers={"Authorization": wrong}).status_code == 401
         with OpenAI(base_url=f"{server.url}/v1", api_key=token, max_retries=0) as client:
             assert client.models.list().data[0].id == "small"
 
 
 def test_limits_of_bodies_time_and_waiting(model: Model) -> None:
-    limits = ServerLimits(body_bytes=2000, answer_seconds=0.3)
+    limits = ServerLimits(body_bytes=2000, answer_seconds=0.9)
     with running(model, limits=limits, engine={"batch_size": 1, "max_waiting": 1}) as server:
         large = post(server, "/v1/completions", {"prompt": "a" * 3000})
         assert large.status_code == 413
@@ -377,7 +384,7 @@ def test_limits_of_bodies_time_and_waiting(model: Model) -> None:
         long = {"prompt": "a", "max_tokens": 1000, "temperature": 0}
         with ThreadPoolExecutor(3) as pool:
             slow = [pool.submit(post, server, "/v1/completions", long) for _ in range(2)]
-            wait_for(lambda: server.engine.waiting >= 1)
+            wait_for(lambda: server.engine.active == 1 and server.engine.waiting == 1)
             full = post(server, "/v1/completions", long)
             assert full.status_code == 429
             assert full.headers["retry-after"] == "1"
@@ -385,18 +392,16 @@ def test_limits_of_bodies_time_and_waiting(model: Model) -> None:
             for future in slow:
                 late = future.result()
                 assert late.status_code == 504
-                assert error_of(late) == "no answer within 0.3 s; ask for fewer tokens, or try again later"
+                assert error_of(late) == "no answer within 0.9 s; ask for fewer tokens, or try again later"
         wait_for(lambda: server.engine.is_idle)
 
 
 def test_a_body_that_arrives_too_slowly(model: Model) -> None:
-    import socket
-
     with running(model, limits=ServerLimits(body_seconds=0.2)) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as slow:
             slow.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-            answer = slow.recv(4096).decode()
+            answer = b"".join(iter(lambda: slow.recv(4096), b"")).decode()
         assert answer.startswith("HTTP/1.1 408")
         assert "the body did not arrive within 0.2 s" in answer
 
