@@ -120,7 +120,7 @@ class Backend(ABC):
         """Measure the best batch sizes; see `Model.tune`."""
 
     def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> "ServingEngine":
-        """Return the engine of a server or a chat, not started; see `Model.open_engine`."""
+        """Return the engine of a server or a chat, not started; see `open_engine` of `model.py`."""
         kind = self.context.config.backend.type
         raise PartitaError(
             f"serve and chat need the model in this process, and backend is {{type: {kind}}}; remove backend"

@@ -330,7 +330,7 @@ class LocalBackend(Backend):
         return AgentModel(pipeline, self.tuner, model_fingerprint(pipeline, result=self.context.weights))
 
     def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> ServingEngine:
-        """Return the engine of a server or a chat, not started; see `Model.open_engine`."""
+        """Return the engine of a server or a chat, not started; see `open_engine` of `model.py`."""
         self.context.check_single_process()
         pipeline = self.parts()
         tokens = context_of(pipeline.lm.context_length, context)

@@ -30,6 +30,7 @@ EXTRAS = {
     "plot": "partita tune --plot",
     "ray": "backend: {type: ray}",
     "retrieval": "prompt.retrieval: {type: semantic}",
+    "serve": "partita serve",
     "sweep": "partita sweep",
 }
 """Purpose of each extra of the package."""
