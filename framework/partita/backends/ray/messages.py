@@ -78,6 +78,8 @@ class WorkerJob:
     token_budget: int | None
     prefix: Sequence[int]
     """Tokens that all prompts begin with."""
+    samples: int
+    """How many consecutive rows have the same prompt."""
 
 
 @dataclass(frozen=True)

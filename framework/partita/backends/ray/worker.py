@@ -165,7 +165,14 @@ class Worker:
     def in_slots(self, worker_job: WorkerJob, mail: "Mail", budget: BatchBudget) -> Iterator[BatchResult]:
         """Answer rows in slots, which stay open while there are rows."""
         rows = HandedRows(mail, worker_job.rows)
-        work = RowRequests(rows.lengths, rows.new_tokens, fetch=rows.fetch, key=rows.key, prefix=worker_job.prefix)
+        work = RowRequests(
+            rows.lengths,
+            rows.new_tokens,
+            fetch=rows.fetch,
+            key=rows.key,
+            prefix=worker_job.prefix,
+            samples=worker_job.samples,
+        )
         while mail.wait():
             settings = GenerationSettings(
                 worker_job.options, budget, worker_job.seed, stopping=lambda: mail.is_left_alone
