@@ -296,6 +296,28 @@ def test_methods_that_workers_do_not_support_are_refused(folder: Path, verb: str
     assert str(error.value) == f"backend: {{type: ray}} does not {name}: {instead}"
 
 
+def test_a_head_on_workers_predicts_as_in_one_process(folder: Path, address: str) -> None:
+    rows = read_json_lines(folder / "rows.jsonl")
+    kinds = [row | {"kind": "few" if len(row["text"]) < 50 else "many"} for row in rows]
+    write_json_lines(folder / "kinds.jsonl", kinds)
+    shape = {"type": "scratch", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    settings = {
+        "base_model": shape | {"context_length": 64, "tokenizer": "word", "vocab_size": 160},
+        "input_features": [{"name": "text", "type": "text"}],
+        "output_features": [{"name": "kind", "type": "category", "head": "linear"}],
+        "data": {"source": str(folder / "kinds.jsonl")},
+        "trainer": {"type": "finetune", "max_steps": 10, "batch_size": 8, "eval_batch_size": 8, "learning_rate": 0.01},
+    }
+    Model(settings, quiet=True).train(run="kinds")
+    workers = ["backend.type=ray", "backend.workers=2"]
+    models = [Model.load("kinds", overrides=overrides, quiet=True) for overrides in ([], workers)]
+
+    answers = [list(model.predict("kinds.jsonl", f"kinds-{n}.out.jsonl")) for n, model in enumerate(models)]
+    assert answers[0] == answers[1]
+    assert {row["kind"] for row in answers[1]} == {"few", "many"}
+    assert models[0].evaluate("kinds.jsonl") == models[1].evaluate("kinds.jsonl")
+
+
 BEST_OF = {"best_of": 4, "reward": "rm", "do_sample": True, "temperature": 1.5, "keep_samples": True}
 
 

@@ -467,12 +467,3 @@ def test_a_run_that_is_no_reward_model_scores_nothing(place: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load_answer_scorer(folder, key="generation.reward", quiet=True)
         assert str(caught.value).startswith(f"generation.reward: {reason}")
-
-
-def test_workers_of_ray_do_not_evaluate_pairs(trained: Path) -> None:
-    pytest.importorskip("ray")
-    with pytest.raises(PartitaError) as caught:
-        Model.load(trained, overrides=["backend.type=ray"], quiet=True).evaluate(make_rows(2))
-    assert str(caught.value) == (
-        "backend: {type: ray} does not evaluate a reward model: the workers compute no loss of pairs; remove backend"
-    )

@@ -115,6 +115,10 @@ class PartialObjective(Protocol):
 class CrossEntropy:
     """The cross-entropy of the loss tokens in nats, averaged over the loss tokens: supervised fine-tuning."""
 
+    def __reduce__(self) -> str:
+        """Return the name of the only instance, which is itself again in another process."""
+        return "CROSS_ENTROPY"
+
     def denominator(self, batch: Batch) -> float:
         """Return the number of loss tokens."""
         return batch.loss_tokens

@@ -8,6 +8,7 @@ Shapes: R rows of a batch, A = 2 answers of a row, the chosen one first.
 """
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 
 import torch
 
@@ -82,6 +83,12 @@ class PairObjective:
         After training, only for the pairs of the run if the loss has a reference.
         """
         return self.references is None or not self.references.recorded or self.references.knows(batch)
+
+    def of_batch(self, batch: Batch) -> "PairObjective":
+        """Return the objective with the references of the rows of a batch only, to send it to another process."""
+        own = copy(self)
+        own.references = None if self.references is None else self.references.of_batch(batch)
+        return own
 
     def objective_rows(self, batch: Batch) -> list[ObjectiveRow]:
         """Return the loss of each pair, and its rewards and log-probabilities."""

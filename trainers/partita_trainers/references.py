@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -90,6 +90,11 @@ class References:
     def knows(self, batch: Batch) -> bool:
         """Return whether the log-probabilities of all rows of a batch are known."""
         return all(digest in self.log_probs for digest in row_digests(batch))
+
+    def of_batch(self, batch: Batch) -> "References":
+        """Return the known log-probabilities of the rows of a batch."""
+        known = {digest: self.log_probs[digest] for digest in row_digests(batch) if digest in self.log_probs}
+        return replace(self, log_probs=known)
 
     def compute(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
         """Compute the rows of the batches that are not known yet, in evaluation mode.
