@@ -7,6 +7,7 @@ results depend neither on the number of micro-batches nor on the number of ranks
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +17,8 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 if TYPE_CHECKING:
     import torch
+
+    from partita_trainers.sharding import Shards
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,19 @@ class ObjectiveContext:
     noise_seed: "Callable[[Batch], int] | None" = None
     """Returns the seed of dropout and noise in `loss` for a micro-batch, if `prepare` is to use the same: in training
     steps."""
+    shards: "Shards | None" = None
+    """The weights in a step if the ranks share them; None if each rank has all weights."""
+
+    def full_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which this rank has all weights, and can run the model without the others.
+
+        If the weights are sharded, all ranks enter it together, and none of them holds gradients then.
+        """
+        if self.shards is None:
+            return nullcontext()
+        from partita_trainers.sharding import full_params
+
+        return full_params(self.shards)
 
     def token_log_probs(self, batch: Batch) -> "torch.Tensor":
         """Return the log-probability of each loss token [N], float32; `batch.loss_token_rows` has their rows."""
@@ -71,8 +87,9 @@ class Objective(Protocol):
 
         Called in evaluation mode, once per optimizer step, and once per split in an evaluation. If memory runs out, it
         is called again with smaller micro-batches. `loss` may then get still smaller ones, so keep results by row key.
-        Exchange values between ranks (`context.process_group`) once, after all forward passes. With sharded weights it
-        cannot run the model: every pass would involve all ranks, which may have different numbers of micro-batches.
+        Exchange values between ranks (`context.process_group`) once, after all forward passes. With sharded weights,
+        run the model in `with context.full_weights():`, because every pass outside of it involves all ranks, which may
+        have different numbers of micro-batches.
 
         Args:
             context: The model and its process group.

@@ -103,19 +103,31 @@ class References:
         """
         if self.in_step and self.started:
             self.log_probs.clear()
+            with context.full_weights(), cast(ReferenceModel, context.lm).reference():
+                self.add(context, batches)
+            return
+        if self.started:
+            self.check_known(batches)
+            return
+        with torch.no_grad():
+            self.add(context, batches)
+
+    def add(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
+        """Compute the rows of the batches that are not known yet with the weights as they are."""
         for batch in batches:
-            digests = row_digests(batch)
-            missing = [key for key, one in zip(batch.keys, digests, strict=True) if one not in self.log_probs]
-            if not missing:
-                continue
-            if self.started and not self.in_step:
-                raise TrainingError(
-                    f"row {missing[0]} has no log-probability of the model before training, because it was not in the "
-                    "data when training began: write trainer.references: in_step, and start a new run"
-                )
-            with cast(ReferenceModel, context.lm).reference() if self.started else torch.no_grad():
+            if not self.knows(batch):
                 sums = answer_sums(context.token_log_probs(batch), batch, answers=self.answers)
-            self.log_probs |= zip(digests, map(tuple, sums.log_probs_RA.tolist()), strict=True)
+                self.log_probs |= zip(row_digests(batch), map(tuple, sums.log_probs_RA.tolist()), strict=True)
+
+    def check_known(self, batches: Iterable[Batch]) -> None:
+        """Raise TrainingError if a row of the batches is not known."""
+        for batch in batches:
+            for key, digest in zip(batch.keys, row_digests(batch), strict=True):
+                if digest not in self.log_probs:
+                    raise TrainingError(
+                        f"row {key} has no log-probability of the model before training, because it was not in the "
+                        "data when training began: write trainer.references: in_step, and start a new run"
+                    )
 
     def of(self, batch: Batch, like: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities of the rows of a batch [R, A], with the type and device of `like`."""
@@ -218,9 +230,6 @@ def prepare_references(run: "FinetuneRun", references: References, *, when: When
     references.log_probs.clear()
     if not references.in_step:
         compute_before(run, references)
-    elif run.engine.shards is not None:
-        message = "references cannot be computed in steps by processes that share the weights; write before"
-        raise ConfigError([Problem("trainer.references", message)])
     else:
         cast(ReferenceModel, run.lm).keep_reference()
     references.started = True

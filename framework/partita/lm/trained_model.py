@@ -14,6 +14,7 @@ from partita.lm.neftune import EmbeddingNoise
 from partita.lm.saving import INITIAL, check_initial, read_checkpoint, restore_parameters, write_checkpoint
 from partita.tokenizers.hub import digest, tensors_digest
 from partita_schema.sections.adapter import AdaloraAdapter
+from partita_trainers.sharding import exchange_weights
 
 
 class TrainedModel(LoadedModel):
@@ -61,7 +62,8 @@ class TrainedModel(LoadedModel):
     def keep_reference(self) -> None:
         """Copy the weights that training changes, for `reference`. Call it before the first step and before a resume.
 
-        An adapter is small; without one, this is a second copy of the weights that are trained.
+        An adapter is small; without one, this is a second copy of the weights that are trained. If the ranks share the
+        weights, each rank copies its shards.
         """
         parameters = trained_parameters(self.module)
         self._starting = {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -74,19 +76,17 @@ class TrainedModel(LoadedModel):
     def reference(self) -> Iterator[None]:
         """Compute with the weights of `keep_reference` in this context, in evaluation mode and without gradients.
 
-        The starting policy is the reference, also if it is an adapter that is trained further. No weight is copied.
+        The starting policy is the reference, also if it is an adapter that is trained further. If the ranks share the
+        weights, this model has all of them, and all ranks enter the context together.
         """
         assert self._starting is not None, "keep_reference was not called"
         parameters = trained_parameters(self.module)
-        current = {name: parameter.data for name, parameter in parameters.items()}
+        current = exchange_weights(parameters, self._starting)
         try:
-            for name, parameter in parameters.items():
-                parameter.data = self._starting[name]
             with torch.no_grad(), self.evaluating():
                 yield
         finally:
-            for name, parameter in parameters.items():
-                parameter.data = current[name]
+            exchange_weights(parameters, current)
 
     # Files
 
