@@ -75,7 +75,8 @@ def test_several_processes_give_the_result_of_one(
     processes: Any, tmp_path: Path, trainer: dict[str, Any], ranks: int, changes: dict[str, Any]
 ) -> None:
     one, other = (prepare(processes, tmp_path / name, trainer, **changes) for name in ("one", "other"))
-    results = [processes.start(number, folder, "train:6") for number, folder in ((1, one), (ranks, other))]
+    steps = ("train:6", "evaluate:more")
+    results = [processes.start(number, folder, *steps) for number, folder in ((1, one), (ranks, other))]
 
     assert_same(processes, one, other)
     for split in ("validation", "test"):
@@ -83,6 +84,8 @@ def test_several_processes_give_the_result_of_one(
         assert metrics[0].keys() == metrics[1].keys()
         for name in {"loss", "rewards/chosen", "rewards/margins", "kl"} & metrics[0].keys():
             assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-3, abs=1e-5), (split, name)
+            for result, trained in zip(results, metrics, strict=True):
+                assert result["evaluate:more"]["model"][name] == pytest.approx(trained[name], rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("trainer", [DPO, IN_STEP, KTO], ids=["dpo", "dpo in steps", "kto"])

@@ -22,14 +22,13 @@ from partita_schema.sections.trainer import KtoTrainer
 from partita_trainers.base import Batch, IndexedBatches, ProbeContext
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
+from partita_trainers.prepare_references import prepare_references, with_copy
 from partita_trainers.references import (
     ReferenceModel,
     References,
     answer_sums,
-    prepare_references,
     row_columns,
     rows_with_loss,
-    with_copy,
 )
 from partita_trainers.step import open_steps
 from partita_trainers.training_probe import TrainingProbe
@@ -129,13 +128,22 @@ class KtoObjective:
                 refuse_one_label(self.labels)
         return self.exchanged[1]
 
+    def reference_batches(self, context: ObjectiveContext, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """Return the batches, and those of the mismatched answers of the KL term."""
+        rows = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
+        return [*batches, *(mismatched_batches(rows, batches) if len(rows) > 1 else ())]
+
     def ratios(self, context: ObjectiveContext, batches: Sequence[Batch]) -> list[float]:
         """Return L - R of each row of the batches."""
         with torch.no_grad():
             policy = log_probs(context, batches)
-        # Once for all batches: their number differs between ranks that share the weights.
-        with cast(ReferenceModel, context.lm).reference():
-            reference = log_probs(context, batches)
+        if self.references.recorded:
+            like = torch.zeros((), dtype=torch.float64)
+            reference = [one for batch in batches for (one,) in self.references.of(batch, like=like).tolist()]
+        else:
+            # Once for all batches: their number differs between ranks that share the weights.
+            with cast(ReferenceModel, context.lm).reference():
+                reference = log_probs(context, batches)
         return [own - before for own, before in zip(policy, reference, strict=True)]
 
     def loss(self, context: ObjectiveContext, batch: Batch) -> tuple[torch.Tensor, Mapping[str, WeightedMean]]:

@@ -18,8 +18,6 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 if TYPE_CHECKING:
     import torch
 
-    from partita_trainers.sharding import Shards
-
 
 @dataclass(frozen=True)
 class WeightedMean:
@@ -50,19 +48,9 @@ class ObjectiveContext:
     noise_seed: "Callable[[Batch], int] | None" = None
     """Returns the seed of dropout and noise in `loss` for a micro-batch, if `prepare` is to use the same: in training
     steps."""
-    shards: "Shards | None" = None
-    """The weights in a step if the ranks share them; None if each rank has all weights."""
-
-    def full_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which this rank has all weights, and can run the model without the others.
-
-        If the weights are sharded, all ranks enter it together, and none of them holds gradients then.
-        """
-        if self.shards is None:
-            return nullcontext()
-        from partita_trainers.sharding import full_params
-
-        return full_params(self.shards)
+    full_weights: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Returns a context in which this rank has all weights, and can run the model without the others. If the weights
+    are sharded, all ranks enter it together, before they have gradients."""
 
     def token_log_probs(self, batch: Batch) -> "torch.Tensor":
         """Return the log-probability of each loss token [N], float32; `batch.loss_token_rows` has their rows."""
@@ -119,14 +107,6 @@ class RowObjective(Protocol):
 
     def objective_rows(self, batch: Batch) -> Sequence[ObjectiveRow]:
         """Return the result of each row of a batch, after its loss was computed."""
-
-
-@runtime_checkable
-class PartialObjective(Protocol):
-    """An objective that may not be computable for all rows, such as one relative to a model that is gone."""
-
-    def covers(self, batch: Batch) -> bool:
-        """Return whether the losses of all rows of a batch can be computed."""
 
 
 class CrossEntropy:

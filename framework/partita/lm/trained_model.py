@@ -13,7 +13,7 @@ from partita.lm.loaded_model import LoadedModel
 from partita.lm.neftune import EmbeddingNoise
 from partita.lm.saving import INITIAL, check_initial, read_checkpoint, restore_parameters, write_checkpoint
 from partita.tokenizers.hub import digest, tensors_digest
-from partita_schema.sections.adapter import AdaloraAdapter
+from partita_schema.sections.adapter import AdaloraAdapter, LoraAdapter
 from partita_trainers.sharding import exchange_weights
 
 
@@ -68,6 +68,11 @@ class TrainedModel(LoadedModel):
         parameters = trained_parameters(self.module)
         self._starting = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether `keep_reference` has copied weights, and `drop_reference` has not freed them."""
+        return self._starting is not None
+
     def drop_reference(self) -> None:
         """Free the copy that `keep_reference` has made."""
         self._starting = None
@@ -87,6 +92,25 @@ class TrainedModel(LoadedModel):
                 yield
         finally:
             exchange_weights(parameters, current)
+
+    @property
+    def is_base_without_adapter(self) -> bool:
+        """Whether an adapter was trained that changed nothing exactly before training, and can be switched off."""
+        adapter = self.config.adapter
+        return (
+            self.adapted is not None
+            and isinstance(adapter, LoraAdapter)
+            and adapter.pretrained_adapter_weights is None
+            and adapter.init in ("default", "gaussian", "eva")
+            and adapter.bias == "none"
+            and not adapter.use_dora
+        )
+
+    @contextmanager
+    def adapter_off(self) -> Iterator[None]:
+        """Compute with the base model alone in this context, in evaluation mode and without gradients."""
+        with self.adapted.disable_adapter(), torch.no_grad(), self.evaluating():
+            yield
 
     # Files
 

@@ -12,6 +12,7 @@ from partita.data.batching.collate import EvaluationBatches
 from partita.data.sources.mixed import row_indices_by_source
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget, run_with_oom_backoff
+from partita.lm.base import GenerativeModel
 from partita.pipeline.build import Pipeline
 from partita_schema.common.text import counted
 from partita_schema.errors import OutOfMemory
@@ -135,13 +136,7 @@ def dataset_loss(
     groups = indices_by_source or {"": np.arange(len(encoded))}
     lm.module.eval()
     context = ObjectiveContext(lm, lm.module, process_group)
-    batches_of = partial(
-        EvaluationBatches,
-        encoded,
-        batch_size=budget.batch_size,
-        pad_token_id=lm.tokenizer.pad_token_id,
-        two_sided=lm.answer_context is not None,
-    )
+    batches_of = partial(evaluation_batches, lm, encoded, batch_size=budget.batch_size)
     own = {source: indices[process_group.rank :: process_group.world_size] for source, indices in groups.items()}
     sums, counts = dict.fromkeys(groups, LossSums()), dict.fromkeys(groups, 0.0)
     rows = RowLosses(len(encoded)) if has_rows(objective) else None
@@ -160,6 +155,26 @@ def dataset_loss(
         counts = {name: sum(mine[name] for _, mine, _ in sums_of_ranks) for name in groups}
         rows = RowLosses.merge([mine for _, _, mine in sums_of_ranks if mine is not None])
     return DatasetLoss(loss_metrics(sums, counts, encoded=encoded, objective=objective), rows)
+
+
+def evaluation_batches(
+    lm: GenerativeModel, encoded: TokenizedDataset, *, batch_size: int, indices: np.ndarray
+) -> EvaluationBatches:
+    """Return the batches in which an evaluation computes the loss.
+
+    Args:
+        lm: The model.
+        encoded: Tokenized rows.
+        batch_size: Rows per batch.
+        indices: Indices of the rows that are evaluated.
+    """
+    return EvaluationBatches(
+        encoded,
+        batch_size=batch_size,
+        pad_token_id=lm.tokenizer.pad_token_id,
+        two_sided=lm.answer_context is not None,
+        indices=indices,
+    )
 
 
 def loss_metrics(
