@@ -251,3 +251,30 @@ def test_an_error_of_one_rank_is_raised_unchanged_and_nothing_is_restarted(
     manifest = json.loads(Path("run/manifest.json").read_text("utf8"))
     assert manifest["status"] == "failed", "rank 0 must not wait for rank 1"
     assert manifest["data"]["training"]["rows"] == 101
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_a_finished_run_on_preferences_is_evaluated_with_its_loss(
+    ray: Any, processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    settings = processes.settings()
+    del settings["adapter"]
+    label = {"type": "text", "label": "good"} if kind == "kto" else {"type": "preference"}
+    settings["output_features"] = [{"name": "answer", **label}]
+    settings["trainer"] |= {"type": "kto" if kind == "kto" else "preference", "learning_rate": 0.003}
+    monkeypatch.chdir(processes.prepare(tmp_path / "job", settings))
+    for name in ("rows.jsonl", "more.jsonl"):
+        rows = [
+            {"text": row["text"], "chosen": row["colour"], "rejected": "a ball", "answer": row["colour"], "good": True}
+            for row in read_json_lines(Path(name))
+        ]
+        rows = [row if index % 3 else row | {"answer": "a ball", "good": False} for index, row in enumerate(rows)]
+        write_json_lines(Path(name), rows)
+    trained = Model("run.yaml", quiet=True).train(run="run").metrics["test"]
+    Path("run", "references.jsonl").unlink()
+
+    metrics = Model.load("run", overrides=ON_RAY, quiet=True).evaluate("more.jsonl")["model"]
+
+    names = [name for name in metrics if name.partition("/")[0] in ("loss", "rewards", "logps", "kl")]
+    assert "rewards/margins" in names
+    assert {name: metrics[name] for name in names} == pytest.approx({name: trained[name] for name in names}, rel=1e-4)

@@ -8,7 +8,6 @@ Shapes: R rows of a batch, A = 2 answers of a row, the chosen one first.
 """
 
 from collections.abc import Iterable, Mapping
-from copy import copy
 
 import torch
 
@@ -78,12 +77,6 @@ class PairObjective:
     def reference_batches(self, context: ObjectiveContext, batches: Iterable[Batch]) -> Iterable[Batch]:
         """Return the batches: the losses need the log-probabilities of both answers."""
         return batches
-
-    def of_batch(self, batch: Batch) -> "PairObjective":
-        """Return the objective with the references of the rows of a batch only, to send it to another process."""
-        own = copy(self)
-        own.references = None if self.references is None else self.references.of_batch(batch)
-        return own
 
     def objective_rows(self, batch: Batch) -> list[ObjectiveRow]:
         """Return the loss of each pair, and its rewards and log-probabilities."""

@@ -11,6 +11,7 @@ from partita_schema.common.text import nearest
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.sections.callbacks import CallbackConfig
+from partita_schema.sections.objectives import DpoLoss
 from partita_schema.sections.outputs.embedding import EmbeddingOutput
 from partita_schema.sections.trainer import (
     CustomTrainer,
@@ -99,6 +100,13 @@ def evaluation_objective(config: Config, *, undesirable_weight: float | None) ->
             objective.undesirable_weight = undesirable_weight
         return objective
     return default_objective(config)
+
+
+def compares_with_start(config: Config) -> bool:
+    """Return whether the loss of a configuration compares with the model before training."""
+    trainer = config.trainer
+    is_dpo = isinstance(trainer, PreferenceTrainer) and isinstance(trainer.loss, DpoLoss)
+    return is_dpo or isinstance(trainer, KtoTrainer)
 
 
 def build_class(

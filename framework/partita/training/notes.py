@@ -21,9 +21,8 @@ from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.batch_size.probe import BatchSize
-from partita_trainers.objective import Objective
 from partita_trainers.process_group import ProcessGroup
-from partita_trainers.references import RelativeObjective
+from partita_trainers.registry import compares_with_start
 
 if TYPE_CHECKING:
     from partita.lm.branches import BranchWay
@@ -52,12 +51,12 @@ def note_missing_validation(config: Config) -> None:
         logger.info("there are no validation rows: the last weights are the result")
 
 
-def note_origin(directory: RunDirectory, pipeline: Pipeline, objective: Objective) -> None:
+def note_origin(directory: RunDirectory, pipeline: Pipeline) -> None:
     """Record what the weights were loaded from, if the loss compares with the model before training."""
-    relative = isinstance(objective, RelativeObjective) and objective.references is not None
-    lm = pipeline.lm
-    if relative and isinstance(lm, LoadedModel) and not (directory.has_checkpoints and ORIGIN in directory.manifest):
-        directory.note(**{ORIGIN: origin(lm)})
+    if not compares_with_start(pipeline.config) or (directory.has_checkpoints and ORIGIN in directory.manifest):
+        return
+    if isinstance(pipeline.lm, LoadedModel):
+        directory.note(**{ORIGIN: origin(pipeline.lm)})
 
 
 def note_branches(directory: RunDirectory, pipeline: Pipeline, datasets: TrainingDatasets) -> None:

@@ -67,7 +67,7 @@ def train_in(
             shutil.rmtree(tokenizer, ignore_errors=True)  # left by a start without a checkpoint
         pipeline = assemble(tokenizer)
     if process_group.rank == 0:
-        note_origin(directory, pipeline, objective_of(trainer))
+        note_origin(directory, pipeline)
     tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
     with tokens_made_once(process_group, pipeline, folder=folder) as parts:
         result = run_trainer(

@@ -2,14 +2,14 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.backends.base import Backend, Refusals
+from partita.backends.base import Backend, Metrics, Refusals
 from partita.backends.context import RunContext
 from partita.backends.local import EMBEDDING_BAG, LocalBackend
 from partita.backends.ray.actors import RayWorkerBackend
@@ -34,7 +34,6 @@ from partita.pipeline.dataset_loss import (
     loss_metrics,
     weights_of_rows,
 )
-from partita.pipeline.evaluate import objective_for
 from partita.pipeline.tune import max_loss_tokens_of, prompt_lengths
 from partita.runs.manifest import read_manifest
 from partita.simulation.build import section_of
@@ -47,9 +46,8 @@ from partita_schema.sections.model import EmbeddingBagModel, ScratchModel
 from partita_trainers.base import Batch, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective
-from partita_trainers.preference import PairObjective
 from partita_trainers.process_group import SINGLE_PROCESS
-from partita_trainers.registry import build_trainer, callback_classes, evaluation_objective
+from partita_trainers.registry import build_trainer, callback_classes, compares_with_start, evaluation_objective
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,10 +102,43 @@ class RayBackend(Backend):
 
     def evaluator(self, *, batch_size: int | None) -> "RayEvaluator":
         """Return the evaluator with the model on workers."""
-        objective = evaluation_objective(self.context.config, run=self.context.run)
+        config, objective = self.context.config, CROSS_ENTROPY
+        if not compares_with_start(config):  # else ranks evaluate
+            objective = evaluation_objective(config, undesirable_weight=None)
         return RayEvaluator(self.with_reward(self.parts()), self.pool, batch_size=batch_size, objective=objective)
 
+    def evaluate(self, dataset: Any, *, batch_size: int | None) -> Metrics:
+        """Compute metrics on labeled rows, those of a loss that compares with the model before training on ranks."""
+        if compares_with_start(self.context.config):
+            return self.evaluate_on_ranks(dataset, batch_size=batch_size)
+        return super().evaluate(dataset, batch_size=batch_size)
+
     # Ranks
+
+    def evaluate_on_ranks(self, dataset: Any, *, batch_size: int | None) -> Metrics:
+        """Compute metrics on Ray ranks, each of which runs `LocalBackend.evaluate`."""
+        context = self.context
+        context.use_finished_run()
+        self._pool = self._parts = None  # the workers would hold their models meanwhile
+        check_is_alone()
+        assert context.run is not None
+        folder = context.output_folder
+        with shared_marker(folder) as mark:
+            work = partial(
+                evaluate_as_rank,
+                context.for_other_process(),
+                dataset=dataset,
+                splits=context.splits,
+                run=context.run.resolve(),
+                folder=folder.resolve(),
+                mark=mark,
+                start=Path.cwd(),
+                batch_size=batch_size,
+            )
+            metrics: Metrics = run_on_ranks(
+                work, context.config, quiet=context.quiet, storage=mark, again="from the first row"
+            )
+        return metrics
 
     def train(self, dataset: Any, run: str | Path | None, *, callbacks: Sequence[object] = ()) -> TrainResult:
         """Train in Ray ranks, each of which runs `LocalBackend.train` with the folder of the run."""
@@ -220,8 +251,7 @@ class RayEvaluator:
 
     def loss(self, encoded: TokenizedDataset) -> DatasetLoss:
         """Compute the same loss as `partita.pipeline.dataset_loss`: same batches, same order of summation."""
-        pool, pad_token_id = self.pool, self.pool.tokenizer.pad_token_id
-        objective = objective_for(encoded, self.objective, pad_token_id=pad_token_id)
+        pool, objective = self.pool, self.objective
         offers: list[BatchSize] = pool.ask(
             "evaluation_size",
             encoded.lengths,
@@ -231,7 +261,10 @@ class RayEvaluator:
         )
         size = min(offers, key=lambda offer: offer.rows)
         batches = EvaluationBatches(
-            encoded, batch_size=size.rows, pad_token_id=pad_token_id, two_sided=pool.answer_context is not None
+            encoded,
+            batch_size=size.rows,
+            pad_token_id=pool.tokenizer.pad_token_id,
+            two_sided=pool.answer_context is not None,
         )
         sent: list[tuple[np.ndarray, np.ndarray]] = []
         """Indices and weights of the rows of each batch."""
@@ -242,7 +275,7 @@ class RayEvaluator:
             for indices_n, batch in batches.numbered():
                 sent.append((indices_n, weights_of_rows(batch, objective)))
                 counts.append(objective.denominator(batch))
-                yield batch, objective.of_batch(batch) if isinstance(objective, PairObjective) else objective
+                yield batch, objective
 
         losses: list[BatchLoss] = pool.each("loss", tasks(), size=size)
         sums = {"": LossSums.merge([loss.sums for loss in losses])}
@@ -346,6 +379,37 @@ def train_as_rank(
     """
     enter_start_folder(start, folder=folder, mark=mark, option="--run")
     return LocalBackend(context).train(dataset, folder, callbacks=callbacks)
+
+
+def evaluate_as_rank(
+    context: RunContext,
+    *,
+    dataset: Any,
+    splits: Mapping[str, Rows],
+    run: Path,
+    folder: Path,
+    mark: Path,
+    start: Path,
+    batch_size: int | None,
+) -> Metrics:
+    """Evaluate on one Ray rank with the model of a run, from the folder of the command.
+
+    Args:
+        context: What the command works on.
+        dataset: The rows, or None for those of the run.
+        splits: The rows of the run, if it was trained by this command.
+        run: Directory of the trained run.
+        folder: Folder of the marker: the run, or the current runs if the run cannot be written.
+        mark: The marker folder of `shared_marker`.
+        start: The folder where the command was started.
+        batch_size: Batch size set by the caller, or None.
+
+    Raises:
+        PartitaError: The run directory is not shared.
+    """
+    enter_start_folder(start, folder=folder, mark=mark, option="partita evaluate RUN")
+    context.run, context.splits = run, dict(splits)
+    return LocalBackend(context).evaluate(dataset, batch_size=batch_size)
 
 
 def simulate_as_rank(
