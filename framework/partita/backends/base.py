@@ -145,7 +145,8 @@ class Backend(ABC):
             return parts
         if self._best_of is None:
             with synchronized_errors(self.context.process_group, "loading the reward model"):
-                self._best_of = load_best_of(self.context, parts.generation)
+                tokenizer = parts.generator.tokenizer
+                self._best_of = load_best_of(self.context, parts.generation, tokenizer=tokenizer)
         return replace(parts, best_of=self._best_of)
 
     def refuse_best_of(self, verb: str) -> None:
