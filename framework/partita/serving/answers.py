@@ -34,6 +34,7 @@ class AsyncEngine:
             RequestError: The engine does not accept the requests, or the answers take too long.
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, AnswerPiece | AnswerEnd]]()
+        end = loop.time() + self.max_seconds
         tickets, left = list[Ticket](), len(requests)
 
         def put(index: int, event: AnswerPiece | AnswerEnd) -> None:
@@ -42,11 +43,11 @@ class AsyncEngine:
         try:
             for index, request in enumerate(requests):
                 tickets.append(self.engine.submit(request, partial(put, index)))
-            async with asyncio.timeout(self.max_seconds):
-                while left:
-                    index, event = await queue.get()
-                    left -= isinstance(event, AnswerEnd)
-                    yield index, event
+            while left:
+                # The tasks of a response may take turns here, so no timeout spans a yield.
+                index, event = await asyncio.wait_for(queue.get(), end - loop.time())
+                left -= isinstance(event, AnswerEnd)
+                yield index, event
         except (TooManyWaitingError, EngineStoppedError) as error:
             raise submit_error(error) from None
         except TimeoutError:

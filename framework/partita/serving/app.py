@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from partita.runs.files import without_infinities
 from partita.serving.answers import AsyncEngine, submit_error
 from partita.serving.bodies import (
     Body,
@@ -109,8 +110,8 @@ class Api:
     async def _predictions(self, body: PredictBody, rows: Any) -> Response:
         answers = await self.rows.answers(rows)
         if body.records:
-            return JSONResponse({"records": [record_fields(answer) for answer in answers]})
-        return JSONResponse({"predictions": self.rows.predictions(rows, answers)})
+            return JSONResponse(without_infinities({"records": [record_fields(answer) for answer in answers]}))
+        return JSONResponse(without_infinities({"predictions": self.rows.predictions(rows, answers)}))
 
     async def embeddings(self, request: Request) -> Response:
         """Return embeddings of texts."""

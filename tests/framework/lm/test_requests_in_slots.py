@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,19 @@ def test_rows_with_their_own_settings_are_answered_as_alone(small: Any, lm: Any,
         if request.options.logprobs:
             assert answer.logprob == pytest.approx(wanted.logprob, abs=1e-4)
             assert sum(one.logprob for one in answer.token_logprobs) == pytest.approx(answer.logprob, abs=1e-4)
+
+
+def test_rows_with_equal_settings_are_sampled_together(lm: Any) -> None:
+    asked = [
+        replace(request, options=GenerationOptions({"do_sample": True, "top_k": 5}))
+        for request in requests([GREEDY], count=6)
+    ]
+    opened = lm.open_slots(GREEDY, slots=6, tokens=60, prefix=(), seed=0)
+    with lm.evaluating():
+        opened.admit(asked)
+    assert len({id(row.settings) for row in opened.live}) == 1
+    assert len(opened.settings.kept) == 1
+    opened.close()
 
 
 def test_only_the_tokens_after_a_common_beginning_are_computed(lm: Any) -> None:

@@ -373,26 +373,41 @@ def test_the_token_is_demanded_everywhere_but_for_the_health(model: Model) -> No
             assert client.models.list().data[0].id == "small"
 
 
-def test_limits_of_bodies_time_and_waiting(model: Model) -> None:
-    limits = ServerLimits(body_bytes=2000, answer_seconds=0.9)
-    with running(model, limits=limits, engine={"batch_size": 1, "max_waiting": 1}) as server:
+def test_limits_of_bodies_and_time(model: Model) -> None:
+    with running(model, limits=ServerLimits(body_bytes=2000, answer_seconds=0.3)) as server:
         large = post(server, "/v1/completions", {"prompt": "a" * 3000})
         assert large.status_code == 413
         assert error_of(large) == "the body is larger than 2,000 bytes; send less at a time"
         parts = httpx2.post(server.url + "/predict", content=iter([b"x" * 1500] * 3))
         assert parts.status_code == 413
-        long = {"prompt": "a", "max_tokens": 1000, "temperature": 0}
-        with ThreadPoolExecutor(3) as pool:
-            slow = [pool.submit(post, server, "/v1/completions", long) for _ in range(2)]
-            wait_for(lambda: server.engine.active == 1 and server.engine.waiting == 1)
-            full = post(server, "/v1/completions", long)
-            assert full.status_code == 429
-            assert full.headers["retry-after"] == "1"
-            assert error_of(full) == "1 requests wait already; try again later"
-            for future in slow:
-                late = future.result()
-                assert late.status_code == 504
-                assert error_of(late) == "no answer within 0.9 s; ask for fewer tokens, or try again later"
+        late = post(server, "/v1/completions", {"prompt": "a", "max_tokens": 1000, "temperature": 0})
+        assert late.status_code == 504
+        assert error_of(late) == "no answer within 0.3 s; ask for fewer tokens, or try again later"
+        wait_for(lambda: server.engine.is_idle)
+
+
+def test_more_waiting_requests_than_allowed_are_refused(model: Model) -> None:
+    long = {"prompt": "a", "max_tokens": 1000, "temperature": 0, "stream": True}
+    short = {"prompt": "a", "max_tokens": 1, "temperature": 0}
+    with running(model, engine={"batch_size": 1, "max_waiting": 1}) as server, ThreadPoolExecutor(1) as pool:
+        with httpx2.stream("POST", server.url + "/v1/completions", json=long, timeout=30) as first:
+            next(first.iter_bytes())
+            second = pool.submit(post, server, "/v1/completions", short)
+            wait_for(lambda: server.engine.waiting == 1)
+            refused = post(server, "/v1/completions", short)
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert error_of(refused) == "1 requests wait already; try again later"
+        assert second.result().status_code == 200
+
+
+def test_a_stream_that_takes_too_long_ends_with_the_error(model: Model) -> None:
+    body = {"prompt": "a", "max_tokens": 1000, "temperature": 0, "stream": True}
+    with running(model, limits=ServerLimits(answer_seconds=0.4)) as server:
+        response = post(server, "/v1/completions", body)
+        assert response.status_code == 200
+        last = json.loads(response.text.strip().rpartition("data: ")[2])
+        assert last["error"]["message"] == "no answer within 0.4 s; ask for fewer tokens, or try again later"
         wait_for(lambda: server.engine.is_idle)
 
 
