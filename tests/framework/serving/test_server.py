@@ -4,6 +4,7 @@ import base64
 import json
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -386,10 +387,23 @@ def test_limits_of_bodies_and_time(model: Model) -> None:
         wait_for(lambda: server.engine.is_idle)
 
 
-def test_more_waiting_requests_than_allowed_are_refused(model: Model) -> None:
+def slow_down(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each step take at least 20 ms, so that an answer of 1,000 tokens does not end during a test."""
+    scheduler: Any = server.engine._scheduler
+    step = scheduler.step
+
+    def slow() -> None:
+        step()
+        time.sleep(0.02)
+
+    monkeypatch.setattr(scheduler, "step", slow)
+
+
+def test_more_waiting_requests_than_allowed_are_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     long = {"prompt": "a", "max_tokens": 1000, "temperature": 0, "stream": True}
     short = {"prompt": "a", "max_tokens": 1, "temperature": 0}
     with running(model, engine={"batch_size": 1, "max_waiting": 1}) as server, ThreadPoolExecutor(1) as pool:
+        slow_down(server, monkeypatch)
         with httpx2.stream("POST", server.url + "/v1/completions", json=long, timeout=30) as first:
             next(first.iter_bytes())
             second = pool.submit(post, server, "/v1/completions", short)
@@ -432,9 +446,12 @@ def test_a_client_that_is_gone_frees_its_slot(server: RunningServer) -> None:
     wait_for(lambda: server.engine.is_idle)
 
 
-def test_a_stopping_server_answers_what_it_accepted_and_refuses_the_rest(model: Model) -> None:
+def test_a_stopping_server_answers_what_it_accepted_and_refuses_the_rest(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running(model, engine={"batch_size": 1}) as server, ThreadPoolExecutor(1) as pool:
-        long = pool.submit(post, server, "/v1/completions", {"prompt": "a", "max_tokens": 400, "temperature": 0})
+        slow_down(server, monkeypatch)
+        long = pool.submit(post, server, "/v1/completions", {"prompt": "a", "max_tokens": 100, "temperature": 0})
         wait_for(lambda: server.engine.active == 1)
         server.engine.refuse_new()
         refused = post(server, "/v1/completions", {"prompt": "a"})
