@@ -25,11 +25,13 @@ HUB_SECONDS = 3.0
 GIB = 2**30
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<least>[\d.]+))?.*?(?:extra == .(?P<extra>\w+).)?")
 EXTRAS = {
+    "chat": "partita chat",
     "excel": "Excel files (.xlsx)",
     "gymnasium": "environments of Gymnasium in simulations",
     "plot": "partita tune --plot",
     "ray": "backend: {type: ray}",
     "retrieval": "prompt.retrieval: {type: semantic}",
+    "serve": "partita serve",
     "sweep": "partita sweep",
 }
 """Purpose of each extra of the package."""

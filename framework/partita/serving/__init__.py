@@ -1,0 +1,1 @@
+"""Serving of a model: chats in the terminal and the browser."""
