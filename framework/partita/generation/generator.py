@@ -12,6 +12,7 @@ from partita.generation.requests import BatchResult, GenerationJob, GenerationSe
 from partita.generation.scheduler import Scheduler
 from partita.generation.sequences import generate_in_sequence
 from partita.generation.static_batches import generate_in_batches, requests_in_batches
+from partita.generation.text_stream import TextStream
 from partita.lm.base import (
     AnswerContext,
     Generated,
@@ -20,7 +21,6 @@ from partita.lm.base import (
     GenerativeModel,
     request_limit,
 )
-from partita.lm.continuation import decode_continuation
 from partita_schema.errors import DataError, ModelError
 
 
@@ -178,10 +178,6 @@ def plain_requests(
     return requests
 
 
-INCOMPLETE = "\ufffd"
-"""What a tokenizer decodes incomplete characters to."""
-
-
 def stream_requests(
     lm: GenerativeModel, requests: Sequence[GenerationRequest], settings: GenerationSettings
 ) -> Iterator[tuple[int, str]]:
@@ -199,27 +195,10 @@ def stream_requests(
         yield from ((index, answer.text) for index, answer in enumerate(whole) if answer.text)
         return
     run = run_of_requests(lm, requests, settings)
-    streamed: dict[int, str] = {}
+    streams = [TextStream(lm.tokenizer, stop=settings.options.stop) for _ in requests]
     for results in run.steps():
-        texts = {
-            row: final_part(decode_continuation(lm.tokenizer, ids), settings.options.stop)
-            for row, ids in run.unfinished()
-        }
-        texts |= {result.row: answer_of(result.generated, result.error).text for result in results}
-        for row, text in texts.items():
-            before = streamed.get(row, "")
-            if len(text) > len(before) and text.startswith(before):
-                streamed[row] = text
-                yield row, text[len(before) :]
-
-
-def final_part(text: str, stop: Sequence[str]) -> str:
-    """Return the final part of an unfinished answer: no incomplete character, no possible stop text."""
-    complete = text.rstrip(INCOMPLETE)
-    overlap_length = max((overlap(complete, end) for end in stop), default=0)
-    return complete[: len(complete) - overlap_length]
-
-
-def overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of `text` are a prefix of `stop`."""
-    return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)
+        pieces = [(row, streams[row].add(ids)) for row, ids in run.unfinished()]
+        for result in results:
+            text = answer_of(result.generated, result.error).text
+            pieces.append((result.row, streams[result.row].finish(text)))
+        yield from ((row, piece) for row, piece in pieces if piece)

@@ -273,33 +273,44 @@ class PredictionJob:
             milliseconds: Time of a row.
         """
         return [
-            self._answer(self._record(result, attempt=number(result.row), milliseconds=milliseconds))
+            self._answer(
+                record_of(
+                    result, key=self._key(result.row), attempt=number(result.row), milliseconds=milliseconds
+                )
+            )
             for result in results
         ]
-
-    def _record(self, result: RowResult, *, attempt: int, milliseconds: float) -> PredictionRecord:
-        generated, row = result.generated, result.row
-        if generated is None:
-            key = self._key(row)
-            return PredictionRecord(
-                key=key, row=row, status="error", error=result.error, attempt=attempt, milliseconds=milliseconds
-            )
-        return PredictionRecord(
-            key=self._key(row),
-            row=row,
-            status="ok",
-            text=generated.text,
-            tokens=generated.num_tokens,
-            finish_reason=generated.finish_reason,
-            logprob=generated.logprob,
-            scores=dict(generated.scores) if generated.scores is not None else None,
-            reward=result.reward,
-            samples=[dict(sample) for sample in result.samples] if result.samples is not None else None,
-            attempt=attempt,
-            milliseconds=milliseconds,
-        )
 
     def _answer(self, record: PredictionRecord) -> Answer:
         """Return the answer of a record with its parsed values."""
         answer = answer_of(record, self.decoder)
         return Answer(replace(record, values=answer.decoded.values), answer.decoded)
+
+
+def record_of(result: RowResult, *, key: str, attempt: int = 1, milliseconds: float = 0.0) -> PredictionRecord:
+    """Return the record of a result.
+
+    Args:
+        result: The result of a row.
+        key: The key of the row's answer, in hexadecimal.
+        attempt: How often the row was tried.
+        milliseconds: Time of the row.
+    """
+    generated = result.generated
+    record = PredictionRecord(
+        key=key, row=result.row, status="error", error=result.error, attempt=attempt, milliseconds=milliseconds
+    )
+    if generated is None:
+        return record
+    return replace(
+        record,
+        status="ok",
+        error=None,
+        text=generated.text,
+        tokens=generated.num_tokens,
+        finish_reason=generated.finish_reason,
+        logprob=generated.logprob,
+        scores=dict(generated.scores) if generated.scores is not None else None,
+        reward=result.reward,
+        samples=[dict(sample) for sample in result.samples] if result.samples is not None else None,
+    )

@@ -130,6 +130,50 @@ def rate_of(tokens_per_second: float) -> str:
     return f" ({shown} tokens/s)" if tokens_per_second else ""
 
 
+class PredictionColumns:
+    """The columns of predictions, and their cells in a row."""
+
+    def __init__(self, columns: Sequence[str], *, config: Config) -> None:
+        """Name the columns; `columns` are those of the dataset."""
+        self._more_columns: dict[str, ColumnType] = {"logprob": "number"} if config.generation.logprobs else {}
+        if config.generation.best_of is not None:
+            self._more_columns |= {"reward": "number"}
+            self._more_columns |= {"samples": "json"} if config.generation.keep_samples else {}
+        self._outputs = output_types(config)
+        self._in_sequence = config.answers_in_sequence
+        self.names = _input_names(columns, taken=[FIRST_COLUMN, *self.of_answers()])
+        """Name of each column of the dataset in the predictions."""
+
+    def of_answers(self) -> dict[str, ColumnType]:
+        """Return the columns after those of the dataset, with their types."""
+        outputs: dict[str, ColumnType] = {}
+        for output in self._outputs.values():
+            outputs |= output.columns()
+        return outputs | LAST_COLUMNS | self._more_columns
+
+    def row(self, answer: Answer, row: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+        """Return the cells of a row.
+
+        Args:
+            answer: The answer to the row.
+            row: The row of the dataset.
+            key: Its key.
+        """
+        result: dict[str, Any] = {FIRST_COLUMN: key}
+        result |= {new: row.get(name) for name, new in self.names.items()}
+        record, decoded = answer.record, answer.decoded
+        error = answer.error
+        for name, output in self._outputs.items():
+            scores = (record.scores or {}).get(name) if self._in_sequence else record.scores
+            result |= output.cells(decoded.values[name], decoded.raw[name], scores=scores)
+            of_row, reason = output.cells_of_row(decoded.values[name], row)
+            result |= of_row
+            error = error or reason
+        result |= {"status": record.status, "error": error}
+        result |= {"finish_reason": record.finish_reason, "tokens": record.tokens}
+        return result | {name: getattr(record, name) for name in self._more_columns}
+
+
 class Predictions(Sequence[dict[str, Any]]):
     """Rows with their answers, in input order.
 
@@ -165,20 +209,14 @@ class Predictions(Sequence[dict[str, Any]]):
         self.stats = stats
         """Statistics of the job."""
         self._rows, self._decoder = rows, decoder
-        self._more_columns: dict[str, ColumnType] = {"logprob": "number"} if config.generation.logprobs else {}
-        if config.generation.best_of is not None:
-            self._more_columns |= {"reward": "number"}
-            self._more_columns |= {"samples": "json"} if config.generation.keep_samples else {}
-        self._outputs = output_types(config)
-        self._in_sequence = config.answers_in_sequence
+        self._columns = PredictionColumns(rows.columns, config=config)
         self._journal = Journal.read_only(journal)
         weakref.finalize(self, self._journal.close)
-        self._names = _input_names(rows.columns, taken=[FIRST_COLUMN, *self._answer_columns()])
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Column names."""
-        return (FIRST_COLUMN, *self._names.values(), *self._answer_columns())
+        return (FIRST_COLUMN, *self._columns.names.values(), *self._columns.of_answers())
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -245,38 +283,19 @@ class Predictions(Sequence[dict[str, Any]]):
         write_table(path, self, columns=columns, safe_csv=safe_csv)
         self.path = path
 
-    def _answer_columns(self) -> dict[str, ColumnType]:
-        outputs: dict[str, ColumnType] = {}
-        for output in self._outputs.values():
-            outputs |= output.columns()
-        return outputs | LAST_COLUMNS | self._more_columns
-
     def _column_types(self) -> dict[str, ColumnType]:
         rows = (row for start in range(0, len(self), CHUNK_ROWS) for row in self._input_rows(start))
-        types = column_types(rows, columns=list(self._names))
-        renamed = {self._names[name]: kind for name, kind in types.items()}
+        types = column_types(rows, columns=list(self._columns.names))
+        renamed = {self._columns.names[name]: kind for name, kind in types.items()}
         first: dict[str, ColumnType] = {FIRST_COLUMN: "text"}
-        return first | renamed | self._answer_columns()
+        return first | renamed | self._columns.of_answers()
 
     def _input_rows(self, start: int) -> list[dict[str, Any]]:
         return self._rows.get(range(start, min(start + CHUNK_ROWS, len(self))))
 
     def _get(self, indices: Sequence[int]) -> Iterator[dict[str, Any]]:
         for index, row in zip(indices, self._rows.get(indices), strict=True):
-            answer = self._answer(index)
-            result: dict[str, Any] = {FIRST_COLUMN: self._rows.key(index)}
-            result |= {new: row.get(name) for name, new in self._names.items()}
-            record, decoded = answer.record, answer.decoded
-            error = answer.error
-            for name, output in self._outputs.items():
-                scores = (record.scores or {}).get(name) if self._in_sequence else record.scores
-                result |= output.cells(decoded.values[name], decoded.raw[name], scores=scores)
-                of_row, reason = output.cells_of_row(decoded.values[name], row)
-                result |= of_row
-                error = error or reason
-            result |= {"status": record.status, "error": error}
-            result |= {"finish_reason": record.finish_reason, "tokens": record.tokens}
-            yield result | {name: getattr(record, name) for name in self._more_columns}
+            yield self._columns.row(self._answer(index), row, key=self._rows.key(index))
 
     def _answer(self, index: int) -> Answer:
         record = self._journal.record(index)

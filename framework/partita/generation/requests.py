@@ -22,6 +22,10 @@ def first_form(row: int) -> int:
     return 0
 
 
+def no_options(row: int) -> None:
+    """Return None: the row has the settings of the job."""
+
+
 @dataclass(frozen=True)
 class AnswerSequence:
     """The answers that follow one another in a turn: one for each output."""
@@ -70,6 +74,8 @@ class RowRequests:
     """Returns the index of a row's constraints in `GenerationOptions.forms`."""
     samples: int = 1
     """How many consecutive rows have the same prompt; such rows are answered by the same process."""
+    options: Callable[[int], GenerationOptions | None] = no_options
+    """Returns the settings of a row; None for those of the job."""
 
     def longest(self, rows: Sequence[int] | npt.NDArray[np.integer]) -> int:
         """Return the most tokens, prompt and answer, that one of these rows may have."""

@@ -12,7 +12,7 @@ rows is generated alone: only rows that fail again are errors. A failure of the 
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -359,6 +359,12 @@ class Scheduler:
         )
         logger.debug("device error: %s", failure)
 
+    def cancel(self, rows: Collection[int]) -> None:
+        """Stop rows, whether they wait or are active; they get no result."""
+        self.queue = [row for row in self.queue if row not in rows]
+        if self.slots is not None:
+            self.slots.cancel(rows)
+
     def close_slots(self) -> None:
         """Close the slots."""
         if self.slots is not None:
@@ -377,6 +383,11 @@ class Scheduler:
             count = self.samples_of_prompts(count, slots, free=free)
         rows = [self.queue.pop() for _ in range(count)]
         self.begun |= {prompt for row in rows if (prompt := self.shared_prompt(row)) is not None}
+        return [replace(request, shared=self.shared_prompt(request.row)) for request in self.slot_requests(rows)]
+
+    def slot_requests(self, rows: Sequence[int]) -> list[SlotRequest]:
+        """Return the requests of rows."""
+        work = self.work
         return [
             SlotRequest(
                 ids,
@@ -384,7 +395,7 @@ class Scheduler:
                 row,
                 key=work.key(row),
                 form=work.form(row),
-                shared=self.shared_prompt(row),
+                options=work.options(row),
             )
             for row, ids in zip(rows, work.fetch(rows), strict=True)
         ]

@@ -155,17 +155,7 @@ class OutputScheduler(Scheduler):
             return [replace(request, keep=True) for request in super().next_group(slots)]
         rows = self.queue[-min(start, self.num_slots - len(slots.live)) :]
         last = len(self.prompts.sequence.names) - 1
-        waiting = [
-            SlotRequest(
-                ids,
-                int(self.work.new_tokens[row]),
-                row,
-                key=self.work.key(row),
-                form=self.work.form(row),
-                keep=self.work.form(row) < last,
-            )
-            for row, ids in zip(rows, self.work.fetch(rows), strict=True)
-        ]
+        waiting = [replace(request, keep=request.form < last) for request in self.slot_requests(rows)]
         waiting.sort(key=lambda request: (-slots.unread(request), request.row))
         group = waiting[: slots.readable(slots.unread(waiting[0]), len(waiting))]
         started = {request.row for request in group}

@@ -8,7 +8,7 @@ Shapes: N rows, K entries of all bags, C labels, B and T of a padded batch, V to
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -314,6 +314,9 @@ class BagSlots:
     def unread(self, request: SlotRequest) -> int:
         """Return the number of prompt tokens after the prefix: nothing is cached."""
         return len(request.input_ids) - self.prefix
+
+    def cancel(self, rows: Collection[int]) -> None:
+        """Do nothing: no row is active between calls."""
 
     def forget(self, row: int) -> None:
         """Do nothing: nothing is cached."""

@@ -1,7 +1,7 @@
 """The model interface of the framework beyond training: tokenizer, generation, fingerprint."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 SHORTEST_PREFIX = 8
-"""Smallest number of shared prompt tokens that are prefilled once as a common prefix."""
+"""Smallest number of tokens that several prompts begin with and that are prefilled once."""
 
 
 class BatchWay(NamedTuple):
@@ -74,6 +74,10 @@ class SlotRequest(GenerationRequest):
     """Whether its KV cache is kept when it ends, for a later request with the same `row`."""
     shared: int | None = None
     """Names its prompt if other requests have the same one, which may then be computed once for all of them."""
+    options: "GenerationOptions | None" = None
+    """Its own settings; None for those of the slots."""
+    similar: bool = False
+    """Whether its prompt may begin like that of another row, whose KV cache is then copied; `row` is not used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class GenerationOptions:
     """Stop token ids, in addition to those of the model."""
     logprobs: bool = False
     """Whether completions include their log probability."""
+    top_logprobs: int | None = None
+    """How many of the most probable tokens are reported at each position; None to report no position."""
     slots: bool = True
     """Whether continuous batching may be used."""
     grammar: str | None = None
@@ -156,6 +162,16 @@ class GenerationOptions:
         return replace(self, grammar=None, labels=(), forms=())
 
 
+class TokenLogprob(NamedTuple):
+    """A new token with its log probability, and the most probable tokens at its position."""
+
+    token: int
+    logprob: float
+    """Natural logarithm of its probability before sampling settings."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens with their log probabilities, the most probable first."""
+
+
 @dataclass(frozen=True)
 class Generated:
     """The completion of one row."""
@@ -172,6 +188,8 @@ class Generated:
     """Number of new tokens where a server reports only that and `ids` is empty; otherwise None."""
     scores: Mapping[str, Any] | None = None
     """Log probability of each label, if labels were scored; for several answers, by output."""
+    token_logprobs: tuple[TokenLogprob, ...] = ()
+    """Each token of `ids` with its log probability, if `top_logprobs` is set."""
 
     @classmethod
     def most_probable(cls, labels: Sequence[str], scores: Sequence[float], *, logprobs: bool = False) -> "Generated":
@@ -230,6 +248,9 @@ class AnsweringSlots(Protocol):
 
     def forget(self, row: int) -> None:
         """Release the KV cache that is kept for a row."""
+
+    def cancel(self, rows: Collection[int]) -> None:
+        """Stop active rows and free their slots; rows that are not active are ignored."""
 
     def close(self) -> None:
         """Restore the model to its previous state."""
@@ -370,3 +391,17 @@ def request_limit(lm: GenerativeModel) -> int | None:
     The requests of a reward model may hold two answers to a prompt; their lengths are checked when they are tokenized.
     """
     return None if getattr(lm, "scores_answers", False) else lm.context_length
+
+
+def common_tokens(prompt: Sequence[int], ids: Sequence[int]) -> int:
+    """Return how many tokens a prompt and `ids` begin with in common; the last one of the prompt is not counted."""
+    low, high = 0, min(len(ids), len(prompt) - 1)
+    if list(prompt[:1]) != list(ids[:1]):
+        return 0
+    while low < high:  # the first `low` tokens are equal, and at most `high` are
+        middle = (low + high + 1) // 2
+        if list(prompt[low:middle]) == list(ids[low:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low

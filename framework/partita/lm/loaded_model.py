@@ -28,6 +28,8 @@ from partita_schema.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+MOST_GRAMMARS = 64
+"""Compiled grammars that are kept; a server compiles one for each schema that its clients send."""
 EMBEDDED = ("PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT")
 """Adapters whose virtual tokens are input embeddings; other prompt learning methods fill the KV cache."""
 
@@ -144,6 +146,8 @@ class TextModel(LoadedModel, ABC):
         """Return the compiled grammar for this tokenizer, where `ends` are the end tokens. Raise ModelError."""
         key = (text, tuple(ends))
         if key not in self._grammars:
+            if len(self._grammars) >= MOST_GRAMMARS:
+                del self._grammars[next(iter(self._grammars))]
             size = self.vocabulary_size
             self._grammars[key] = Grammar(text, tokenizer=self.tokenizer, ends=ends, size=size)
         return self._grammars[key]

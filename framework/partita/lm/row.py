@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.lm.base import SlotRequest
+from partita.lm.base import SlotRequest, TokenLogprob
 
 NOT_NUMBERS = "the model's scores are NaN"
 
@@ -14,10 +14,14 @@ class Row:
     """The generation state of a row."""
 
     request: SlotRequest
+    settings: Any = None
+    """Its `RowSettings`, in slots."""
     new: list[int] = field(default_factory=list)
     """New tokens so far."""
     logprob: float = 0.0
     """Log probability of the new tokens so far."""
+    token_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Log probability of each new token, if they are reported."""
     uniforms: Sequence[float] = ()
     """One random number in [0, 1) per token."""
     processors: Any = None

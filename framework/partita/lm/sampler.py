@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.base import GenerationOptions, GenerationRequest, TokenLogprob
 from partita.lm.grammar import Grammar
 from partita.lm.row import Row
 
@@ -67,7 +67,7 @@ class Sampler:
         # Masks are computed from the matchers of rows, so that any of the grammars computes them for all rows.
         self.grammar = next((grammar for grammar in grammars if grammar is not None), None)
         self.arguments = options.arguments
-        self.logprobs = options.logprobs
+        self.logprobs, self.top_logprobs = options.logprobs, options.top_logprobs
         self.seed, self.device = seed, device
         self.samples = options.samples
         self.end_ids = sorted(ends)
@@ -112,10 +112,21 @@ class Sampler:
         tokens_N, valid_N = self.sample(scores_NV, rows) if self.samples else greedy(scores_NV)
         close = near_ties(scores_NV, tokens_N, means_N).nonzero()[:, 0].tolist() if means_N is not None else []
         if self.logprobs:
-            chances_N = logits_NV.float().log_softmax(-1).gather(1, tokens_N[:, None])[:, 0]
-            for row, chance in zip(rows, chances_N.tolist(), strict=True):
-                row.logprob += chance
+            self.add_logprobs(logits_NV, tokens_N, rows)
         return torch.where(valid_N, tokens_N, -1), close
+
+    def add_logprobs(self, logits_NV: torch.Tensor, tokens_N: torch.Tensor, rows: Sequence[Row]) -> None:
+        """Add the log probability of each row's next token to the row."""
+        chances_NV = logits_NV.float().log_softmax(-1)
+        chances = chances_NV.gather(1, tokens_N[:, None])[:, 0].tolist()
+        for row, chance in zip(rows, chances, strict=True):
+            row.logprob += chance
+        if self.top_logprobs is None:
+            return
+        best_NK, ids_NK = chances_NV.topk(min(self.top_logprobs, chances_NV.shape[1]))
+        found = zip(rows, tokens_N.tolist(), chances, ids_NK.tolist(), best_NK.tolist(), strict=True)
+        for row, token, chance, ids, best in found:
+            row.token_logprobs.append(TokenLogprob(token, chance, tuple(zip(ids, best, strict=True))))
 
     def process(self, scores_V: torch.Tensor, row: Row) -> torch.Tensor:
         """Return the scores of a row [1, V] after the processors that depend on its tokens."""

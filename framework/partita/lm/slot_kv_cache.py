@@ -1,27 +1,19 @@
-"""A preallocated KV cache of slots, one row per slot, and the reuse of finished rows' slots by later requests.
+"""A preallocated KV cache of slots, one row per slot.
 
 The cache is allocated once: nothing is concatenated or copied between steps. A layer writes the keys and values of new
 tokens in place and attends to a view of the active slots. A shared prefix is computed once and stored in the first
 slot; if the attention cannot read it there, it is copied to all other slots.
-
-The keys and values of a token depend only on the tokens before it. So the part of the next prompt that matches the
-tokens in the row's slot, from the first one on, need not be computed again. A cached prefix fills at most its slot.
-Slots of cached rows follow those of active rows, in any order.
 
 Shapes: S slots, T tokens of a slot, N rows of a pass, W tokens of the longest of them, L tokens of a pass.
 """
 
 import math
 import mmap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
-
-from partita.lm.base import SlotRequest
-from partita.lm.row import Row
 
 COPIED_TOKENS = 4096
 """Maximum number of tokens, including the prefix, that are concatenated at a time during prefill."""
@@ -202,103 +194,3 @@ def untouched_zeros(shape: tuple[int, ...], *, like: torch.Tensor) -> torch.Tens
     except OSError as error:
         raise MemoryError(f"slots of {math.prod(shape) * like.element_size():,} bytes: {error}") from error
     return torch.frombuffer(pages, dtype=like.dtype).view(shape)
-
-
-@dataclass
-class CachedPrefix:
-    """A finished row that keeps its slot."""
-
-    slot: int
-    ids: list[int]
-    """The tokens with cached keys and values: all but the last new one, which was never an input."""
-
-
-class PrefixCache:
-    """The finished rows that keep their slots, by row."""
-
-    def __init__(self, pool: SlotKVCache) -> None:
-        self.pool = pool
-        self.rows: dict[int, CachedPrefix] = {}
-
-    def keep(self, row: Row, *, slot: int) -> None:
-        """Keep the slot of a finished row."""
-        self.rows[row.request.row] = CachedPrefix(slot, [*row.request.input_ids, *row.new[:-1]])
-
-    def forget(self, names: Iterable[int]) -> None:
-        """Release the slots of rows."""
-        for name in names:
-            self.rows.pop(name, None)
-
-    def unread(self, request: SlotRequest) -> int:
-        """Return the prompt tokens to prefill, without the shared prefix and the row's cached tokens."""
-        return len(request.input_ids) - max(self.pool.layout.prefix, self.common(request))
-
-    def move_to_slots(self, requests: Sequence[SlotRequest], *, first: int) -> tuple[Sequence[SlotRequest], list[int]]:
-        """Return requests in the order of their slots from `first` on, and the number of tokens to prefill of each.
-
-        Cached tokens are moved there and their entries removed; if the prefill fails, the prompts are later computed
-        from the shared prefix on.
-        """
-        if self.rows:
-            prefix = self.pool.layout.prefix
-            self.forget([request.row for request in requests if self.common(request) <= prefix])
-            requests = self.gather(requests, first=first)
-        unread = [self.unread(request) for request in requests]
-        self.forget(request.row for request in requests)
-        return requests, unread
-
-    def common(self, request: SlotRequest) -> int:
-        """Return the prompt tokens that are cached in the row's slot; the last one is always computed."""
-        cached = self.rows.get(request.row)
-        if cached is None:
-            return 0
-        most = min(len(cached.ids), len(request.input_ids) - 1)
-        ids = list(request.input_ids[:most])
-        if ids == cached.ids[:most]:
-            return most
-        return next(index for index, (one, other) in enumerate(zip(ids, cached.ids, strict=False)) if one != other)
-
-    def gather(self, requests: Sequence[SlotRequest], *, first: int) -> list[SlotRequest]:
-        """Move the cached tokens of requests into the slots from `first` on; return requests in slot order.
-
-        Other cached rows make room, and are dropped if there is no free slot.
-        """
-        slots = range(first, first + len(requests))
-        mine = {request.row: self.rows[request.row] for request in requests if request.row in self.rows}
-        others = {cached.slot: name for name, cached in self.rows.items() if name not in mine}
-        names = {cached.slot: name for name, cached in mine.items() if cached.slot in slots}
-        left = [request.row for request in requests if request.row not in names.values()]
-        # Requests with cached tokens first: they free their slots for others.
-        left.sort(key=lambda name: name not in mine)
-        for slot in slots:
-            if slot in names:
-                continue
-            names[slot] = name = left.pop(0)
-            if name in mine:
-                self.bring(mine[name], to=slot, other=others.pop(slot, None))
-            elif slot in others:
-                self.move_away(others.pop(slot), first_slot=slots.stop)
-        by_name = {request.row: request for request in requests}
-        return [by_name[names[slot]] for slot in slots]
-
-    def bring(self, kept: CachedPrefix, *, to: int, other: int | None) -> None:
-        """Move a cached row to another slot, and a cached row in that slot to its place."""
-        start = self.pool.layout.prefix
-        if other is None:
-            self.pool.move([(kept.slot, to)], start=start, end=len(kept.ids))
-        else:
-            end = max(len(kept.ids), len(self.rows[other].ids))
-            self.pool.swap(kept.slot, to, start=start, end=end)
-            self.rows[other].slot = kept.slot
-        kept.slot = to
-
-    def move_away(self, name: int, *, first_slot: int) -> None:
-        """Move a cached row to a free slot from `first_slot` on, or drop it."""
-        taken = {cached.slot for cached in self.rows.values()}
-        free = next((slot for slot in range(first_slot, self.pool.layout.slots) if slot not in taken), None)
-        if free is None:
-            del self.rows[name]
-            return
-        cached = self.rows[name]
-        self.pool.move([(cached.slot, free)], start=self.pool.layout.prefix, end=len(cached.ids))
-        cached.slot = free

@@ -12,24 +12,26 @@ row.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
+from partita.lm.base import Generated, GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.continuation import decode_continuation
-from partita.lm.generation import answer_ends, finish, first_stop
+from partita.lm.generation import finish, first_stop
 from partita.lm.last_layer import LastTokens, last_layer
 from partita.lm.loaded_model import TextModel
 from partita.lm.onednn_linear import round_up, using_onednn
+from partita.lm.prefix_cache import PrefixCache
 from partita.lm.prompt_forks import PromptForks
 from partita.lm.row import Row
-from partita.lm.sampler import Sampler
+from partita.lm.row_settings import SettingsOfRows, choose_tokens
 from partita.lm.slot_attention import attending, chunks
-from partita.lm.slot_kv_cache import PrefixCache, SlotKVCache
+from partita.lm.slot_kv_cache import SlotKVCache
 
 logger = logging.getLogger(__name__)
 
@@ -85,17 +87,15 @@ class Slots:
             exact: Whether to always use torch's matrix products.
             shortest_pass: Minimum number of tokens per pass when a row is recomputed.
         """
-        self.lm, self.options = lm, options
+        self.lm = lm
         self.prefix = len(prefix)
-        self.ends = answer_ends(lm, options)
-        texts = [form.grammar for form in options.forms] if options.forms else [options.grammar]
-        grammars = [None if text is None else lm.grammar(text, ends=self.ends) for text in texts]
-        # Reported log probabilities, and sampling among thousands of tokens, expose the last digits of every sum.
-        self.wide = lm.wide and not (exact or options.logprobs or options.samples)
-        self.careful = not (options.logprobs or options.samples)
+        self.settings = SettingsOfRows(lm, options, seed=seed)
+        self.uses_onednn = lm.wide and not exact
+        """Whether passes of rows without exact settings may use the oneDNN products."""
+        self.wide = self.uses_onednn and not self.settings.default.exact
+        """Whether the current pass uses them."""
+        self.careful = True
         """Whether rows that keep their slot are recomputed at near ties."""
-        self.sampler = Sampler(options, ends=self.ends, seed=seed, device=lm.device, grammars=grammars)
-        self.tail = max((len(text.encode()) for text in options.stop), default=0) + 4
         last = last_layer(lm.base) if way.narrows_reads else None
         self.narrow = LastTokens(last[0], number=last[1]) if last is not None else None
         self.pool = SlotKVCache(slots=slots, tokens=tokens)
@@ -154,19 +154,27 @@ class Slots:
 
     def unread(self, request: SlotRequest) -> int:
         """Return the number of prompt tokens to prefill, without the prefix and the row's cached tokens."""
-        return self.kept.unread(request)
+        return self.kept.unread(request, self.rows)
 
     def forget(self, row: int) -> None:
         """Release the slot that a finished row keeps."""
         self.kept.forget([row])
 
+    def cancel(self, rows: Collection[int]) -> None:
+        """Stop active rows and free their slots; rows that are not active are ignored."""
+        stopped = {index for index, row in enumerate(self.rows) if row.request.row in rows}
+        if stopped:
+            self.free_slots(stopped)
+
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
         """Prefill prompts in one pass and choose the first token of each; return rows that ended with it."""
         first = len(self.rows)
+        by_row = {request.row: Row(request, self.settings.of(request)) for request in requests}
+        self.wide = self.uses_onednn and not any(row.settings.exact for row in by_row.values())
         requests, logits_NV = self.prefill(requests)
-        new = [Row(request) for request in requests]
+        new = [by_row[request.row] for request in requests]
         for row in new:
-            self.sampler.prepare(row)
+            row.settings.sampler.prepare(row)
         tokens_N = self.choose(logits_NV, new, first=first)
         self.rows += new
         self.tokens_N = torch.cat([self.tokens_N, tokens_N])
@@ -176,7 +184,9 @@ class Slots:
         """Prefill prompts into the slots after the active rows; return requests by slot, and their logits [N, V]."""
         first = len(self.rows)
         # Kept caches are moved to these slots, and requests ordered by slot.
+        self.kept.take_over(requests, self.rows)
         requests, unread = self.kept.move_to_slots(requests, first=first)
+        unread = self.kept.copy_beginnings(requests, unread, self.rows)
         if all(len(one.input_ids) - self.prefix == new for one, new in zip(requests, unread, strict=True)):
             return self.prefill_new(requests, first=first)
         self.largest_pass = max(self.largest_pass, len(requests) * max(unread))
@@ -200,6 +210,7 @@ class Slots:
     def step(self) -> list[SlotAnswer]:
         """Decode one token for every active row; return rows that ended with it."""
         lengths = [row.length for row in self.rows]
+        self.wide = self.uses_onednn and not any(row.settings.exact for row in self.rows)
         logits_NV = self.extend(self.tokens_N[:, None], lengths=lengths)
         self.tokens_N = self.choose(logits_NV, self.rows, first=0)
         return self.take(self.tokens_N, self.rows)
@@ -207,19 +218,19 @@ class Slots:
     def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row], *, first: int) -> torch.Tensor:
         """Return the next token of each row [N], recomputed with torch's products at near ties."""
         doubts = self.careful and (self.wide or any(row.request.keep for row in rows))
-        tokens_N, doubtful = self.sampler.choose(logits_NV, rows, doubts=doubts)
+        tokens_N, doubtful = choose_tokens(logits_NV, rows, doubts=doubts)
         for index in doubtful:
             logits_1V = self.recompute(rows[index], slot=first + index)
-            tokens_N[index] = self.sampler.choose(logits_1V, [rows[index]])[0][0]
+            tokens_N[index] = rows[index].settings.sampler.choose(logits_1V, [rows[index]])[0][0]
         if doubts and self.rows_again > FEW_ROWS and self.tokens_again > MOST_AGAIN * self.tokens_read:
             logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
             self.careful = False
-            if self.wide:
+            if self.uses_onednn:
                 # Near ties are not checked any more, so nothing that oneDNN computed may stay in the cache.
                 for slot, row in enumerate([*self.rows[:first], *rows]):
                     self.recompute(row, slot=slot)
                 self.kept.rows.clear()
-            self.wide = False
+            self.wide = self.uses_onednn = False
         return tokens_N
 
     def recompute(self, row: Row, *, slot: int) -> torch.Tensor:
@@ -350,27 +361,32 @@ class Slots:
                 continue
             row.new.append(token)
             if self.has_ended(row):
-                answer = finish(
-                    row.new,
-                    limit=row.request.max_new_tokens,
-                    ends=self.ends,
-                    stop=self.options.stop,
-                    decode=partial(decode_continuation, self.lm.tokenizer),
-                    logprob=row.logprob if self.options.logprobs else None,
-                )
-                ended[id(row)] = SlotAnswer(row.request, answer)
+                ended[id(row)] = SlotAnswer(row.request, self.answer(row))
         if ended:
             self.free_slots({index for index, row in enumerate(self.rows) if id(row) in ended})
         return list(ended.values())
 
+    def answer(self, row: Row) -> Generated:
+        """Return the answer of a row that has ended."""
+        options = row.settings.options
+        answer = finish(
+            row.new,
+            limit=row.request.max_new_tokens,
+            ends=row.settings.ends,
+            stop=options.stop,
+            decode=partial(decode_continuation, self.lm.tokenizer),
+            logprob=row.logprob if options.logprobs else None,
+        )
+        return replace(answer, token_logprobs=tuple(row.token_logprobs[: len(answer.ids)]))
+
     def has_ended(self, row: Row) -> bool:
         """Return whether a row ended with its last token."""
-        if row.new[-1] in self.ends or len(row.new) >= row.request.max_new_tokens:
+        settings, stop = row.settings, row.settings.options.stop
+        if row.new[-1] in settings.ends or len(row.new) >= row.request.max_new_tokens:
             return True
-        if not self.options.stop:
+        if not stop:
             return False
-        text = decode_continuation(self.lm.tokenizer, row.new[-self.tail :])
-        return first_stop(text, self.options.stop) is not None
+        return first_stop(decode_continuation(self.lm.tokenizer, row.new[-settings.tail :]), stop) is not None
 
     def free_slots(self, indices: set[int]) -> None:
         """Free the slots of rows and move the last rows into them; rows that keep their cache swap with those."""

@@ -88,8 +88,9 @@ class WorstSlots:
         self.ids_B = ordinary[torch.randint(len(ordinary), (rows,), generator=torch.Generator().manual_seed(rows))]
         requests = [SlotRequest([token], new_tokens, row) for row, token in enumerate(self.ids_B.tolist())]
         self.rows = [Row(request) for request in requests]
+        self.sampler = slots.settings.default.sampler
         for row in self.rows:
-            slots.sampler.prepare(row)
+            self.sampler.prepare(row)
 
     def read(self, tokens: int) -> float:
         """Prefill as many prompts of this length as fit in one pass; return the seconds for all rows."""
@@ -109,7 +110,7 @@ class WorstSlots:
         if count > 1:
             prompts[-1] = prompts[-1][1:] or prompts[-1]
         logits = self.slots.forward(prompts, first=0, start=self.slots.prefix)
-        self.slots.sampler.choose(logits, self.rows[:count], doubts=self.slots.wide)
+        self.sampler.choose(logits, self.rows[:count], doubts=self.slots.wide)
         return now(self.device) - started
 
     def fill(self, shared: int) -> None:
@@ -130,7 +131,7 @@ class WorstSlots:
         for step in range(steps):
             started = now(self.device)
             logits = self.slots.extend(ids_B1, lengths=[length + step] * len(self.rows))
-            tokens, _ = self.slots.sampler.choose(logits, self.rows, doubts=self.slots.wide)
+            tokens, _ = self.sampler.choose(logits, self.rows, doubts=self.slots.wide)
             for row, token in zip(self.rows, tokens.tolist(), strict=True):
                 row.new.append(max(0, token))
             seconds.append(now(self.device) - started)

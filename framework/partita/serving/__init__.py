@@ -1,1 +1,1 @@
-"""Serving of a model: chats in the terminal and the browser."""
+"""Answers for programs and people while they wait: the engine, the HTTP server and the chat."""

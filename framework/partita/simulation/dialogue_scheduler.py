@@ -7,6 +7,7 @@ of a finished turn keeps its KV cache, so that the next turn prefills only the t
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from partita.generation.scheduler import Scheduler
 from partita.lm.base import AnsweringSlots, SlotRequest
@@ -34,17 +35,7 @@ class DialogueScheduler(Scheduler):
         cached has few new tokens.
         """
         free = min(self.num_slots - len(slots.live), len(self.queue))
-        waiting = [
-            SlotRequest(
-                ids,
-                int(self.work.new_tokens[row]),
-                row,
-                key=self.work.key(row),
-                form=self.work.form(row),
-                keep=self.keeps,
-            )
-            for row, ids in zip(self.queue, self.work.fetch(self.queue), strict=True)
-        ]
+        waiting = [replace(request, keep=self.keeps) for request in self.slot_requests(self.queue)]
         unread = {request.row: slots.unread(request) for request in waiting}
         waiting.sort(key=lambda request: (-unread[request.row], request.row))
         longest = unread[waiting[0].row]

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.lm.base import GenerationOptions, SlotRequest
+from partita.lm.prefix_cache import PrefixCache
 from partita.lm.row import Row
-from partita.lm.slot_kv_cache import PrefixCache, SlotKVCache, SlotLayer
+from partita.lm.slot_kv_cache import SlotKVCache, SlotLayer
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.sections.model import Architecture
 
@@ -171,7 +172,7 @@ def test_a_kept_row_with_near_ties_is_recomputed_with_the_same_answer(small: Any
 
 def test_slots_that_pad_a_step_do_not_change_kept_rows(small: Any, llama: Any) -> None:
     opened = open_slots(llama, 18)
-    opened.wide = True
+    opened.uses_onednn = True
     short = [SlotRequest(one.input_ids, 1, one.row, key=one.key, keep=True) for one in small.slot_requests((40, 1))]
     assert len(opened.admit(short)) == 1
     kept = opened.kept.rows[0]

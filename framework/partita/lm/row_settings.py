@@ -1,0 +1,97 @@
+"""How the tokens of rows in slots are chosen, and when the rows end: the same for all rows, or by request.
+
+Shapes: N rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from partita.lm.base import GenerationOptions, SlotRequest
+from partita.lm.generation import answer_ends
+from partita.lm.loaded_model import TextModel
+from partita.lm.row import Row
+from partita.lm.sampler import Sampler
+
+MOST_KEPT = 64
+"""Settings of requests that are kept for later requests with the same options."""
+LONGEST_CHARACTER = 4
+"""Most bytes of a character in UTF-8."""
+
+
+class RowSettings:
+    """How the tokens of some rows are chosen, and when the rows end."""
+
+    def __init__(self, lm: TextModel, options: GenerationOptions, *, seed: int) -> None:
+        """Prepare the sampler.
+
+        Args:
+            lm: The model.
+            options: Generation settings.
+            seed: Seed of sampling.
+
+        Raises:
+            ModelError: A grammar is not valid.
+        """
+        self.options = options
+        self.ends = answer_ends(lm, options)
+        texts = [form.grammar for form in options.forms] if options.forms else [options.grammar]
+        grammars = [None if text is None else lm.grammar(text, ends=self.ends) for text in texts]
+        self.sampler = Sampler(options, ends=self.ends, seed=seed, device=lm.device, grammars=grammars)
+        self.tail = max((len(text.encode()) for text in options.stop), default=0) + LONGEST_CHARACTER
+        """Number of last tokens that hold a stop string, if the text ends with one."""
+        self.exact = options.logprobs or options.samples
+        """Whether tokens are chosen from logits of torch's products.
+
+        Reported log probabilities, and sampling among thousands of tokens, expose the last digits of every sum.
+        """
+
+
+class SettingsOfRows:
+    """The settings of the rows in slots."""
+
+    def __init__(self, lm: TextModel, options: GenerationOptions, *, seed: int) -> None:
+        """Prepare the settings of requests without their own options."""
+        self.lm, self.seed = lm, seed
+        self.default = RowSettings(lm, options, seed=seed)
+        self.kept: dict[int, RowSettings] = {}
+        """Settings by the identity of their options, which they keep alive."""
+
+    def of(self, request: SlotRequest) -> RowSettings:
+        """Return the settings of a request. Raise ModelError if its grammar is not valid."""
+        if request.options is None:
+            return self.default
+        name = id(request.options)
+        if name not in self.kept:
+            settings = RowSettings(self.lm, request.options, seed=self.seed)
+            if len(self.kept) >= MOST_KEPT:
+                del self.kept[next(iter(self.kept))]
+            self.kept[name] = settings
+        return self.kept[name]
+
+
+def choose_tokens(logits_NV: torch.Tensor, rows: Sequence[Row], *, doubts: bool) -> tuple[torch.Tensor, list[int]]:
+    """Return the next token of each row [N], chosen together for rows with the same settings, and near ties.
+
+    Args:
+        logits_NV: Logits of the rows.
+        rows: The rows.
+        doubts: Whether to find near ties, of rows whose logits are not exact.
+    """
+    by_settings: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_settings.setdefault(id(row.settings), []).append(index)
+    if len(by_settings) == 1:
+        settings = rows[0].settings
+        chosen: tuple[torch.Tensor, list[int]] = settings.sampler.choose(
+            logits_NV, rows, doubts=doubts and not settings.exact
+        )
+        return chosen
+    tokens_N, doubtful = torch.empty(len(rows), dtype=torch.long, device=logits_NV.device), list[int]()
+    for indices in by_settings.values():
+        settings, group_M = rows[indices[0]].settings, torch.tensor(indices, device=logits_NV.device)
+        tokens_N[group_M], close = settings.sampler.choose(
+            logits_NV[group_M], [rows[index] for index in indices], doubts=doubts and not settings.exact
+        )
+        doubtful += [indices[index] for index in close]
+    return tokens_N, doubtful

@@ -1,0 +1,358 @@
+"""The engine of a server and a chat: answers requests with continuous batching, in a thread that owns the model.
+
+Requests join and leave the running batch at any step. Each has its own settings: sampling, stop strings, constraints.
+Where the model or the file's settings do not support slots, waiting requests are answered in batches. Jobs over rows
+that need more than a completion (scored labels, heads, several answers to a row) run between the steps.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from partita.generation.oom_backoff import BatchBudget
+from partita.generation.prompts import describe_error
+from partita.generation.requests import GenerationSettings, stop_if_broken
+from partita.generation.static_batches import requests_in_batches
+from partita.generation.text_stream import TextStream
+from partita.lm.base import Generated, GenerationRequest
+from partita.pipeline.build import Pipeline
+from partita.serving.request_queue import (
+    AnswerEnd,
+    AnswerPiece,
+    AnswerRequest,
+    OnEvent,
+    PendingAnswer,
+    RequestQueue,
+    RequestScheduler,
+)
+from partita_schema.errors import PartitaError
+
+__all__ = ["AnswerEnd", "AnswerPiece", "AnswerRequest", "EngineStoppedError", "ServingEngine", "Ticket", "TooManyWaitingError"]
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 1024
+"""Requests that may wait for a slot; more are refused."""
+
+
+class TooManyWaitingError(PartitaError):
+    """So many requests wait that another one is refused."""
+
+
+class EngineStoppedError(PartitaError):
+    """The engine answers no more requests: it is stopping, or the device failed."""
+
+
+@dataclass
+class EngineCounts:
+    """What an engine has done so far."""
+
+    requests: int = 0
+    """Requests that were accepted."""
+    cancelled: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    """Decoding steps, each of one token for every active request."""
+    first_token_seconds: list[float] = field(default_factory=list)
+    """Times from a request to its first token, since `take_times` was called."""
+    answer_seconds: list[float] = field(default_factory=list)
+    """Times from a request to the end of its answer, since `take_times` was called."""
+
+    def take_times(self) -> tuple[list[float], list[float]]:
+        """Return the times to first tokens and to the ends of answers since the last call."""
+        firsts, ends = self.first_token_seconds, self.answer_seconds
+        self.first_token_seconds, self.answer_seconds = [], []
+        return firsts, ends
+
+
+MAX_TIMES = 100_000
+"""Times that are kept if nobody takes them."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A request that was submitted."""
+
+    engine: "ServingEngine"
+    pending: PendingAnswer
+
+    def cancel(self) -> None:
+        """Stop the answer; its slot is free within two steps, and no event follows. May be called at any time."""
+        self.pending.cancelled = True
+        self.engine.drop_cancelled()
+
+
+@dataclass(frozen=True)
+class RowJob:
+    """Work on rows that runs between the steps."""
+
+    run: Callable[[], Any]
+    on_end: Callable[[Any, Exception | None], None]
+    """Receives the result or the error, in the engine's thread."""
+
+
+class ServingEngine:
+    """Answers requests with the model of a pipeline; a context manager that starts and stops its thread."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        budget: BatchBudget,
+        context_tokens: int,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        """Prepare the engine; nothing is computed yet.
+
+        Args:
+            pipeline: The model, and the settings of the file.
+            budget: How many requests are answered at a time; lowered when memory runs out.
+            context_tokens: Maximum number of tokens of a prompt and its answer together.
+            max_waiting: Maximum number of requests that wait.
+        """
+        self.pipeline, self.lm = pipeline, pipeline.lm
+        self.budget, self.context_tokens, self.max_waiting = budget, context_tokens, max_waiting
+        self.counts = EngineCounts()
+        self.failure: str | None = None
+        """Why the engine has failed, once it has."""
+        self.queue = RequestQueue(max_waiting + budget.max_rows)
+        self.jobs: deque[RowJob] = deque()
+        self._changed = threading.Condition()
+        self._cancelled = False
+        """Whether a request was cancelled since the last step."""
+        self._stopping = False
+        """Whether no request is accepted any more."""
+        self._finish_until: float | None = None
+        """When accepted requests are given up."""
+        options = pipeline.generation.free
+        self.why_batches = self.lm.why_no_slots(options, tokens=context_tokens)
+        """Why requests are answered in batches; None with continuous batching."""
+        self._settings = GenerationSettings(options, budget, pipeline.sampling_seed)
+        self._scheduler: RequestScheduler | None = None
+        if self.why_batches is None:
+            self._scheduler = RequestScheduler(self.lm, self.queue.requests(), self._settings, rows=self.queue)
+            self._scheduler.context_tokens = context_tokens
+        self._thread = threading.Thread(target=self._run, name="partita engine", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(finish_seconds=0.0)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model."""
+        return self.lm.tokenizer
+
+    # Called in any thread
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for a slot."""
+        return len(self.queue.waiting) + len(self.queue.taken) - self.active + len(self.jobs)
+
+    @property
+    def active(self) -> int:
+        """Number of requests that are being answered."""
+        scheduler = self._scheduler
+        slots = scheduler.slots if scheduler is not None else None
+        return len(slots.live) if slots is not None else 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits or is being answered."""
+        return not (self.queue.waiting or self.queue.taken or self.jobs)
+
+    def submit(self, request: AnswerRequest, on_event: OnEvent) -> Ticket:
+        """Accept a request.
+
+        Args:
+            request: The request; its prompt and new tokens fit `context_tokens`.
+            on_event: Receives pieces and the end of the answer, in the engine's thread.
+
+        Raises:
+            TooManyWaitingError: As many requests as allowed wait already.
+            EngineStoppedError: The engine is stopping or has failed.
+        """
+        stream = TextStream(self.tokenizer, stop=request.options.stop) if request.streams else None
+        pending = PendingAnswer(request, on_event, stream)
+        with self._changed:
+            self._check_accepts()
+            self.queue.waiting.append(pending)
+            self.counts.requests += 1
+            self.counts.prompt_tokens += len(request.input_ids)
+            self._changed.notify()
+        return Ticket(self, pending)
+
+    def submit_job(self, job: RowJob) -> None:
+        """Accept work on rows; raises what `submit` raises."""
+        with self._changed:
+            self._check_accepts()
+            self.jobs.append(job)
+            self.counts.requests += 1
+            self._changed.notify()
+
+    def drop_cancelled(self) -> None:
+        """Free the slots of cancelled requests before the next step."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify()
+
+    def refuse_new(self) -> None:
+        """Accept no more requests; those that were accepted are still answered."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def stop(self, *, finish_seconds: float) -> None:
+        """Answer the accepted requests for at most `finish_seconds`, give up the others, and end the thread."""
+        with self._changed:
+            self._stopping = True
+            self._finish_until = time.monotonic() + finish_seconds
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _check_accepts(self) -> None:
+        if self.failure is not None:
+            raise EngineStoppedError(f"the engine has failed: {self.failure}")
+        if self._stopping:
+            raise EngineStoppedError("the server is stopping")
+        if self.waiting >= self.max_waiting:
+            raise TooManyWaitingError(f"{self.max_waiting:,} requests wait already; try again later")
+
+    # Called in the engine's thread
+
+    def _run(self) -> None:
+        reason = "the server is stopping"
+        try:
+            with self.lm.evaluating():
+                while self._wait():
+                    self._drop_cancelled()
+                    self._answer_some()
+        except Exception as error:
+            self.failure = reason = describe_error(error)
+            logger.error("the engine has failed: %s", reason)
+            logger.debug("the error of the engine", exc_info=True)
+        finally:
+            self._give_up(reason)
+            if self._scheduler is not None:
+                self._scheduler.close_slots()
+
+    def _wait(self) -> bool:
+        """Wait for work; return False once the engine is to end."""
+        with self._changed:
+            while True:
+                if self._finish_until is not None and (self.is_idle or time.monotonic() >= self._finish_until):
+                    return False
+                if not self.is_idle:
+                    return True
+                self._changed.wait()
+
+    def _answer_some(self) -> None:
+        """Run a step of the scheduler, or a batch; and a job, if one waits."""
+        if self.jobs:
+            self._run_job(self.jobs.popleft())
+        if self._scheduler is None:
+            self._answer_batch()
+        elif self.queue.waiting or self.queue.taken:
+            self._step(self._scheduler)
+
+    def _step(self, scheduler: RequestScheduler) -> None:
+        """Decode a token of every active request, and send pieces and answers."""
+        if scheduler.refill():
+            scheduler.step()
+            self.counts.steps += 1
+        results, scheduler.results = scheduler.results, []
+        for row, ids in scheduler.unfinished():
+            pending = self.queue.taken[row]
+            if pending.stream is not None or pending.first_token is None:
+                pending.advance(ids)
+        for result in results:
+            self._finish(self.queue.release(result.row), result.generated, result.error)
+
+    def _answer_batch(self) -> None:
+        """Answer waiting requests with the same settings as the oldest, in batches."""
+        rows = self.queue.take(self.budget.batch_size)
+        if not rows:
+            return
+        taken = [self.queue.release(row) for row in rows]
+        options = taken[0].request.options
+        batch = [pending for pending in taken if pending.request.options == options][: self.budget.batch_size]
+        self.queue.waiting.extendleft(pending for pending in reversed(taken) if pending not in batch)
+        for pending, (generated, error) in zip(batch, self._generate(batch), strict=True):
+            self._finish(pending, generated, error)
+
+    def _generate(self, batch: Sequence[PendingAnswer]) -> list[tuple[Generated | None, str | None]]:
+        """Return the answer or the error of each request of a batch; if it fails, those of each by itself."""
+        settings = GenerationSettings(batch[0].request.options, self.budget, self._settings.seed)
+        requests = [
+            GenerationRequest(list(one.request.input_ids), one.request.max_new_tokens, key=one.request.key)
+            for one in batch
+        ]
+        try:
+            return [(answer, None) for answer in requests_in_batches(self.lm, requests, settings)]
+        except Exception as error:
+            stop_if_broken(error)
+            if len(batch) == 1:
+                return [(None, describe_error(error))]
+        return [answer for pending in batch for answer in self._generate([pending])]
+
+    def _run_job(self, job: RowJob) -> None:
+        try:
+            result, failure = job.run(), None
+        except Exception as error:
+            stop_if_broken(error)
+            result, failure = None, error
+        job.on_end(result, failure)
+
+    def _finish(self, pending: PendingAnswer, generated: Generated | None, error: str | None) -> None:
+        """Send the end of an answer, and count it."""
+        if pending.cancelled:
+            return
+        pending.finish(generated, error)
+        counts, now = self.counts, time.perf_counter()
+        counts.errors += generated is None
+        counts.generated_tokens += pending.num_tokens
+        if pending.first_token is not None and len(counts.answer_seconds) < MAX_TIMES:
+            counts.first_token_seconds.append(pending.first_token - pending.submitted)
+            counts.answer_seconds.append(now - pending.submitted)
+
+    def _drop_cancelled(self) -> None:
+        """Free the slots of cancelled requests."""
+        if not self._cancelled:
+            return
+        self._cancelled = False
+        with self._changed:
+            left = [pending for pending in self.queue.waiting if not pending.cancelled]
+            self.counts.cancelled += len(self.queue.waiting) - len(left)
+            self.queue.waiting = deque(left)
+        stopped = {row for row, pending in self.queue.taken.items() if pending.cancelled}
+        if stopped and self._scheduler is not None:
+            self._scheduler.cancel(stopped)
+        for row in stopped:
+            self.queue.release(row)
+        self.counts.cancelled += len(stopped)
+
+    def _give_up(self, reason: str) -> None:
+        """Accept nothing more, and end all requests with an error."""
+        with self._changed:
+            self._stopping = True
+        left = [*self.queue.taken.values(), *self.queue.waiting]
+        self.queue.taken.clear()
+        self.queue.waiting.clear()
+        for pending in left:
+            self._finish(pending, None, reason)
+        while self.jobs:
+            self.jobs.popleft().on_end(None, EngineStoppedError(reason))

@@ -1,0 +1,182 @@
+"""Requests that wait for an answer or are being answered, as rows of the scheduler."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from partita.generation.requests import RowRequests
+from partita.generation.scheduler import Scheduler
+from partita.generation.text_stream import TextStream
+from partita.lm.base import AnsweringSlots, Generated, GenerationOptions, SlotRequest, common_tokens
+
+MAX_LENGTH_RATIO = 2
+"""Maximum ratio of the tokens to prefill of the longest and the shortest prompt in one pass; limits padding."""
+
+
+@dataclass(frozen=True)
+class AnswerRequest:
+    """A prompt to answer."""
+
+    input_ids: Sequence[int]
+    """The prompt, at least one token."""
+    max_new_tokens: int
+    """Maximum number of new tokens; prompt and new tokens fit the engine's context."""
+    options: GenerationOptions
+    """How it is answered."""
+    key: bytes = b""
+    """Seeds the random numbers, together with the seed of the file."""
+    streams: bool = False
+    """Whether the answer is wanted in pieces as it is generated."""
+
+
+@dataclass(frozen=True)
+class AnswerPiece:
+    """A part of an answer."""
+
+    text: str
+    """New text; the pieces of an answer add up to it."""
+    num_tokens: int
+    """Number of new tokens so far."""
+
+
+@dataclass(frozen=True)
+class AnswerEnd:
+    """The end of an answer, after its pieces."""
+
+    generated: Generated | None
+    """The answer; None if there is none."""
+    error: str | None = None
+    """Why there is no answer."""
+
+
+OnEvent = Callable[[AnswerPiece | AnswerEnd], None]
+
+
+@dataclass(eq=False)
+class PendingAnswer:
+    """A request that waits or is being answered."""
+
+    request: AnswerRequest
+    on_event: OnEvent
+    """Receives the events, in the engine's thread."""
+    stream: TextStream | None
+    """Splits the answer into pieces; None if it is returned whole."""
+    submitted: float = field(default_factory=time.perf_counter)
+    row: int | None = None
+    """Its row in the scheduler; None while it waits outside."""
+    num_tokens: int = 0
+    """New tokens of the answer so far."""
+    cancelled: bool = False
+    first_token: float | None = None
+    """When its first token was there."""
+
+    def advance(self, ids: Sequence[int]) -> None:
+        """Take in the new tokens so far, and send the next piece if one is wanted."""
+        if self.first_token is None and ids:
+            self.first_token = time.perf_counter()
+        self.num_tokens = max(self.num_tokens, len(ids))
+        piece = self.stream.add(ids) if self.stream is not None else ""
+        if piece:
+            self.on_event(AnswerPiece(piece, self.num_tokens))
+
+    def finish(self, generated: Generated | None, error: str | None) -> None:
+        """Send the last piece if pieces are wanted, and the end."""
+        if generated is not None:
+            self.first_token = self.first_token or time.perf_counter()
+            self.num_tokens = generated.num_tokens
+            piece = self.stream.finish(generated.text) if self.stream is not None else ""
+            if piece:
+                self.on_event(AnswerPiece(piece, self.num_tokens))
+        self.on_event(AnswerEnd(generated, error))
+
+
+class RequestQueue:
+    """Implements `RowQueue`: a row is the index of a request among those that the scheduler has taken."""
+
+    def __init__(self, capacity: int) -> None:
+        """Create a queue without requests, whose scheduler takes at most `capacity` at a time."""
+        # The scheduler holds the same arrays, so they are changed in place.
+        self.lengths = np.zeros(capacity, dtype=np.int64)
+        self.new_tokens = np.ones(capacity, dtype=np.int64)
+        self.free = deque(range(capacity))
+        self.waiting: deque[PendingAnswer] = deque()
+        """Requests that the scheduler has not taken, the oldest first. Only `append` is called in other threads."""
+        self.taken: dict[int, PendingAnswer] = {}
+        """Requests that the scheduler has taken, by row."""
+
+    def requests(self) -> RowRequests:
+        """Return the rows for the scheduler."""
+        return RowRequests(
+            self.lengths,
+            self.new_tokens,
+            fetch=lambda rows: [list(self.taken[row].request.input_ids) for row in rows],
+            key=lambda row: self.taken[row].request.key,
+            options=lambda row: self.taken[row].request.options,
+        )
+
+    @property
+    def left(self) -> bool:
+        """Return True: more requests may come at any time."""
+        return True
+
+    def take(self, wanted: int) -> Sequence[int]:
+        """Return rows for all requests that wait, the oldest first; `wanted` is ignored, to choose similar lengths."""
+        rows = []
+        while self.waiting and self.free:
+            pending = self.waiting.popleft()
+            if pending.cancelled:
+                continue
+            row = pending.row = self.free.popleft()
+            self.taken[row] = pending
+            self.lengths[row] = len(pending.request.input_ids)
+            self.new_tokens[row] = pending.request.max_new_tokens
+            rows.append(row)
+        return rows
+
+    def release(self, row: int) -> PendingAnswer:
+        """Remove the request of a row, which is free afterwards."""
+        self.free.append(row)
+        return self.taken.pop(row)
+
+
+class RequestScheduler(Scheduler):
+    """Scheduler of requests that arrive at any time: the oldest starts first, and every slot fits any request."""
+
+    context_tokens = 0
+    """Maximum number of tokens of a prompt and its answer together."""
+
+    def longest(self, rows: Sequence[int]) -> int:
+        """Return `context_tokens`: the lengths of later requests are unknown."""
+        return self.context_tokens
+
+    def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
+        """Remove the next prompts to prefill together from the queue: the oldest, and others of similar lengths.
+
+        A prompt that begins like another of the group waits for the next pass, and copies that beginning then.
+        """
+        free = min(self.num_slots - len(slots.live), len(self.queue))
+        oldest_first = self.slot_requests([*reversed(self.queue)][:free])
+        waiting = [replace(request, keep=True, similar=True) for request in oldest_first]
+        first, unread = waiting[0], {request.row: slots.unread(request) for request in waiting}
+        group, most = [first], unread[first.row]
+        for request in waiting[1:]:
+            new = unread[request.row]
+            is_similar = new <= MAX_LENGTH_RATIO * unread[first.row] and MAX_LENGTH_RATIO * new >= unread[first.row]
+            fits = slots.readable(max(most, new), len(group) + 1) > len(group)
+            if is_similar and fits and not copies_more(request, group, unread=new):
+                group.append(request)
+                most = max(most, new)
+        group = group[: slots.readable(most, len(group))]
+        for request in group:
+            self.queue.remove(request.row)
+        return group
+
+
+def copies_more(request: SlotRequest, group: Sequence[SlotRequest], *, unread: int) -> bool:
+    """Return whether a request could copy at least half of its `unread` tokens after a prefill of the group."""
+    cached = len(request.input_ids) - unread
+    most = max(common_tokens(request.input_ids, other.input_ids) for other in group)
+    return 2 * (most - cached) >= unread
