@@ -16,6 +16,7 @@ from partita.report.run_record import holds_results
 from partita.report.simulated import page_folder
 from partita.runs.manifest import MANIFESTS
 from partita.runs.opening import log_run
+from partita.serving.engine import MAX_WAITING, ServingEngine
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config, summary
 from partita_schema.errors import ConfigError, DataError, Problem
@@ -252,6 +253,22 @@ class Model:
             max_new_tokens=count_of("max_new_tokens", max_new_tokens),
             batch_size=count_of("batch_size", batch_size),
             stream=stream,
+        )
+
+    def open_engine(
+        self, *, context: int | None = None, batch_size: int | None = None, max_waiting: int = MAX_WAITING
+    ) -> ServingEngine:
+        """Return an engine that answers requests as they arrive, with continuous batching; it starts as a context.
+
+        Args:
+            context: Maximum number of tokens of a prompt and its answer. Default: the model's, at most 8,192.
+            batch_size: Requests answered at a time. Default: found by measuring.
+            max_waiting: Maximum number of requests that wait for others.
+        """
+        return self._ready_backend.open_engine(
+            context=count_of("context", context),
+            batch_size=count_of("batch_size", batch_size),
+            max_waiting=count_of("max_waiting", max_waiting) or MAX_WAITING,
         )
 
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:

@@ -31,6 +31,7 @@ from partita_trainers.process_group import synchronized_errors
 if TYPE_CHECKING:
     from partita.generation.predictions import Predictions
     from partita.pipeline.batch_sizes import BatchSizes
+    from partita.serving.engine import ServingEngine
     from partita.simulation.report import SimulationReport
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,13 @@ class Backend(ABC):
     @abstractmethod
     def tune(self, dataset: Any, *, fresh: bool) -> "BatchSizes":
         """Measure the best batch sizes; see `Model.tune`."""
+
+    def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> "ServingEngine":
+        """Return the engine of a server or a chat, not started; see `Model.open_engine`."""
+        kind = self.context.config.backend.type
+        raise PartitaError(
+            f"serve and chat need the model in this process, and backend is {{type: {kind}}}; remove backend"
+        )
 
     @abstractmethod
     def save(self, folder: Path, *, origin: Path | None) -> None:

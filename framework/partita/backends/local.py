@@ -32,6 +32,7 @@ from partita.report.transcript_page import write_page
 from partita.runs.cost import merged
 from partita.runs.directory import RunDirectory
 from partita.runs.manifest import MANIFESTS
+from partita.serving.engine import MOST_REQUESTS, ServingEngine, context_of
 from partita.simulation.build import section_of
 from partita.simulation.participants import AgentModel
 from partita.simulation.report import SimulationReport
@@ -327,6 +328,22 @@ class LocalBackend(Backend):
         """Return the model for an agent, loaded."""
         pipeline = self.parts()
         return AgentModel(pipeline, self.tuner, model_fingerprint(pipeline, result=self.context.weights))
+
+    def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> ServingEngine:
+        """Return the engine of a server or a chat, not started; see `Model.open_engine`."""
+        self.context.check_single_process()
+        pipeline = self.parts()
+        tokens = context_of(pipeline.lm.context_length, context)
+        new_tokens = min(pipeline.max_new_tokens, tokens // 2)
+        lengths = np.full(MOST_REQUESTS, max(1, tokens - new_tokens))
+        size = self.tuner.generation(lengths, batch_size=batch_size, max_new_tokens=new_tokens)
+        return ServingEngine(
+            pipeline,
+            budget=self.tuner.budget("generation", size),
+            context_tokens=tokens,
+            max_waiting=max_waiting,
+            parts=self.with_reward(pipeline),
+        )
 
     def tune(self, dataset: Any, *, fresh: bool) -> BatchSizes:
         """Find the best batch sizes for this machine; see `Model.tune`."""

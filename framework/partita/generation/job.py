@@ -274,9 +274,7 @@ class PredictionJob:
         """
         return [
             self._answer(
-                record_of(
-                    result, key=self._key(result.row), attempt=number(result.row), milliseconds=milliseconds
-                )
+                record_of(result, key=self._key(result.row), attempt=number(result.row), milliseconds=milliseconds)
             )
             for result in results
         ]

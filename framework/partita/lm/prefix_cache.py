@@ -66,9 +66,7 @@ class PrefixCache:
         name, common = max(free, key=lambda found: found[1], default=(None, 0))
         return (name, common) if common >= SHORTEST_PREFIX else (None, 0)
 
-    def copy_beginnings(
-        self, requests: Sequence[SlotRequest], unread: list[int], active: Sequence[Row]
-    ) -> list[int]:
+    def copy_beginnings(self, requests: Sequence[SlotRequest], unread: list[int], active: Sequence[Row]) -> list[int]:
         """Copy common beginnings of other rows to the slots after the `active` rows; return the tokens to prefill.
 
         Args:

@@ -11,33 +11,39 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
+from partita.generation.job import PredictionParts
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.prompts import describe_error
+from partita.generation.predict import generate_for_rows
+from partita.generation.predictions import Answer
+from partita.generation.prompts import PromptRows, describe_error
 from partita.generation.requests import GenerationSettings, stop_if_broken
 from partita.generation.static_batches import requests_in_batches
 from partita.generation.text_stream import TextStream
-from partita.lm.base import Generated, GenerationRequest
+from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.pipeline.build import Pipeline
+from partita.serving.chat_prompts import ChatPrompts
+from partita.serving.joined_rows import JoinedRows
 from partita.serving.request_queue import (
-    AnswerEnd,
-    AnswerPiece,
     AnswerRequest,
     OnEvent,
     PendingAnswer,
     RequestQueue,
     RequestScheduler,
 )
-from partita_schema.errors import PartitaError
-
-__all__ = ["AnswerEnd", "AnswerPiece", "AnswerRequest", "EngineStoppedError", "ServingEngine", "Ticket", "TooManyWaitingError"]
+from partita_schema.errors import DataError, PartitaError
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024
 """Requests that may wait for a slot; more are refused."""
+MOST_REQUESTS = 256
+"""Most requests that are answered at a time."""
+DEFAULT_CONTEXT = 8192
+"""Most tokens of a prompt and its answer, unless the model's context is smaller or another number is given."""
 
 
 class TooManyWaitingError(PartitaError):
@@ -46,6 +52,28 @@ class TooManyWaitingError(PartitaError):
 
 class EngineStoppedError(PartitaError):
     """The engine answers no more requests: it is stopping, or the device failed."""
+
+
+def context_of(limit: int | None, wanted: int | None) -> int:
+    """Return the most tokens of a prompt and its answer.
+
+    Args:
+        limit: The model's context; None without limit.
+        wanted: The number that was asked for; None for the default.
+
+    Raises:
+        DataError: The model's context is smaller than what was asked for.
+    """
+    if wanted is not None and limit is not None and wanted > limit:
+        raise DataError(f"context is {wanted:,} tokens, and the model's is {limit:,}; write at most that")
+    tokens = wanted or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if wanted is None and limit is not None and tokens < limit:
+        logger.info(
+            "a prompt and its answer may have up to %s tokens; the model's context is %s, which context sets",
+            f"{tokens:,}",
+            f"{limit:,}",
+        )
+    return tokens
 
 
 @dataclass
@@ -91,11 +119,11 @@ class Ticket:
 
 @dataclass(frozen=True)
 class RowJob:
-    """Work on rows that runs between the steps."""
+    """Rows that are answered together, between the steps."""
 
-    run: Callable[[], Any]
-    on_end: Callable[[Any, Exception | None], None]
-    """Receives the result or the error, in the engine's thread."""
+    rows: PromptRows
+    on_end: Callable[[Sequence[Answer], Exception | None], None]
+    """Receives the answers in the order of the rows, or the error, in the engine's thread."""
 
 
 class ServingEngine:
@@ -108,6 +136,7 @@ class ServingEngine:
         budget: BatchBudget,
         context_tokens: int,
         max_waiting: int = MAX_WAITING,
+        parts: PredictionParts | None = None,
     ) -> None:
         """Prepare the engine; nothing is computed yet.
 
@@ -116,8 +145,11 @@ class ServingEngine:
             budget: How many requests are answered at a time; lowered when memory runs out.
             context_tokens: Maximum number of tokens of a prompt and its answer together.
             max_waiting: Maximum number of requests that wait.
+            parts: What answers rows, with a reward model if answers are chosen. Default: the pipeline.
         """
         self.pipeline, self.lm = pipeline, pipeline.lm
+        self.parts: PredictionParts = parts or pipeline
+        """What answers rows."""
         self.budget, self.context_tokens, self.max_waiting = budget, context_tokens, max_waiting
         self.counts = EngineCounts()
         self.failure: str | None = None
@@ -154,6 +186,16 @@ class ServingEngine:
     def tokenizer(self) -> Any:
         """The tokenizer of the model."""
         return self.lm.tokenizer
+
+    @cached_property
+    def prompts(self) -> ChatPrompts:
+        """Encodes the messages of chats."""
+        return ChatPrompts(self.pipeline)
+
+    @property
+    def options(self) -> GenerationOptions:
+        """The generation options of the file without constraints; `sampling_options` changes them for a request."""
+        return self._settings.options
 
     # Called in any thread
 
@@ -263,7 +305,7 @@ class ServingEngine:
     def _answer_some(self) -> None:
         """Run a step of the scheduler, or a batch; and a job, if one waits."""
         if self.jobs:
-            self._run_job(self.jobs.popleft())
+            self._run_jobs([self.jobs.popleft() for _ in range(len(self.jobs))])
         if self._scheduler is None:
             self._answer_batch()
         elif self.queue.waiting or self.queue.taken:
@@ -309,13 +351,22 @@ class ServingEngine:
                 return [(None, describe_error(error))]
         return [answer for pending in batch for answer in self._generate([pending])]
 
-    def _run_job(self, job: RowJob) -> None:
+    def _run_jobs(self, jobs: Sequence[RowJob]) -> None:
+        """Answer the rows of several jobs together; if that fails, those of each job by themselves."""
+        rows = JoinedRows([job.rows for job in jobs])
         try:
-            result, failure = job.run(), None
+            found = {answer.row: answer for answer in generate_for_rows(self.parts, rows, budget=self.budget)}
         except Exception as error:
             stop_if_broken(error)
-            result, failure = None, error
-        job.on_end(result, failure)
+            if len(jobs) == 1:
+                self.counts.errors += 1
+                jobs[0].on_end((), error)
+                return
+            for job in jobs:
+                self._run_jobs([job])
+            return
+        for job, part in zip(jobs, rows.parts(), strict=True):
+            job.on_end([found[row] for row in part], None)
 
     def _finish(self, pending: PendingAnswer, generated: Generated | None, error: str | None) -> None:
         """Send the end of an answer, and count it."""
@@ -355,4 +406,4 @@ class ServingEngine:
         for pending in left:
             self._finish(pending, None, reason)
         while self.jobs:
-            self.jobs.popleft().on_end(None, EngineStoppedError(reason))
+            self.jobs.popleft().on_end((), EngineStoppedError(reason))

@@ -1,0 +1,154 @@
+"""From the messages of a chat to the prompt that a model was trained on, and from its settings to generation options.
+
+A file with a dialogue input renders messages as its rows are rendered. For any other file, it is the chat template of
+the tokenizer, with the file's `prompt.system` and `prompt.chat_template_kwargs`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from partita.data.formatting.chat import ChatTemplate
+from partita.data.formatting.dialogue import TEMPLATE_KEYS
+from partita.lm.base import GenerationOptions
+from partita.pipeline.build import Pipeline
+from partita_schema.dialogues.common_form import FormatError
+from partita_schema.dialogues.messages import OPENAI, KnownKeys, messages_of
+from partita_schema.dialogues.tools import tools_of
+from partita_schema.errors import ModelError, RowError
+
+Messages = Sequence[Mapping[str, Any]]
+
+NO_TEMPLATE = (
+    "the model has no chat template, so messages cannot be written as a prompt; send a text to /v1/completions, or "
+    "rows to /predict"
+)
+NOT_A_CHAT = "the model writes no text to messages: {}; send rows to /predict"
+
+
+class ChatPrompts:
+    """Encodes the messages of chats as prompts."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline, self._config = pipeline, pipeline.config
+        self._feature = pipeline.config.dialogue_input if not pipeline.config.compares_answers else None
+
+    @property
+    def why_none(self) -> str | None:
+        """Why the model does not answer messages; None if it does."""
+        config = self._config
+        if config.head_output is not None:
+            return NOT_A_CHAT.format("it has a head")
+        if config.scores_answers:
+            return NOT_A_CHAT.format("it is a reward model")
+        if self._pipeline.generation.scores_labels and self._feature is None and not self._has_template:
+            return NOT_A_CHAT.format("it chooses among labels")
+        if self._feature is None and not self._has_template:
+            return NO_TEMPLATE
+        return None
+
+    @property
+    def _has_template(self) -> bool:
+        return bool(getattr(self._pipeline.lm.tokenizer, "chat_template", None))
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template; None if the model has none."""
+        if not self._has_template:
+            return None
+        prompt = self._config.prompt
+        return ChatTemplate(self._pipeline.lm.tokenizer, system=prompt.system, arguments=prompt.chat_template_kwargs)
+
+    def encode(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Return the prompt tokens of a chat.
+
+        Args:
+            messages: Messages with role and content, also with tool calls, as in the OpenAI API.
+            tools: Definitions of tools.
+
+        Raises:
+            RowError: The messages are invalid, or the template refuses them.
+            ModelError: The model does not answer messages.
+        """
+        if self.why_none is not None:
+            raise ModelError(self.why_none)
+        try:
+            common = messages_of([without_empty(one) for one in messages], OPENAI, KnownKeys(ignored=("name",)))
+            defined = tools_of(list(tools), "tools") if tools else []
+        except FormatError as error:
+            raise RowError(str(error)) from None
+        if not common:
+            raise RowError("there are no messages; write at least one of role user")
+        if self._feature is not None:
+            return self._encode_dialogue(common, defined)
+        assert self.template is not None, "checked above"
+        system = self._config.prompt.system
+        if system and common[0]["role"] != "system":
+            common = [{"role": "system", "content": system}, *common]
+        shown = [{key: message[key] for key in TEMPLATE_KEYS if key in message} for message in common]
+        try:
+            text = self.template.apply(shown, prompt=True, tools=defined)
+        except ModelError as error:
+            raise RowError(str(error)) from error
+        self.template.check(shown, text, tools=defined)
+        ids: list[int] = self._pipeline.lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def _encode_dialogue(self, messages: Sequence[Mapping[str, Any]], tools: Messages) -> list[int]:
+        """Return the prompt tokens of a chat as those of a row of the file."""
+        assert self._feature is not None, "the file has a dialogue input"
+        dialogue = {"messages": list(messages), "labels": [], "train_all": False}
+        row = {self._feature.name: {**dialogue, "tools": tools} if tools else dialogue}
+        [prompt] = self._pipeline.encoder.encode_prompts([row], [""])
+        if prompt.error is not None:
+            raise RowError(prompt.error)
+        return list(prompt.input_ids)
+
+
+def without_empty(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message without keys that are null, as clients send them back."""
+    if not isinstance(message, Mapping):
+        return message
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def sampling_options(
+    options: GenerationOptions,
+    *,
+    temperature: float | None = None,
+    stop: Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] = (),
+    logprobs: bool = False,
+    top_logprobs: int | None = None,
+    grammar: str | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> GenerationOptions:
+    """Return the file's options, changed by those of a request.
+
+    Args:
+        options: The options of the file.
+        temperature: 0 for greedy decoding; None for what the file says.
+        stop: Stop strings in place of the file's; None for those.
+        stop_token_ids: Further end tokens.
+        logprobs: Whether log probabilities are reported.
+        top_logprobs: How many of the most probable tokens are reported at each position; None for no positions.
+        grammar: Grammar that constrains the answer.
+        more: Further settings by transformers' names, such as `top_p`.
+    """
+    arguments = {**options.arguments, **(more or {}), "num_beams": 1}
+    if temperature is not None:
+        arguments["do_sample"] = temperature > 0
+        if temperature > 0:
+            arguments["temperature"] = temperature
+    return replace(
+        options,
+        arguments=arguments,
+        stop=options.stop if stop is None else tuple(stop),
+        stop_token_ids=(*options.stop_token_ids, *stop_token_ids),
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        grammar=grammar,
+        labels=(),
+        forms=(),
+    )
