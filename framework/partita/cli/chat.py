@@ -38,9 +38,7 @@ def chat(
     """Talk to a model in the terminal. Piped input is answered line by line."""
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     terminal = PromptTerminal() if is_interactive else PipedInput()
-    model = start_model(
-        sources, overrides=overrides, quiet=True, trust_remote_code=trust_remote_code, one_process=True
-    )
+    model = start_model(sources, overrides=overrides, quiet=True, trust_remote_code=trust_remote_code, one_process=True)
     check_has_text_answers(model.config)
     from partita.runs.waiting import waiting
     from partita.serving.chat_prompts import sampling_options

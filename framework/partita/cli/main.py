@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from partita.cli.chat import chat
 from partita.cli.compare import compare
 from partita.cli.convert import convert
 from partita.cli.doctor import doctor
@@ -68,6 +69,7 @@ COMMANDS = (
     predict,
     evaluate,
     simulate,
+    chat,
     report,
     compare,
     convert,

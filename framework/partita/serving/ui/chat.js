@@ -128,6 +128,7 @@ async function stream(message, body) {
     onText: text => message.addText(text),
     onTokens: tokens => message.addTokens(tokens),
   });
+  if (!message.content) throw new Error("The model answered without any text.");
   const seconds = (performance.now() - started) / 1000;
   const counts = numTokens === null ? "" : `${numTokens} tokens, ${(numTokens / seconds).toFixed(1)} tokens/s`;
   const end = finishReason === "length" ? "the answer ended at the limit of tokens" : "";
