@@ -17,11 +17,15 @@ async function request(path, { token, ...options }) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server does not answer. Check that partita serve is still running.");
   }
-  if (!response.ok) throw await errorOf(response);
+  if (!response.ok) throw await errorOf(response, token);
   return response;
 }
 
-async function errorOf(response) {
+async function errorOf(response, token) {
+  if (response.status === 401) {
+    const message = token ? "The server does not accept this token." : "This server needs its token.";
+    return new ServerError(message, { status: 401 });
+  }
   const text = await response.text();
   let error = {};
   try {
@@ -33,10 +37,10 @@ async function errorOf(response) {
   return new ServerError(message, { status: response.status, code: error.code });
 }
 
-// Return the id of the model that the server runs.
-export async function modelName(token) {
+// Return the model that the server runs: its `id`, and `chat`, whether it answers messages.
+export async function servedModel(token) {
   const response = await request("v1/models", { token });
-  return (await response.json()).data[0].id;
+  return (await response.json()).data[0];
 }
 
 // Stream an answer: call `onText` with each new piece of text and `onTokens` with new tokens and their probabilities.

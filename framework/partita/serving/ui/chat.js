@@ -1,11 +1,12 @@
 // The chat page: sends the messages to the server of this page and shows the answers as they are generated.
 
-import { modelName, streamAnswer } from "./api.js";
+import { servedModel, streamAnswer } from "./api.js";
 import { fromFile, toLine } from "./dialogue_file.js";
 import { MessageView } from "./message.js";
 import { watchTokens } from "./tokens.js";
 
 const TOKEN_KEY = "partita-token";
+const NO_CHAT = "This model does not answer messages. Send rows to /predict, or texts to /v1/completions.";
 const TOP_LOGPROBS = 5;
 const NUMBERS = { temperature: "temperature", "top-p": "top_p", "max-tokens": "max_tokens", seed: "seed" };
 
@@ -15,6 +16,7 @@ let messages = []; // MessageView objects without the system prompt
 let numLeftOut = 0; // messages at the beginning that no longer fit into the context of the model
 let running = null; // AbortController of the answer that is being generated
 let isSaved = true;
+let model = null; // the name of the model, once it is known
 
 function show(id, text) {
   at(id).textContent = text;
@@ -89,7 +91,7 @@ async function answer(undo) {
   show("error", "");
   setRunning(new AbortController());
   try {
-    await answerWithinContext({ ...settings(), model: at("model").textContent });
+    await answerWithinContext({ ...settings(), ...(model && { model }) });
   } catch (error) {
     showError(error);
   }
@@ -211,10 +213,12 @@ async function load() {
 
 async function connect() {
   try {
-    at("model").textContent = await modelName(sessionStorage.getItem(TOKEN_KEY));
-    document.title = `${at("model").textContent} - partita chat`;
+    const { id, chat } = await servedModel(sessionStorage.getItem(TOKEN_KEY));
+    model = id;
+    at("model").textContent = model;
+    document.title = `${model} - partita chat`;
     at("sign-in").hidden = true;
-    show("error", "");
+    show("error", chat === false ? NO_CHAT : "");
   } catch (error) {
     showError(error);
   }
