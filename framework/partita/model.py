@@ -1,6 +1,6 @@
 """The public class: a configuration and the verbs that work on it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -17,6 +17,7 @@ from partita.report.simulated import page_folder
 from partita.runs.manifest import MANIFESTS
 from partita.runs.opening import log_run
 from partita.serving.engine import MAX_WAITING, ServingEngine
+from partita.serving.server import ServeOptions, serve
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config, summary
 from partita_schema.errors import ConfigError, DataError, Problem
@@ -270,6 +271,31 @@ class Model:
             batch_size=count_of("batch_size", batch_size),
             max_waiting=count_of("max_waiting", max_waiting) or MAX_WAITING,
         )
+
+    def serve(
+        self,
+        options: ServeOptions | None = None,
+        *,
+        context: int | None = None,
+        batch_size: int | None = None,
+        max_waiting: int = MAX_WAITING,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """Serve the model over HTTP until SIGTERM or Ctrl-C: the OpenAI API, and `/predict` for rows.
+
+        Args:
+            options: Address, token and limits. Default: port 8000 of this machine only.
+            context: Maximum number of tokens of a prompt and its answer. Default: the model's, at most 8,192.
+            batch_size: Requests answered at a time. Default: found by measuring.
+            max_waiting: Maximum number of requests that wait for others.
+            say: Receives the line with the address, and that with a new token.
+
+        Raises:
+            DataError: The address cannot be listened on.
+            PartitaError: The engine failed, or packages of the extra `serve` are missing.
+        """
+        engine = self.open_engine(context=context, batch_size=batch_size, max_waiting=max_waiting)
+        serve(engine, options or ServeOptions(), name=self.name, say=say)
 
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
         """Measure the batch sizes that fit this machine, and choose the best.

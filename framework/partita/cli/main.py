@@ -27,6 +27,7 @@ from partita.cli.preview import preview
 from partita.cli.report import report
 from partita.cli.runs import runs
 from partita.cli.schema import schema
+from partita.cli.serve import serve
 from partita.cli.simulate import simulate
 from partita.cli.sweep import sweep
 from partita.cli.train import train
@@ -70,6 +71,7 @@ COMMANDS = (
     evaluate,
     simulate,
     chat,
+    serve,
     report,
     compare,
     convert,

@@ -46,6 +46,9 @@ DEFAULT_CONTEXT = 8192
 """Most tokens of a prompt and its answer, unless the model's context is smaller or another number is given."""
 
 
+STOPPING = "the server is stopping"
+
+
 class TooManyWaitingError(PartitaError):
     """So many requests wait that another one is refused."""
 
@@ -266,18 +269,23 @@ class ServingEngine:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _check_accepts(self) -> None:
+    @property
+    def why_closed(self) -> str | None:
+        """Why no requests are accepted; None if they are."""
         if self.failure is not None:
-            raise EngineStoppedError(f"the engine has failed: {self.failure}")
-        if self._stopping:
-            raise EngineStoppedError("the server is stopping")
+            return f"the engine has failed: {self.failure}"
+        return STOPPING if self._stopping else None
+
+    def _check_accepts(self) -> None:
+        if self.why_closed is not None:
+            raise EngineStoppedError(self.why_closed)
         if self.waiting >= self.max_waiting:
             raise TooManyWaitingError(f"{self.max_waiting:,} requests wait already; try again later")
 
     # Called in the engine's thread
 
     def _run(self) -> None:
-        reason = "the server is stopping"
+        reason = STOPPING
         try:
             with self.lm.evaluating():
                 while self._wait():
@@ -317,10 +325,10 @@ class ServingEngine:
             scheduler.step()
             self.counts.steps += 1
         results, scheduler.results = scheduler.results, []
-        for row, ids in scheduler.unfinished():
-            pending = self.queue.taken[row]
+        for active in scheduler.slots.live if scheduler.slots is not None else ():
+            pending = self.queue.taken[active.request.row]
             if pending.stream is not None or pending.first_token is None:
-                pending.advance(ids)
+                pending.advance(active.new, active.token_logprobs)
         for result in results:
             self._finish(self.queue.release(result.row), result.generated, result.error)
 

@@ -1,5 +1,6 @@
 """Requests that wait for an answer or are being answered, as rows of the scheduler."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,7 +11,9 @@ import numpy as np
 from partita.generation.requests import RowRequests
 from partita.generation.scheduler import Scheduler
 from partita.generation.text_stream import TextStream
-from partita.lm.base import AnsweringSlots, Generated, GenerationOptions, SlotRequest, common_tokens
+from partita.lm.base import AnsweringSlots, Generated, GenerationOptions, SlotRequest, TokenLogprob, common_tokens
+
+logger = logging.getLogger(__name__)
 
 MAX_LENGTH_RATIO = 2
 """Maximum ratio of the tokens to prefill of the longest and the shortest prompt in one pass; limits padding."""
@@ -40,6 +43,8 @@ class AnswerPiece:
     """New text; the pieces of an answer add up to it."""
     num_tokens: int
     """Number of new tokens so far."""
+    token_logprobs: tuple[TokenLogprob, ...] = ()
+    """Log probabilities of the tokens since the last piece, if they are reported."""
 
 
 @dataclass(frozen=True)
@@ -69,28 +74,44 @@ class PendingAnswer:
     """Its row in the scheduler; None while it waits outside."""
     num_tokens: int = 0
     """New tokens of the answer so far."""
+    reported: int = 0
+    """Tokens whose log probabilities were sent."""
     cancelled: bool = False
     first_token: float | None = None
     """When its first token was there."""
 
-    def advance(self, ids: Sequence[int]) -> None:
-        """Take in the new tokens so far, and send the next piece if one is wanted."""
+    def advance(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Take in the new tokens so far with their log probabilities, and send the next piece if one is wanted."""
         if self.first_token is None and ids:
             self.first_token = time.perf_counter()
         self.num_tokens = max(self.num_tokens, len(ids))
-        piece = self.stream.add(ids) if self.stream is not None else ""
-        if piece:
-            self.on_event(AnswerPiece(piece, self.num_tokens))
+        if self.stream is not None:
+            self.send_piece(self.stream.add(ids), logprobs)
 
     def finish(self, generated: Generated | None, error: str | None) -> None:
         """Send the last piece if pieces are wanted, and the end."""
         if generated is not None:
             self.first_token = self.first_token or time.perf_counter()
             self.num_tokens = generated.num_tokens
-            piece = self.stream.finish(generated.text) if self.stream is not None else ""
-            if piece:
-                self.on_event(AnswerPiece(piece, self.num_tokens))
-        self.on_event(AnswerEnd(generated, error))
+            if self.stream is not None:
+                self.send_piece(self.stream.finish(generated.text), generated.token_logprobs)
+        self.send(AnswerEnd(generated, error))
+
+    def send_piece(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:
+        """Send a piece if it has text, with the log probabilities that were not sent yet."""
+        if text:
+            self.send(AnswerPiece(text, self.num_tokens, tuple(logprobs[self.reported :])))
+            self.reported = max(self.reported, len(logprobs))
+
+    def send(self, event: AnswerPiece | AnswerEnd) -> None:
+        """Send an event. If its receiver fails, the request gets no more events, and others are not affected."""
+        if self.cancelled:
+            return
+        try:
+            self.on_event(event)
+        except Exception:
+            logger.exception("the receiver of an answer failed; the request is cancelled")
+            self.cancelled = True
 
 
 class RequestQueue:

@@ -1,0 +1,65 @@
+"""`partita serve`: answers over HTTP."""
+
+from typing import Annotated
+
+import typer
+
+from partita.cli.options import AnswerOverrides, BatchSize, FilesOrRun, LogJson, Quiet, TrustRemoteCode, start_model
+
+
+def serve(
+    sources: FilesOrRun,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Other than 127.0.0.1, clients need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for a free one.")] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model for clients. Default: that of the file.", show_default=False)
+    ] = None,
+    ui: Annotated[bool, typer.Option("--ui", help="Serve a page to chat in a browser, at /.")] = False,
+    token: Annotated[
+        bool, typer.Option("--token", help="Demand a token on 127.0.0.1 too: PARTITA_TOKEN, or a new one.")
+    ] = False,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Most tokens of a prompt and its answer. Default: the model's, at most 8192.",
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: BatchSize = None,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Most requests that wait; more get status 429.")] = 1024,
+    max_body: Annotated[int, typer.Option(min=1024, help="Largest request in bytes.")] = 4 * 2**20,
+    max_seconds: Annotated[float, typer.Option(min=0.1, help="Longest time of an answer in seconds.")] = 600.0,
+    finish_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Seconds for accepted requests after SIGTERM or Ctrl-C.")
+    ] = 20.0,
+    trust_remote_code: TrustRemoteCode = False,
+    overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
+    quiet: Quiet = False,
+    log_json: LogJson = False,
+) -> None:
+    """Serve the model over HTTP: the OpenAI API, and /predict for rows."""
+    model = start_model(
+        sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=True
+    )
+    from partita.serving.server import ServeOptions
+
+    options = ServeOptions(
+        host=host,
+        port=port,
+        name=name,
+        ui=ui,
+        needs_token=token,
+        body_bytes=max_body,
+        answer_seconds=max_seconds,
+        finish_seconds=finish_seconds,
+    )
+    model.serve(
+        options,
+        context=context,
+        batch_size=batch_size,
+        max_waiting=max_waiting,
+        say=lambda line: print(line, flush=True),
+    )

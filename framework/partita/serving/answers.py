@@ -1,0 +1,119 @@
+"""Answers of the engine for asynchronous callers, with a limit on their time."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
+
+from partita.generation.predictions import Answer
+from partita.generation.prompts import PromptRows
+from partita.lm.base import Generated
+from partita.serving.engine import STOPPING, EngineStoppedError, RowJob, ServingEngine, Ticket, TooManyWaitingError
+from partita.serving.errors import RequestError
+from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest
+
+
+def submit_error(error: Exception) -> RequestError:
+    """Return the response to a request that the engine does not accept."""
+    return RequestError(429 if isinstance(error, TooManyWaitingError) else 503, str(error))
+
+
+class AsyncEngine:
+    """The engine for coroutines."""
+
+    def __init__(self, engine: ServingEngine, *, max_seconds: float) -> None:
+        """Wrap an engine; an answer that takes longer than `max_seconds` is given up."""
+        self.engine, self.max_seconds = engine, max_seconds
+
+    async def events(self, requests: Sequence[AnswerRequest]) -> AsyncGenerator[tuple[int, AnswerPiece | AnswerEnd]]:
+        """Yield the events of answers, each with the index of its request.
+
+        If the caller stops early, the answers are cancelled.
+
+        Raises:
+            RequestError: The engine does not accept the requests, or the answers take too long.
+        """
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, AnswerPiece | AnswerEnd]]()
+        tickets, left = list[Ticket](), len(requests)
+        try:
+            for index, request in enumerate(requests):
+                tickets.append(self.engine.submit(request, partial(put, loop, queue, index)))
+            async with asyncio.timeout(self.max_seconds):
+                while left:
+                    index, event = await queue.get()
+                    left -= isinstance(event, AnswerEnd)
+                    yield index, event
+        except (TooManyWaitingError, EngineStoppedError) as error:
+            raise submit_error(error) from None
+        except TimeoutError:
+            raise self.too_slow() from None
+        finally:
+            if left:
+                for ticket in tickets:
+                    ticket.cancel()
+
+    async def answers(self, requests: Sequence[AnswerRequest]) -> list[Generated]:
+        """Return whole answers. Raise RequestError if one is missing."""
+        found: dict[int, Generated] = {}
+        async with aclosing(self.events(requests)) as events:
+            async for index, event in events:
+                if isinstance(event, AnswerEnd):
+                    found[index] = checked(event)
+        return [found[index] for index in range(len(requests))]
+
+    async def rows(self, rows: PromptRows) -> Sequence[Answer]:
+        """Return the answers to rows, in their order.
+
+        Raises:
+            RequestError: The engine does not accept the rows, or they take too long.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Sequence[Answer]] = loop.create_future()
+
+        def done(answers: Sequence[Answer], error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(answers)
+            else:
+                future.set_exception(error)
+
+        try:
+            self.engine.submit_job(RowJob(rows, lambda answers, error: call(loop, done, answers, error)))
+        except (TooManyWaitingError, EngineStoppedError) as error:
+            raise submit_error(error) from None
+        try:
+            async with asyncio.timeout(self.max_seconds):
+                return await future
+        except TimeoutError:
+            raise self.too_slow() from None
+        except EngineStoppedError as error:
+            raise submit_error(error) from None
+
+    def too_slow(self) -> RequestError:
+        """Return the response to a request that took too long."""
+        return RequestError(504, f"no answer within {self.max_seconds:g} s; ask for fewer tokens, or try again later")
+
+
+def put(
+    loop: asyncio.AbstractEventLoop,
+    queue: "asyncio.Queue[tuple[int, AnswerPiece | AnswerEnd]]",
+    index: int,
+    event: AnswerPiece | AnswerEnd,
+) -> None:
+    """Put an event into the queue of a loop, from another thread."""
+    call(loop, queue.put_nowait, (index, event))
+
+
+def call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) -> None:
+    """Call a function in a loop, from another thread; nothing happens if the loop has ended."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
+
+
+def checked(event: AnswerEnd) -> Generated:
+    """Return the answer of an end. Raise RequestError if there is none."""
+    if event.generated is None:
+        status = 503 if event.error == STOPPING else 500
+        raise RequestError(status, event.error or "no answer")
+    return event.generated

@@ -1,0 +1,278 @@
+"""The HTTP application: routes of the OpenAI API, `/predict` for rows, health and metrics."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from partita.serving.answers import AsyncEngine, submit_error
+from partita.serving.bodies import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    EmbeddingsBody,
+    PredictBody,
+    TokenizeBody,
+    reason_of,
+)
+from partita.serving.engine import EngineStoppedError, ServingEngine, TooManyWaitingError
+from partita.serving.errors import RequestError
+from partita.serving.guard import RequestGuard
+from partita.serving.metrics import ServerMetrics
+from partita.serving.openai_api import OpenAIAnswers
+from partita.serving.rows import RowService, record_fields
+from partita_schema.errors import PartitaError, RowError
+
+logger = logging.getLogger(__name__)
+
+UI = Path(__file__).parent / "ui"
+CONTENT_POLICY = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a client may ask for."""
+
+    body_bytes: int = 4 * 2**20
+    """Size of a body."""
+    body_seconds: float = 30.0
+    """Time for a body to arrive."""
+    answer_seconds: float = 600.0
+    """Time for an answer, with the time that it waits."""
+
+
+@dataclass
+class ServerState:
+    """What the routes share."""
+
+    engine: ServingEngine
+    name: str
+    """Name of the model for clients."""
+    created: int
+    """When the server started, in seconds since 1970."""
+    token: str | None = None
+    """Token that requests must carry; None for none."""
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    ui: bool = False
+    """Whether the page for a browser is served."""
+
+
+class Api:
+    """The routes."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.state, engine = state, state.engine
+        self.engine = AsyncEngine(engine, max_seconds=state.limits.answer_seconds)
+        self.rows = RowService(self.engine)
+        self.openai = OpenAIAnswers(self.engine, model=state.name)
+        self.metrics = ServerMetrics(engine)
+
+    async def models(self, request: Request) -> Response:
+        """List the model."""
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        """Return the model by its name."""
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        state = self.state
+        return {
+            "id": state.name,
+            "object": "model",
+            "created": state.created,
+            "owned_by": "partita",
+            "max_model_len": state.engine.context_tokens,
+            "chat": state.engine.prompts.why_none is None,
+        }
+
+    async def chat(self, request: Request) -> Response:
+        """Answer the messages of a chat."""
+        body = await self._body(request, ChatBody)
+        self._check_model(body.model)
+        return await self._unless_gone(request, self.openai.chat(body))
+
+    async def completions(self, request: Request) -> Response:
+        """Continue texts."""
+        body = await self._body(request, CompletionBody)
+        self._check_model(body.model)
+        return await self._unless_gone(request, self.openai.completions(body))
+
+    async def predict(self, request: Request) -> Response:
+        """Answer rows as `predict` does."""
+        body = await self._body(request, PredictBody)
+        rows = self.rows.open(body.rows, body.keys)
+        return await self._unless_gone(request, self._predictions(body, rows))
+
+    async def _predictions(self, body: PredictBody, rows: Any) -> Response:
+        answers = await self.rows.answers(rows)
+        if body.records:
+            return JSONResponse({"records": [record_fields(answer) for answer in answers]})
+        return JSONResponse({"predictions": self.rows.predictions(rows, answers)})
+
+    async def embeddings(self, request: Request) -> Response:
+        """Return embeddings of texts."""
+        body = await self._body(request, EmbeddingsBody)
+        self._check_model(body.model)
+        return await self._unless_gone(request, self.openai.embeddings(body, self.rows))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the tokens of a text, or of the prompt of a chat."""
+        body = await self._body(request, TokenizeBody)
+        self._check_model(body.model)
+        core = self.state.engine
+        if body.messages is not None:
+            ids = core.prompts.encode(body.messages)
+        else:
+            ids = core.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens, verbose=False)["input_ids"]
+        texts = [core.tokenizer.decode([token]) for token in ids]
+        return JSONResponse(
+            {"count": len(ids), "max_model_len": core.context_tokens, "tokens": ids, "token_strs": texts}
+        )
+
+    async def health(self, request: Request) -> Response:
+        """Return whether requests are accepted."""
+        reason = self.state.engine.why_closed
+        if reason is not None:
+            return JSONResponse({"status": "stopping", "reason": reason}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    async def prometheus(self, request: Request) -> Response:
+        """Return the metrics as Prometheus reads them."""
+        return PlainTextResponse(self.metrics.text(), media_type=self.metrics.media_type)
+
+    async def _body(self, request: Request, kind: type[AnyBody]) -> AnyBody:
+        """Return the body of a request. Raise RequestError if it is not valid."""
+        content = await request.body()
+        try:
+            return kind.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            param = str(first["loc"][0]) if first["loc"] else None
+            raise RequestError(400, reason_of(first), param=param) from None
+
+    def _check_model(self, name: str | None) -> None:
+        """Raise RequestError if a request names another model."""
+        if name not in (None, self.state.name):
+            raise RequestError(
+                404, f"no model is named {name!r}; this server has {self.state.name!r}", code="model_not_found"
+            )
+
+    async def _unless_gone(self, request: Request, work: Awaitable[Response]) -> Response:
+        """Return the response, or cancel the work if the client closes the connection."""
+        task = asyncio.ensure_future(work)
+        gone = asyncio.create_task(until_gone(request))
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                task.cancel()
+                raise ClientDisconnect
+            return task.result()
+        finally:
+            gone.cancel()
+            if not task.done():
+                task.cancel()
+
+
+async def until_gone(request: Request) -> None:
+    """Return once the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """Return the response to a refused request."""
+    assert isinstance(error, RequestError)
+    return error.response()
+
+
+async def refused_by_partita(request: Request, error: Exception) -> Response:
+    """Return the response to a request that names what the model cannot do, or that is invalid."""
+    if isinstance(error, TooManyWaitingError | EngineStoppedError):
+        return submit_error(error).response()
+    return RequestError(400, str(error)).response()
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    """Return the response to a request for a path or method that does not exist."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        message = f"{request.method} is not for {request.url.path}"
+    else:
+        message = f"there is nothing at {request.url.path}; GET /v1/models, POST /v1/chat/completions or /predict"
+    response = RequestError(error.status_code, message).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def gone(request: Request, error: Exception) -> Response:
+    """Return an empty response to a client that has closed its connection."""
+    return Response(status_code=499)
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    """Return the response to a request that failed without a fault of the client."""
+    return RequestError(500, "the server failed; its log says why").response()
+
+
+HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+    RequestError: refused,
+    RowError: refused_by_partita,
+    PartitaError: refused_by_partita,
+    HTTPException: not_found,
+    ClientDisconnect: gone,
+    Exception: failed,
+}
+
+
+class UiFiles(StaticFiles):
+    """The files of the page, with the policy that nothing but them is loaded."""
+
+    async def get_response(self, path: str, scope: Any) -> Response:
+        """Return a file."""
+        response = await super().get_response(path, scope)
+        response.headers["Content-Security-Policy"] = CONTENT_POLICY
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        return response
+
+
+def make_app(state: ServerState) -> Any:
+    """Return the ASGI application of a server."""
+    api = Api(state)
+    routes: list[BaseRoute] = [
+        Route("/v1/models", api.models),
+        Route("/v1/models/{name:path}", api.model),
+        Route("/v1/chat/completions", api.chat, methods=["POST"]),
+        Route("/v1/completions", api.completions, methods=["POST"]),
+        Route("/v1/embeddings", api.embeddings, methods=["POST"]),
+        Route("/predict", api.predict, methods=["POST"]),
+        Route("/tokenize", api.tokenize, methods=["POST"]),
+        Route("/health", api.health),
+        Route("/metrics", api.prometheus),
+    ]
+    if state.ui:
+        routes.append(Mount("/", UiFiles(directory=UI, html=True)))
+    app = Starlette(routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
+    public = ("/health",) if not state.ui else ("/health", "/")
+    return RequestGuard(app, token=state.token, limits=state.limits, metrics=api.metrics, public=public)
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    """Do nothing: the engine starts before the application, and ends after it."""
+    yield

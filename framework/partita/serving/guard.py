@@ -1,0 +1,114 @@
+"""What a request must fulfil before it is read: the token, and limits on the size and the time of its body."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from partita.serving.errors import RequestError
+from partita.serving.metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from partita.serving.app import ServerLimits
+
+API = ("/v1/", "/predict", "/tokenize", "/metrics")
+"""Paths that need the token; with a page for a browser, its files do not."""
+
+
+class RequestGuard:
+    """Refuses requests without the token, and bodies that are too large or too slow; counts responses."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None,
+        limits: "ServerLimits",
+        metrics: ServerMetrics,
+        public: Sequence[str],
+    ) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application.
+            token: The token; None if none is needed.
+            limits: Limits on bodies.
+            metrics: Counts responses.
+            public: Paths that need no token; `/` stands for all that are not part of the API.
+        """
+        self.app, self.token, self.limits, self.metrics, self.public = app, token, limits, metrics, public
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status, started = 499, time.perf_counter()
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            self.check_token(scope)
+            body = await self.read_body(scope, receive)
+        except RequestError as error:
+            headers = {"Connection": "close"} if error.status in (408, 413) else {}
+            response = error.response()
+            response.headers.update(headers)
+            await response(scope, receive, counted)
+        else:
+            if body is not None:
+                await self.app(scope, body, counted)
+        finally:
+            self.metrics.count(scope["path"], status, time.perf_counter() - started)
+
+    def check_token(self, scope: Scope) -> None:
+        """Raise RequestError if a request lacks the token."""
+        path = scope["path"]
+        if self.token is None or path in self.public or ("/" in self.public and not path.startswith(API)):
+            return
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if not secrets.compare_digest(given, b"Bearer " + self.token.encode()):
+            raise RequestError(401, "send the header Authorization: Bearer TOKEN with the token of this server")
+
+    async def read_body(self, scope: Scope, receive: Receive) -> Receive | None:
+        """Read the body of a request; return a function that receives it, or None if the client is gone.
+
+        Raises:
+            RequestError: The body is too large or arrives too slowly.
+        """
+        most = self.limits.body_bytes
+        told = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if told.isdigit() and int(told) > most:
+            raise too_large(most)
+        parts, size, more = list[bytes](), 0, True
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    more = message.get("more_body", False)
+                    if size > most:
+                        raise too_large(most)
+        except TimeoutError:
+            raise RequestError(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
+        messages: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+
+        async def body() -> Message:
+            return messages.pop() if messages else await receive()
+
+        return body
+
+
+def too_large(most: int) -> RequestError:
+    """Return the response to a body that is too large."""
+    return RequestError(413, f"the body is larger than {most:,} bytes; send less at a time")

@@ -1,0 +1,129 @@
+"""Responses in the form of the OpenAI API."""
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from partita.lm.base import Generated, TokenLogprob
+from partita.lm.continuation import decode_continuation
+from partita.serving.tool_use import ToolCall
+
+Kind = Literal["chat", "completion"]
+OBJECTS: dict[tuple[Kind, bool], str] = {
+    ("chat", False): "chat.completion",
+    ("chat", True): "chat.completion.chunk",
+    ("completion", False): "text_completion",
+    ("completion", True): "text_completion",
+}
+PREFIXES: dict[Kind, str] = {"chat": "chatcmpl", "completion": "cmpl"}
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class ResponseHead:
+    """What all parts of a response have in common."""
+
+    kind: Kind
+    model: str
+    streams: bool
+    identifier: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "identifier", f"{PREFIXES[self.kind]}-{uuid.uuid4().hex}")
+
+    def response(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return a response, or a part of a stream; usage is left out if it is None."""
+        counted = {} if usage is None else {"usage": usage}
+        return {
+            "id": self.identifier,
+            "object": OBJECTS[self.kind, self.streams],
+            "created": self.created,
+            "model": self.model,
+            "choices": list(choices),
+            **counted,
+        }
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Return the numbers of tokens."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def chat_choice(
+    index: int, generated: Generated, *, content: str, calls: Sequence[ToolCall], logprobs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return a choice of a chat.
+
+    Args:
+        index: Its number.
+        generated: The answer.
+        content: Its text without calls.
+        calls: Its tool calls.
+        logprobs: Its log probabilities.
+    """
+    message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+    if calls:
+        message["tool_calls"] = [call.as_openai() for call in calls]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": "tool_calls" if calls else generated.finish_reason,
+    }
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob], *, tokenizer: Any) -> dict[str, Any]:
+    """Return log probabilities as a chat has them."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = token_text(tokenizer, token)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+
+    return {
+        "content": [
+            {**entry(one.token, one.logprob), "top_logprobs": [entry(token, value) for token, value in one.top]}
+            for one in entries
+        ]
+    }
+
+
+def completion_logprobs(entries: Sequence[TokenLogprob], *, tokenizer: Any, start: int = 0) -> dict[str, Any]:
+    """Return log probabilities as a completion has them; `start` is the offset of the first token in the text."""
+    texts = [token_text(tokenizer, one.token) for one in entries]
+    offsets, position = [], start
+    for text in texts:
+        offsets.append(position)
+        position += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [finite(one.logprob) for one in entries],
+        "top_logprobs": [{token_text(tokenizer, token): finite(value) for token, value in one.top} for one in entries],
+        "text_offset": offsets,
+    }
+
+
+def token_text(tokenizer: Any, token: int) -> str:
+    """Return the text of a token."""
+    return decode_continuation(tokenizer, [token]) or str(tokenizer.decode([token]))
+
+
+LOWEST = -9999.0
+"""What the OpenAI API returns for a probability of 0."""
+
+
+def finite(logprob: float) -> float:
+    """Return a log probability that JSON can hold."""
+    return logprob if logprob > LOWEST else LOWEST
+
+
+def event_of(content: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

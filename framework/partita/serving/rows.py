@@ -1,0 +1,109 @@
+"""Rows of requests: the same prompts, answers and columns as those of `predict`."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from partita.data.rows import RowKeys, Rows
+from partita.data.sources.in_memory import list_of
+from partita.data.splits import check_columns
+from partita.generation.job import record_of
+from partita.generation.predictions import Answer, PredictionColumns, answer_of
+from partita.generation.prompts import EncodedPrompts
+from partita.generation.record import PredictionRecord
+from partita.generation.requests import RowResult, unanswerable, usable_lengths
+from partita.serving.answers import AsyncEngine
+from partita.serving.request_queue import AnswerRequest
+
+NAME = "request"
+RECORD_KEYS = ("status", "text", "tokens", "finish_reason", "logprob", "scores", "reward", "samples", "error")
+"""What the record of an answer holds."""
+
+
+class RowService:
+    """Answers rows like `predict`."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        """Choose how rows are answered: as requests of the engine, or together between its steps."""
+        self.engine, core = engine, engine.engine
+        self.parts, self.config = core.parts, core.parts.config
+        options = self.parts.generation
+        self.in_slots = (
+            core.why_batches is None
+            and self.parts.sequence is None
+            and self.parts.best_of is None
+            and not options.scores_labels
+            and self.config.head_output is None
+            and options.beams == 1
+        )
+        """Whether a row is one request of the engine."""
+
+    def open(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str] | None) -> Rows:
+        """Return the rows of a request. Raise DataError if a column is missing."""
+        store, columns = list_of(rows)
+        named = RowKeys.counted(NAME, len(rows)) if keys is None else NamedKeys(keys)
+        opened = Rows(store, columns=columns, keys=named, fingerprint="")
+        check_columns(opened, self.config, supervised=False)
+        return opened
+
+    async def answers(self, rows: Rows) -> list[Answer]:
+        """Return the answer to each row. Raise RequestError if the engine does not accept them."""
+        if not self.in_slots:
+            return list(await self.engine.rows(rows))
+        requests = await asyncio.to_thread(self.requests, rows)
+        asked = {row: one for row, one in enumerate(requests) if isinstance(one, AnswerRequest)}
+        generated = dict(zip(asked, await self.engine.answers(list(asked.values())), strict=True))
+        records = [
+            one if isinstance(one, PredictionRecord) else record_of(RowResult(row, generated[row]), key="")
+            for row, one in enumerate(requests)
+        ]
+        return [answer_of(record, self.parts.decoder) for record in records]
+
+    def requests(self, rows: Rows) -> list[AnswerRequest | PredictionRecord]:
+        """Return the request for each row, or the record of one that the model is not asked for."""
+        prompts = EncodedPrompts(rows, self.parts.encoder, self.parts.row_schema)
+        context, options = self.engine.engine.context_tokens, self.parts.generation
+        limit = self.parts.max_new_tokens
+        errors = unanswerable(prompts, max_new_tokens=limit, context_length=context)
+        lengths, new_tokens = usable_lengths(prompts.lengths, limit, context_length=context)
+        ids = prompts.prompts([row for row in range(len(rows)) if lengths[row]])
+        ids.reverse()
+        requests: list[AnswerRequest | PredictionRecord] = []
+        for row in range(len(rows)):
+            if lengths[row]:
+                key = prompts.sampling_key(row) if options.samples else b""
+                requests.append(AnswerRequest(ids.pop(), int(new_tokens[row]), options, key=key))
+            else:
+                skipped = prompts.skipped.get(row)
+                status: Any = "error" if skipped is None else "skipped"
+                requests.append(PredictionRecord("", row, status, error=skipped or errors[row]))
+        return requests
+
+    def predictions(self, rows: Rows, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+        """Return the rows with the columns of predictions."""
+        columns = PredictionColumns(rows.columns, config=self.config)
+        values = rows.get(range(len(rows)))
+        return [
+            columns.row(answer, row, key=rows.key(index))
+            for index, (answer, row) in enumerate(zip(answers, values, strict=True))
+        ]
+
+
+def record_fields(answer: Answer) -> dict[str, Any]:
+    """Return what the model answered to a row, without the values that are read from it."""
+    record = asdict(answer.record)
+    return {key: record[key] for key in RECORD_KEYS}
+
+
+class NamedKeys(RowKeys):
+    """Keys of rows that a client names."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        super().__init__(keys, np.arange(len(keys)), np.ones(len(keys)))
+
+    def source_key(self, index: int) -> str:
+        """Return the key of a row."""
+        return str(self.names[self.files[index]])

@@ -1,0 +1,187 @@
+"""Runs the application until it is asked to stop."""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from partita.serving.engine import ServingEngine
+from partita_schema.errors import DataError, PartitaError
+
+logger = logging.getLogger(__name__)
+
+TOKEN = "PARTITA_TOKEN"
+"""Environment variable with the token of a server."""
+FINISH_SECONDS = 20.0
+"""Time for accepted requests after SIGTERM: service managers usually kill a process 30 s after it."""
+KEEP_ALIVE_SECONDS = 30
+MAX_HEADER_BYTES = 64 * 1024
+INSTALL = 'partita serve needs further packages: pip install "partita[serve]"'
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a host name or address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def token_for(host: str, *, wanted: bool) -> str | None:
+    """Return the token of a server: that of PARTITA_TOKEN, else for another address than loopback a new one.
+
+    Args:
+        host: The address to listen on.
+        wanted: Whether a token is needed on loopback too.
+
+    Raises:
+        PartitaError: PARTITA_TOKEN is not fit for a header, or too short.
+    """
+    token = os.environ.get(TOKEN, "")
+    if token:
+        if len(token) < 16 or not token.isascii() or not token.isprintable() or " " in token:
+            raise PartitaError(f"{TOKEN} must have at least 16 letters, digits or signs of ASCII, without spaces")
+        return token
+    return secrets.token_urlsafe(32) if wanted or not is_loopback(host) else None
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address. Raise DataError if it is taken or not of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family=family)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise DataError(f"cannot listen on {host} port {port}: {error}; write another --host or --port") from None
+    return sock
+
+
+def run_server(
+    app: Any, engine: ServingEngine, sock: socket.socket, *, finish_seconds: float, ready: Callable[[], None]
+) -> None:
+    """Serve requests until SIGTERM or Ctrl-C; then answer the accepted ones, and refuse new ones with 503.
+
+    Args:
+        app: The ASGI application.
+        engine: The engine, started.
+        sock: The socket to listen on.
+        finish_seconds: Time for accepted requests.
+        ready: Called once requests are accepted.
+
+    Raises:
+        PartitaError: The engine failed.
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Stops listening only after the accepted requests."""
+
+        stopping_since: float | None = None
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            ready()
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.stopping_since is not None:
+                self.should_exit = True
+                self.force_exit = sig == signal.SIGINT
+                return
+            self.stopping_since = time.monotonic()
+            engine.refuse_new()
+            logger.info("stopping: new requests get status 503, and accepted ones have %g s to finish", finish_seconds)
+
+        async def on_tick(self, counter: int) -> bool:
+            since = self.stopping_since
+            if since is not None and (engine.is_idle or time.monotonic() - since > finish_seconds):
+                self.should_exit = True
+            if engine.failure is not None:
+                self.should_exit = True
+            return await super().on_tick(counter)
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        server_header=False,
+    )
+    server = Server(config)
+    asyncio.run(serve_on(server, sock))
+    if engine.failure is not None:
+        raise PartitaError(f"the server has stopped because the engine failed: {engine.failure}")
+
+
+async def serve_on(server: Any, sock: socket.socket) -> None:
+    """Serve on a socket; when the server exits, give up what the engine has not answered."""
+    await server.serve(sockets=[sock])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How a server is reached, and what its clients may ask for."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """Port; 0 for a free one."""
+    name: str | None = None
+    """Name of the model for clients. Default: that of the file."""
+    ui: bool = False
+    """Whether to serve a page for a browser."""
+    needs_token: bool = False
+    """Whether clients on this machine need the token too."""
+    body_bytes: int = 4 * 2**20
+    """Maximum size of a request."""
+    answer_seconds: float = 600.0
+    """Maximum time of an answer."""
+    finish_seconds: float = FINISH_SECONDS
+    """Time for accepted requests after SIGTERM."""
+
+
+def serve(engine: ServingEngine, options: ServeOptions, *, name: str, say: Callable[[str], None]) -> None:
+    """Serve a model until SIGTERM or Ctrl-C.
+
+    Args:
+        engine: The engine, not started.
+        options: How the server is reached.
+        name: Name of the model, unless the options have one.
+        say: Receives lines for the person who starts the server: the address, and a new token.
+
+    Raises:
+        DataError: The address cannot be listened on.
+        PartitaError: The engine failed, or packages are missing.
+    """
+    try:
+        from partita.serving.app import ServerLimits, ServerState, make_app
+    except ImportError as error:
+        raise PartitaError(f"{INSTALL} ({error})") from None
+    token = token_for(options.host, wanted=options.needs_token)
+    limits = ServerLimits(body_bytes=options.body_bytes, answer_seconds=options.answer_seconds)
+    shown = options.name or name
+    sock = bound(options.host, options.port)
+    port = sock.getsockname()[1]
+    host = f"[{options.host}]" if ":" in options.host else options.host
+
+    def ready() -> None:
+        say(f"{shown} is served at http://{host}:{port}")
+        if token is not None and not os.environ.get(TOKEN):
+            say(f"token: {token}")
+
+    with sock, engine:
+        state = ServerState(engine, shown, int(time.time()), token=token, limits=limits, ui=options.ui)
+        run_server(make_app(state), engine, sock, finish_seconds=options.finish_seconds, ready=ready)

@@ -1,0 +1,134 @@
+"""Tool calls in answers: which part of a generated text is a call, and the grammar of an answer that must be one.
+
+Models write a call as a JSON object with its name and arguments, between marks of their chat template. The marks are
+found by rendering an answer with a trial call.
+"""
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from partita.data.formatting.chat import ChatTemplate
+from partita.data.formatting.tool_calls import TRIAL_CALL, TRIAL_NAME, TRIAL_TOOL
+from partita_schema.errors import ModelError, RowError
+from partita_schema.sections.outputs.grammar_rules import json_rule, quoted
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool in an answer."""
+
+    name: str
+    arguments: str
+    """The arguments as a JSON object."""
+
+    def as_openai(self) -> dict[str, Any]:
+        """Return the call in the form of the OpenAI API."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a model writes a tool call."""
+
+    before: str
+    """Text before the object, without special tokens."""
+    after: str
+    """Text after it."""
+    key: str
+    """Key of the arguments."""
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """Texts with which a call may start."""
+        return tuple(dict.fromkeys(text for text in (self.before.strip(), "{", "[") if text))
+
+
+def call_form(template: ChatTemplate, tokenizer: Any) -> CallForm:
+    """Return how the model of a chat template writes calls. Raise RowError if the template does not write them."""
+    asked = [{"role": "user", "content": "QUESTION"}]
+    said = {"role": "assistant", "content": "", "tool_calls": [TRIAL_CALL]}
+    try:
+        prompt = template.apply(asked, prompt=True, tools=[TRIAL_TOOL])
+        whole = template.dialogue([*asked, said], marks=False, tools=[TRIAL_TOOL]).text
+    except ModelError as error:
+        raise RowError(f"tools: {error}") from error
+    added = whole.removeprefix(prompt)
+    found = next((call for call in objects_in(added) if call.value.get("name") == TRIAL_NAME), None)
+    if found is None or not whole.startswith(prompt):
+        raise RowError("the model's chat template does not write tool calls as JSON objects; leave tools out")
+    key = next((key for key in ARGUMENT_KEYS if key in found.value), ARGUMENT_KEYS[0])
+    special = [str(token) for token in tokenizer.all_special_tokens]
+    before, after = added[: found.start], added[found.end :]
+    for token in special:
+        before, after = before.replace(token, ""), after.partition(token)[0]
+    return CallForm(before.lstrip(), after.rstrip(), key)
+
+
+class FoundObject(NamedTuple):
+    """A JSON object in a text."""
+
+    start: int
+    end: int
+    value: dict[str, Any]
+
+
+def objects_in(text: str) -> list[FoundObject]:
+    """Return the outermost JSON objects of a text."""
+    decoder, found, start = json.JSONDecoder(), list[FoundObject](), text.find("{")
+    while start >= 0:
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            if isinstance(value, dict):
+                found.append(FoundObject(start, end, value))
+        start = text.find("{", end)
+    return found
+
+
+def calls_in(text: str, *, tools: Sequence[Mapping[str, Any]], form: CallForm) -> tuple[str, list[ToolCall]]:
+    """Return the text of an answer before its first call, and its calls of these tools.
+
+    Args:
+        text: The generated text.
+        tools: The tools of the request.
+        form: How the model writes calls.
+    """
+    names = {tool["function"]["name"] for tool in tools}
+    calls, first = list[ToolCall](), len(text)
+    for found in objects_in(text):
+        called = found.value.get("function", found.value)
+        name = called.get("name") if isinstance(called, dict) else None
+        arguments = next((called[key] for key in ARGUMENT_KEYS if key in called), None) if name in names else None
+        if isinstance(arguments, dict):
+            calls.append(ToolCall(str(name), json.dumps(arguments, ensure_ascii=False)))
+            first = min(first, found.start)
+    content = text[:first]
+    if calls:
+        content = content.rstrip().removesuffix(form.before.strip()).rstrip()
+    return content, calls
+
+
+def call_grammar(tools: Sequence[Mapping[str, Any]], *, form: CallForm) -> str:
+    """Return the grammar of an answer that is a call of one of these tools."""
+    choices = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool["function"]["name"]},
+                form.key: tool["function"].get("parameters") or {"type": "object"},
+            },
+            "required": ["name", form.key],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    before = [quoted(form.before)] if form.before else []
+    after = [quoted(form.after)] if form.after else []
+    return "\n".join((f"start: {' '.join([*before, 'call', *after])}", json_rule("call", {"anyOf": choices})))
