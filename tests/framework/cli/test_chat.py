@@ -126,6 +126,12 @@ def test_an_answer_that_ended_at_the_limit_has_no_weight(chat: Chat) -> None:
     assert messages[-1]["weight"] == 0
 
 
+def test_old_messages_that_are_longer_than_the_context_of_the_model_are_left_out(chat: Chat) -> None:
+    code, _, err = chat(f"{'red ' * 300}\n" * 2)
+    assert code == 0, err
+    assert "the first 2 messages were left out, the context holds 2,048 tokens" in " ".join(" ".join(err).split())
+
+
 def test_old_messages_are_left_out_of_a_full_context_with_a_note(chat: Chat) -> None:
     text = "red\n" * 6
     assert "left out" not in "\n".join(chat(text, "--set", "generation.min_new_tokens=12")[2])
