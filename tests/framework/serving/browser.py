@@ -1,6 +1,7 @@
 """Headless Chromium, driven by the DevTools protocol over a pipe, which needs no library for web sockets."""
 
 import base64
+import io
 import itertools
 import json
 import os
@@ -17,15 +18,16 @@ WAIT_SECONDS = 60
 
 
 class Browser:
-    """A page in Chromium. `console` collects the errors and warnings that it logs."""
+    """A page in Chromium. `console` collects the errors and warnings that it logs, `dialogs` its questions."""
 
-    def __init__(self, commands: int, answers: int) -> None:
+    def __init__(self, commands: int, answers: io.FileIO) -> None:
         self._commands = commands
-        self._answers = os.fdopen(answers, "rb", buffering=0)
+        self._answers = answers
         self._rest = b""
         self._ids = itertools.count(1)
         self._session: str | None = None
         self.console: list[str] = []
+        self.dialogs: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -33,18 +35,24 @@ class Browser:
 
     def call(self, method: str, **parameters: Any) -> Any:
         """Send a command and return its result."""
-        number = next(self._ids)
-        message = {"id": number, "method": method, "params": parameters}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        number = self._send(method, **parameters)
         while True:
             answer = self._next()
             if answer.get("id") == number:
                 assert "error" not in answer, (method, answer)
                 return answer["result"]
 
+    def _send(self, method: str, **parameters: Any) -> int:
+        """Send a command and return its number."""
+        number = next(self._ids)
+        message = {"id": number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        return number
+
     def _next(self) -> Any:
+        """Return the next message; note errors, and accept questions of the page."""
         while b"\0" not in self._rest:
             read = self._answers.read(1 << 20)
             assert read, "the browser has ended"
@@ -57,7 +65,8 @@ class Browser:
         elif message.get("method") == "Log.entryAdded" and about["entry"]["level"] != "verbose":
             self.console.append(about["entry"]["text"])
         elif message.get("method") == "Page.javascriptDialogOpening":
-            self.console.append(f"dialog: {about['message']}")
+            self.dialogs.append(about["message"])
+            self._send("Page.handleJavaScriptDialog", accept=True)
         return message
 
     def open(self, url: str) -> None:
@@ -83,13 +92,18 @@ class Browser:
         """Return the text of the first element of a CSS selector."""
         return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
-    def click(self, selector: str) -> None:
-        """Click on the middle of the first element of a CSS selector."""
+    def hover(self, selector: str) -> dict[str, float]:
+        """Move the mouse to the middle of the first element of a CSS selector, and return where that is."""
         where = f"document.querySelector({json.dumps(selector)})"
         self.run(f"{where}.scrollIntoView({{block: 'center'}})")
         box = self.run(f"{where}.getBoundingClientRect().toJSON()")
         middle = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
         self.call("Input.dispatchMouseEvent", type="mouseMoved", **middle)
+        return middle
+
+    def click(self, selector: str) -> None:
+        """Click on the middle of the first element of a CSS selector."""
+        middle = self.hover(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **middle)
 
@@ -99,10 +113,11 @@ class Browser:
         self.run(f"document.querySelector({json.dumps(selector)}).select?.()")
         self.call("Input.insertText", text=text)
 
-    def press(self, key: str, *, code: int) -> None:
+    def press(self, key: str, *, code: int, shift: bool = False) -> None:
         """Press a key; `code` is its Windows virtual key code."""
         for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+            named = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
+            self.call("Input.dispatchKeyEvent", type=kind, **named)
 
     def upload(self, selector: str, file: Path) -> None:
         """Choose a file in a file field."""
@@ -146,7 +161,8 @@ def browser(folder: Path) -> Iterator[Browser]:
         os.close(command_out)
         os.close(answer_in)
         try:
-            yield Browser(command_in, answer_out)
+            with os.fdopen(answer_out, "rb", buffering=0) as answers:
+                yield Browser(command_in, answers)
         finally:
             os.close(command_in)
             try:
