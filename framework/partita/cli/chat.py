@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from partita.cli.options import AnswerOverrides, FilesOrRun, TrustRemoteCode, start_model
+from partita.cli.options import AnswerOverrides, FilesOrRun, TrustRemoteCode, print_wrapped, start_model
 from partita_schema.errors import DataError, ModelError, PartitaError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def chat(
     settings = ChatSettings(options, max_new_tokens or engine.pipeline.max_new_tokens, seed)
     with engine:
         if is_interactive:
-            print(HINT)
+            print_wrapped(HINT)
         signal.signal(signal.SIGTERM, end)  # like Ctrl-C it would only stop an answer
         TerminalChat(engine, settings, terminal, Conversation(system)).run()
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from partita.lm.base import GenerationOptions
     from partita.serving.engine import ServingEngine
 
-HINT = "Enter sends. Esc Enter, or a backslash at the end, starts a new line. /help lists\nthe commands, Ctrl-D ends."
+HINT = "Enter sends. Esc Enter, or a backslash at the end, starts a new line. /help lists the commands, Ctrl-D ends."
+UNCHANGED = "nothing was added to the chat"
 HELP = """\
 /system TEXT      use a system prompt; without TEXT, none
 /regenerate       answer the last message again
@@ -170,19 +171,19 @@ class TerminalChat:
             self._write("\n")
             if text:
                 self.conversation.add_answer(text, is_complete=False)
-            self._note("stopped" if text else "stopped; the message is not in the chat")
+            self._note("stopped" if text else f"stopped; {UNCHANGED}")
             return
         self._write("\n")
         if event.generated is None:
             raise JobError(event.error or "the answer was not generated")
         if not text:
-            self._note("the model answered without any text; the message is not in the chat")
+            self._note(f"the model answered without any text; {UNCHANGED}")
             return
         is_cut = event.generated.finish_reason == "length"
         self.conversation.add_answer(text, is_complete=not is_cut)
         seconds = time.monotonic() - started
-        num_tokens = len(event.generated.ids)
-        self._note("; ".join(self._facts(prompt, num_tokens, seconds=seconds, is_cut=is_cut)))
+        facts = self._facts(prompt, event.generated.num_tokens, seconds=seconds, is_cut=is_cut)
+        self._note("; ".join(facts))
 
     def _facts(self, prompt: ChatPrompt, num_tokens: int, *, seconds: float, is_cut: bool) -> Iterator[str]:
         """Yield what is shown after an answer."""
@@ -197,12 +198,17 @@ class TerminalChat:
     def _write(self, text: str) -> None:
         """Write a piece of an answer; on a terminal without control characters."""
         file = self.terminal.answers
-        file.write(UNPRINTABLE.sub("\ufffd", text) if file.isatty() else text)
+        file.write(printable(text) if file.isatty() else text)
         file.flush()
 
     def _note(self, text: str) -> None:
         """Write what is not an answer, dim on a terminal."""
         file = self.terminal.notes
-        lines = wrap(text, width=terminal_width()) if text != HELP else text
+        lines = wrap(text, width=terminal_width())
         file.write(f"\x1b[2m{lines}\x1b[0m\n" if file.isatty() else f"{lines}\n")
         file.flush()
+
+
+def printable(text: str) -> str:
+    """Return a text that cannot control the terminal."""
+    return UNPRINTABLE.sub("\ufffd", text)

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from partita import Model
+from partita.serving.terminal_chat import printable
 
 from ...json_lines import read_json_lines
 from ..conftest import Command
@@ -138,6 +139,19 @@ def test_old_messages_are_left_out_of_a_full_context_with_a_note(chat: Chat) -> 
     code, _, err = chat(text, "--context", "100", "--set", "generation.min_new_tokens=12")
     assert code == 0, err
     assert re.search(r"; the first \d+ messages were left out, the context holds\s+100 tokens", "\n".join(err))
+
+
+def test_an_answer_without_text_is_not_added(chat: Chat) -> None:
+    code, _, err = chat("red\n/save saved.jsonl\n", "--set", f"generation.stop={list(' abcdefghijklmnopqrstuvwxyz')}")
+    assert code == 2
+    assert err[-2:] == [
+        "the model answered without any text; nothing was added to the chat",
+        "error: there is no answer to save yet; write a message first",
+    ]
+
+
+def test_a_model_cannot_control_the_terminal() -> None:
+    assert printable("\x1b[2Ja\tb\n\x07\x9b\u202ec\r") == "\ufffd[2Ja\tb\n\ufffd\ufffd\ufffdc\ufffd"
 
 
 ERRORS = {

@@ -1,6 +1,7 @@
 """Tests of the chat page in headless Chromium against the real server."""
 
 import json
+import shutil
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from partita.serving.app import ServerState, make_app
 
 from ...json_lines import read_json_lines, write_json_lines
 from .browser import CHROMIUM, Browser, browser
-from .chat_model import write_chat_model
+from .chat_model import chat_config, write_chat_model
 
 WIDTHS = (400, 800, 1400)
 SENT = "!document.getElementById('regenerate').disabled"
@@ -66,8 +67,13 @@ def serving(engine: Any, token: str | None = None) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    file = write_chat_model(tmp_path_factory.mktemp("chat"))
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a configuration of a model that answers with random words."""
+    return write_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def engine(file: Path) -> Iterator[Any]:
     with Model(file, quiet=True).open_engine(batch_size=2) as engine:
         yield engine
 
@@ -381,3 +387,40 @@ def test_a_server_that_has_ended_is_named(chromium: Browser, engine: Any) -> Non
     send(chromium, "red")
     assert chromium.text("#error") == "The server does not answer. Check that partita serve is still running."
     assert chromium.run("document.getElementById('message').value") == "red"
+
+
+def test_an_answer_that_breaks_off_stays_as_an_incomplete_one(chromium: Browser, file: Path) -> None:
+    with Model(file, quiet=True).open_engine(batch_size=2) as engine, serving(engine) as address:
+        chromium.open(address)
+        chromium.wait("document.getElementById('model').textContent === 'chat'")
+        chromium.run("document.getElementById('settings').open = true")
+        chromium.fill("#max-tokens", MANY_TOKENS)
+        chromium.fill("#message", "red")
+        chromium.click("#send")
+        chromium.wait("document.querySelector('article.assistant .text')?.textContent.length > 5")
+        engine.stop(finish_seconds=0)
+        chromium.wait("document.getElementById('stop').disabled")
+    assert chromium.text("#error") == "the server is stopping"
+    assert chromium.text("article:last-child .meta") == "incomplete"
+    assert len(messages(chromium)) == 2
+
+
+def test_an_answer_without_text_is_named_and_the_message_is_kept(chromium: Browser, file: Path) -> None:
+    stop = [f"generation.stop={list(' abcdefghijklmnopqrstuvwxyz')}"]
+    with Model(file, overrides=stop, quiet=True).open_engine(batch_size=2) as engine, serving(engine) as address:
+        chromium.open(address)
+        send(chromium, "red")
+    assert chromium.text("#error") == "The model answered without any text."
+    assert messages(chromium) == []
+    assert chromium.run("document.getElementById('message').value") == "red"
+
+
+def test_a_model_that_answers_no_messages_is_named(chromium: Browser, file: Path, tmp_path: Path) -> None:
+    shutil.copytree(file.parent / "model", tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").unlink()
+    config = chat_config(base_model=str(tmp_path / "model"), input_features=[{"name": "text"}])
+    with Model(config, quiet=True).open_engine(batch_size=2) as engine, serving(engine) as address:
+        chromium.open(address)
+        chromium.wait("!document.getElementById('error').hidden")
+    message = "This model does not answer messages. Send rows to /predict, or texts to /v1/completions."
+    assert chromium.text("#error") == message
