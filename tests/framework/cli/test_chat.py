@@ -310,7 +310,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_ends_the_chat(tmp_path: Path) -> Non
     generation = {"max_new_tokens": 2000, "min_new_tokens": 2000}
     file = write_chat_model(tmp_path, generation=generation)
     with terminal("chat", file, folder=tmp_path) as window:
-        hint = window.wait_for(r"Ctrl-D ends\.")
+        hint = window.wait_for(r"Ctrl-D\s+ends\.")
         assert "Esc Enter" in hint
         window.wait_for(">")
         window.type("what\x1b\rcolour\\\ris it\r")

@@ -52,7 +52,7 @@ pytestmark = [
 def serving(engine: Any, token: str | None = None) -> Iterator[str]:
     """Serve the engine and the page on a free port, and return the address."""
     app = make_app(ServerState(engine, name="chat", created=0, token=token, ui=True))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none", timeout_graceful_shutdown=1))
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, args=([listening],))
@@ -403,6 +403,20 @@ def test_an_answer_that_breaks_off_stays_as_an_incomplete_one(chromium: Browser,
     assert chromium.text("#error") == "the server is stopping"
     assert chromium.text("article:last-child .meta") == "incomplete"
     assert len(messages(chromium)) == 2
+
+
+def test_a_connection_that_breaks_during_an_answer_is_named(chromium: Browser, engine: Any) -> None:
+    with serving(engine) as address:
+        chromium.open(address)
+        chromium.wait("document.getElementById('model').textContent === 'chat'")
+        chromium.run("document.getElementById('settings').open = true")
+        chromium.fill("#max-tokens", "1900")
+        chromium.fill("#message", "red")
+        chromium.click("#send")
+        chromium.wait("document.querySelector('article.assistant .text')?.textContent.length > 5")
+    chromium.wait("document.getElementById('stop').disabled")
+    assert chromium.text("#error") == "The connection to the server broke before the answer was complete."
+    assert chromium.text("article:last-child .meta") == "incomplete"
 
 
 def test_an_answer_without_text_is_named_and_the_message_is_kept(chromium: Browser, file: Path) -> None:

@@ -1,5 +1,7 @@
 // Requests to the server of this page.
 
+const BROKEN = "The connection to the server broke before the answer was complete.";
+
 export class ServerError extends Error {
   constructor(message, { status = 0, code = null } = {}) {
     super(message);
@@ -65,7 +67,7 @@ export async function streamAnswer(body, { token, signal, onText, onTokens }) {
     if (choice.logprobs?.content?.length) onTokens(choice.logprobs.content);
     if (choice.delta?.content) onText(choice.delta.content);
   }
-  throw new ServerError("The server closed the connection before the answer was complete.");
+  throw new ServerError(BROKEN);
 }
 
 // Yield the data of each server-sent event of a stream of bytes.
@@ -82,7 +84,7 @@ async function* events(body) {
     }
   } catch (error) {
     if (error.name === "AbortError" || error instanceof ServerError) throw error;
-    throw new ServerError("The connection to the server broke before the answer was complete.");
+    throw new ServerError(BROKEN);
   } finally {
     reader.cancel().catch(() => {});
   }
