@@ -30,7 +30,12 @@ def chat(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling. Default: drawn.", show_default=False)] = None,
     context: Annotated[
-        int | None, typer.Option(min=2, help="Most tokens of a prompt and its answer.", show_default=False)
+        int | None,
+        typer.Option(
+            min=2,
+            help="Most tokens of a prompt and its answer. Default: the model's, at most 8192.",
+            show_default=False,
+        ),
     ] = None,
     trust_remote_code: TrustRemoteCode = False,
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
@@ -38,15 +43,19 @@ def chat(
     """Talk to a model in the terminal. Piped input is answered line by line."""
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     terminal = PromptTerminal() if is_interactive else PipedInput()
-    model = start_model(sources, overrides=overrides, quiet=True, trust_remote_code=trust_remote_code, one_process=True)
+    model = start_model(
+        sources,
+        overrides=overrides,
+        quiet=not is_interactive,
+        trust_remote_code=trust_remote_code,
+        one_process=True,
+    )
     check_has_text_answers(model.config)
-    from partita.runs.waiting import waiting
     from partita.serving.chat_prompts import sampling_options
     from partita.serving.conversation import Conversation
     from partita.serving.terminal_chat import HINT, ChatSettings, TerminalChat
 
-    with waiting("loading the model"):
-        engine = model.open_engine(context=context, batch_size=1)
+    engine = model.open_engine(context=context, batch_size=1)
     if engine.prompts.why_none is not None:
         raise ModelError(
             "the model has no chat template, so partita chat cannot write messages as a prompt; use partita predict "
