@@ -71,7 +71,7 @@ def bound(host: str, port: int) -> socket.socket:
 def run_server(
     app: Any, engine: ServingEngine, sock: socket.socket, *, finish_seconds: float, ready: Callable[[], None]
 ) -> None:
-    """Serve requests until SIGTERM or Ctrl-C; then answer the accepted ones, and refuse new ones with 503.
+    """Serve requests until SIGTERM, Ctrl-C or `engine.refuse_new`; then answer the accepted ones, and refuse new ones.
 
     Args:
         app: The ASGI application.
@@ -104,6 +104,8 @@ def run_server(
             logger.info("stopping: new requests get status 503, and accepted ones have %g s to finish", finish_seconds)
 
         async def on_tick(self, counter: int) -> bool:
+            if self.stopping_since is None and engine.why_closed is not None:
+                self.stopping_since = time.monotonic()
             since = self.stopping_since
             if since is not None and (engine.is_idle or time.monotonic() - since > finish_seconds):
                 self.should_exit = True
