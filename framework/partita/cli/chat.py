@@ -61,9 +61,9 @@ def chat(
             "the model has no chat template, so partita chat cannot write messages as a prompt; use partita predict "
             "for rows, or partita serve and its route /v1/completions for texts"
         )
-    free = engine.pipeline.generation.free
-    options = sampling_options(free, temperature=temperature, more={} if top_p is None else {"top_p": top_p})
-    settings = ChatSettings(options, max_new_tokens or engine.pipeline.max_new_tokens, seed)
+    more = {} if top_p is None else {"top_p": top_p}
+    options = sampling_options(engine.options, temperature=temperature, more=more)
+    settings = ChatSettings(options, max_new_tokens or engine.default_new_tokens, seed)
     with engine:
         if is_interactive:
             print_wrapped(HINT)
