@@ -21,6 +21,9 @@ from .browser import CHROMIUM, Browser, browser
 from .chat_model import chat_config, write_chat_model
 
 WIDTHS = (400, 800, 1400)
+CONTRAST = (Path(__file__).parents[1] / "contrast.js").read_text(encoding="utf8")
+MIN_CONTRAST = 4.5
+"""Of text and its background (WCAG 2.2, success criterion 1.4.3)."""
 SENT = "!document.getElementById('regenerate').disabled"
 """Whether the last message has its answer."""
 FEW_TOKENS, MANY_TOKENS = "20", "1500"
@@ -168,6 +171,16 @@ def test_escape_stops_an_answer(page: Browser) -> None:
     assert page.text("article:last-child .meta") == "stopped"
 
 
+def test_a_message_is_copied_as_the_model_wrote_it(page: Browser, address: str) -> None:
+    origin = address.removesuffix("/")
+    page.call("Browser.grantPermissions", origin=origin, permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    send(page, "what *colour*")
+    page.click("article button")
+    page.wait("document.querySelector('article button').textContent === 'Copied'")
+    assert page.run("navigator.clipboard.readText()") == "what *colour*"
+    page.wait("document.querySelector('article button').textContent === 'Copy'")
+
+
 def test_settings_and_system_prompt_are_sent(page: Browser) -> None:
     for field, value in {"#system": "be short", "#temperature": "2", "#top-p": "0.9", "#seed": "7"}.items():
         page.fill(field, value)
@@ -240,7 +253,9 @@ def test_hostile_markdown_is_text_that_stays_in_the_viewport(page: Browser, is_d
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_the_page_with_all_its_parts_stays_in_the_viewport(page: Browser, is_dark: bool) -> None:
     page.click("#probabilities")
+    page.fill("#temperature", "2")
     send(page, "red " * 100)
+    page.hover("article:last-child .token:nth-child(2)")
     page.fill("#top-p", "7")
     page.run("document.getElementById('sign-in').hidden = false")
     page.run(
@@ -255,6 +270,12 @@ def test_the_page_with_all_its_parts_stays_in_the_viewport(page: Browser, is_dar
             ".map(one => one.outerHTML.slice(0, 80))"
         )
         assert outside == []
+    page.run(f"{CONTRAST}; window.contrast = contrast")
+    faint = page.run(
+        "[...document.querySelectorAll('body *')].filter(one => !one.children.length && one.textContent.trim() && "
+        f"!one.disabled && contrast(one) < {MIN_CONTRAST}).map(one => one.outerHTML.slice(0, 80))"
+    )
+    assert faint == []
     page.run("document.getElementById('settings').open = false")
     assert page.run("document.documentElement.scrollHeight") <= 800, "only the messages scroll"
 
