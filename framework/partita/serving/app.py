@@ -28,7 +28,7 @@ from partita.serving.bodies import (
 )
 from partita.serving.engine import EngineStoppedError, ServingEngine, TooManyWaitingError
 from partita.serving.errors import RequestError
-from partita.serving.guard import RequestGuard
+from partita.serving.guard import RequestGuard, ServerLimits
 from partita.serving.metrics import ServerMetrics
 from partita.serving.openai_api import OpenAIAnswers
 from partita.serving.rows import RowService, record_fields
@@ -40,18 +40,6 @@ UI = Path(__file__).parent / "ui"
 CONTENT_POLICY = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 AnyBody = TypeVar("AnyBody", bound=Body)
-
-
-@dataclass(frozen=True)
-class ServerLimits:
-    """What a client may ask for."""
-
-    body_bytes: int = 4 * 2**20
-    """Size of a body."""
-    body_seconds: float = 30.0
-    """Time for a body to arrive."""
-    answer_seconds: float = 600.0
-    """Time for an answer, with the time that it waits."""
 
 
 @dataclass

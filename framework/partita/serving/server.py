@@ -169,7 +169,8 @@ def serve(engine: ServingEngine, options: ServeOptions, *, name: str, say: Calla
         PartitaError: The engine failed, or packages are missing.
     """
     try:
-        from partita.serving.app import ServerLimits, ServerState, make_app
+        from partita.serving.app import ServerState, make_app
+        from partita.serving.guard import ServerLimits
     except ImportError as error:
         raise PartitaError(f"{INSTALL} ({error})") from None
     token = token_for(options.host, wanted=options.needs_token)

@@ -15,7 +15,7 @@ import pytest
 from openai import OpenAI
 
 from partita import Model
-from partita.serving.app import ServerLimits
+from partita.serving.guard import ServerLimits
 
 from .conftest import QUESTIONS, RunningServer, make_model, running, wait_for
 
