@@ -58,7 +58,7 @@ pytestmark = [
 CONTRAST = (Path(__file__).parents[1] / "contrast.js").read_text(encoding="utf8")
 MEASURE = (
     f"<script>\n{CONTRAST}"
-    + """
+    """
 function measure() {
   document.querySelectorAll("details").forEach(one => one.open = true);
   const outside = [], faint = [];
