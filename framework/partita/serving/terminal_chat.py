@@ -16,7 +16,7 @@ from partita_schema.common.text import counted
 from partita_schema.errors import DataError, JobError, PartitaError
 
 if TYPE_CHECKING:
-    from partita.lm.base import GenerationOptions
+    from partita.lm.base import Generated, GenerationOptions
     from partita.serving.engine import ServingEngine
 
 HINT = "Enter sends. Esc Enter, or a backslash at the end, starts a new line. /help lists the commands, Ctrl-D ends."
@@ -147,17 +147,31 @@ class TerminalChat:
                 undo()
 
     def _answer(self) -> None:
-        """Write the next answer while it is generated, and add it to the conversation. Ctrl-C stops it."""
+        """Write the next answer, add it to the conversation, and say what is known of it."""
         prompt = self.conversation.prompt(
             self.engine.prompts.encode,
             context_tokens=self.engine.context_tokens,
             max_new_tokens=self.settings.max_new_tokens,
         )
-        events: queue.SimpleQueue[AnswerPiece | AnswerEnd] = queue.SimpleQueue()
+        started = time.monotonic()
+        text, generated = self._generate(prompt)
+        is_cut = generated is None or generated.finish_reason == "length"
+        if text:
+            self.conversation.add_answer(text, is_complete=not is_cut)
+        if generated is None:
+            self._note("stopped" if text else f"stopped; {UNCHANGED}")
+        elif not text:
+            self._note(f"the model answered without any text; {UNCHANGED}")
+        else:
+            seconds = time.monotonic() - started
+            self._note("; ".join(self._facts(prompt, generated.num_tokens, seconds=seconds, is_cut=is_cut)))
+
+    def _generate(self, prompt: ChatPrompt) -> tuple[str, "Generated | None"]:
+        """Write an answer while it is generated; return its text and the whole, None if Ctrl-C has stopped it."""
         self._num_answers += 1
         key = self._seed + b":%d" % self._num_answers
+        events: queue.SimpleQueue[AnswerPiece | AnswerEnd] = queue.SimpleQueue()
         request = AnswerRequest(prompt.input_ids, prompt.max_new_tokens, self.settings.options, key, streams=True)
-        started = time.monotonic()
         ticket = self.engine.submit(request, events.put)
         text = ""
         try:
@@ -169,21 +183,11 @@ class TerminalChat:
             if not self.terminal.is_interactive:
                 raise
             self._write("\n")
-            if text:
-                self.conversation.add_answer(text, is_complete=False)
-            self._note("stopped" if text else f"stopped; {UNCHANGED}")
-            return
+            return text, None
         self._write("\n")
         if event.generated is None:
-            raise JobError(event.error or "the answer was not generated")
-        if not text:
-            self._note(f"the model answered without any text; {UNCHANGED}")
-            return
-        is_cut = event.generated.finish_reason == "length"
-        self.conversation.add_answer(text, is_complete=not is_cut)
-        seconds = time.monotonic() - started
-        facts = self._facts(prompt, event.generated.num_tokens, seconds=seconds, is_cut=is_cut)
-        self._note("; ".join(facts))
+            raise JobError(str(event.error))
+        return text, event.generated
 
     def _facts(self, prompt: ChatPrompt, num_tokens: int, *, seconds: float, is_cut: bool) -> Iterator[str]:
         """Yield what is shown after an answer."""
