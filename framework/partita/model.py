@@ -17,7 +17,7 @@ from partita.report.simulated import page_folder
 from partita.runs.manifest import MANIFESTS
 from partita.runs.opening import log_run
 from partita.serving.engine import MAX_WAITING, ServingEngine
-from partita.serving.server import ServeOptions, serve
+from partita.serving.server import ANSWER_SECONDS, BODY_BYTES, FINISH_SECONDS, ServeOptions, serve
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config, summary
 from partita_schema.errors import ConfigError, DataError, Problem
@@ -256,46 +256,54 @@ class Model:
             stream=stream,
         )
 
-    def open_engine(
-        self, *, context: int | None = None, batch_size: int | None = None, max_waiting: int = MAX_WAITING
-    ) -> ServingEngine:
-        """Return an engine that answers requests as they arrive, with continuous batching; it starts as a context.
-
-        Args:
-            context: Maximum number of tokens of a prompt and its answer. Default: the model's, at most 8,192.
-            batch_size: Requests answered at a time. Default: found by measuring.
-            max_waiting: Maximum number of requests that wait for others.
-        """
-        return self._ready_backend.open_engine(
-            context=count_of("context", context),
-            batch_size=count_of("batch_size", batch_size),
-            max_waiting=count_of("max_waiting", max_waiting) or MAX_WAITING,
-        )
-
     def serve(
         self,
-        options: ServeOptions | None = None,
+        host: str = "127.0.0.1",
+        port: int = 8000,
         *,
+        name: str | None = None,
+        ui: bool = False,
+        token: bool = False,
         context: int | None = None,
         batch_size: int | None = None,
         max_waiting: int = MAX_WAITING,
+        max_body: int = BODY_BYTES,
+        max_seconds: float = ANSWER_SECONDS,
+        finish_seconds: float = FINISH_SECONDS,
         say: Callable[[str], None] = print,
     ) -> None:
         """Serve the model over HTTP until SIGTERM or Ctrl-C: the OpenAI API, and `/predict` for rows.
 
         Args:
-            options: Address, token and limits. Default: port 8000 of this machine only.
+            host: Address to listen on. Other than 127.0.0.1, clients need a token.
+            port: Port; 0 for a free one.
+            name: Name of the model for clients. Default: that of the file.
+            ui: Serve a page to chat in a browser, at `/`.
+            token: Demand a token on 127.0.0.1 too: that of the variable PARTITA_TOKEN, or a new one.
             context: Maximum number of tokens of a prompt and its answer. Default: the model's, at most 8,192.
             batch_size: Requests answered at a time. Default: found by measuring.
             max_waiting: Maximum number of requests that wait for others.
+            max_body: Maximum size of a request in bytes.
+            max_seconds: Maximum time of an answer in seconds, with the time that it waits.
+            finish_seconds: Time for accepted requests after SIGTERM, in seconds.
             say: Receives the line with the address, and that with a new token.
 
         Raises:
             DataError: The address cannot be listened on.
             PartitaError: The engine failed, or packages of the extra `serve` are missing.
         """
-        engine = self.open_engine(context=context, batch_size=batch_size, max_waiting=max_waiting)
-        serve(engine, options or ServeOptions(), name=self.name, say=say)
+        options = ServeOptions(
+            host=host,
+            port=port,
+            name=name or self.name,
+            ui=ui,
+            needs_token=token,
+            body_bytes=max_body,
+            answer_seconds=max_seconds,
+            finish_seconds=finish_seconds,
+        )
+        engine = open_engine(self, context=context, batch_size=batch_size, max_waiting=max_waiting)
+        serve(engine, options, say=say)
 
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
         """Measure the batch sizes that fit this machine, and choose the best.
@@ -321,3 +329,21 @@ class Model:
         """Upload what `save` writes to a Hub repository, created if missing, and return its URL."""
         self._backend.refusals.check("save")
         return upload(name, private=private, write=lambda folder: self._ready_backend.save(folder, origin=None))
+
+
+def open_engine(
+    model: Model, *, context: int | None = None, batch_size: int | None = None, max_waiting: int = MAX_WAITING
+) -> ServingEngine:
+    """Return an engine that answers requests of a model as they arrive; it starts as a context manager.
+
+    Args:
+        model: The model.
+        context: Maximum number of tokens of a prompt and its answer. Default: the model's, at most 8,192.
+        batch_size: Requests answered at a time. Default: found by measuring.
+        max_waiting: Maximum number of requests that wait for others.
+    """
+    return model._ready_backend.open_engine(  # noqa: SLF001
+        context=count_of("context", context),
+        batch_size=count_of("batch_size", batch_size),
+        max_waiting=count_of("max_waiting", max_waiting) or MAX_WAITING,
+    )

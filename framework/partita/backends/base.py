@@ -120,7 +120,7 @@ class Backend(ABC):
         """Measure the best batch sizes; see `Model.tune`."""
 
     def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> "ServingEngine":
-        """Return the engine of a server or a chat, not started; see `Model.open_engine`."""
+        """Return the engine of a server or a chat, not started; see `open_engine` of `model.py`."""
         kind = self.context.config.backend.type
         raise PartitaError(
             f"serve and chat need the model in this process, and backend is {{type: {kind}}}; remove backend"
@@ -145,7 +145,8 @@ class Backend(ABC):
             return parts
         if self._best_of is None:
             with synchronized_errors(self.context.process_group, "loading the reward model"):
-                self._best_of = load_best_of(self.context, parts.generation)
+                tokenizer = parts.generator.tokenizer
+                self._best_of = load_best_of(self.context, parts.generation, tokenizer=tokenizer)
         return replace(parts, best_of=self._best_of)
 
     def refuse_best_of(self, verb: str) -> None:

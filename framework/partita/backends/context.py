@@ -116,7 +116,7 @@ class RunContext:
 
     def write_heads(self) -> None:
         """Write the heads of an encoder's outputs into the configuration."""
-        self.loaded = with_heads(self.loaded)
+        self.loaded = with_heads(self.loaded, saved=self.weights)
 
     @property
     def config(self) -> Config:

@@ -51,11 +51,12 @@ def chat(
         one_process=True,
     )
     check_has_text_answers(model.config)
+    from partita.model import open_engine
     from partita.serving.chat_prompts import sampling_options
     from partita.serving.conversation import Conversation
     from partita.serving.terminal_chat import HINT, ChatSettings, TerminalChat
 
-    engine = model.open_engine(context=context, batch_size=1)
+    engine = open_engine(model, context=context, batch_size=1)
     if engine.prompts.why_none is not None:
         raise ModelError(
             "the model has no chat template, so partita chat cannot write messages as a prompt; use partita predict "

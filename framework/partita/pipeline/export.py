@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from partita_schema.config import Config
 from partita_schema.records import FORMAT_VERSION
 
 
-def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | None) -> None:
+def write_card(
+    folder: Path, *, config: Config, labels: Labels, origin: Path | None, notes: Mapping[str, Any] | None = None
+) -> None:
     """Write partita.json, the description of a saved model.
 
     Args:
@@ -22,6 +24,7 @@ def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | N
         config: The configuration.
         labels: Labels by output.
         origin: Folder that relative paths of the file are resolved against; None for the saved folder.
+        notes: Further keys, from the manifest of the run.
     """
     card = {
         "format_version": FORMAT_VERSION,
@@ -29,6 +32,7 @@ def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | N
         "config": config.model_dump(mode="json", exclude_unset=True),
         "folder": str(origin.resolve()) if origin is not None else ".",
         "labels": {name: list(values) for name, values in labels.items()},
+        **(notes or {}),
     }
     write_atomically(folder / MANIFESTS[1], json.dumps(sealed(card), indent=2) + "\n")
 

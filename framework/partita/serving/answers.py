@@ -35,9 +35,13 @@ class AsyncEngine:
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, AnswerPiece | AnswerEnd]]()
         tickets, left = list[Ticket](), len(requests)
+
+        def put(index: int, event: AnswerPiece | AnswerEnd) -> None:
+            call(loop, queue.put_nowait, (index, event))
+
         try:
             for index, request in enumerate(requests):
-                tickets.append(self.engine.submit(request, partial(put, loop, queue, index)))
+                tickets.append(self.engine.submit(request, partial(put, index)))
             async with asyncio.timeout(self.max_seconds):
                 while left:
                     index, event = await queue.get()
@@ -93,16 +97,6 @@ class AsyncEngine:
     def too_slow(self) -> RequestError:
         """Return the response to a request that took too long."""
         return RequestError(504, f"no answer within {self.max_seconds:g} s; ask for fewer tokens, or try again later")
-
-
-def put(
-    loop: asyncio.AbstractEventLoop,
-    queue: "asyncio.Queue[tuple[int, AnswerPiece | AnswerEnd]]",
-    index: int,
-    event: AnswerPiece | AnswerEnd,
-) -> None:
-    """Put an event into the queue of a loop, from another thread."""
-    call(loop, queue.put_nowait, (index, event))
 
 
 def call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) -> None:

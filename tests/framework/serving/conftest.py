@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from partita import Model
+from partita.model import open_engine
 from partita.serving.app import ServerState, make_app
 from partita.serving.engine import ServingEngine
 from partita.serving.server import bound, run_server
@@ -63,7 +64,7 @@ class RunningServer:
 @contextmanager
 def running(model: Model, *, engine: dict[str, Any] | None = None, **state: Any) -> Iterator[RunningServer]:
     """Serve a model on a free port until the end of the context."""
-    opened = model.open_engine(**{"context": 1024, "batch_size": 4, **(engine or {})})
+    opened = open_engine(model, **{"context": 1024, "batch_size": 4, **(engine or {})})
     sock = bound("127.0.0.1", 0)
     ready = threading.Event()
     with sock, opened:

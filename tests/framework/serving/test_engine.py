@@ -14,6 +14,7 @@ from partita.generation.generator import generate_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.model import open_engine
 from partita.serving.chat_prompts import sampling_options
 from partita.serving.engine import EngineStoppedError, RowJob, ServingEngine, Ticket, TooManyWaitingError, context_of
 from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest
@@ -26,7 +27,7 @@ SHARED = [7, 30, 100, 44, 12, 200, 90, 17, 66, 21, 54, 88]
 
 @pytest.fixture(scope="module")
 def engine(model: Model) -> Iterator[ServingEngine]:
-    with model.open_engine(context=200, batch_size=4) as opened:
+    with open_engine(model, context=200, batch_size=4) as opened:
         yield opened
 
 
@@ -184,7 +185,7 @@ def test_a_receiver_that_fails_cancels_only_its_request(
 
 
 def test_too_many_waiting_requests_are_refused(model: Model) -> None:
-    with model.open_engine(context=200, batch_size=1, max_waiting=2) as engine:
+    with open_engine(model, context=200, batch_size=1, max_waiting=2) as engine:
         receiver, settings = Receiver(), many_settings(engine.options)[0]
         tickets = [receiver.submit(engine, 0, AnswerRequest([5], 190, settings))]
         wait_for(lambda: engine.active == 1)
@@ -200,7 +201,7 @@ def test_too_many_waiting_requests_are_refused(model: Model) -> None:
 
 
 def test_a_stopping_engine_finishes_what_it_accepted(model: Model) -> None:
-    with model.open_engine(context=200, batch_size=1) as engine:
+    with open_engine(model, context=200, batch_size=1) as engine:
         receiver, settings = Receiver(), many_settings(engine.options)[0]
         for index in range(3):
             receiver.submit(engine, index, AnswerRequest([5], 8, settings))
@@ -213,7 +214,7 @@ def test_a_stopping_engine_finishes_what_it_accepted(model: Model) -> None:
 
 
 def test_what_does_not_finish_in_time_ends_with_the_reason(model: Model) -> None:
-    with model.open_engine(context=200, batch_size=1) as engine:
+    with open_engine(model, context=200, batch_size=1) as engine:
         receiver, settings = Receiver(), many_settings(engine.options)[0]
         for index in range(3):
             receiver.submit(engine, index, AnswerRequest([5], 190, settings))
@@ -223,7 +224,7 @@ def test_what_does_not_finish_in_time_ends_with_the_reason(model: Model) -> None
 
 
 def test_a_failure_of_the_device_ends_all_requests(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    with model.open_engine(context=200, batch_size=2) as engine:
+    with open_engine(model, context=200, batch_size=2) as engine:
         receiver, settings = Receiver(), many_settings(engine.options)[0]
 
         def fail(*_: Any, **__: Any) -> None:
@@ -239,7 +240,7 @@ def test_a_failure_of_the_device_ends_all_requests(model: Model, monkeypatch: py
 
 
 def test_rows_of_several_jobs_share_batches_and_keep_their_errors(model: Model) -> None:
-    with model.open_engine(context=200, batch_size=2) as engine:
+    with open_engine(model, context=200, batch_size=2) as engine:
         found: dict[int, Any] = {}
         done = threading.Semaphore(0)
 
@@ -263,7 +264,7 @@ def test_rows_of_several_jobs_share_batches_and_keep_their_errors(model: Model) 
 
 def test_without_slots_requests_are_answered_in_batches(tmp_path: Any) -> None:
     model = make_model(tmp_path, generation={"slots": False})
-    with model.open_engine(context=200, batch_size=3) as engine:
+    with open_engine(model, context=200, batch_size=3) as engine:
         assert engine.why_batches == "generation.slots is false"
         settings = many_settings(engine.options)
         requests = [AnswerRequest([5, 6, index], 6, settings[index % 2], key=b"%d" % index) for index in range(1, 6)]

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 
 from partita import Model
+from partita.model import open_engine
 from partita.serving.app import ServerState, make_app
 
 from ...json_lines import read_json_lines, write_json_lines
@@ -77,7 +78,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(file: Path) -> Iterator[Any]:
-    with Model(file, quiet=True).open_engine(batch_size=2) as engine:
+    with open_engine(Model(file, quiet=True), batch_size=2) as engine:
         yield engine
 
 
@@ -411,7 +412,7 @@ def test_a_server_that_has_ended_is_named(chromium: Browser, engine: Any) -> Non
 
 
 def test_an_answer_that_breaks_off_stays_as_an_incomplete_one(chromium: Browser, file: Path) -> None:
-    with Model(file, quiet=True).open_engine(batch_size=2) as engine, serving(engine) as address:
+    with open_engine(Model(file, quiet=True), batch_size=2) as engine, serving(engine) as address:
         chromium.open(address)
         chromium.wait("document.getElementById('model').textContent === 'chat'")
         chromium.run("document.getElementById('settings').open = true")
@@ -442,7 +443,7 @@ def test_a_connection_that_breaks_during_an_answer_is_named(chromium: Browser, e
 
 def test_an_answer_without_text_is_named_and_the_message_is_kept(chromium: Browser, file: Path) -> None:
     stop = [f"generation.stop={list(' abcdefghijklmnopqrstuvwxyz')}"]
-    with Model(file, overrides=stop, quiet=True).open_engine(batch_size=2) as engine, serving(engine) as address:
+    with open_engine(Model(file, overrides=stop, quiet=True), batch_size=2) as engine, serving(engine) as address:
         chromium.open(address)
         send(chromium, "red")
     assert chromium.text("#error") == "The model answered without any text."
@@ -454,7 +455,7 @@ def test_a_model_that_answers_no_messages_is_named(chromium: Browser, file: Path
     shutil.copytree(file.parent / "model", tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").unlink()
     config = chat_config(base_model=str(tmp_path / "model"), input_features=[{"name": "text"}])
-    with Model(config, quiet=True).open_engine(batch_size=2) as engine, serving(engine) as address:
+    with open_engine(Model(config, quiet=True), batch_size=2) as engine, serving(engine) as address:
         chromium.open(address)
         chromium.wait("!document.getElementById('error').hidden")
     message = "This model does not answer messages. Send rows to /predict, or texts to /v1/completions."
