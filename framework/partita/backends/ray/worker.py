@@ -129,7 +129,14 @@ class Worker:
     def evaluation_size(
         self, lengths: np.ndarray, max_loss_tokens: int, *, batch_size: int | None, objective: Objective
     ) -> BatchSize:
-        """Return the batch size for evaluation on this worker, as found by `BatchSizeTuner.evaluation`."""
+        """Return the batch size for evaluation on this worker.
+
+        Args:
+            lengths: Length of each row in tokens.
+            max_loss_tokens: Maximum number of loss tokens of a row.
+            batch_size: Size set by the caller; None to measure.
+            objective: What is computed.
+        """
         tuner = self.tuner(NO_OPTIONS, 1)
         return tuner.evaluation(lengths, max_loss_tokens, batch_size=batch_size, objective=objective)
 
