@@ -69,7 +69,7 @@ def chat(
         if is_interactive:
             print_wrapped(HINT)
         signal.signal(signal.SIGTERM, end)  # like Ctrl-C it would only stop an answer
-        TerminalChat(engine, settings, terminal, Conversation(system)).run()
+        TerminalChat(engine, settings, terminal, Conversation(system or None)).run()
 
 
 def end(number: int, frame: FrameType | None) -> NoReturn:

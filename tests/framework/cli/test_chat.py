@@ -89,6 +89,7 @@ def test_a_backslash_joins_lines_and_two_slashes_are_one(chat: Chat) -> None:
 def test_the_system_prompt_is_set_and_removed(chat: Chat) -> None:
     assert saved(chat, "/system be short\nred")[0] == {"role": "system", "content": "be short"}
     assert saved(chat, "/system\nred", "--system", "be short")[0]["role"] == "user"
+    assert saved(chat, "red", "--system", "")[0]["role"] == "user"
 
 
 def test_regenerate_replaces_the_last_answer(chat: Chat) -> None:
@@ -208,19 +209,26 @@ def test_a_saved_chat_is_training_data(chat: Chat, file: Path, tmp_path: Path) -
     assert "no answer to learn" in str(bad), "the only answer has ended at the limit"
 
 
-def test_a_model_that_answers_with_labels_is_refused(chat: Chat, file: Path, tmp_path: Path) -> None:
-    config = yaml.safe_load(file.read_text()) | {
-        "input_features": [{"name": "text", "type": "text"}],
-        "output_features": [{"name": "label", "type": "category", "decoder": {"labels": ["red", "blue"]}}],
-    }
-    labels = tmp_path / "labels.yaml"
-    labels.write_text(yaml.safe_dump(config), encoding="utf8")
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        ({"name": "label", "type": "category", "decoder": {"labels": ["red", "blue"]}}, "category"),
+        ({"name": "answer", "type": "preference", "head": "linear"}, "a score"),
+    ],
+)
+def test_a_model_that_does_not_answer_with_text_is_refused(
+    output: dict[str, Any], kind: str, chat: Chat, file: Path, tmp_path: Path
+) -> None:
+    model = yaml.safe_load(file.read_text())["base_model"]
+    config = {"base_model": model, "input_features": [{"name": "text"}], "output_features": [output]}
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(config | {"trainer": {"type": "none"}}), encoding="utf8")
 
-    code, out, err = chat("red\n", config=labels)
+    code, out, err = chat("red\n", config=other)
 
     assert (code, out) == (2, [])
     assert err[-1] == (
-        "error: partita chat needs a model that answers with text, and the output of this one is category; use "
+        f"error: partita chat needs a model that answers with text, and the output of this one is {kind}; use "
         "partita predict for rows, or partita serve and its route /predict"
     )
 
