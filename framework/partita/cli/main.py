@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from partita.cli.chat import chat
 from partita.cli.compare import compare
 from partita.cli.convert import convert
 from partita.cli.doctor import doctor
@@ -69,6 +70,7 @@ COMMANDS = (
     predict,
     evaluate,
     simulate,
+    chat,
     serve,
     report,
     compare,

@@ -25,6 +25,7 @@ HUB_SECONDS = 3.0
 GIB = 2**30
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<least>[\d.]+))?.*?(?:extra == .(?P<extra>\w+).)?")
 EXTRAS = {
+    "chat": "partita chat",
     "excel": "Excel files (.xlsx)",
     "gymnasium": "environments of Gymnasium in simulations",
     "plot": "partita tune --plot",

@@ -11,7 +11,6 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from partita.generation.predict import DEFAULT_NEW_TOKENS
 from partita.generation.text_stream import overlap
 from partita.lm.base import Generated, GenerationOptions
 from partita.lm.generation import answer_ends
@@ -83,12 +82,6 @@ class OpenAIAnswers:
         """Answer under the name `model`."""
         self.engine, self.core, self.model = engine, engine.engine, model
         self._forms: list[CallForm] = []
-
-    @property
-    def default_tokens(self) -> int:
-        """Limit of generated tokens of a request without one."""
-        config, parts = self.core.parts.config, self.core.parts
-        return config.generation.max_new_tokens or max(parts.max_new_tokens, DEFAULT_NEW_TOKENS)
 
     # Chats
 
@@ -298,7 +291,7 @@ class OpenAIAnswers:
                     "shorten it, or write a smaller max_tokens",
                     code="context_length_exceeded",
                 )
-            new_tokens = limit or min(self.default_tokens, room)
+            new_tokens = limit or min(self.core.default_new_tokens, room)
             for choice in range(body.n):
                 key = sampling_key(body.seed, number * body.n + choice)
                 requests.append(AnswerRequest(list(prompt), new_tokens, options, key=key, streams=body.stream))

@@ -48,6 +48,16 @@ FLAGS = {
         "--json",
         "--log-json",
     },
+    "chat": {
+        "--system",
+        "--temperature",
+        "--top-p",
+        "--max-new-tokens",
+        "--seed",
+        "--context",
+        "--trust-remote-code",
+        "--set",
+    },
     "serve": {
         "--host",
         "--port",

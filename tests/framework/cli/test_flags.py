@@ -55,6 +55,7 @@ def test_the_example_of_an_override_has_an_effect_on_the_command() -> None:
     for command, example in (
         ("train", "trainer.epochs=1"),
         ("predict", "generation.max_new_tokens=16"),
+        ("chat", "generation.max_new_tokens=16"),
         ("evaluate", "generation.max_new_tokens=16"),
         ("simulate", "simulation.max_turns=4"),
     ):
