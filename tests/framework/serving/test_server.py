@@ -405,7 +405,8 @@ def test_more_waiting_requests_than_allowed_are_refused(model: Model, monkeypatc
     with running(model, engine={"batch_size": 1, "max_waiting": 1}) as server, ThreadPoolExecutor(1) as pool:
         slow_down(server, monkeypatch)
         with httpx2.stream("POST", server.url + "/v1/completions", json=long, timeout=30) as first:
-            next(first.iter_bytes())
+            parts = first.iter_bytes()
+            next(parts)
             second = pool.submit(post, server, "/v1/completions", short)
             wait_for(lambda: server.engine.waiting == 1)
             refused = post(server, "/v1/completions", short)
@@ -438,7 +439,8 @@ def test_a_body_that_arrives_too_slowly(model: Model) -> None:
 def test_a_client_that_is_gone_frees_its_slot(server: RunningServer) -> None:
     body = {"prompt": "a", "max_tokens": 1000, "temperature": 0, "stream": True}
     with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
-        next(response.iter_bytes())
+        parts = response.iter_bytes()
+        next(parts)
         assert server.engine.active == 1
     wait_for(lambda: server.engine.is_idle)
     with pytest.raises(httpx2.TimeoutException):
