@@ -156,8 +156,12 @@ def test_a_saved_bag_is_loaded_from_its_folder(trained: Path, tmp_path: Path) ->
                 "language model as base_model"
             ),
         ),
+        (
+            lambda model: model.export("merged", "nowhere"),
+            "there is nothing to export with base_model: {type: embedding_bag}: only partita reads its files",
+        ),
     ],
-    ids=["generate", "tune", "simulate"],
+    ids=["generate", "tune", "simulate", "export"],
 )
 def test_methods_for_language_models_are_refused(trained: Path, verb: Any, text: str) -> None:
     with pytest.raises(PartitaError) as caught:

@@ -20,6 +20,7 @@ from partita.cli.convert import convert
 from partita.cli.doctor import doctor
 from partita.cli.evaluate import evaluate
 from partita.cli.explain import explain
+from partita.cli.export import export, merge
 from partita.cli.init import init
 from partita.cli.predict import predict
 from partita.cli.preview import preview
@@ -70,6 +71,8 @@ COMMANDS = (
     simulate,
     report,
     compare,
+    export,
+    merge,
     convert,
     schema,
     doctor,

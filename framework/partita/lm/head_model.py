@@ -80,10 +80,14 @@ class HeadModel(TrainedModel):
 
     def forward(self, module: nn.Module, batch: Batch) -> Any:
         """Run the model and return its output."""
+        return module(**self.inputs(batch))
+
+    def inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return the arguments of the model, on its device."""
         inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.attention_mask()}
         if self._has_token_types:
             inputs["token_type_ids"] = token_types(batch)
-        return module(**{name: tensor.to(self.device) for name, tensor in inputs.items()})
+        return {name: tensor.to(self.device) for name, tensor in inputs.items()}
 
     @cached_property
     def _has_token_types(self) -> bool:

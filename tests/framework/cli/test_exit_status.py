@@ -30,6 +30,8 @@ MISTAKES = {
     "simulate": "zero.yaml --quiet",
     "report": "taken",
     "compare": "done taken",
+    "export": "zero.yaml --to merged --output taken --quiet",
+    "merge": "nowhere --output merged",
     "convert": "none.yaml",
     "schema": "--unknown",
     "doctor": "--unknown",
@@ -44,6 +46,8 @@ FAILURES = {
     "predict": f"zero.yaml {ROWS} --output full.csv",
     "report": "done",
     "compare": "done other --html full.html",
+    "export": "zero.yaml --to merged --output full-export --quiet",
+    "merge": "zero.yaml --output full-merge --quiet",
     "convert": "zero.yaml -o full.yaml",
 }
 """Commands that write files, tried on a full disk; the others write none."""
@@ -71,6 +75,8 @@ INTERRUPTED = {
     "simulate": "zero.yaml",
     "report": "done",
     "compare": "done other",
+    "export": "zero.yaml --to merged --output stopped-export",
+    "merge": "zero.yaml --output stopped-merge",
     "convert": "zero.yaml",
 }
 

@@ -1,0 +1,138 @@
+"""The format merged: a plain model of transformers, without adapter and quantization, in a chosen dtype."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from partita.export.answers import ROWS, Answers, batches, ends_of_run, head_outputs, plain_answers
+from partita.export.base import AnyModel, Exporter
+from partita.export.prompts import CheckPrompts
+from partita.export.templates import render, same_rendering
+from partita.lm.adapters.merging import plain_model
+from partita.lm.head_model import HeadModel
+from partita.lm.huggingface import HuggingFaceModel
+from partita.lm.kinds import class_of_kind, model_kind
+from partita.lm.loading import quiet_progress
+from partita.lm.precision import quantized_layers
+from partita.pipeline.build import Labels
+from partita.pipeline.export import write_card
+from partita_schema.config import Config
+from partita_schema.errors import ModelError
+from partita_trainers.file_sums import summed
+
+COPIED = "the model has no adapter and no quantization: the export is a copy in the chosen dtype"
+VIRTUAL = (
+    "{method} learns virtual tokens, which are not weights and cannot be merged; use the adapter in the run's folder "
+    "with peft"
+)
+
+
+class MergedExporter(Exporter):
+    """Writes a plain model of transformers, and loads it with transformers."""
+
+    @property
+    def dtype(self) -> str:
+        return str(dtype_of(self.lm, self.options.dtype))[len("torch.") :]
+
+    def write(self) -> None:
+        pipeline = self.pipeline
+        dtype = dtype_of(self.lm, self.options.dtype)
+        write_merged(self.lm, self.folder, dtype=dtype, config=pipeline.config, labels=pipeline.labels)
+        if self.lm.adapted is None and not quantized_layers(self.lm.module):
+            self.notes.append(COPIED)
+
+    def answers(self, prompts: CheckPrompts) -> Answers | None:
+        return merged_answers(self.lm, self.folder, prompts)
+
+    def template_equal(self) -> bool | None:
+        from transformers import AutoTokenizer
+
+        exported = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self.lm.config.trust_remote_code)
+        return same_rendering(self.lm.tokenizer, lambda messages: render(exported, messages))
+
+
+def write_merged(lm: AnyModel, folder: Path, *, dtype: torch.dtype, config: Config, labels: Labels) -> None:
+    """Write the model with its adapter merged into dequantized weights, and its tokenizer.
+
+    Args:
+        lm: The model.
+        folder: Folder to write.
+        dtype: Type of the weights.
+        config: The configuration, for partita.json.
+        labels: Labels by output.
+
+    Raises:
+        ModelError: The adapter cannot be merged, or the weights do not fit in the dtype.
+    """
+    check_mergeable(lm)
+    model = plain_model(lm.base)
+    model.to(dtype)
+    check_finite(model, dtype=dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    with quiet_progress(), summed(folder):
+        if isinstance(lm, HuggingFaceModel):
+            model.generation_config = exported_generation(lm)
+        model.save_pretrained(str(folder))
+        if lm.head is not None:
+            lm.head.write_files(folder, model=model, max_length=lm.context_length)
+        lm.tokenizer.save_pretrained(folder)
+    write_card(folder, config=config, labels=labels, origin=None)
+
+
+def check_mergeable(lm: AnyModel) -> None:
+    """Raise ModelError if the adapter is not made of weights."""
+    if lm.virtual_tokens:
+        raise ModelError(VIRTUAL.format(method=lm.adapter_method))
+
+
+def check_finite(model: Any, *, dtype: torch.dtype) -> None:
+    """Raise ModelError if a weight does not fit in the dtype."""
+    for name, weight in model.named_parameters():
+        if not bool(torch.isfinite(weight).all()):
+            advice = "write --dtype bfloat16 or float32" if dtype == torch.float16 else "train again"
+            raise ModelError(f"{name} has values that are not finite numbers in {str(dtype)[6:]}; {advice}")
+
+
+def exported_generation(lm: HuggingFaceModel) -> Any:
+    """Return the generation config of the checkpoint, with all tokens that end an answer of the run."""
+    from partita.lm.encoder_decoder import EncoderDecoderModel
+
+    settings = copy.deepcopy(lm.own_settings)
+    ends = ends_of_run(lm)
+    settings.eos_token_id = ends[0] if len(ends) == 1 else ends or None
+    settings.pad_token_id = lm.tokenizer.pad_token_id
+    if isinstance(lm, EncoderDecoderModel):
+        settings.decoder_start_token_id = lm.start_token_id
+    return settings
+
+
+def dtype_of(lm: AnyModel, wanted: str) -> torch.dtype:
+    """Return the dtype of the weights: the wanted one, or with auto the one that the model computes in."""
+    dtype: torch.dtype = lm.base.dtype if wanted == "auto" else getattr(torch, wanted)
+    return dtype
+
+
+def merged_answers(lm: AnyModel, folder: Path, prompts: CheckPrompts) -> Answers:
+    """Load the exported folder with transformers, and return what it answers.
+
+    Args:
+        lm: The model of the run, which prepares the inputs.
+        folder: The exported folder.
+        prompts: The prompts.
+    """
+    import transformers
+
+    with quiet_progress():
+        if isinstance(lm, HeadModel):
+            auto_class: Any = getattr(transformers, lm.own_head.auto_class)
+        else:
+            auto_class = class_of_kind(model_kind(lm.base.config, source=str(folder)))
+        code = lm.config.trust_remote_code
+        model = auto_class.from_pretrained(folder, dtype="auto", trust_remote_code=code).to(lm.device).eval()
+    if isinstance(lm, HeadModel):
+        outputs = [row for part in batches(prompts, ROWS) for row in head_outputs(lm, part, model)]
+        return Answers(outputs=tuple(outputs))
+    ends = model.generation_config.eos_token_id
+    return plain_answers(lm, model, prompts, ends=[ends] if isinstance(ends, int) else ends or ())

@@ -1,0 +1,56 @@
+"""Small runs to export."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import Model
+
+from ...json_lines import write_json_lines
+
+RATE: dict[str, Any] = {"learning_rate": 0.02, "learning_rate_scheduler": {"decay": "constant"}}
+SPLIT = {"type": "random", "probabilities": [0.5, 0.1, 0.4]}
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""A chat template of which each message is one piece."""
+
+
+def sentences(count: int) -> list[dict[str, str]]:
+    """Return rows that a tiny model partly learns in a few steps."""
+    pairs = [(("town", "school", "sea")[i % 3], ("ball", "dog", "book", "cake")[i % 4]) for i in range(count)]
+    return [{"text": f"Lily is at {place} with a {thing}", "say": f"a {thing} at {place}"} for place, thing in pairs]
+
+
+def text_config(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Return the configuration of a tiny model that writes text, with rows in `folder`."""
+    write_json_lines(folder / "rows.jsonl", sentences(96))
+    config: dict[str, Any] = {
+        "base_model": {
+            "type": "scratch",
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "context_length": 64,
+            "tokenizer": "word",
+            "vocab_size": 64,
+        },
+        "input_features": [{"name": "text", "type": "text"}],
+        "output_features": [{"name": "say", "type": "text"}],
+        "generation": {"max_new_tokens": 12},
+        "data": {"source": str(folder / "rows.jsonl"), "split": SPLIT},
+        "trainer": {"type": "finetune", "max_steps": 6, "batch_size": 16, **RATE},
+    }
+    return config | changes
+
+
+@pytest.fixture(scope="session")
+def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the finished run of a LoRA adapter, which also trains the output layer."""
+    folder = tmp_path_factory.mktemp("lora")
+    adapter = {"type": "lora", "r": 4, "modules_to_save": ["lm_head"]}
+    model = Model(text_config(folder, adapter=adapter), quiet=True)
+    model.train(run=folder / "run")
+    return folder / "run"
