@@ -9,10 +9,10 @@ from partita.backends.base import Backend, PredictOptions
 from partita.backends.context import RunContext
 from partita.backends.folds import train_folds
 from partita.backends.open import open_backend
+from partita.export.hub import push
 from partita.export.options import MIN_AGREEMENT, Dtype, ExportFormat, ExportOptions, GgufType
 from partita.export.report import ExportReport
 from partita.pipeline.batch_sizes import BatchSizes
-from partita.pipeline.export import upload
 from partita.report.run_page import try_to_write_report
 from partita.report.run_record import holds_results
 from partita.report.simulated import page_folder
@@ -322,7 +322,25 @@ class Model:
         report.raise_if_failed()
         return report
 
-    def push_to_hub(self, name: str, *, private: bool = True) -> str:
-        """Upload what `save` writes to a Hub repository, created if missing, and return its URL."""
+    def push_to_hub(self, name: str, *, private: bool = True, dry_run: str | Path | None = None) -> str:
+        """Upload what `save` writes, with a model card, to a Hub repository, created if missing, and return its URL.
+
+        The model card has the metrics with their intervals, the numbers of rows, the configuration as it was written,
+        and how to load the model. It has no absolute path of this machine.
+
+        Args:
+            name: Name of the repository, such as `somebody/tickets`.
+            private: Whether a new repository is private.
+            dry_run: Folder to write what would be uploaded; nothing is uploaded, and its path is returned.
+        """
         self._backend.refusals.check("save")
-        return upload(name, private=private, write=lambda folder: self._ready_backend.save(folder, origin=None))
+        backend = self._ready_backend
+        context = backend.context
+        return push(
+            name,
+            private=private,
+            dry_run=None if dry_run is None else path_of("dry_run", dry_run),
+            save=lambda folder: backend.save(folder, origin=None),
+            loaded=context.loaded,
+            run=context.run,
+        )

@@ -29,8 +29,8 @@ from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.before_training import ModelBeforeTraining, notes_of
 from partita.pipeline.build import Labels, Pipeline, build_pipeline
 from partita.pipeline.evaluate import LocalEvaluator
-from partita.pipeline.export import write_card
 from partita.pipeline.fingerprint import model_fingerprint
+from partita.pipeline.saved_model import write_card
 from partita.pipeline.tune import answering_sizes
 from partita.report.transcript_page import write_page
 from partita.runs.cost import merged

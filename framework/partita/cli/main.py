@@ -24,6 +24,7 @@ from partita.cli.export import export, merge
 from partita.cli.init import init
 from partita.cli.predict import predict
 from partita.cli.preview import preview
+from partita.cli.push import push
 from partita.cli.report import report
 from partita.cli.runs import runs
 from partita.cli.schema import schema
@@ -73,6 +74,7 @@ COMMANDS = (
     compare,
     export,
     merge,
+    push,
     convert,
     schema,
     doctor,

@@ -17,7 +17,7 @@ from partita.lm.kinds import class_of_kind, model_kind
 from partita.lm.loading import quiet_progress
 from partita.lm.precision import quantized_layers
 from partita.pipeline.build import Labels
-from partita.pipeline.export import write_card
+from partita.pipeline.saved_model import write_card
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_trainers.file_sums import summed

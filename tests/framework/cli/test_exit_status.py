@@ -32,6 +32,7 @@ MISTAKES = {
     "compare": "done taken",
     "export": "zero.yaml --to merged --output taken --quiet",
     "merge": "nowhere --output merged",
+    "push": "nowhere somebody/model",
     "convert": "none.yaml",
     "schema": "--unknown",
     "doctor": "--unknown",
@@ -48,6 +49,7 @@ FAILURES = {
     "compare": "done other --html full.html",
     "export": "zero.yaml --to merged --output full-export --quiet",
     "merge": "zero.yaml --output full-merge --quiet",
+    "push": "zero.yaml somebody/model --dry-run full-push --quiet",
     "convert": "zero.yaml -o full.yaml",
 }
 """Commands that write files, tried on a full disk; the others write none."""
@@ -77,6 +79,7 @@ INTERRUPTED = {
     "compare": "done other",
     "export": "zero.yaml --to merged --output stopped-export",
     "merge": "zero.yaml --output stopped-merge",
+    "push": "zero.yaml somebody/model --dry-run stopped-push",
     "convert": "zero.yaml",
 }
 
