@@ -1,6 +1,7 @@
 """What an exporter of a format does, and what all of them share."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,18 @@ ROUNDED = 0.05
 
 AnyModel = HuggingFaceModel | HeadModel
 """A model that can be exported."""
+
+
+@dataclass(frozen=True)
+class ExportAnswers:
+    """What an export answered."""
+
+    answers: Answers
+    """Its answers to the prompts."""
+    template_equal: bool | None = None
+    """Whether it renders a chat template to the same bytes; None without a template."""
+    prompts_equal: int | None = None
+    """Prompts whose text has the same tokens; None if that was not compared."""
 
 
 @dataclass(eq=False)
@@ -51,12 +64,29 @@ class Exporter(ABC):
         """Write the export into the folder, which is empty. Raise PartitaError if the model cannot be exported."""
 
     @abstractmethod
-    def answers(self, prompts: CheckPrompts) -> Answers | None:
+    def ask(self, prompts: CheckPrompts) -> ExportAnswers | None:
         """Return what the export answers; None if the program that would answer is not installed."""
 
-    @abstractmethod
-    def template_equal(self) -> bool | None:
-        """Return whether the export renders the same bytes; None without a chat template, or if it is not compared."""
+    def count_equal_prompts(self, prompts: CheckPrompts, tokens: Callable[[str], Sequence[int]]) -> int | None:
+        """Return the number of prompts whose text has the same tokens; None if the prompts are not texts.
+
+        Args:
+            prompts: The prompts.
+            tokens: Returns the tokens of a text in the export, without special tokens added.
+        """
+        if prompts.texts is None:
+            return None
+        count, tokenizer = 0, self.lm.tokenizer
+        others = None
+        for name, text in zip(prompts.names, prompts.texts, strict=True):
+            ours, theirs = list(tokenizer(text, add_special_tokens=False)["input_ids"]), list(tokens(text))
+            count += ours == theirs
+            if ours != theirs and others is None:
+                place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
+                words = [tokenizer.convert_ids_to_tokens(ids[place : place + 3]) for ids in (ours, theirs)]
+                others = f"row {name} has the tokens {words[0]} in the model and {words[1]} in the export"
+        self.notes += [others] if others is not None else []
+        return count
 
     @property
     def tolerance(self) -> float:

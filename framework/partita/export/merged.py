@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from partita.export.answers import ROWS, Answers, batches, ends_of_run, head_outputs, plain_answers
-from partita.export.base import AnyModel, Exporter
+from partita.export.base import AnyModel, ExportAnswers, Exporter
 from partita.export.prompts import CheckPrompts
 from partita.export.templates import render, same_rendering
 from partita.lm.adapters.merging import plain_model
@@ -43,14 +43,17 @@ class MergedExporter(Exporter):
         if self.lm.adapted is None and not quantized_layers(self.lm.module):
             self.notes.append(COPIED)
 
-    def answers(self, prompts: CheckPrompts) -> Answers | None:
-        return merged_answers(self.lm, self.folder, prompts)
-
-    def template_equal(self) -> bool | None:
+    def ask(self, prompts: CheckPrompts) -> ExportAnswers | None:
         from transformers import AutoTokenizer
 
         exported = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self.lm.config.trust_remote_code)
-        return same_rendering(self.lm.tokenizer, lambda messages: render(exported, messages))
+        return ExportAnswers(
+            merged_answers(self.lm, self.folder, prompts),
+            template_equal=same_rendering(self.lm.tokenizer, lambda messages: render(exported, messages)),
+            prompts_equal=self.count_equal_prompts(
+                prompts, lambda text: exported(text, add_special_tokens=False)["input_ids"]
+            ),
+        )
 
 
 def write_merged(lm: AnyModel, folder: Path, *, dtype: torch.dtype, config: Config, labels: Labels) -> None:

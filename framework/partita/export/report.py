@@ -59,6 +59,8 @@ class ExportReport:
     """Largest difference of two outputs of a head; None for a model that writes text."""
     first_difference: str | None = None
     """The first row that differs, and how; None without one."""
+    prompts_equal: int | None = None
+    """Prompts whose text has the same tokens in the export; None if they are no texts, or were not compared."""
     template_equal: bool | None = None
     """Whether the chat template renders the same bytes; None if there is none, or it was not compared."""
     min_agreement: float
@@ -79,10 +81,20 @@ class ExportReport:
         return self.tokens_equal / self.tokens if self.tokens else self.rows_equal / max(1, self.rows)
 
     @property
+    def prompt_agreement(self) -> float:
+        """Share of prompts whose text has the same tokens; 1 if they were not compared."""
+        return 1.0 if self.prompts_equal is None else self.prompts_equal / max(1, self.rows)
+
+    @property
     def passed(self) -> bool:
-        """Whether the export agrees with the model, as far as it was compared."""
-        enough = self.agreement is None or self.agreement >= self.min_agreement
-        return enough and self.template_equal is not False
+        """Whether the export agrees with the model; without a comparison, only if no agreement is asked for."""
+        if self.agreement is None:
+            return not self.min_agreement
+        return (
+            self.agreement >= self.min_agreement
+            and self.prompt_agreement >= self.min_agreement
+            and self.template_equal is not False
+        )
 
     def content(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -111,6 +123,8 @@ class ExportReport:
             )
         if self.first_difference is not None:
             lines.append(f"first difference: {self.first_difference}")
+        if self.prompts_equal is not None and self.prompts_equal < self.rows:
+            lines.append(f"tokens: {self.prompts_equal} of {counted(self.rows, 'prompt')} have the same tokens")
         if self.template_equal is not None:
             lines.append(f"chat template: {'renders the same bytes' if self.template_equal else 'differs'}")
         return [*lines, *self.notes]
@@ -119,6 +133,14 @@ class ExportReport:
         """Raise ExportError if the export does not agree with the model."""
         if self.passed:
             return
+        if self.agreement is None:
+            raise ExportError(f"{self.folder} is written, but {'; '.join(self.notes)}. --min-agreement 0 accepts it")
+        if self.prompt_agreement < self.min_agreement:
+            raise ExportError(
+                f"{self.folder}: the text of {counted(self.rows - (self.prompts_equal or 0), 'prompt')} of {self.rows} "
+                f"has other tokens in the export than in the model, so it would answer other prompts: "
+                f"{'; '.join(self.notes)}"
+            )
         if self.template_equal is False:
             raise ExportError(
                 f"{self.folder}: its chat template renders other text than that of the model; do not use the export"

@@ -7,7 +7,9 @@ from contextlib import suppress
 from partita.data.rows import Rows
 from partita.export.answers import model_answers
 from partita.export.base import Exporter
+from partita.export.gguf import GgufExporter
 from partita.export.merged import MergedExporter
+from partita.export.ollama import OllamaExporter
 from partita.export.options import ExportFormat, ExportOptions
 from partita.export.prompts import check_prompts
 from partita.export.report import AnswerAgreement, ExportReport, compare_answers
@@ -17,7 +19,11 @@ from partita.pipeline.build import Pipeline
 from partita.runs.files import writing
 from partita.runs.waiting import waiting
 
-EXPORTERS: dict[ExportFormat, type[Exporter]] = {"merged": MergedExporter}
+EXPORTERS: dict[ExportFormat, type[Exporter]] = {
+    "merged": MergedExporter,
+    "gguf": GgufExporter,
+    "ollama": OllamaExporter,
+}
 """The exporter of each format."""
 
 
@@ -50,11 +56,11 @@ def export_model(
             remove_content(options)
             raise
     with waiting("answering with the export", line=False):
-        exported = exporter.answers(prompts)
+        asked = exporter.ask(prompts)
     agreement = AnswerAgreement(None)
-    if exported is not None:
+    if asked is not None:
         agreement = compare_answers(
-            prompts, answers, exported, decode=parts.lm.tokenizer.decode, tolerance=exporter.tolerance
+            prompts, answers, asked.answers, decode=parts.lm.tokenizer.decode, tolerance=exporter.tolerance
         )
     report = ExportReport(
         folder=str(options.output),
@@ -63,7 +69,8 @@ def export_model(
         prompts=prompts.origin,
         rows=len(prompts.requests),
         **vars(agreement),
-        template_equal=exporter.template_equal(),
+        prompts_equal=None if asked is None else asked.prompts_equal,
+        template_equal=None if asked is None else asked.template_equal,
         min_agreement=options.min_agreement,
         notes=tuple(exporter.notes),
     )
