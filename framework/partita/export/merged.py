@@ -125,17 +125,26 @@ def merged_answers(lm: AnyModel, folder: Path, prompts: CheckPrompts) -> Answers
         folder: The exported folder.
         prompts: The prompts.
     """
-    import transformers
-
-    with quiet_progress():
-        if isinstance(lm, HeadModel):
-            auto_class: Any = getattr(transformers, lm.own_head.auto_class)
-        else:
-            auto_class = class_of_kind(model_kind(lm.base.config, source=str(folder)))
-        code = lm.config.trust_remote_code
-        model = auto_class.from_pretrained(folder, dtype="auto", trust_remote_code=code).to(lm.device).eval()
+    model = load_merged(lm, folder).to(lm.device)
     if isinstance(lm, HeadModel):
         outputs = [row for part in batches(prompts, ROWS) for row in head_outputs(lm, part, model)]
         return Answers(outputs=tuple(outputs))
     ends = model.generation_config.eos_token_id
     return plain_answers(lm, model, prompts, ends=[ends] if isinstance(ends, int) else ends or ())
+
+
+def load_merged(lm: AnyModel, folder: Path) -> Any:
+    """Return the model in an exported folder as transformers loads it, on the CPU.
+
+    Args:
+        lm: The model that was exported.
+        folder: The exported folder.
+    """
+    import transformers
+
+    if isinstance(lm, HeadModel):
+        auto_class: Any = getattr(transformers, lm.own_head.auto_class)
+    else:
+        auto_class = class_of_kind(model_kind(lm.base.config, source=str(folder)))
+    with quiet_progress():
+        return auto_class.from_pretrained(folder, dtype="auto", trust_remote_code=lm.config.trust_remote_code).eval()

@@ -10,6 +10,7 @@ from partita.export.base import Exporter
 from partita.export.gguf import GgufExporter
 from partita.export.merged import MergedExporter
 from partita.export.ollama import OllamaExporter
+from partita.export.onnx import OnnxExporter
 from partita.export.options import ExportFormat, ExportOptions
 from partita.export.prompts import check_prompts
 from partita.export.report import AnswerAgreement, ExportReport, compare_answers
@@ -23,6 +24,7 @@ EXPORTERS: dict[ExportFormat, type[Exporter]] = {
     "merged": MergedExporter,
     "gguf": GgufExporter,
     "ollama": OllamaExporter,
+    "onnx": OnnxExporter,
 }
 """The exporter of each format."""
 

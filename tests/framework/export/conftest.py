@@ -7,6 +7,7 @@ import pytest
 
 from partita import Model
 
+from ...head_models import tiny_model
 from ...json_lines import write_json_lines
 
 RATE: dict[str, Any] = {"learning_rate": 0.02, "learning_rate_scheduler": {"decay": "constant"}}
@@ -44,6 +45,23 @@ def text_config(folder: Path, **changes: Any) -> dict[str, Any]:
         "trainer": {"type": "finetune", "max_steps": 6, "batch_size": 16, **RATE},
     }
     return config | changes
+
+
+def train_reward_model(folder: Path) -> Model:
+    """Return a reward model that was trained for two steps."""
+    rows = [{"prompt": f"the cat {i}", "chosen": f"sat {i} good", "rejected": f"ran {i} bad"} for i in range(40)]
+    write_json_lines(folder / "pairs.jsonl", rows)
+    reward = {
+        "base_model": tiny_model("llama"),
+        "input_features": [{"name": "prompt"}],
+        "output_features": [{"name": "answer", "type": "preference"}],
+        "data": {"source": str(folder / "pairs.jsonl"), "split": SPLIT},
+        "adapter": {"type": "lora", "r": 2},
+        "trainer": {"type": "reward", "batch_size": 8, "effective_batch_size": 8, "max_steps": 2, **RATE},
+    }
+    model = Model(reward, quiet=True)
+    model.train(run=folder / "reward")
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from ...classifiers import settings as head_settings
 from ...encoder_decoders import save_encoder_decoder
 from ...json_lines import write_json_lines
 from ..conftest import Command
-from .conftest import TEMPLATE, sentences, text_config
+from .conftest import TEMPLATE, sentences, text_config, train_reward_model
 
 
 def test_a_merged_adapter_answers_all_rows_as_the_run_does(lora_run: Path, tmp_path: Path) -> None:
@@ -164,6 +164,17 @@ def test_a_merged_head_has_the_same_outputs(tmp_path: Path, kind: str, monkeypat
     assert report.lines()[1].startswith("outputs: 32 of 32 rows equal, largest difference ")
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
     assert plain.config.num_labels == (3 if kind == "category" else 1)
+
+
+def test_a_merged_reward_model_has_the_same_scores(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    report = train_reward_model(tmp_path).export("merged", tmp_path / "merged")
+    assert report.prompts == f"{report.rows} rows of the test split"
+    assert report.rows_equal == report.rows > 4
+    assert report.largest_difference is not None
+    assert report.largest_difference < 1e-5
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged").config.num_labels == 1
 
 
 def test_a_merged_encoder_decoder_answers_the_same(tmp_path: Path) -> None:
