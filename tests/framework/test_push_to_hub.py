@@ -226,10 +226,10 @@ def test_push_creates_a_repository_and_a_refusal_is_one_sentence(
     assert command("push", pushed_run, "somebody/colours", "--quiet") == 1
     assert reached_hub.created[-1]["visibility"] == "private"
     message = capsys.readouterr().err
-    assert message.startswith("error: the Hub did not take the upload to somebody/colours: ")
-    assert message.endswith("; check the name, the connection, and that the token of `hf auth login` may write there\n")
+    assert "the Hub did not take the upload to somebody/colours: " in message
+    assert "; check the name, the connection, and that the token of `hf auth login` may write there" in message
     assert command("push", pushed_run, "two words", "--quiet") == 2
-    assert "error: 'two words' is no name of a repository: " in capsys.readouterr().err
+    assert "'two words' is no name of a repository: " in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -132,13 +132,12 @@ def test_without_a_checkout_of_llama_cpp_the_error_says_where_it_is(
 ) -> None:
     monkeypatch.delenv("PARTITA_LLAMA_CPP", raising=False)
     assert command("export", lora_run, "--to", "gguf", "-o", tmp_path / "out", "--quiet") == 2
-    message = capsys.readouterr().err
-    assert message == (
-        "error: no checkout of llama.cpp is named; the converter of GGUF files is convert_hf_to_gguf.py in the "
+    assert (
+        "no checkout of llama.cpp is named; the converter of GGUF files is convert_hf_to_gguf.py in the "
         "repository of llama.cpp: run `git clone --depth 1 https://github.com/ggml-org/llama.cpp`, or unpack "
         "vendor/llama.cpp from `pip download --no-deps --no-binary :all: llama-cpp-python`, and name the folder with "
-        "--llama-cpp or the environment variable PARTITA_LLAMA_CPP\n"
-    )
+        "--llama-cpp or the environment variable PARTITA_LLAMA_CPP"
+    ) in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     with pytest.raises(PartitaError, match=r"has no convert_hf_to_gguf\.py; the converter of GGUF files is"):
         Model.load(lora_run, quiet=True).export("ollama", tmp_path / "out", llama_cpp=tmp_path)
