@@ -64,6 +64,28 @@ def train_reward_model(folder: Path) -> Model:
     return model
 
 
+def train_encoder(folder: Path, kind: str) -> Model:
+    """Return an encoder with a LoRA adapter and a head for `tags`, or without one for an `embedding`."""
+    names = ("Anna", "Bo", "Carla")
+    rows = [
+        {"text": f"I met {names[i % 3]} again", "names": [{"start": 6, "end": 6 + len(names[i % 3]), "label": "PER"}]}
+        for i in range(40)
+    ]
+    embedding = {"name": "vector", "type": "embedding", "column": "other"}
+    write_json_lines(folder / "texts.jsonl", [{**row, "other": f"again {i} met"} for i, row in enumerate(rows)])
+    config = {
+        "base_model": tiny_model("bert"),
+        "input_features": [{"name": "text", "type": "text"}],
+        "output_features": [embedding if kind == "embedding" else {"name": "names", "type": "tags"}],
+        "adapter": {"type": "lora", "r": 2},
+        "data": {"source": str(folder / "texts.jsonl"), "split": SPLIT},
+        "trainer": {"type": "finetune", "batch_size": 8, "max_steps": 2, "learning_rate": 0.01},
+    }
+    model = Model(config, quiet=True)
+    model.train(run=folder / "encoder")
+    return model
+
+
 @pytest.fixture(scope="session")
 def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the finished run of a LoRA adapter, which also trains the output layer."""

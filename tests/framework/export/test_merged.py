@@ -14,7 +14,7 @@ from ...classifiers import settings as head_settings
 from ...encoder_decoders import save_encoder_decoder
 from ...json_lines import write_json_lines
 from ..conftest import Command
-from .conftest import TEMPLATE, sentences, text_config, train_reward_model
+from .conftest import TEMPLATE, sentences, text_config, train_encoder, train_reward_model
 
 
 def test_a_merged_adapter_answers_all_rows_as_the_run_does(lora_run: Path, tmp_path: Path) -> None:
@@ -175,6 +175,15 @@ def test_a_merged_reward_model_has_the_same_scores(tmp_path: Path) -> None:
     assert report.largest_difference is not None
     assert report.largest_difference < 1e-5
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged").config.num_labels == 1
+
+
+@pytest.mark.parametrize("kind", ["tags", "embedding"])
+def test_a_merged_encoder_has_the_same_outputs_for_all_tokens(tmp_path: Path, kind: str) -> None:
+    report = train_encoder(tmp_path, kind).export("merged", tmp_path / "merged")
+    assert report.rows_equal == report.rows > 4
+    assert report.largest_difference is not None
+    assert report.largest_difference < 1e-5
+    assert (tmp_path / "merged" / "modules.json").exists() == (kind == "embedding")
 
 
 def test_a_merged_encoder_decoder_answers_the_same(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ...classifiers import LABELS, make_rows
 from ...classifiers import settings as head_settings
 from ...encoder_decoders import save_encoder_decoder
 from ...json_lines import write_json_lines
-from .conftest import text_config, train_reward_model
+from .conftest import text_config, train_encoder, train_reward_model
 
 INSTALLED = find_spec("onnxruntime") is not None and find_spec("onnxscript") is not None
 needs_onnx = pytest.mark.skipif(not INSTALLED, reason="needs pip install 'partita[onnx]'")
@@ -72,6 +72,22 @@ def test_a_reward_model_has_the_same_scores_in_onnxruntime(tmp_path: Path) -> No
     assert report.rows_equal == report.rows
     assert report.largest_difference is not None
     assert report.largest_difference < 1e-4
+
+
+@needs_onnx
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["tags", "embedding"])
+def test_an_encoder_has_the_same_outputs_for_all_tokens_in_onnxruntime(tmp_path: Path, kind: str) -> None:
+    import onnxruntime
+
+    report = train_encoder(tmp_path, kind).export("onnx", tmp_path / "onnx")
+    assert report.rows_equal == report.rows
+    assert report.largest_difference is not None
+    assert report.largest_difference < 1e-4
+    [output] = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx").get_outputs()
+    assert output.name == ("logits" if kind == "tags" else "last_hidden_state")
+    pooled = any("pooling of the embedding" in note for note in report.notes)
+    assert pooled == (kind == "embedding")
 
 
 @needs_onnx
