@@ -12,11 +12,17 @@ from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.precision import quantized_layers
 from partita.pipeline.build import Pipeline
+from partita_schema.errors import ModelError
 
 EXACT = 1e-4
 """Largest relative difference of equal outputs of a head in float32."""
 ROUNDED = 0.05
 """The same if weights were rounded to 16 bits, or dequantized."""
+
+VIRTUAL = (
+    "{method} learns virtual tokens, which are not weights and cannot be merged; use the adapter in the run's folder "
+    "with peft"
+)
 
 AnyModel = HuggingFaceModel | HeadModel
 """A model that can be exported."""
@@ -49,6 +55,11 @@ class Exporter(ABC):
         """Raise PartitaError if another program that is needed is missing. Called before the model is loaded."""
         return  # most formats need none
 
+    def check_model(self) -> None:
+        """Raise ModelError if the model cannot be exported in this format."""
+        if self.lm.virtual_tokens:
+            raise ModelError(VIRTUAL.format(method=self.lm.adapter_method))
+
     @property
     def folder(self) -> Path:
         """The folder to write."""
@@ -61,7 +72,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def write(self) -> None:
-        """Write the export into the folder, which is empty. Raise PartitaError if the model cannot be exported."""
+        """Write the export into the folder, which is empty. Raise PartitaError if it cannot be written."""
 
     @abstractmethod
     def ask(self, prompts: CheckPrompts) -> ExportAnswers | None:

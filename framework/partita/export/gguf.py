@@ -10,7 +10,7 @@ import torch
 from partita.export.answers import ends_of_run
 from partita.export.base import ExportAnswers, Exporter
 from partita.export.llama_cpp import NOT_COMPARED, convert, find_checkout, has_binding, server_answers, serving
-from partita.export.merged import check_mergeable, write_merged
+from partita.export.merged import write_merged
 from partita.export.options import ExportOptions
 from partita.export.prompts import CheckPrompts
 from partita.export.templates import same_rendering
@@ -43,8 +43,6 @@ class GgufExporter(Exporter):
 
     def write(self) -> None:
         """Write a merged model in float32 next to the file, convert it, and remove it."""
-        self.check_kind()
-        check_mergeable(self.lm)
         checkout = find_checkout(self.options.llama_cpp)
         pipeline = self.pipeline
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".merged-") as folder:
@@ -66,8 +64,9 @@ class GgufExporter(Exporter):
                 revision = self.pipeline.config.model_parameters.revision
                 hf_hub_download(self.lm.source, VOCABULARY, revision=revision, local_dir=merged)
 
-    def check_kind(self) -> None:
+    def check_model(self) -> None:
         """Raise ModelError unless the model is a decoder that writes text."""
+        super().check_model()
         if not isinstance(self.lm, HuggingFaceModel):
             raise ModelError("a GGUF file has no place for the head of the model; export it with --to onnx or merged")
         if isinstance(self.lm, EncoderDecoderModel):

@@ -1,6 +1,5 @@
 """The format merged: a plain model of transformers, without adapter and quantization, in a chosen dtype."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,6 @@ from partita_schema.errors import ModelError
 from partita_trainers.file_sums import summed
 
 COPIED = "the model has no adapter and no quantization: the export is a copy in the chosen dtype"
-VIRTUAL = (
-    "{method} learns virtual tokens, which are not weights and cannot be merged; use the adapter in the run's folder "
-    "with peft"
-)
 
 
 class MergedExporter(Exporter):
@@ -67,9 +62,8 @@ def write_merged(lm: AnyModel, folder: Path, *, dtype: torch.dtype, config: Conf
         labels: Labels by output.
 
     Raises:
-        ModelError: The adapter cannot be merged, or the weights do not fit in the dtype.
+        ModelError: The weights do not fit in the dtype.
     """
-    check_mergeable(lm)
     model = plain_model(lm.base)
     model.to(dtype)
     check_finite(model, dtype=dtype)
@@ -84,12 +78,6 @@ def write_merged(lm: AnyModel, folder: Path, *, dtype: torch.dtype, config: Conf
     write_card(folder, config=config, labels=labels, origin=None)
 
 
-def check_mergeable(lm: AnyModel) -> None:
-    """Raise ModelError if the adapter is not made of weights."""
-    if lm.virtual_tokens:
-        raise ModelError(VIRTUAL.format(method=lm.adapter_method))
-
-
 def check_finite(model: Any, *, dtype: torch.dtype) -> None:
     """Raise ModelError if a weight does not fit in the dtype."""
     for name, weight in model.named_parameters():
@@ -100,9 +88,13 @@ def check_finite(model: Any, *, dtype: torch.dtype) -> None:
 
 def exported_generation(lm: HuggingFaceModel) -> Any:
     """Return the generation config of the checkpoint, with all tokens that end an answer of the run."""
+    from transformers import GenerationConfig
+
     from partita.lm.encoder_decoder import EncoderDecoderModel
 
-    settings = copy.deepcopy(lm.own_settings)
+    # With this mark, transformers may replace the settings by those of the model's config.
+    own = {key: value for key, value in lm.own_settings.to_dict().items() if key != "_from_model_config"}
+    settings = GenerationConfig.from_dict(own)
     ends = ends_of_run(lm)
     settings.eos_token_id = ends[0] if len(ends) == 1 else ends or None
     settings.pad_token_id = lm.tokenizer.pad_token_id

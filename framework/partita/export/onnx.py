@@ -20,7 +20,7 @@ from torch import nn
 
 from partita.export.answers import ROWS, Answers, batches, cut, ends_of_run, without_padding
 from partita.export.base import ExportAnswers, Exporter
-from partita.export.merged import check_mergeable, load_merged, write_merged
+from partita.export.merged import load_merged, write_merged
 from partita.export.options import ExportOptions
 from partita.export.prompts import CheckPrompts
 from partita.export.templates import render, same_rendering
@@ -67,6 +67,12 @@ class OnnxExporter(Exporter):
         if any(find_spec(name) is None for name in PACKAGES):
             raise PartitaError(MISSING)
 
+    def check_model(self) -> None:
+        """Raise ModelError for an encoder-decoder."""
+        super().check_model()
+        if isinstance(self.lm, EncoderDecoderModel):
+            raise ModelError("an encoder-decoder is not exported to ONNX, because it is two graphs; use --to merged")
+
     @property
     def dtype(self) -> str:
         return "float32"
@@ -84,9 +90,6 @@ class OnnxExporter(Exporter):
 
     def write(self) -> None:
         """Write the graph, the tokenizer, config.json with the labels, and the labels on their own."""
-        check_mergeable(self.lm)
-        if isinstance(self.lm, EncoderDecoderModel):
-            raise ModelError("an encoder-decoder is not exported to ONNX, because it is two graphs; use --to merged")
         pipeline = self.pipeline
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".merged-") as folder:
             merged = Path(folder)

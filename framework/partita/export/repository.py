@@ -88,11 +88,12 @@ def read_repository(folder: Path, config: Mapping[str, Any], *, origin: Path) ->
     """
     adapter, own = read_json(folder / "adapter_config.json"), read_json(folder / "config.json")
     has_base = (folder / BASE).is_dir()
+    is_bag = isinstance(config.get("base_model"), Mapping) and config["base_model"].get("type") == "embedding_bag"
     base = adapter.get("base_model_name_or_path") if adapter else config.get("base_model")
     named = base if isinstance(base, str) and not has_base else None
     is_local = named is not None and (origin / Path(named).expanduser()).is_dir()
     return Repository(
-        task=adapter.get("task_type") if adapter else task_of(own),
+        task=adapter.get("task_type") if adapter else None if is_bag else task_of(own),
         method=str(adapter["peft_type"]) if adapter else None,
         base=None if is_local else named,
         local_base=Path(str(named)).name if is_local else None,

@@ -48,6 +48,7 @@ def export_model(
     parts = pipeline()
     assert isinstance(parts.lm, HuggingFaceModel | HeadModel), "an embedding bag is refused before"
     exporter = exporter_class(parts.lm, parts, options)
+    exporter.check_model()
     prompts = check_prompts(parts, parts.lm, rows, must_exist=options.dataset is not None)
     with waiting("answering with the model", line=False):
         answers = model_answers(parts.lm, prompts)
