@@ -9,8 +9,10 @@ from partita.backends.base import Backend, PredictOptions
 from partita.backends.context import RunContext
 from partita.backends.folds import train_folds
 from partita.backends.open import open_backend
+from partita.export.hub import push
+from partita.export.options import MIN_AGREEMENT, Dtype, ExportFormat, ExportOptions, GgufType
+from partita.export.report import ExportReport
 from partita.pipeline.batch_sizes import BatchSizes
-from partita.pipeline.export import upload
 from partita.report.run_page import try_to_write_report
 from partita.report.run_record import holds_results
 from partita.report.simulated import page_folder
@@ -325,10 +327,74 @@ class Model:
         self._ready_backend.save(folder, origin=self._backend.context.loaded.folder)
         return folder
 
-    def push_to_hub(self, name: str, *, private: bool = True) -> str:
-        """Upload what `save` writes to a Hub repository, created if missing, and return its URL."""
+    def export(
+        self,
+        to: ExportFormat,
+        output: str | Path,
+        *,
+        dtype: Dtype = "auto",
+        gguf_type: GgufType = "f16",
+        dataset: Any = None,
+        min_agreement: float = MIN_AGREEMENT,
+        llama_cpp: str | Path | None = None,
+    ) -> ExportReport:
+        """Write the model in the format of other programs, and compare the answers of both.
+
+        32 prompts are answered greedily by the model and by what was exported, and the text of the chat template is
+        compared byte for byte. The report is also written to export.json in the folder.
+
+        Args:
+            to: `merged`: a plain transformers model. `gguf`: a file for llama.cpp. `ollama`: the same with a Modelfile.
+                `onnx`: a file for onnxruntime.
+            output: Folder to write; new or empty.
+            dtype: Type of the weights of `merged`. Default: the type that the model computes in.
+            gguf_type: Type of the weights of `gguf` and `ollama`.
+            dataset: Rows whose prompts are answered. Default: test or validation rows of the file, else prompts made
+                from the tokenizer.
+            min_agreement: Share of equal tokens, from 0 to 1; for a head, of equal rows.
+            llama_cpp: A checkout of llama.cpp, for `gguf` and `ollama`. Default: the environment variable
+                PARTITA_LLAMA_CPP.
+
+        Raises:
+            ExportError: The export agrees less than `min_agreement`, renders another chat template, or could not be
+                converted.
+            PartitaError: The model cannot be exported in this format, or an option is invalid.
+        """
+        options = ExportOptions(
+            to=to,
+            output=path_of("output", output),
+            dtype=dtype,
+            gguf_type=gguf_type,
+            dataset=dataset,
+            min_agreement=min_agreement,
+            llama_cpp=None if llama_cpp is None else path_of("llama_cpp", llama_cpp),
+        )
+        report = self._ready_backend.export(options)
+        report.raise_if_failed()
+        return report
+
+    def push_to_hub(self, name: str, *, private: bool = True, dry_run: str | Path | None = None) -> str:
+        """Upload what `save` writes, with a model card, to a Hub repository, created if missing, and return its URL.
+
+        The model card has the metrics with their intervals, the numbers of rows, the configuration as it was written,
+        and how to load the model. It has no absolute path of this machine.
+
+        Args:
+            name: Name of the repository, such as `somebody/tickets`.
+            private: Whether a new repository is private.
+            dry_run: Folder to write what would be uploaded; nothing is uploaded, and its path is returned.
+        """
         self._backend.refusals.check("save")
-        return upload(name, private=private, write=lambda folder: self._ready_backend.save(folder, origin=None))
+        backend = self._ready_backend
+        context = backend.context
+        return push(
+            name,
+            private=private,
+            dry_run=None if dry_run is None else path_of("dry_run", dry_run),
+            save=lambda folder: backend.save(folder, origin=None),
+            loaded=context.loaded,
+            run=context.run,
+        )
 
 
 def open_engine(

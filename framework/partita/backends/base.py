@@ -12,6 +12,8 @@ from partita.backends.context import RunContext
 from partita.backends.reward_models import check_columns_of_reward, load_best_of
 from partita.data.ledger import Ledger
 from partita.data.splits import check_columns
+from partita.export.options import ExportOptions
+from partita.export.report import ExportReport
 from partita.generation.best_of import BestOf
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, predict_rows
@@ -132,6 +134,10 @@ class Backend(ABC):
 
         Relative paths are resolved against `origin`, or without one against the saved folder.
         """
+
+    @abstractmethod
+    def export(self, options: ExportOptions) -> ExportReport:
+        """Export the model and compare it with the export; see `Model.export`."""
 
     def record_memory(self) -> None:
         """Record batch sizes that ran out of memory since the last call."""

@@ -17,6 +17,9 @@ from partita.backends.reward_models import load_reward_checker
 from partita.data.episode import AGENT
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, find_labels
+from partita.export.options import ExportOptions
+from partita.export.report import ExportReport
+from partita.export.run import export_model
 from partita.generation.generator import generate_requests, plain_requests, stream_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
@@ -26,8 +29,8 @@ from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.before_training import ModelBeforeTraining, notes_of
 from partita.pipeline.build import Labels, Pipeline, build_pipeline
 from partita.pipeline.evaluate import LocalEvaluator
-from partita.pipeline.export import write_card
 from partita.pipeline.fingerprint import model_fingerprint
+from partita.pipeline.saved_model import write_card
 from partita.pipeline.tune import answering_sizes
 from partita.report.transcript_page import write_page
 from partita.runs.cost import merged
@@ -63,6 +66,7 @@ EMBEDDING_BAG = Refusals(
         "generate": "it writes no text; predict answers rows with labels",
         "simulate": "it has no dialogues; write a language model as base_model",
         "tune": "its batch sizes are numbers in the file",
+        "export": "only partita reads its files",
     },
 )
 """Verbs that the embedding-bag classifier does not support."""
@@ -388,3 +392,9 @@ class LocalBackend(Backend):
         pipeline.lm.save(folder)
         notes = notes_of(self.context.run)
         write_card(folder, config=self.context.config, labels=pipeline.labels, origin=origin, notes=notes)
+
+    def export(self, options: ExportOptions) -> ExportReport:
+        """Export the model and compare it with the export; see `Model.export`."""
+        self.check_model("export")
+        self.context.check_single_process()
+        return export_model(self.parts, options, rows=partial(self.context.rows_to_compare, options.dataset))

@@ -27,7 +27,9 @@ REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<least>[\d.]+))?.*?(?:extra 
 EXTRAS = {
     "chat": "partita chat",
     "excel": "Excel files (.xlsx)",
+    "gguf": "partita export --to gguf and ollama",
     "gymnasium": "environments of Gymnasium in simulations",
+    "onnx": "partita export --to onnx",
     "plot": "partita tune --plot",
     "ray": "backend: {type: ray}",
     "retrieval": "prompt.retrieval: {type: semantic}",

@@ -22,6 +22,8 @@ from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
+from partita.export.options import ExportOptions
+from partita.export.report import ExportReport
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
 from partita.pipeline.batch_sizes import BatchSizes
@@ -69,6 +71,7 @@ class RayBackend(Backend):
             "tune": "the workers find their sizes themselves; remove backend for those of this process",
             "generate": "remove backend for a few texts, or predict a dataset",
             "save": "remove backend: this process does not hold the model",
+            "export": "remove backend: this process does not hold the model",
         },
     )
 
@@ -221,6 +224,10 @@ class RayBackend(Backend):
     def save(self, folder: Path, *, origin: Path | None) -> None:
         """Refuse to save."""
         self.refusals.refuse("save")
+
+    def export(self, options: ExportOptions) -> ExportReport:
+        """Refuse to export."""
+        self.refusals.refuse("export")
 
 
 class RayEvaluator:

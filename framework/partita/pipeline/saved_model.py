@@ -1,8 +1,7 @@
-"""Metadata of a saved model, and the upload to the Hub."""
+"""Metadata of a saved model."""
 
 import json
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,3 @@ def write_card(
         **(notes or {}),
     }
     write_atomically(folder / MANIFESTS[1], json.dumps(sealed(card), indent=2) + "\n")
-
-
-def upload(name: str, *, private: bool, write: Callable[[Path], Any]) -> str:
-    """Upload what `write` writes into a folder to a Hub repository, created if missing, and return its URL."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    repository = api.create_repo(name, private=private, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder))
-        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload from partita")
-    return str(repository)
