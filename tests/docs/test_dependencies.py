@@ -17,8 +17,8 @@ OWN = {"partita", "partita_schema", "partita_trainers"}
 CALLER_HAS = {"IPython"}
 """Packages that are used only in a process that has imported them: IPython in a notebook."""
 EXTRAS = sorted(PROJECT["optional-dependencies"])
-APART = {"gguf", "onnx"}
-"""Extras that are not installed for development; tests that need them are skipped without them."""
+APART = {"gguf"}
+"""Extras that are not installed for development; tests that need them, and a checkout of llama.cpp, are skipped."""
 
 
 def canonical(name: str) -> str:

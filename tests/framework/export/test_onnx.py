@@ -1,7 +1,6 @@
 """Tests of `partita export --to onnx`: onnxruntime computes what the model does."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,6 @@ from ...encoder_decoders import save_encoder_decoder
 from ...json_lines import write_json_lines
 from .conftest import text_config, train_encoder, train_reward_model
 
-INSTALLED = find_spec("onnxruntime") is not None and find_spec("onnxscript") is not None
-needs_onnx = pytest.mark.skipif(not INSTALLED, reason="needs pip install 'partita[onnx]'")
-
 
 def head_run(folder: Path, architecture: str, kind: str, **changes: Any) -> Model:
     """Return a model with a head, trained for two steps in `folder`."""
@@ -30,7 +26,6 @@ def head_run(folder: Path, architecture: str, kind: str, **changes: Any) -> Mode
     return model
 
 
-@needs_onnx
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "kind"),
@@ -65,7 +60,6 @@ def test_a_head_has_the_same_outputs_in_onnxruntime(tmp_path: Path, architecture
             assert list(answer["parts_probabilities"].values()) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-@needs_onnx
 @pytest.mark.long
 def test_a_reward_model_has_the_same_scores_in_onnxruntime(tmp_path: Path) -> None:
     report = train_reward_model(tmp_path).export("onnx", tmp_path / "onnx")
@@ -74,7 +68,6 @@ def test_a_reward_model_has_the_same_scores_in_onnxruntime(tmp_path: Path) -> No
     assert report.largest_difference < 1e-4
 
 
-@needs_onnx
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["tags", "embedding"])
 def test_an_encoder_has_the_same_outputs_for_all_tokens_in_onnxruntime(tmp_path: Path, kind: str) -> None:
@@ -90,7 +83,6 @@ def test_an_encoder_has_the_same_outputs_for_all_tokens_in_onnxruntime(tmp_path:
     assert pooled == (kind == "embedding")
 
 
-@needs_onnx
 @pytest.mark.long
 def test_a_model_that_writes_text_answers_the_same_in_onnxruntime(lora_run: Path, tmp_path: Path) -> None:
     report = Model.load(lora_run, quiet=True).export("onnx", tmp_path / "onnx")
@@ -103,7 +95,6 @@ def test_a_model_that_writes_text_answers_the_same_in_onnxruntime(lora_run: Path
     )
 
 
-@needs_onnx
 def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
     base = save_encoder_decoder(tmp_path / "base", "t5")
     zero = Model(text_config(tmp_path, base_model=str(base), trainer={"type": "none"}), quiet=True)
@@ -111,8 +102,10 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
         zero.export("onnx", tmp_path / "onnx")
 
 
-@pytest.mark.skipif(INSTALLED, reason="the packages are installed")
-def test_without_the_packages_the_error_names_them(lora_run: Path, tmp_path: Path) -> None:
+def test_without_the_packages_the_error_names_them(
+    lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partita.export.onnx.find_spec", lambda name: None)
     expected = r"ONNX files are written by onnxscript and checked by onnxruntime; run pip install 'partita\[onnx\]'"
     with pytest.raises(PartitaError, match=expected):
         Model.load(lora_run, quiet=True).export("onnx", tmp_path / "onnx")
