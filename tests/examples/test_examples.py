@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
@@ -13,6 +15,9 @@ import pytest
 import torch
 
 from partita import Model, Sweep
+from partita.model import open_engine
+from partita.serving.app import ServerState, make_app
+from partita.serving.server import bound, run_server
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 from partita_schema.rows import check_rows, row_schema
@@ -134,6 +139,20 @@ def test_an_encoder_with_a_head_learns_support_tickets(copy_of: Any) -> None:
     assert result.metrics["test"]["team.accuracy"] > 0.9
     predictions = model.predict("new_tickets.csv", output="answers.csv")
     assert sum(row["team"] == row["team_input"] for row in predictions) > 45
+    engine, sock = open_engine(model), bound("127.0.0.1", 0)
+    with sock, engine:
+        ready = threading.Event()
+        app = make_app(ServerState(engine, "encoder", 0))
+        options = {"finish_seconds": 5.0, "ready": ready.set}
+        server = threading.Thread(target=run_server, args=(app, engine, sock), kwargs=options)
+        server.start()
+        assert ready.wait(30)
+        asked = [sys.executable, "ask_service.py", f"http://127.0.0.1:{sock.getsockname()[1]}"]
+        printed = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout
+        engine.refuse_new()
+        server.join(30)
+    lines = [line.partition("% ")[2].partition(": ") for line in printed.splitlines()]
+    assert [(team, message) for team, _, message in lines] == [(row["team"], row["message"]) for row in predictions[:5]]
 
 
 def test_new_tickets_are_not_among_the_training_tickets(tmp_path: Path) -> None:

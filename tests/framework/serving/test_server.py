@@ -18,7 +18,8 @@ from openai import OpenAI
 from partita import Model
 from partita.serving.guard import ServerLimits
 
-from .conftest import QUESTIONS, RunningServer, make_model, running, wait_for
+from ...json_lines import write_json_lines
+from .conftest import CONFIG, QUESTIONS, RunningServer, make_model, running, wait_for
 
 USER = [{"role": "user", "content": "one red ball"}]
 WEATHER = {
@@ -477,6 +478,35 @@ def test_a_classifier_with_scored_labels(tmp_path: Path) -> None:
             [answer] = response["predictions"]
             assert answer["colour"] == row["colour"]
             assert answer["colour_probability"] == pytest.approx(row["colour_probability"], abs=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"adapter": {"type": "lora", "r": 4}},
+        {"adapter": {"type": "lora", "r": 4}, "quantization": {"bits": 4}},
+        {"quantization": {"bits": 8}},
+        {"base_model": {**CONFIG["base_model"], "architecture": "gpt2"}},
+        {"generation": {"num_beams": 2}},
+    ],
+    ids=["lora", "qlora", "8 bit", "gpt2", "beams"],
+)
+def test_answers_of_other_models_are_those_of_predict(tmp_path: Path, changes: dict[str, Any]) -> None:
+    base = make_model(tmp_path).save(tmp_path / "base")
+    (base / "partita.json").unlink()
+    if "adapter" in changes:
+        write_json_lines(tmp_path / "many.jsonl", [{"question": f"q {one}", "answer": f"{one}"} for one in range(20)])
+        trainer = {"type": "finetune", "max_steps": 3, "batch_size": 4, "learning_rate": 0.05}
+        data = {"source": str(tmp_path / "many.jsonl")}
+        trained = Model({**CONFIG, "base_model": str(base), "data": data, "trainer": trainer, **changes}, quiet=True)
+        model = Model.load(trained.train(run=tmp_path / "run").run, quiet=True)
+    else:
+        model = make_model(tmp_path, **{"base_model": str(base), **changes})
+    rows = [{"question": f"{question} {number}"} for number in range(2) for question in QUESTIONS]
+    with running(model) as server, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda row: post(server, "/predict", {"rows": [row]}).json(), rows))
+    assert [one["predictions"][0]["answer"] for one in found] == model.predict(rows)["answer"]
 
 
 def test_embeddings_of_texts(tmp_path: Path) -> None:
