@@ -7,66 +7,60 @@ context cancels all requests and closes their connections.
 import asyncio
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic
 
 import httpx2
 
-from partita.backends.endpoint.protocol import EndpointReply, Mode
 from partita.backends.endpoint.redaction import Redaction, redacted_logs
-from partita.backends.endpoint.request_sender import RateLimiter, RequestFailure, RequestSender
-from partita_schema.sections.backend import EndpointBackendConfig
+from partita.backends.endpoint.request_sender import Reply, RequestFailure, RequestSender
 
 
 @dataclass(frozen=True)
 class EndpointRequest:
-    """One row's request."""
+    """A request, of one row or of several."""
 
     row: int
+    """The row, or the first one."""
     body: Mapping[str, Any]
     tokens: int
     """Upper bound of the tokens of prompt and answer, estimated."""
 
 
 @dataclass(frozen=True)
-class RequestOutcome:
-    """The result of a row's request."""
+class RequestOutcome(Generic[Reply]):
+    """The result of a request."""
 
     row: int
-    result: EndpointReply | RequestFailure
+    result: Reply | RequestFailure
 
 
-class RequestPool:
+class RequestPool(Generic[Reply]):
     """Sends at most `concurrency` requests at the same time. A context manager."""
 
     def __init__(
         self,
-        backend: EndpointBackendConfig,
+        sender: Callable[[httpx2.AsyncClient, Redaction], RequestSender[Reply]],
         *,
-        mode: Mode,
         key: str | None,
         concurrency: int,
-        logprobs: bool = False,
     ) -> None:
         """Store the settings.
 
         Args:
-            backend: Address, model and limits of the server.
-            mode: Whether prompts are texts or messages.
+            sender: Makes what sends a request, from an HTTP client and what removes the API key from texts.
             key: API key, if the server needs one.
             concurrency: Maximum number of requests at a time.
-            logprobs: Whether to request log-probabilities of the answers.
         """
-        self.backend, self.mode, self.key, self.concurrency = backend, mode, key, concurrency
-        self.logprobs = logprobs
-        self._outcomes: queue.SimpleQueue[RequestOutcome | BaseException] = queue.SimpleQueue()
+        self.sender, self.key, self.concurrency = sender, key, concurrency
+        self._outcomes: queue.SimpleQueue[RequestOutcome[Reply] | BaseException] = queue.SimpleQueue()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="partita endpoint", daemon=True)
 
-    def __enter__(self) -> "RequestPool":
+    def __enter__(self) -> "RequestPool[Reply]":
         self._thread.start()
         self._started.wait()
         return self
@@ -82,16 +76,16 @@ class RequestPool:
         """Submit a request; it is sent as soon as another one has ended."""
         self._loop.call_soon_threadsafe(self._requests.put_nowait, request)
 
-    def receive(self) -> list[RequestOutcome]:
+    def receive(self) -> list[RequestOutcome[Reply]]:
         """Return the results that have arrived; wait for at least one."""
         first = self._outcomes.get()
         if isinstance(first, BaseException):
             raise first
         return [first, *self.collect_results()]
 
-    def collect_results(self) -> list[RequestOutcome]:
+    def collect_results(self) -> list[RequestOutcome[Reply]]:
         """Return the results that have arrived, without waiting."""
-        results: list[RequestOutcome] = []
+        results: list[RequestOutcome[Reply]] = []
         while not self._outcomes.empty():
             outcome = self._outcomes.get()
             if isinstance(outcome, BaseException):
@@ -124,21 +118,11 @@ class RequestPool:
             httpx2.AsyncClient(headers=headers, limits=limits, timeout=None) as client,
             asyncio.TaskGroup() as tasks,
         ):
-            sender = RequestSender(
-                client,
-                self.backend,
-                self.mode,
-                RateLimiter(
-                    requests_per_minute=self.backend.requests_per_minute,
-                    tokens_per_minute=self.backend.tokens_per_minute,
-                ),
-                logprobs=self.logprobs,
-                redaction=redaction,
-            )
+            sender = self.sender(client, redaction)
             for _ in range(self.concurrency):
                 tasks.create_task(self._answer(sender))
 
-    async def _answer(self, sender: RequestSender) -> None:
+    async def _answer(self, sender: RequestSender[Reply]) -> None:
         while True:
             request = await self._requests.get()
             result = await sender.send(request.body, tokens=request.tokens)

@@ -11,20 +11,23 @@ import logging
 import os
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import httpx2
 
-from partita.backends.endpoint.protocol import PATHS, AnswerError, EndpointReply, Mode, error_message, read_reply
+from partita.backends.endpoint.protocol import AnswerError, error_message
 from partita.backends.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
 from partita.backends.endpoint.redaction import Redaction
 from partita.generation.prompts import describe_error
 from partita_schema.sections.backend import EndpointBackendConfig
 
 logger = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply")
 
 MINUTE = 60.0
 
@@ -110,28 +113,58 @@ class RequestError(Exception):
 
 
 @dataclass
-class RequestSender:
+class RequestSender(ABC, Generic[Reply]):
     """Sends requests to a server within the configured limits. Used by the tasks of one event loop."""
 
     client: httpx2.AsyncClient
     backend: EndpointBackendConfig
-    mode: Mode
-    rate_limiter: RateLimiter
-    logprobs: bool = False
-    redaction: Redaction = field(default_factory=lambda: Redaction(None))
+    redaction: Redaction
     """Removes the API key from the server's texts."""
-    warned: set[str] = field(default_factory=set)
+    rate_limiter: RateLimiter = field(init=False)
+    warned: set[str] = field(default_factory=set, init=False)
     """Kinds of warnings that were logged already."""
 
-    async def send(self, body: Mapping[str, Any], *, tokens: int) -> EndpointReply | RequestFailure:
+    def __post_init__(self) -> None:
+        self.rate_limiter = RateLimiter(
+            requests_per_minute=self.backend.requests_per_minute, tokens_per_minute=self.backend.tokens_per_minute
+        )
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """Path of the API after the server's address."""
+
+    @abstractmethod
+    def read(self, response: Response, body: Mapping[str, Any]) -> Reply:
+        """Return the reply to a request. Raise AnswerError if the response, of status 200, holds none.
+
+        Args:
+            response: The response.
+            body: The body of the request.
+        """
+
+    @abstractmethod
+    def num_tokens(self, reply: Reply) -> int:
+        """Return the tokens that a request used; 0 if it is unknown."""
+
+    def redacted(self, reply: Reply) -> Reply:
+        """Return the reply without the API key."""
+        return reply
+
+    def failure(self, response: Response) -> RequestFailure:
+        """Return the failure described by a response without an answer."""
+        return refusal(response)
+
+    async def send(self, body: Mapping[str, Any], *, tokens: int) -> Reply | RequestFailure:
         """Return the answer to a request of at most `tokens` tokens, or why there is none."""
         tries = self.backend.retries + 1
         for attempt in range(tries):
             await self.rate_limiter.turn(tokens)
             result = await self.try_once(body)
-            if isinstance(result, EndpointReply):
-                if result.tokens:
-                    self.rate_limiter.give_back(tokens - result.tokens)
+            if not isinstance(result, RequestFailure):
+                used = self.num_tokens(result)
+                if used:
+                    self.rate_limiter.give_back(tokens - used)
                 return result
             if not result.retry:
                 return result
@@ -156,28 +189,17 @@ class RequestSender:
         # Jitter, so that not all requests are sent at the moment that the server named.
         await asyncio.sleep(max(least + random.uniform(0, FIRST_WAIT), backoff))
 
-    async def try_once(self, body: Mapping[str, Any]) -> EndpointReply | RequestFailure:
+    async def try_once(self, body: Mapping[str, Any]) -> Reply | RequestFailure:
         """Try once. Any error is returned as a failure, and the key is removed from all texts of the server."""
         try:
-            reply = await self.request(body)
-            text = self.redaction.answer(reply.generated.text)
+            return self.redacted(await self.request(body))
         except RequestError as error:
             failure = error.failure
         except Exception as error:  # an unexpected response fails its own row, not the job
             failure = RequestFailure("server", f"the server's response cannot be read: {describe_error(error)}")
-        else:
-            if text != reply.generated.text:
-                self.warn_of_key()
-            return replace(reply, generated=replace(reply.generated, text=text))
         return replace(failure, reason=self.redaction.message(failure.reason))
 
-    def warn_of_key(self) -> None:
-        """Log once that the server repeats the key."""
-        if "key" not in self.warned:
-            self.warned.add("key")
-            logger.warning("the server repeats the API key in its answers; *** replaces it (logged once)")
-
-    async def request(self, body: Mapping[str, Any]) -> EndpointReply:
+    async def request(self, body: Mapping[str, Any]) -> Reply:
         """Send the request and return the answer.
 
         Raises RequestError with a text that is not redacted yet, or any error caused by a malformed response.
@@ -187,7 +209,7 @@ class RequestSender:
         try:
             # Around the whole exchange: the client's own timeouts restart with each chunk of a response.
             async with asyncio.timeout(seconds):
-                response = await receive(self.client, url + PATHS[self.mode], body, max_bytes=max_bytes)
+                response = await receive(self.client, url + self.path, body, max_bytes=max_bytes)
         except (TimeoutError, httpx2.TimeoutException):
             raise RequestError(RequestFailure("server", f"no answer within {seconds:g} s", retry=True)) from None
         except (httpx2.ConnectError, httpx2.ProxyError) as error:
@@ -201,17 +223,11 @@ class RequestSender:
         except ResponseError as error:
             raise RequestError(RequestFailure("row", str(error))) from None
         if response.status != 200:
-            raise RequestError(refusal(response))
+            raise RequestError(self.failure(response))
         try:
-            return read_reply(response.body, mode=self.mode, logprobs=self.logprobs, max_tokens=token_limit(body))
+            return self.read(response, body)
         except AnswerError as error:
             raise RequestError(RequestFailure("row", str(error))) from None
-
-
-def token_limit(body: Mapping[str, Any]) -> int | None:
-    """Return the limit of generated tokens in this request; None if it sets none."""
-    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)]
-    return max(limits, default=None)
 
 
 def refusal(response: Response) -> RequestFailure:

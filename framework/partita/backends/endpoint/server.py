@@ -14,10 +14,13 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+import httpx2
 import numpy as np
 import numpy.typing as npt
 
+from partita.backends.endpoint.completion_sender import CompletionSender
 from partita.backends.endpoint.protocol import EndpointReply, Mode, request_body, written_messages
+from partita.backends.endpoint.redaction import Redaction
 from partita.backends.endpoint.request_pool import EndpointRequest, RequestOutcome, RequestPool
 from partita.backends.endpoint.request_sender import REFUSED, RequestFailure
 from partita.generation.engine import Engine
@@ -97,13 +100,11 @@ class EndpointClient:
         rows, copies = plan(work, left)
         rows.sort()  # not the longest first: prompts that are too long would all be rejected at the beginning
         classifier = ErrorClassifier(self, concurrency=concurrency)
-        with RequestPool(
-            self.backend,
-            mode=self.mode,
-            key=self.key(),
-            concurrency=concurrency,
-            logprobs=options.logprobs,
-        ) as request_pool:
+
+        def sender(client: httpx2.AsyncClient, redaction: Redaction) -> CompletionSender:
+            return CompletionSender(client, self.backend, redaction, self.mode, options.logprobs)
+
+        with RequestPool(sender, key=self.key(), concurrency=concurrency) as request_pool:
             requests = self.requests(rows, work, options, seed=seed)
             in_flight = send(request_pool, islice(requests, 2 * concurrency))
             started = time.perf_counter()
@@ -220,7 +221,7 @@ class ErrorClassifier:
         self.failures = 0
         self.last_refusal: str | None = None
 
-    def results(self, outcomes: Sequence[RequestOutcome], copies: dict[int, list[int]]) -> RowOutcomes:
+    def results(self, outcomes: Sequence[RequestOutcome[EndpointReply]], copies: dict[int, list[int]]) -> RowOutcomes:
         """Return the row results of requests, including duplicate prompts, up to the one that ends the job."""
         results: list[RowResult] = []
         prompt_tokens = 0
@@ -280,7 +281,7 @@ class ErrorClassifier:
         return message
 
 
-def send(request_pool: RequestPool, requests: Iterator[EndpointRequest]) -> int:
+def send(request_pool: RequestPool[Any], requests: Iterator[EndpointRequest]) -> int:
     """Submit requests and return their number."""
     number = 0
     for request in requests:
