@@ -356,6 +356,7 @@ class LocalBackend(Backend):
             context_tokens=tokens,
             max_waiting=max_waiting,
             parts=self.with_reward(pipeline),
+            weights=self.context.weights,
         )
 
     def tune(self, dataset: Any, *, fresh: bool) -> BatchSizes:

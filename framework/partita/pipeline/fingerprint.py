@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partita.data.rows import Rows, digest
-from partita.pipeline.build import PipelineParts
+from partita.generation.job import PredictionParts
 from partita.tokenizers.hub import folder_digest
+from partita_schema.config import Config
 from partita_schema.sections.outputs import OutputFeature
 
+SECTIONS = ("prompt", "generation", "input_features", "output_features", "defaults", "model_parameters", "quantization")
+"""Sections that determine answers, besides the model, the seed and how dialogues are read."""
 
-def answer_fingerprint(parts: PipelineParts, rows: Rows, *, result: Path | None) -> dict[str, str]:
+
+def answer_fingerprint(parts: PredictionParts, rows: Rows, *, result: Path | None) -> dict[str, str]:
     """Return fingerprints of everything that determines the answers to these rows, by part.
 
     Args:
@@ -40,7 +44,7 @@ def output_part(output: OutputFeature) -> str:
     return ":".join(part for part in (output.name, output.type, output.answer_format) if part)
 
 
-def model_fingerprint(parts: PipelineParts, *, result: Path | None) -> str:
+def model_fingerprint(parts: PredictionParts, *, result: Path | None) -> str:
     """Return the fingerprint of the model: the same after training and after loading it from its run.
 
     Args:
@@ -50,6 +54,20 @@ def model_fingerprint(parts: PipelineParts, *, result: Path | None) -> str:
     if result is None:
         return parts.generator.fingerprint
     return digest(folder_digest(result), parts.config.model_dump_json(include={"model_parameters", "quantization"}))
+
+
+def section_fingerprints(config: Config) -> dict[str, str]:
+    """Return a hash of each section of a file that determines answers, by its key.
+
+    A base model in a folder counts with the name of the folder, which may lie elsewhere on another machine.
+    """
+    values = config.model_dump(mode="json", include={*SECTIONS, "base_model"})
+    if isinstance(values["base_model"], str):
+        values["base_model"] = values["base_model"].rstrip("/").rpartition("/")[2]
+    values["data.dialogue"] = config.data.dialogue.model_dump(mode="json")
+    if config.generation.seed is None:
+        values["seed"] = config.seed
+    return {name: digest(json.dumps(value, sort_keys=True)) for name, value in values.items()}
 
 
 def journal_path(folder: Path, *, output: Path | None, fingerprint: Mapping[str, str]) -> Path:

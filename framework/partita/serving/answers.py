@@ -59,11 +59,17 @@ class AsyncEngine:
 
     async def answers(self, requests: Sequence[AnswerRequest]) -> list[Generated]:
         """Return whole answers. Raise RequestError if one is missing."""
-        found: dict[int, Generated] = {}
+        return [checked(end) for end in await self.ends(requests)]
+
+    async def ends(self, requests: Sequence[AnswerRequest]) -> list[AnswerEnd]:
+        """Return whole answers, or why there is none. Raise RequestError if the engine has stopped."""
+        found: dict[int, AnswerEnd] = {}
         async with aclosing(self.events(requests)) as events:
             async for index, event in events:
                 if isinstance(event, AnswerEnd):
-                    found[index] = checked(event)
+                    if event.error is not None and event.error in (STOPPING, self.engine.failure):
+                        checked(event)
+                    found[index] = event
         return [found[index] for index in range(len(requests))]
 
     async def rows(self, rows: PromptRows) -> Sequence[Answer]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,12 +29,12 @@ from partita.serving.bodies import (
     reason_of,
 )
 from partita.serving.engine import EngineStoppedError, ServingEngine, TooManyWaitingError
-from partita.serving.errors import RequestError
+from partita.serving.errors import NO_COLUMN, OTHER_MODEL, RequestError
 from partita.serving.guard import RequestGuard, ServerLimits
 from partita.serving.metrics import ServerMetrics
 from partita.serving.openai_api import OpenAIAnswers
 from partita.serving.rows import RowService, record_fields
-from partita_schema.errors import PartitaError, RowError
+from partita_schema.errors import DataError, PartitaError, RowError
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Api:
         self.rows = RowService(self.engine)
         self.openai = OpenAIAnswers(self.engine, model=state.name)
         self.metrics = ServerMetrics(engine)
+        self._describing = threading.Lock()
 
     async def models(self, request: Request) -> Response:
         """List the model."""
@@ -102,10 +104,26 @@ class Api:
         return await self._unless_gone(request, self.openai.completions(body))
 
     async def predict(self, request: Request) -> Response:
-        """Answer rows as `predict` does."""
+        """Answer rows as `predict` does; to GET, return what decides the answers."""
+        if request.method == "GET":
+            limits = {"max_body_bytes": self.state.limits.body_bytes}
+            return JSONResponse(await asyncio.to_thread(self._description) | limits)
         body = await self._body(request, PredictBody)
-        rows = self.rows.open(body.rows, body.keys)
+        if body.fingerprint is not None:
+            found = (await asyncio.to_thread(self._description))["fingerprint"]
+            if found != body.fingerprint:
+                message = f"the rows are for the model {body.fingerprint}, and this server has {found}"
+                raise RequestError(400, message, param="fingerprint", code=OTHER_MODEL)
+        try:
+            rows = self.rows.open(body.rows, body.keys)
+        except DataError as error:
+            raise RequestError(400, str(error), param="rows", code=NO_COLUMN) from None
         return await self._unless_gone(request, self._predictions(body, rows))
+
+    def _description(self) -> dict[str, Any]:
+        """Return what decides the answers to rows; the first call computes the fingerprint of the model."""
+        with self._describing:
+            return self.rows.description
 
     async def _predictions(self, body: PredictBody, rows: Any) -> Response:
         answers = await self.rows.answers(rows)
@@ -249,7 +267,7 @@ def make_app(state: ServerState) -> Any:
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/embeddings", api.embeddings, methods=["POST"]),
-        Route("/predict", api.predict, methods=["POST"]),
+        Route("/predict", api.predict, methods=["GET", "POST"]),
         Route("/tokenize", api.tokenize, methods=["POST"]),
         Route("/health", api.health),
         Route("/metrics", api.prometheus),

@@ -194,6 +194,8 @@ class PredictBody(Body):
     """Names of the rows, from which random numbers are derived."""
     records: bool = False
     """Whether to return the answers as texts, tokens and scores instead of columns."""
+    fingerprint: str | None = None
+    """Fingerprint of the model, as of GET /predict; if the server has another one, it refuses the rows."""
 
     @model_validator(mode="after")
     def _same_length(self) -> "PredictBody":

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -140,6 +141,7 @@ class ServingEngine:
         context_tokens: int,
         max_waiting: int = MAX_WAITING,
         parts: PredictionParts | None = None,
+        weights: Path | None = None,
     ) -> None:
         """Prepare the engine; nothing is computed yet.
 
@@ -149,10 +151,13 @@ class ServingEngine:
             context_tokens: Maximum number of tokens of a prompt and its answer together.
             max_waiting: Maximum number of requests that wait.
             parts: What answers rows, with a reward model if answers are chosen. Default: the pipeline.
+            weights: Folder of the trained weights; None if nothing was trained.
         """
         self.pipeline, self.lm = pipeline, pipeline.lm
         self.parts: PredictionParts = parts or pipeline
         """What answers rows."""
+        self.weights = weights
+        """Folder of the trained weights; None if nothing was trained."""
         self.budget, self.context_tokens, self.max_waiting = budget, context_tokens, max_waiting
         self.counts = EngineCounts()
         self.failure: str | None = None
@@ -366,6 +371,11 @@ class ServingEngine:
 
     def _run_jobs(self, jobs: Sequence[RowJob]) -> None:
         """Answer the rows of several jobs together; if that fails, those of each job by themselves."""
+        if len(jobs) > 1 and self.parts.generation.samples and have_equal_keys(jobs):
+            # Rows with equal keys would count as copies of one another, and their random numbers would differ.
+            for job in jobs:
+                self._run_jobs([job])
+            return
         rows = JoinedRows([job.rows for job in jobs])
         try:
             found = {answer.row: answer for answer in generate_for_rows(self.parts, rows, budget=self.budget)}
@@ -420,3 +430,9 @@ class ServingEngine:
             self._finish(pending, None, reason)
         while self.jobs:
             self.jobs.popleft().on_end((), EngineStoppedError(reason))
+
+
+def have_equal_keys(jobs: Sequence[RowJob]) -> bool:
+    """Return whether rows of jobs have the same sampling key."""
+    keys = [job.rows.sampling_key(row) for job in jobs for row in range(len(job.rows))]
+    return len(set(keys)) < len(keys)

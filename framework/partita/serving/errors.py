@@ -17,6 +17,10 @@ TYPES = {
     504: "timeout_error",
 }
 RETRY_SECONDS = "1"
+OTHER_MODEL = "other_model"
+"""Code of the error of rows that are for another model."""
+NO_COLUMN = "missing_column"
+"""Code of the error of rows that lack a column."""
 
 
 class RequestError(Exception):

@@ -1,21 +1,25 @@
 """Rows of requests: the same prompts, answers and columns as those of `predict`."""
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from partita.data.rows import RowKeys, Rows
+from partita.data.rows import RowKeys, Rows, digest
 from partita.data.sources.in_memory import list_of
-from partita.data.splits import check_columns
+from partita.data.splits import check_columns, check_prompt_columns
 from partita.generation.job import record_of
 from partita.generation.predictions import Answer, PredictionColumns, answer_of
 from partita.generation.prompts import EncodedPrompts
 from partita.generation.record import PredictionRecord
 from partita.generation.requests import RowResult, unanswerable, usable_lengths
+from partita.pipeline.fingerprint import model_fingerprint, section_fingerprints
 from partita.serving.answers import AsyncEngine
+from partita.serving.bodies import MAX_ROWS
 from partita.serving.request_queue import AnswerRequest
 
 NAME = "request"
@@ -47,7 +51,29 @@ class RowService:
         named = RowKeys.counted(NAME, len(rows)) if keys is None else NamedKeys(keys)
         opened = Rows(store, columns=columns, keys=named, fingerprint="")
         check_columns(opened, self.config, supervised=False)
+        if self.parts.best_of is not None:
+            check_prompt_columns(opened, self.parts.best_of.reward.config)
         return opened
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What decides the answers to rows, for clients that make the same predictions."""
+        core = self.engine.engine
+        best_of = self.parts.best_of
+        reward = () if best_of is None else (best_of.reward.fingerprint,)
+        labels = {name: list(values) for name, values in core.pipeline.labels.items()}
+        return {
+            "fingerprint": digest(
+                model_fingerprint(core.pipeline, result=core.weights), json.dumps(labels, sort_keys=True), *reward
+            ),
+            "sections": section_fingerprints(self.config),
+            "labels": labels,
+            "samples": self.parts.generation.samples,
+            "max_new_tokens": self.parts.max_new_tokens,
+            "context_tokens": core.context_tokens if self.in_slots else None,
+            "model_context_tokens": core.lm.context_length,
+            "max_rows": MAX_ROWS,
+        }
 
     async def answers(self, rows: Rows) -> list[Answer]:
         """Return the answer to each row. Raise RequestError if the engine does not accept them."""
@@ -55,9 +81,11 @@ class RowService:
             return list(await self.engine.rows(rows))
         requests = await asyncio.to_thread(self.requests, rows)
         asked = {row: one for row, one in enumerate(requests) if isinstance(one, AnswerRequest)}
-        generated = dict(zip(asked, await self.engine.answers(list(asked.values())), strict=True))
+        ends = dict(zip(asked, await self.engine.ends(list(asked.values())), strict=True))
         records = [
-            one if isinstance(one, PredictionRecord) else record_of(RowResult(row, generated[row]), key="")
+            one
+            if isinstance(one, PredictionRecord)
+            else record_of(RowResult(row, ends[row].generated, ends[row].error), key="")
             for row, one in enumerate(requests)
         ]
         return [answer_of(record, self.parts.decoder) for record in records]

@@ -352,9 +352,9 @@ def test_paths_and_methods_that_do_not_exist(server: RunningServer) -> None:
     missing = httpx2.get(server.url + "/v2/x")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     assert "there is nothing at /v2/x" in error_of(missing)
-    wrong = httpx2.get(server.url + "/predict")
+    wrong = httpx2.get(server.url + "/tokenize")
     assert wrong.status_code == 405
-    assert error_of(wrong) == "GET is not for /predict"
+    assert error_of(wrong) == "GET is not for /tokenize"
     broken = httpx2.post(server.url + "/predict", content=b'{"rows": [')
     assert broken.status_code == 400
     assert "Invalid JSON" in error_of(broken)
