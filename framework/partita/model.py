@@ -9,6 +9,7 @@ from partita.backends.base import Backend, PredictOptions
 from partita.backends.context import RunContext
 from partita.backends.folds import train_folds
 from partita.backends.open import open_backend
+from partita.backends.row_server.predict import predict_on_server
 from partita.export.hub import push
 from partita.export.options import MIN_AGREEMENT, Dtype, ExportFormat, ExportOptions, GgufType
 from partita.export.report import ExportReport
@@ -152,6 +153,7 @@ class Model:
         retry_errors: bool = False,
         fresh: bool = False,
         safe_csv: bool = False,
+        server: str | None = None,
     ) -> "Predictions":
         """Predict every row, in input order. Call it again with the same arguments to resume.
 
@@ -163,10 +165,15 @@ class Model:
             retry_errors: Generate rows again that ended in an error.
             fresh: Discard earlier answers and start over.
             safe_csv: In a .csv output, prefix text that a spreadsheet would run as a formula with an apostrophe.
+            server: Address of `partita serve` with this file or run, such as http://127.0.0.1:8000. Rows are answered
+                there, with the same result, and no model is loaded here. PARTITA_TOKEN holds its token. `batch_size` is
+                the number of rows in a request. Default: 64.
 
         Raises:
-            DataError: `output` cannot be written, or is one of the files to read; checked before anything is loaded
-                or generated.
+            ServerError: The server cannot be reached, or fails; what it has answered is saved.
+            ModelError: The server needs a token.
+            DataError: The server has other values of the file; or `output` cannot be written, or is one of the files to
+                read, which is checked before anything is loaded or generated.
         """
         options = PredictOptions(
             output=None if output is None else path_of("output", output),
@@ -175,7 +182,10 @@ class Model:
             fresh=fresh,
             safe_csv=safe_csv,
         )
-        return self._ready_backend.predict(dataset, options)
+        backend = self._ready_backend
+        if server is not None:
+            return predict_on_server(backend.context, dataset, options, url=server)
+        return backend.predict(dataset, options)
 
     def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, Any]]:
         """Compute metrics by output feature on labeled rows, and `loss` under the key `model`.

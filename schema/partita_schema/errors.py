@@ -31,7 +31,7 @@ class PartitaError(Exception):
               LostRankError      another process exited, or does not respond
             ExportError          an export does not answer as its model does, or another program failed to write it
             OutOfMemory          a single row does not fit in device memory
-            ServerError          the server of an endpoint cannot be reached, or fails one row after another
+            ServerError          a server that answers rows cannot be reached, or fails one row after another
             SimulationError      a simulation cannot continue
             TrainingError        training cannot continue
               DivergenceError    the loss or the gradients are not finite

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from partita.data.splits import check_columns
 from partita.export.options import ExportOptions
 from partita.export.report import ExportReport
 from partita.generation.best_of import BestOf
+from partita.generation.job import PredictionParts
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, predict_rows
 from partita.generation.prompts import PromptSource
@@ -163,45 +164,14 @@ class Backend(ABC):
 
     def predict(self, dataset: Any, options: PredictOptions) -> "Predictions":
         """Predict every row and write a journal and the output; see `Model.predict`."""
-        context, process_group, output = self.context, self.context.process_group, options.output
-        if context.config.plain_text and not context.config.scores_answers:
-            message = (
-                "predict answers a prompt, and without inputs there is none; add input_features, or continue a text "
-                "with Model.generate"
-            )
-            raise ConfigError([Problem("input_features", message)])
-        if options.safe_csv and output is None:
-            raise DataError("safe_csv is for a .csv output, and none is written; leave it out, or name an output")
-        if output is not None:
-
-            def check() -> None:
-                check_output(output, safe_csv=options.safe_csv)
-                context.check_not_read(output, dataset)
-
-            process_group.run_on_rank_zero(check, "the file of predictions")
-        parts = self.with_reward(self.parts())
-        with synchronized_errors(process_group, "opening the data"):
-            rows = context.open_dataset(dataset)
-            check_columns(rows, context.config, supervised=False)
-            check_columns_of_reward(rows, parts.best_of)
-        fingerprint = answer_fingerprint(parts, rows, result=context.weights)
-        files = PredictionFiles(
-            journal=journal_path(context.output_folder, output=output, fingerprint=fingerprint),
-            fingerprint=fingerprint,
-            output=output,
-            safe_csv=options.safe_csv,
-            retry_errors=options.retry_errors,
-            fresh=options.fresh,
-        )
         try:
-            return predict_rows(
-                parts,
-                rows,
-                files,
+            return predict_dataset(
+                self.context,
+                dataset,
+                options,
+                load=lambda: self.with_reward(self.parts()),
+                weights=lambda: self.context.weights,
                 budget=lambda prompts: self.prediction_budget(prompts, batch_size=options.batch_size),
-                bad=rows.bad,
-                progress=context.progress,
-                process_group=process_group,
             )
         finally:
             self.record_memory()
@@ -237,6 +207,60 @@ class Backend(ABC):
             return metrics
         named = tuple(f"{name}." for name in outputs)
         return {**metrics, "model": {key: value for key, value in evaluation.loss.items() if not key.startswith(named)}}
+
+
+def predict_dataset(
+    context: RunContext,
+    dataset: Any,
+    options: PredictOptions,
+    *,
+    load: Callable[[], PredictionParts],
+    weights: Callable[[], Path | None],
+    budget: Callable[[PromptSource], BatchBudget],
+) -> "Predictions":
+    """Predict every row and write a journal and the output.
+
+    Args:
+        context: The configuration and the run.
+        dataset: The rows; see `Model.predict`.
+        options: What is written, and which rows are generated again.
+        load: Loads the model, or connects to one.
+        weights: Returns, once the model is loaded, the folder of its trained weights; None for what `load` names.
+        budget: Returns the batch budget for the prompts.
+    """
+    config, process_group, output = context.config, context.process_group, options.output
+    if config.plain_text and not config.scores_answers:
+        message = (
+            "predict answers a prompt, and without inputs there is none; add input_features, or continue a text "
+            "with Model.generate"
+        )
+        raise ConfigError([Problem("input_features", message)])
+    if options.safe_csv and output is None:
+        raise DataError("safe_csv is for a .csv output, and none is written; leave it out, or name an output")
+    if output is not None:
+
+        def check() -> None:
+            check_output(output, safe_csv=options.safe_csv)
+            context.check_not_read(output, dataset)
+
+        process_group.run_on_rank_zero(check, "the file of predictions")
+    parts = load()
+    with synchronized_errors(process_group, "opening the data"):
+        rows = context.open_dataset(dataset)
+        check_columns(rows, config, supervised=False)
+        check_columns_of_reward(rows, parts.best_of)
+    fingerprint = answer_fingerprint(parts, rows, result=weights())
+    files = PredictionFiles(
+        journal=journal_path(context.output_folder, output=output, fingerprint=fingerprint),
+        fingerprint=fingerprint,
+        output=output,
+        safe_csv=options.safe_csv,
+        retry_errors=options.retry_errors,
+        fresh=options.fresh,
+    )
+    return predict_rows(
+        parts, rows, files, budget=budget, bad=rows.bad, progress=context.progress, process_group=process_group
+    )
 
 
 def output_metrics(evaluation: Evaluation, config: Config, *, rows: int) -> Metrics:

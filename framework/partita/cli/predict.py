@@ -42,6 +42,14 @@ def predict(
     safe_csv: Annotated[
         bool, typer.Option("--safe-csv", help="In a .csv, escape cells that a spreadsheet would run as a formula.")
     ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Address of partita serve with FILE_OR_RUN, which answers the rows; its token is in PARTITA_TOKEN.",
+            show_default=False,
+        ),
+    ] = None,
     trust_remote_code: TrustRemoteCode = False,
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
@@ -67,6 +75,7 @@ def predict(
             retry_errors=retry_errors,
             fresh=fresh,
             safe_csv=safe_csv,
+            server=server,
         )
         if data is not None:
             print_rows(predictions, data)

@@ -93,6 +93,7 @@ FLAGS = {
     "predict": {
         "--dataset",
         "--safe-csv",
+        "--server",
         "--stdin-format",
         "--output",
         "--batch-size",
@@ -384,6 +385,14 @@ def test_a_zero_shot_configuration_predicts_and_overrides_apply(folder: Path, pa
             "predict zero.yaml --dataset rows.csv --output o.txt",
             2,
             "error: o.txt has the ending '.txt'; predictions are written as .jsonl, .csv or .parquet",
+        ),
+        (
+            "predict zero.yaml --dataset rows.csv --output o.csv --server http://127.0.0.1:9",
+            1,
+            (
+                "error: http://127.0.0.1:9 cannot be reached: Connection refused. Start the server with partita serve, "
+                "or correct --server"
+            ),
         ),
         (
             "predict zero.yaml --dataset rows.csv --output ./rows.csv",

@@ -151,8 +151,13 @@ class RequestSender(ABC, Generic[Reply]):
         """Return the reply without the API key."""
         return reply
 
-    def failure(self, response: Response) -> RequestFailure:
-        """Return the failure described by a response without an answer."""
+    def failure(self, response: Response, body: Mapping[str, Any]) -> RequestFailure:
+        """Return the failure described by a response without an answer.
+
+        Args:
+            response: The response.
+            body: The body of the request.
+        """
         return refusal(response)
 
     async def send(self, body: Mapping[str, Any], *, tokens: int) -> Reply | RequestFailure:
@@ -223,7 +228,7 @@ class RequestSender(ABC, Generic[Reply]):
         except ResponseError as error:
             raise RequestError(RequestFailure("row", str(error))) from None
         if response.status != 200:
-            raise RequestError(self.failure(response))
+            raise RequestError(self.failure(response, body))
         try:
             return self.read(response, body)
         except AnswerError as error:

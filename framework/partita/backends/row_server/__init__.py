@@ -1,0 +1,1 @@
+"""Predictions with a model that `partita serve` serves: rows are sent, and answers come back."""
