@@ -7,7 +7,6 @@ import resource
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 from fixtures import read_rows, write_rows, zero_shot
 from harness import SHARED, Limit, Result, Row, call, main, run_script
@@ -173,103 +172,5 @@ def products(folder: Path, ranks: int) -> float:
     return sum(float((folder / f"products-{rank}").read_text(encoding="utf8")) for rank in range(ranks))
 
 
-# Several samples per row
-
-
-def samples(folder: Path, quick: bool) -> Result:
-    """Eight samples to each row that share one prefill of its prompt, compared with a prefill for each sample.
-
-    A model of 5 M parameters draws 8 answers of 16 or 48 tokens to each of 16 prompts of 300 to 400 tokens, in 64
-    slots; 60 slots are no multiple of 8, so that the samples of some rows start at different times. One thread, medians
-    of CPU seconds of three, in turn. The prompt tokens are those that went through the model.
-    """
-    table = call(sampled, folder, 1 if quick else 3)
-    limits = [
-        Limit("CPU seconds with 16 tokens per answer, prompts computed once", table[0]["ratio"], 3, "min"),
-        Limit("share of rows with the same answers", min(row["same answers"] for row in table), 1, "min"),
-        Limit(
-            "prompt tokens over those of the rows, at most", max(row["over the rows'"] for row in table), 1.25, "max"
-        ),
-    ]
-    return table, limits
-
-
-def sampled(folder: str, rounds: int) -> list[Row]:
-    """Return a row of the table for each length of answers and number of slots."""
-    import torch
-
-    from partita.model import Model
-
-    torch.set_num_threads(1)
-    os.chdir(folder)
-    write_questions(Path(folder, "texts.jsonl"), 200)
-    base_model = {"type": "scratch", "tokenizer": "word", "vocab_size": 256, "context_length": 512, "size": "mini"}
-    config = zero_shot(base_model, "question answer", tokens=48, data={"source": "texts.jsonl"})
-    lm = Model(config, quiet=True)._backend.parts().lm
-    table = []
-    for tokens, slots in ((16, 64), (48, 64), (48, 60)):
-        seconds: dict[int, list[float]] = {1: [], 8: []}
-        for _ in range(rounds):
-            for together in (8, 1):
-                spent, answers, read = draw(lm, tokens=tokens, slots=slots, together=together)
-                seconds[together].append(spent)
-                if together == 8:
-                    shared, read_shared = answers, read
-        apart, once = (statistics.median(seconds[together]) for together in (1, 8))
-        same = sum(answers[row] == shared[row] for row in answers) / len(answers)
-        table.append(
-            {
-                "tokens per answer": tokens,
-                "slots": slots,
-                "CPU s, a prefill per sample": round(apart, 2),
-                "CPU s, a prefill per row": round(once, 2),
-                "ratio": round(apart / once, 2),
-                "prompt tokens": read,
-                "computed": read_shared,
-                "over the rows'": round(read_shared * 8 / read, 3),
-                "same answers": same,
-            }
-        )
-        print(table[-1], flush=True)
-    return table
-
-
-def draw(lm: Any, *, tokens: int, slots: int, together: int) -> tuple[float, dict[int, tuple[int, ...]], int]:
-    """Return CPU seconds, answers by sample, and prompt tokens computed, with 8 samples per row.
-
-    Args:
-        lm: The model.
-        tokens: Tokens of an answer.
-        slots: Rows at a time.
-        together: How many samples of a row share a prefill: 1 or 8.
-    """
-    import numpy as np
-
-    from partita.generation.oom_backoff import BatchBudget
-    from partita.generation.requests import GenerationSettings, RowRequests
-    from partita.generation.scheduler import Scheduler
-    from partita.lm.base import GenerationOptions
-
-    chance = random.Random(2)
-    prompts = [[chance.randrange(8, 60) for _ in range(chance.randint(300, 400))] for _ in range(16)]
-    work = RowRequests(
-        lengths=np.repeat([len(prompt) for prompt in prompts], 8).astype(np.int32),
-        new_tokens=np.full(128, tokens),
-        fetch=lambda rows: [prompts[row // 8] for row in rows],
-        key=lambda row: row.to_bytes(4, "little"),
-        samples=together,
-    )
-    options = GenerationOptions({"do_sample": True, "temperature": 1.0, "top_k": 0, "min_new_tokens": tokens // 2})
-    run = Scheduler(
-        lm, work, GenerationSettings(options, BatchBudget(slots), 0), rows=np.ones(128, dtype=np.bool_), tolerant=False
-    )
-    started = time.process_time()
-    batches = list(run.completions())
-    spent = time.process_time() - started
-    results = [result for batch in batches for result in batch.results]
-    answers = {result.row: result.generated.ids for result in results if result.generated is not None}
-    return spent, answers, sum(batch.prompt_tokens for batch in batches)
-
-
 if __name__ == "__main__":
-    main(memory, processes, samples)
+    main(memory, processes)

@@ -20,6 +20,7 @@ from partita_schema.errors import (
     ConfigError,
     DataError,
     DivergenceError,
+    ExportError,
     JobError,
     LostRankError,
     ModelError,
@@ -42,6 +43,7 @@ if "ipykernel" in sys.modules:  # of tqdm, which libraries import; nothing here 
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 if TYPE_CHECKING:
+    from partita.export.report import ExportReport
     from partita.generation.predictions import Answer, Predictions, PredictionStats
     from partita.generation.record import PredictionRecord
     from partita.model import Model
@@ -66,6 +68,7 @@ else:  # on first access: torch takes seconds to import, and `partita validate` 
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "partita.export.report": ("ExportReport",),
             "partita.generation.predictions": ("Answer", "PredictionStats", "Predictions"),
             "partita.generation.record": ("PredictionRecord",),
             "partita.model": ("Model",),
@@ -102,6 +105,8 @@ __all__ = [
     "Difference",
     "Disagreement",
     "DivergenceError",
+    "ExportError",
+    "ExportReport",
     "Interval",
     "JobError",
     "LoadedConfig",

@@ -9,15 +9,17 @@ from partita.backends.base import Backend, PredictOptions
 from partita.backends.context import RunContext
 from partita.backends.folds import train_folds
 from partita.backends.open import open_backend
+from partita.export.hub import push
+from partita.export.options import MIN_AGREEMENT, Dtype, ExportFormat, ExportOptions, GgufType
+from partita.export.report import ExportReport
 from partita.pipeline.batch_sizes import BatchSizes
-from partita.pipeline.export import upload
 from partita.report.run_page import try_to_write_report
 from partita.report.run_record import holds_results
 from partita.report.simulated import page_folder
 from partita.runs.manifest import MANIFESTS
 from partita.runs.opening import log_run
 from partita.serving.engine import MAX_WAITING, ServingEngine
-from partita.serving.server import ServeOptions, serve
+from partita.serving.server import ANSWER_SECONDS, BODY_BYTES, FINISH_SECONDS, ServeOptions, serve
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config, summary
 from partita_schema.errors import ConfigError, DataError, Problem
@@ -256,46 +258,54 @@ class Model:
             stream=stream,
         )
 
-    def open_engine(
-        self, *, context: int | None = None, batch_size: int | None = None, max_waiting: int = MAX_WAITING
-    ) -> ServingEngine:
-        """Return an engine that answers requests as they arrive, with continuous batching; it starts as a context.
-
-        Args:
-            context: Maximum number of tokens of a prompt and its answer. Default: the model's, at most 8,192.
-            batch_size: Requests answered at a time. Default: found by measuring.
-            max_waiting: Maximum number of requests that wait for others.
-        """
-        return self._ready_backend.open_engine(
-            context=count_of("context", context),
-            batch_size=count_of("batch_size", batch_size),
-            max_waiting=count_of("max_waiting", max_waiting) or MAX_WAITING,
-        )
-
     def serve(
         self,
-        options: ServeOptions | None = None,
+        host: str = "127.0.0.1",
+        port: int = 8000,
         *,
+        name: str | None = None,
+        ui: bool = False,
+        token: bool = False,
         context: int | None = None,
         batch_size: int | None = None,
         max_waiting: int = MAX_WAITING,
+        max_body: int = BODY_BYTES,
+        max_seconds: float = ANSWER_SECONDS,
+        finish_seconds: float = FINISH_SECONDS,
         say: Callable[[str], None] = print,
     ) -> None:
         """Serve the model over HTTP until SIGTERM or Ctrl-C: the OpenAI API, and `/predict` for rows.
 
         Args:
-            options: Address, token and limits. Default: port 8000 of this machine only.
+            host: Address to listen on. Other than 127.0.0.1, clients need a token.
+            port: Port; 0 for a free one.
+            name: Name of the model for clients. Default: that of the file.
+            ui: Serve a page to chat in a browser, at `/`.
+            token: Demand a token on 127.0.0.1 too: that of the variable PARTITA_TOKEN, or a new one.
             context: Maximum number of tokens of a prompt and its answer. Default: the model's, at most 8,192.
             batch_size: Requests answered at a time. Default: found by measuring.
             max_waiting: Maximum number of requests that wait for others.
+            max_body: Maximum size of a request in bytes.
+            max_seconds: Maximum time of an answer in seconds, with the time that it waits.
+            finish_seconds: Time for accepted requests after SIGTERM, in seconds.
             say: Receives the line with the address, and that with a new token.
 
         Raises:
             DataError: The address cannot be listened on.
             PartitaError: The engine failed, or packages of the extra `serve` are missing.
         """
-        engine = self.open_engine(context=context, batch_size=batch_size, max_waiting=max_waiting)
-        serve(engine, options or ServeOptions(), name=self.name, say=say)
+        options = ServeOptions(
+            host=host,
+            port=port,
+            name=name or self.name,
+            ui=ui,
+            needs_token=token,
+            body_bytes=max_body,
+            answer_seconds=max_seconds,
+            finish_seconds=finish_seconds,
+        )
+        engine = open_engine(self, context=context, batch_size=batch_size, max_waiting=max_waiting)
+        serve(engine, options, say=say)
 
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
         """Measure the batch sizes that fit this machine, and choose the best.
@@ -317,7 +327,89 @@ class Model:
         self._ready_backend.save(folder, origin=self._backend.context.loaded.folder)
         return folder
 
-    def push_to_hub(self, name: str, *, private: bool = True) -> str:
-        """Upload what `save` writes to a Hub repository, created if missing, and return its URL."""
+    def export(
+        self,
+        to: ExportFormat,
+        output: str | Path,
+        *,
+        dtype: Dtype = "auto",
+        gguf_type: GgufType = "f16",
+        dataset: Any = None,
+        min_agreement: float = MIN_AGREEMENT,
+        llama_cpp: str | Path | None = None,
+    ) -> ExportReport:
+        """Write the model in the format of other programs, and compare the answers of both.
+
+        32 prompts are answered greedily by the model and by what was exported, and the text of the chat template is
+        compared byte for byte. The report is also written to export.json in the folder.
+
+        Args:
+            to: `merged`: a plain transformers model. `gguf`: a file for llama.cpp. `ollama`: the same with a Modelfile.
+                `onnx`: a file for onnxruntime.
+            output: Folder to write; new or empty.
+            dtype: Type of the weights of `merged`. Default: the type that the model computes in.
+            gguf_type: Type of the weights of `gguf` and `ollama`.
+            dataset: Rows whose prompts are answered. Default: test or validation rows of the file, else prompts made
+                from the tokenizer.
+            min_agreement: Share of equal tokens, from 0 to 1; for a head, of equal rows.
+            llama_cpp: A checkout of llama.cpp, for `gguf` and `ollama`. Default: the environment variable
+                PARTITA_LLAMA_CPP.
+
+        Raises:
+            ExportError: The export agrees less than `min_agreement`, renders another chat template, or could not be
+                converted.
+            PartitaError: The model cannot be exported in this format, or an option is invalid.
+        """
+        options = ExportOptions(
+            to=to,
+            output=path_of("output", output),
+            dtype=dtype,
+            gguf_type=gguf_type,
+            dataset=dataset,
+            min_agreement=min_agreement,
+            llama_cpp=None if llama_cpp is None else path_of("llama_cpp", llama_cpp),
+        )
+        report = self._ready_backend.export(options)
+        report.raise_if_failed()
+        return report
+
+    def push_to_hub(self, name: str, *, private: bool = True, dry_run: str | Path | None = None) -> str:
+        """Upload what `save` writes, with a model card, to a Hub repository, created if missing, and return its URL.
+
+        The model card has the metrics with their intervals, the numbers of rows, the configuration as it was written,
+        and how to load the model. It has no absolute path of this machine.
+
+        Args:
+            name: Name of the repository, such as `somebody/tickets`.
+            private: Whether a new repository is private.
+            dry_run: Folder to write what would be uploaded; nothing is uploaded, and its path is returned.
+        """
         self._backend.refusals.check("save")
-        return upload(name, private=private, write=lambda folder: self._ready_backend.save(folder, origin=None))
+        backend = self._ready_backend
+        context = backend.context
+        return push(
+            name,
+            private=private,
+            dry_run=None if dry_run is None else path_of("dry_run", dry_run),
+            save=lambda folder: backend.save(folder, origin=None),
+            loaded=context.loaded,
+            run=context.run,
+        )
+
+
+def open_engine(
+    model: Model, *, context: int | None = None, batch_size: int | None = None, max_waiting: int = MAX_WAITING
+) -> ServingEngine:
+    """Return an engine that answers requests of a model as they arrive; it starts as a context manager.
+
+    Args:
+        model: The model.
+        context: Maximum number of tokens of a prompt and its answer. Default: the model's, at most 8,192.
+        batch_size: Requests answered at a time. Default: found by measuring.
+        max_waiting: Maximum number of requests that wait for others.
+    """
+    return model._ready_backend.open_engine(  # noqa: SLF001
+        context=count_of("context", context),
+        batch_size=count_of("batch_size", batch_size),
+        max_waiting=count_of("max_waiting", max_waiting) or MAX_WAITING,
+    )

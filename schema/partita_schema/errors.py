@@ -29,6 +29,7 @@ class PartitaError(Exception):
           JobError               the job failed with valid configuration and data: exit status 1
             OtherRankError       another process of the job failed
               LostRankError      another process exited, or does not respond
+            ExportError          an export does not answer as its model does, or another program failed to write it
             OutOfMemory          a single row does not fit in device memory
             ServerError          the server of an endpoint cannot be reached, or fails one row after another
             SimulationError      a simulation cannot continue
@@ -156,6 +157,10 @@ class LostRankError(OtherRankError):
     def during(cls, operation: str, error: Exception) -> "LostRankError":
         """Return the error for a collective operation that failed with `error`."""
         return cls(f"another process of the job is gone, or does not answer, at {operation}: {error}")
+
+
+class ExportError(JobError):
+    """An export does not answer as its model does, or the program that writes it failed."""
 
 
 class OutOfMemory(JobError):  # noqa: N818 -- OutOfMemoryError is what torch raises, of a batch

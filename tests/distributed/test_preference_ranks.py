@@ -47,7 +47,9 @@ def assert_same(processes: Any, one: Path, other: Path) -> None:
     logs = [processes.log(folder) for folder in (one, other)]
     assert len(logs[0]) == 6
     assert [line["batch_hash"] for line in logs[0]] == [line["batch_hash"] for line in logs[1]]
-    for key in ("loss", "rewards/margins", "logps/chosen"):
+    has_kl = "kl" in logs[0][0]
+    assert not has_kl or max(line["kl"] for line in logs[0]) > 0.01
+    for key in ("loss", "rewards/margins", "logps/chosen", *(["kl"] if has_kl else [])):
         values = [[line[key] for line in log] for log in logs]
         assert values[0] == pytest.approx(values[1], rel=2e-4, abs=1e-5), key
     files = [sorted((folder / "run" / "model").glob("*.safetensors"))[0] for folder in (one, other)]
@@ -59,21 +61,31 @@ def assert_same(processes: Any, one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize(
     ("trainer", "ranks", "changes"),
-    [(DPO, 2, {}), (IN_STEP, 4, {}), (KTO, 2, {}), (DPO, 2, {"backend": SHARDED})],
-    ids=["dpo", "dpo in steps", "kto", "sharded"],
+    [
+        (DPO, 2, {}),
+        (IN_STEP, 4, {}),
+        (KTO, 2, {}),
+        (DPO, 2, {"backend": SHARDED}),
+        (IN_STEP, 2, {"backend": SHARDED}),
+        (KTO, 2, {"backend": SHARDED}),
+    ],
+    ids=["dpo", "dpo in steps", "kto", "sharded", "sharded dpo in steps", "sharded kto"],
 )
 def test_several_processes_give_the_result_of_one(
     processes: Any, tmp_path: Path, trainer: dict[str, Any], ranks: int, changes: dict[str, Any]
 ) -> None:
     one, other = (prepare(processes, tmp_path / name, trainer, **changes) for name in ("one", "other"))
-    results = [processes.start(number, folder, "train:6") for number, folder in ((1, one), (ranks, other))]
+    steps = ("train:6", "evaluate:more")
+    results = [processes.start(number, folder, *steps) for number, folder in ((1, one), (ranks, other))]
 
     assert_same(processes, one, other)
     for split in ("validation", "test"):
         metrics = [result["train:6"]["metrics"][split] for result in results]
         assert metrics[0].keys() == metrics[1].keys()
-        for name in ("loss", "rewards/chosen", "rewards/margins"):
+        for name in {"loss", "rewards/chosen", "rewards/margins", "kl"} & metrics[0].keys():
             assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-3, abs=1e-5), (split, name)
+            for result, trained in zip(results, metrics, strict=True):
+                assert result["evaluate:more"]["model"][name] == pytest.approx(trained[name], rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("trainer", [DPO, IN_STEP, KTO], ids=["dpo", "dpo in steps", "kto"])

@@ -1,6 +1,7 @@
 """Tests of Ray workers: answers equal those of one process, and no row is lost or answered twice after a death."""
 
 import json
+import logging
 import os
 import random
 import signal
@@ -293,3 +294,84 @@ def test_methods_that_workers_do_not_support_are_refused(folder: Path, verb: str
         getattr(on_ray(folder), verb)()
 
     assert str(error.value) == f"backend: {{type: ray}} does not {name}: {instead}"
+
+
+def test_a_head_on_workers_predicts_as_in_one_process(folder: Path, address: str) -> None:
+    rows = read_json_lines(folder / "rows.jsonl")
+    kinds = [row | {"kind": "few" if len(row["text"]) < 50 else "many"} for row in rows]
+    write_json_lines(folder / "kinds.jsonl", kinds)
+    shape = {"type": "scratch", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    settings = {
+        "base_model": shape | {"context_length": 64, "tokenizer": "word", "vocab_size": 160},
+        "input_features": [{"name": "text", "type": "text"}],
+        "output_features": [{"name": "kind", "type": "category", "head": "linear"}],
+        "data": {"source": str(folder / "kinds.jsonl")},
+        "trainer": {"type": "finetune", "max_steps": 10, "batch_size": 8, "eval_batch_size": 8, "learning_rate": 0.01},
+    }
+    Model(settings, quiet=True).train(run="kinds")
+    workers = ["backend.type=ray", "backend.workers=2"]
+    models = [Model.load("kinds", overrides=overrides, quiet=True) for overrides in ([], workers)]
+
+    answers = [list(model.predict("kinds.jsonl", f"kinds-{n}.out.jsonl")) for n, model in enumerate(models)]
+    assert answers[0] == answers[1]
+    assert {row["kind"] for row in answers[1]} == {"few", "many"}
+    assert models[0].evaluate("kinds.jsonl") == models[1].evaluate("kinds.jsonl")
+
+
+BEST_OF = {"best_of": 4, "reward": "rm", "do_sample": True, "temperature": 1.5, "keep_samples": True}
+
+
+@pytest.fixture(scope="module")
+def reward(folder: Path) -> Path:
+    """Train a reward model on pairs of the rows' words."""
+    rows = read_json_lines(folder / "rows.jsonl")
+    pairs = [{"text": row["text"], "chosen": "w1 w2", "rejected": " ".join(row["text"].split()[:2])} for row in rows]
+    write_json_lines(folder / "pairs.jsonl", pairs)
+    shape = {"type": "scratch", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    settings = {
+        "base_model": shape | {"context_length": 64, "tokenizer": "word", "vocab_size": 160},
+        "input_features": [{"name": "text", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "preference"}],
+        "data": {"source": str(folder / "pairs.jsonl")},
+        "trainer": {"type": "reward", "max_steps": 3, "batch_size": 8, "eval_batch_size": 8},
+    }
+    Model(settings, quiet=True).train(run=folder / "rm")
+    return folder / "rm"
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["slots", "batches"])
+def test_the_best_of_several_answers_are_those_of_one_process(
+    folder: Path, address: str, reward: Path, static: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = {"generation": BEST_OF | {"slots": not static}}
+    names = [f"best-{static}.jsonl", f"best-{static}-alone.jsonl"]
+
+    with caplog.at_level(logging.INFO):
+        result = on_ray(folder, **changes).predict("rows.jsonl", output=names[0])
+    message = "a prompt is computed 4 times, once for each answer of best_of: without continuous batching"
+    assert (message in caplog.messages) == static
+    alone = in_one_process(folder, **changes).predict("rows.jsonl", output=names[1])
+
+    assert Path(names[0]).read_bytes() == Path(names[1]).read_bytes()
+    assert len({row["reward"] for row in read_json_lines(Path(names[0]))}) > 200
+    if not static:
+        # In one process, too, a prompt is computed again for a sample that starts after the others have ended.
+        assert result.stats.prompt_tokens < 1.3 * alone.stats.prompt_tokens
+
+
+def test_a_killed_worker_loses_no_answer_of_best_of(
+    folder: Path, address: str, reward: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seed = session_seed()
+    chance = random.Random(seed)
+    changes = {"generation": BEST_OF}
+    in_one_process(folder, **changes).predict("rows.jsonl", output="best-alone.jsonl")
+    after = chance.randint(1, 200)
+    killer = when(lambda: answered("best-killed") >= after, lambda: chance.choice(workers()).kill())
+
+    on_ray(folder, **changes).predict("rows.jsonl", output="best-killed.jsonl")
+    killer.join()
+
+    assert Path("best-killed.jsonl").read_bytes() == Path("best-alone.jsonl").read_bytes(), f"seed {seed}"
+    assert sorted(recorded("best-killed")) == list(range(300)), f"seed {seed}"
+    assert "is gone; a new one replaces it" in caplog.text

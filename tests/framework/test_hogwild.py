@@ -135,6 +135,14 @@ def test_a_saved_bag_is_loaded_from_its_folder(trained: Path, tmp_path: Path) ->
     assert [row["topic_probabilities"] for row in there] == [row["topic_probabilities"] for row in here]
 
 
+def test_the_model_card_of_a_sparse_classifier_names_partita_as_its_library(trained: Path, tmp_path: Path) -> None:
+    Model.load(trained, quiet=True).push_to_hub("somebody/topics", dry_run=tmp_path / "dry")
+    page = (tmp_path / "dry" / "README.md").read_text(encoding="utf8")
+    assert page.startswith("---\nlibrary_name: partita\npipeline_tag: text-classification\ntags:\n- partita\n")
+    assert "transformers import" not in page
+    assert "| topic.accuracy | " in page
+
+
 @pytest.mark.parametrize(
     ("verb", "text"),
     [
@@ -156,8 +164,12 @@ def test_a_saved_bag_is_loaded_from_its_folder(trained: Path, tmp_path: Path) ->
                 "language model as base_model"
             ),
         ),
+        (
+            lambda model: model.export("merged", "nowhere"),
+            "there is nothing to export with base_model: {type: embedding_bag}: only partita reads its files",
+        ),
     ],
-    ids=["generate", "tune", "simulate"],
+    ids=["generate", "tune", "simulate", "export"],
 )
 def test_methods_for_language_models_are_refused(trained: Path, verb: Any, text: str) -> None:
     with pytest.raises(PartitaError) as caught:

@@ -193,6 +193,45 @@ def test_prediction_killed_three_times_equals_the_straight_one(forks: Forks, col
     assert len({row["colour_raw"] for row in result}) > 300, "sampled answers differ"
 
 
+def test_best_of_killed_three_times_equals_the_straight_one_and_chooses_no_row_twice(
+    forks: Forks, colours: Any, tmp_path: Path
+) -> None:
+    from partita import Model
+    from partita.data.rows import digest
+
+    seed = session_seed()
+    chance = random.Random(seed)
+    rows = colours.rows(120, seed=11)
+    write_json_lines(tmp_path / "asked.jsonl", [{"text": row["text"]} for row in rows])
+    pairs = [{"text": row["text"], "chosen": row["colour"], "rejected": "none"} for row in rows]
+    write_json_lines(tmp_path / "pairs.jsonl", pairs)
+    reward = colours.config(
+        output_features=[{"name": "answer", "type": "preference"}],
+        trainer={"type": "reward", "max_steps": 2, "batch_size": 8, "eval_batch_size": 8},
+    )
+    reward["data"] = {"source": str(tmp_path / "pairs.jsonl")}
+    del reward["generation"]
+    Model(reward, quiet=True).train(run=tmp_path / "rm")
+    settings = colours.config(
+        output_features=[{"name": "colour", "type": "text"}],
+        trainer={"type": "none", "batch_size": 16},
+        generation={"do_sample": True, "temperature": 1.5, "max_new_tokens": 8, "best_of": 4, "reward": "rm"},
+    )
+    (tmp_path / "zero.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
+    words = ("predict", "zero.yaml", "--dataset", "asked.jsonl", "--output")
+    attempts, output = Attempts(forks, tmp_path), tmp_path / "killed.jsonl"
+    journal = tmp_path / "runs" / "zero" / "journal" / f"killed-{digest(str(output.resolve()))[:12]}.jsonl"
+    for lines in sorted(chance.sample(range(2, 115), 3)):
+        attempts.kill(*words, output.name, watched=journal, lines=lines, delay=chance.uniform(0, 0.01))
+    for name in (output.name, "straight.jsonl"):
+        attempts.end(*words, name)
+
+    assert output.read_bytes() == (tmp_path / "straight.jsonl").read_bytes(), f"seed {seed}"
+    records = [json.loads(line) for line in journal.read_text("utf8").splitlines()[1:]]
+    assert sorted(record["row"] for record in records) == list(range(120)), f"seed {seed}"
+    assert len({row["reward"] for row in read_json_lines(output)}) > 60
+
+
 def test_training_on_a_stream_killed_three_times_equals_the_straight_run(
     forks: Forks, colours: Any, tmp_path: Path
 ) -> None:

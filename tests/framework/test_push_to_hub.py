@@ -1,8 +1,9 @@
-"""Test of the upload to a Hub, with a small local server for the requests of huggingface_hub."""
+"""Tests of the upload to a Hub, with a small local server for the requests of huggingface_hub, and of model cards."""
 
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,9 @@ import pytest
 import yaml
 
 from partita import Model
+
+from ..json_lines import write_json_lines
+from .conftest import Command
 
 SCRIPT = """
 import sys
@@ -35,6 +39,10 @@ class Hub(ThreadingHTTPServer):
         self.messages: list[str] = []
         self.tokens: set[str] = set()
         self.unknown: list[str] = []
+        self.pages: list[str] = []
+        """Model cards whose metadata was to be checked."""
+        self.refused = ""
+        """Why commits are refused; empty to accept them."""
 
     @property
     def address(self) -> str:
@@ -52,11 +60,16 @@ class Handler(BaseHTTPRequestHandler):
             self.server.created.append(json.loads(body))
             made = self.server.created[-1]
             self.answer({"url": f"{self.server.address}/{made['organization']}/{made['name']}"})
+        elif self.path == "/api/validate-yaml":
+            self.server.pages.append(json.loads(body)["content"])
+            self.answer({"errors": [], "warnings": []})
         elif self.path.endswith("/preupload/main"):
             asked = json.loads(body)["files"]
             self.answer(
                 {"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in asked]}
             )
+        elif self.path.endswith("/commit/main") and self.server.refused:
+            self.send_error(403, self.server.refused)
         elif self.path.endswith("/commit/main"):
             files = self.server.files.setdefault(name, {})
             for line in map(json.loads, body.splitlines()):
@@ -99,6 +112,126 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
+@pytest.fixture
+def reached_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Let huggingface_hub send its requests to the server."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    return hub
+
+
+SOURCE = """
+# trained by me in {folder}
+base_model: {folder}/base
+input_features: [{{name: text}}]
+output_features: [{{name: colour, type: category}}]
+adapter: {{type: lora, r: 2}}
+generation:
+  max_new_tokens: ${{PUSHED_LIMIT}}
+data: {{source: {folder}/rows.jsonl, split: {{type: random, probabilities: [0.5, 0.1, 0.4]}}}}
+trainer: {{type: finetune, max_steps: 2, batch_size: 8, learning_rate: 0.01}}
+"""
+
+
+@pytest.fixture(scope="module")
+def pushed_run(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run of an adapter on a local base model, whose file has a variable and absolute paths."""
+    folder = tmp_path_factory.mktemp("pushed")
+    Model(colours.config(trainer={"type": "none", "batch_size": 4}), quiet=True).save(folder / "base")
+    (folder / "base" / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n", encoding="utf8")
+    write_json_lines(folder / "rows.jsonl", colours.rows(40))
+    (folder / "lora.yaml").write_text(SOURCE.format(folder=folder), encoding="utf8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PUSHED_LIMIT", "17")
+        Model(folder / "lora.yaml", quiet=True).train(run=folder / "run")
+    return folder / "run"
+
+
+def test_the_model_card_has_what_a_reader_needs_and_no_local_path(
+    pushed_run: Path, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not (pushed_run / "model" / "README.md").exists(), "peft's page has no content but a path"
+    assert command("push", pushed_run, "somebody/colours", "--dry-run", tmp_path / "dry", "--quiet") == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'dry'}\n"
+    page = (tmp_path / "dry" / "README.md").read_text(encoding="utf8")
+    _, header, body = page.split("---\n", 2)
+    assert yaml.safe_load(header) == {
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["partita", "lora"],
+        "license": "cc-by-4.0",
+    }
+    assert body.strip().startswith(
+        "# colours\n\nAn adapter (`lora`) for a model in a local folder, `base`, which is not in this repository, "
+        "trained with `finetune`. It reads `text` and predicts `colour` (category). The license of the base model is "
+        "`cc-by-4.0`."
+    )
+    assert "| training | 20 | 20 | 0 | 0 | " in body
+    assert re.search(r"\| colour\.accuracy \| 0\.\d+ \(0\.\d+ to 0\.\d+\) \|", body)
+    assert "| steps | 2 |" in body
+    assert "max_new_tokens: ${PUSHED_LIMIT}" in body, "variables stay as they were written"
+    assert "data: {source: rows.jsonl, " in body
+    assert str(pushed_run.parent) not in page
+    assert "/home" not in page
+    assert 'Model.load(snapshot_download("somebody/colours"))\nmodel.predict([{"text": ...}])' in body
+    assert command("push", pushed_run, "somebody/colours", "--dry-run", tmp_path / "dry") == 2
+    advice = "dry exists and is not an empty folder; name another folder for the dry run"
+    assert advice in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", ["adapter", "new base", "head", "plain"])
+def test_the_code_of_a_model_card_loads_the_model(pushed_run: Path, colours: Any, tmp_path: Path, kind: str) -> None:
+    if kind == "adapter":
+        model = Model.load(pushed_run, quiet=True)
+    elif kind == "plain":
+        model = Model(colours.config(trainer={"type": "none"}), quiet=True)
+    else:
+        changes: dict[str, Any] = {"adapter": {"type": "lora", "r": 2}}
+        if kind == "head":
+            colour = {"name": "colour", "type": "category", "head": "linear"}
+            base = str(pushed_run.parent / "base")
+            changes |= {"base_model": base, "output_features": [colour]}
+        trainer = {"type": "finetune", "max_steps": 1, "batch_size": 8, "learning_rate": 0.01}
+        config = colours.config(**changes) | {"trainer": trainer}
+        if kind == "head":
+            del config["generation"]
+        model = Model(config, quiet=True)
+        model.train(run=tmp_path / "run")
+    model.push_to_hub("somebody/model", dry_run=tmp_path / "dry")
+    code = (tmp_path / "dry" / "README.md").read_text(encoding="utf8").split("```python\n")[2].split("```")[0]
+    code = code.replace('"somebody/model"', repr(str(tmp_path / "dry")))
+    code = code.replace("snapshot_download('", "str('")
+    code = re.sub(r'from_pretrained\("base"', f"from_pretrained({str(pushed_run.parent / 'base')!r}", code)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["model"].num_parameters() > 10_000
+    assert len(names["tokenizer"]) <= 128
+    if kind == "head":
+        assert names["model"].base_model.config.num_labels == 3
+
+
+def test_push_creates_a_repository_and_a_refusal_is_one_sentence(
+    pushed_run: Path, reached_hub: Hub, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("push", pushed_run, "somebody/colours", "--public", "--quiet") == 0
+    assert capsys.readouterr().out == f"{reached_hub.address}/somebody/colours\n"
+    assert [one["visibility"] for one in reached_hub.created] == ["public"]
+    assert {"README.md", "adapter_model.safetensors", "partita.json"} <= set(reached_hub.files["somebody/colours"])
+
+    reached_hub.refused = "read only"
+    assert command("push", pushed_run, "somebody/colours", "--quiet") == 1
+    assert reached_hub.created[-1]["visibility"] == "private"
+    message = capsys.readouterr().err
+    assert "the Hub did not take the upload to somebody/colours: " in message
+    assert "; check the name, the connection, and that the token of `hf auth login` may write there" in message
+    assert command("push", pushed_run, "two words", "--quiet") == 2
+    assert "'two words' is no name of a repository: " in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_a_pushed_model_is_complete_and_can_be_loaded(
     hub: Hub, colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,6 +263,8 @@ def test_a_pushed_model_is_complete_and_can_be_loaded(
     ]
     assert hub.messages == ["Upload from partita"] * 2
     assert hub.tokens == {"Bearer hf_secret"}
+    pages = [hub.files[f"somebody/{name}"].pop("README.md").decode() for name in ("colours", "public")]
+    assert [page.splitlines()[7] for page in pages] == ["# colours", "# public"]
     assert hub.files["somebody/public"] == hub.files["somebody/colours"]
 
     downloaded = tmp_path / "downloaded"

@@ -1,5 +1,7 @@
 """Tests of runs of reward models: training, files, predictions and evaluations."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -355,28 +357,50 @@ def test_a_scorer_scores_answers_to_rows_and_dialogues(trained: Path) -> None:
     scorer = load_answer_scorer(trained, key="generation.reward", quiet=True)
     model, rows = Model.load(trained), make_rows(4, seed=3)
     expected = model.predict(rows)["answer_score"]
-    scores = scorer.scores([*rows, {"prompt": ""}], [*(row["chosen"] for row in rows), "good"])
+    texts = [row["chosen"] for row in rows]
 
-    assert [score.value for score in scores[:4]] == pytest.approx(expected, abs=1e-5)
-    assert scores[4] == AnswerScore(None, "column prompt is missing or empty")
+    assert [scorer.scores(row, [text])[0].value for row, text in zip(rows, texts, strict=True)] == pytest.approx(
+        expected, abs=1e-5
+    )
+    assert scorer.scores({"prompt": ""}, ["good"]) == [AnswerScore(None, "column prompt is missing or empty")]
     messages = [[{"role": "user", "content": row["prompt"]}] for row in rows]
-    again = scorer.scores_of_dialogues(messages, [row["chosen"] for row in rows], batch_size=2)
+    again = scorer.scores_of_dialogues(messages, texts)
     assert [score.value for score in again] == pytest.approx(expected, abs=1e-5)
-    assert scorer.scores([], []) == []
+    assert scorer.scores(rows[0], []) == []
     assert scorer.fingerprint == load_answer_scorer(trained, key="generation.reward", quiet=True).fingerprint
+
+
+def test_several_answers_to_a_row_have_the_scores_of_each_alone(trained: Path) -> None:
+    scorer = load_answer_scorer(trained, key="generation.reward", quiet=True)
+    lm, row = scorer.pipeline.lm, {"prompt": "the cat sat on a mat"}
+    answers = ["good", "the dogs ran", "", "the dogs", " ".join(["cat"] * 20), "good"]
+    with counted_passes(lm.module) as passes:
+        together = scorer.scores(row, answers)
+    alone = [scorer.scores(row, [answer])[0] for answer in answers]
+
+    assert passes == [1], "one line with the prompt and its answers"
+    assert [score.error for score in together] == [score.error for score in alone]
+    assert [score.value for score in together if score.error is None] == pytest.approx(
+        [score.value for score in alone if score.error is None], abs=1e-5
+    )
+    assert [score.error is None for score in together] == [True, True, False, True, False, True]
+
+
+@contextmanager
+def counted_passes(module: torch.nn.Module) -> Iterator[list[int]]:
+    """Yield the number of lines of each forward pass in the context."""
+    lines: list[int] = []
+    hook = module.register_forward_pre_hook(
+        lambda module, arguments, named: lines.append(len(named["input_ids"])), with_kwargs=True
+    )
+    try:
+        yield lines
+    finally:
+        hook.remove()
 
 
 def test_a_scorer_refuses_what_it_cannot_read(trained: Path) -> None:
     scorer = load_answer_scorer(trained, key="generation.reward", quiet=True)
-    scorer.check_tokenizer(scorer.pipeline.lm.tokenizer, key="generation.reward")
-    other = train_tokenizer(ScratchModel.model_validate(tiny_model("llama", tokenizer="byte")), iter(["a"]))
-
-    with pytest.raises(ConfigError) as caught:
-        scorer.check_tokenizer(other, key="generation.reward")
-    assert str(caught.value) == (
-        "generation.reward: the answers are tokens of a tokenizer that differs from the reward model's; name a reward "
-        "model with the same tokenizer"
-    )
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     with pytest.raises(ConfigError) as caught:
         scorer.scores_of_dialogues([turns], ["d"])
@@ -443,12 +467,3 @@ def test_a_run_that_is_no_reward_model_scores_nothing(place: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load_answer_scorer(folder, key="generation.reward", quiet=True)
         assert str(caught.value).startswith(f"generation.reward: {reason}")
-
-
-def test_workers_of_ray_do_not_evaluate_pairs(trained: Path) -> None:
-    pytest.importorskip("ray")
-    with pytest.raises(PartitaError) as caught:
-        Model.load(trained, overrides=["backend.type=ray"], quiet=True).evaluate(make_rows(2))
-    assert str(caught.value) == (
-        "backend: {type: ray} does not evaluate a reward model: the workers compute no loss of pairs; remove backend"
-    )

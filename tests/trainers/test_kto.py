@@ -11,7 +11,7 @@ import torch
 import partita_trainers.kto
 from partita.distributed.thread_group import ThreadGroup
 from partita_schema.config import Config
-from partita_schema.errors import ConfigError, DataError
+from partita_schema.errors import ConfigError, DataError, TrainingError
 from partita_trainers.base import Batch
 from partita_trainers.kto import KtoObjective, kto
 from partita_trainers.objective import ObjectiveContext, metric_values
@@ -260,3 +260,38 @@ def test_a_stream_of_answers_with_one_label_ends_training(
 @pytest.mark.parametrize("references", ["auto", "before", "in_step"])
 def test_a_probe_holds_the_copy_of_the_weights_for_the_kl_term(tmp_path: Path, references: str) -> None:
     assert probed(KtoWork(tmp_path, references=references)) == [False, True, False]
+
+
+def test_a_finished_run_has_the_kl_term_of_training_without_the_weights_before_it() -> None:
+    lm, batches = LabelledModel(), [labelled_batch([11, 6]), labelled_batch([4, 9, 7])]
+    start, config = LabelledModel(), KtoWork.configure().trainer
+    lm.keep_reference()
+    for parameter in lm.module.parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    training, finished = KtoObjective(config), KtoObjective(config)  # type: ignore[arg-type]
+    training.references.started = training.references.in_step = True
+    training.prepare(ObjectiveContext(lm, lm.module), batches)
+
+    finished.references.read(None)
+    lm.drop_reference()
+    context = ObjectiveContext(lm, lm.module)
+    finished.references.compute(ObjectiveContext(start, start.module), finished.reference_batches(context, batches))
+    finished.references.started = True
+    finished.prepare(context, batches)
+
+    assert finished.step.kl == pytest.approx(training.step.kl, rel=1e-5)
+    assert finished.step.kl > 0.01
+    losses = [one.loss(context, batches[1])[0].item() for one in (training, finished)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+    def prepared_with(group: ThreadGroup) -> float:
+        objective = KtoObjective(config)  # type: ignore[arg-type]
+        objective.references = finished.references
+        objective.prepare(ObjectiveContext(lm, lm.module, group), [] if group.rank else batches)
+        return objective.step.kl
+
+    with ThreadPoolExecutor(2) as threads:  # rank 1 has no rows
+        of_ranks = list(threads.map(prepared_with, ThreadGroup.of(2, timeout_seconds=20)))
+    assert of_ranks == [finished.step.kl] * 2
+    with pytest.raises(TrainingError, match="row row:001 has no log-probability of the model before training"):
+        finished.prepare(context, [labelled_batch([1, 2])])

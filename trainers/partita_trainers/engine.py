@@ -104,7 +104,7 @@ class TrainEngine:
     @property
     def context(self) -> ObjectiveContext:
         """What the objective computes with."""
-        return ObjectiveContext(self.lm, self.module, self.process_group)
+        return ObjectiveContext(self.lm, self.module, self.process_group, full_weights=self.summon_full_params)
 
     def forward_backward(self, batch: Batch, *, denominator: float, loss_tokens: int) -> MicroBatchLoss:
         """Run forward and backward for a micro-batch, and return the objective's sum and its metrics.

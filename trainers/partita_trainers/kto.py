@@ -22,14 +22,13 @@ from partita_schema.sections.trainer import KtoTrainer
 from partita_trainers.base import Batch, IndexedBatches, ProbeContext
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
+from partita_trainers.prepare_references import prepare_references, with_copy
 from partita_trainers.references import (
     ReferenceModel,
     References,
     answer_sums,
-    prepare_references,
     row_columns,
     rows_with_loss,
-    with_copy,
 )
 from partita_trainers.step import open_steps
 from partita_trainers.training_probe import TrainingProbe
@@ -104,15 +103,13 @@ class KtoObjective:
     def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
         """Compute the references that are not known yet, and the KL term of the step."""
         rows = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
-        self.references.compute(context, batches)
-        partners = dict(zip(rows, [*rows[-1:], *rows[:-1]], strict=True))
         differences = dict[LabelledRow, float]()
-        if self.references.started and len(rows) > 1:
-            longest = max(len(row.ids) for row in rows)
-            for batch in batches:
-                own = labelled_rows(batch)
-                mixed = [mismatched(row, partners[row], longest=longest) for row in own]
-                differences |= zip(own, self.ratios(context, mixed, places=batch.input_ids_BT.numel()), strict=True)
+        with context.full_weights():
+            self.references.compute(context, batches)
+            if self.references.started and len(rows) > 1:
+                own = [row for batch in batches for row in labelled_rows(batch)]
+                mixed = mismatched_batches(rows, batches)
+                differences |= zip(own, self.ratios(context, mixed), strict=True)
         of_ranks = context.process_group.all_gather_object(differences, "the KL term of a step")
         self.exchanged = None
         # In one order on all ranks, so that rounding is the same for any number of them.
@@ -131,16 +128,23 @@ class KtoObjective:
                 refuse_one_label(self.labels)
         return self.exchanged[1]
 
-    def ratios(self, context: ObjectiveContext, rows: Sequence[LabelledRow], *, places: int) -> list[float]:
-        """Return L - R of each row, in batches of at most `places` tokens with padding, or of one row."""
-        result = list[float]()
-        for batch in batches_of(rows, places=places):
-            with torch.no_grad():
-                policy = answer_sums(context.token_log_probs(batch), batch, answers=1).log_probs_RA
+    def reference_batches(self, context: ObjectiveContext, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """Return the batches, and those of the mismatched answers of the KL term."""
+        rows = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
+        return [*batches, *(mismatched_batches(rows, batches) if len(rows) > 1 else ())]
+
+    def ratios(self, context: ObjectiveContext, batches: Sequence[Batch]) -> list[float]:
+        """Return L - R of each row of the batches."""
+        with torch.no_grad():
+            policy = log_probs(context, batches)
+        if self.references.recorded:
+            like = torch.zeros((), dtype=torch.float64)
+            reference = [one for batch in batches for (one,) in self.references.of(batch, like=like).tolist()]
+        else:
+            # Once for all batches: their number differs between ranks that share the weights.
             with cast(ReferenceModel, context.lm).reference():
-                reference = answer_sums(context.token_log_probs(batch), batch, answers=1).log_probs_RA
-            result += (policy - reference)[:, 0].tolist()
-        return result
+                reference = log_probs(context, batches)
+        return [own - before for own, before in zip(policy, reference, strict=True)]
 
     def loss(self, context: ObjectiveContext, batch: Batch) -> tuple[torch.Tensor, Mapping[str, WeightedMean]]:
         """Return the sum of the losses of the answers, and the metrics of `metrics`."""
@@ -216,6 +220,27 @@ def mismatched(row: LabelledRow, other: LabelledRow, *, longest: int) -> Labelle
     return LabelledRow(row.key, ids[:longest], row.prompt_tokens, labels[:longest], other.is_good)
 
 
+def mismatched_batches(rows: Sequence[LabelledRow], batches: Iterable[Batch]) -> list[Batch]:
+    """Return each row of the batches, in order, with the answer of the row before it in a step.
+
+    Args:
+        rows: All rows of the step, in order.
+        batches: Some of them. Each becomes one or more batches of at most as many tokens with padding, or of one row.
+    """
+    partners, longest = dict(zip(rows, [*rows[-1:], *rows[:-1]], strict=True)), max(len(row.ids) for row in rows)
+    result = list[Batch]()
+    for batch in batches:
+        mixed = [mismatched(row, partners[row], longest=longest) for row in labelled_rows(batch)]
+        result += batches_of(mixed, places=batch.input_ids_BT.numel())
+    return result
+
+
+def log_probs(context: ObjectiveContext, batches: Iterable[Batch]) -> list[float]:
+    """Return the log-probability of the answer of each row of the batches, with the weights as they are."""
+    sums = (answer_sums(context.token_log_probs(batch), batch, answers=1) for batch in batches)
+    return [value for one in sums for value in one.log_probs_RA[:, 0].tolist()]
+
+
 def batches_of(rows: Sequence[LabelledRow], *, places: int) -> Iterator[Batch]:
     """Yield batches of rows in order, of at most `places` tokens with padding, or of one row."""
     width = max((len(row.ids) for row in rows), default=1)
@@ -243,9 +268,6 @@ class Kto(Finetune):
 
         The weights before training are kept in any case: mismatched pairs are not known before their step.
         """
-        if run.engine.shards is not None:
-            message = "kto compares mismatched answers in each step, which processes that share the weights cannot do"
-            raise ConfigError([Problem("backend.sharding", f"{message}; write none")])
         if self.config.undesirable_weight == "auto":
             self.objective.undesirable_weight = balanced_weight(run, self.config.desirable_weight)
         self.objective.labels = Counter() if run.batches.num_rows is None else None

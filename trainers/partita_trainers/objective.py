@@ -7,6 +7,7 @@ results depend neither on the number of micro-batches nor on the number of ranks
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -47,6 +48,9 @@ class ObjectiveContext:
     noise_seed: "Callable[[Batch], int] | None" = None
     """Returns the seed of dropout and noise in `loss` for a micro-batch, if `prepare` is to use the same: in training
     steps."""
+    full_weights: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Returns a context in which this rank has all weights, and can run the model without the others. If the weights
+    are sharded, all ranks enter it together, before they have gradients."""
 
     def token_log_probs(self, batch: Batch) -> "torch.Tensor":
         """Return the log-probability of each loss token [N], float32; `batch.loss_token_rows` has their rows."""
@@ -71,8 +75,9 @@ class Objective(Protocol):
 
         Called in evaluation mode, once per optimizer step, and once per split in an evaluation. If memory runs out, it
         is called again with smaller micro-batches. `loss` may then get still smaller ones, so keep results by row key.
-        Exchange values between ranks (`context.process_group`) once, after all forward passes. With sharded weights it
-        cannot run the model: every pass would involve all ranks, which may have different numbers of micro-batches.
+        Exchange values between ranks (`context.process_group`) once, after all forward passes. With sharded weights,
+        run the model in `with context.full_weights():`, because every pass outside of it involves all ranks, which may
+        have different numbers of micro-batches.
 
         Args:
             context: The model and its process group.
@@ -104,16 +109,12 @@ class RowObjective(Protocol):
         """Return the result of each row of a batch, after its loss was computed."""
 
 
-@runtime_checkable
-class PartialObjective(Protocol):
-    """An objective that may not be computable for all rows, such as one relative to a model that is gone."""
-
-    def covers(self, batch: Batch) -> bool:
-        """Return whether the losses of all rows of a batch can be computed."""
-
-
 class CrossEntropy:
     """The cross-entropy of the loss tokens in nats, averaged over the loss tokens: supervised fine-tuning."""
+
+    def __reduce__(self) -> str:
+        """Return the name of the only instance, which is itself again in another process."""
+        return "CROSS_ENTROPY"
 
     def denominator(self, batch: Batch) -> float:
         """Return the number of loss tokens."""

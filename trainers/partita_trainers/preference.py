@@ -17,13 +17,11 @@ from partita_trainers.base import Batch, ProbeContext
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
 from partita_trainers.pair_losses import Pairs, pair_function
+from partita_trainers.prepare_references import is_in_step, prepare_references, with_copy
 from partita_trainers.references import (
     References,
     answer_sums,
-    is_in_step,
-    prepare_references,
     rows_with_loss,
-    with_copy,
 )
 from partita_trainers.training_probe import TrainingProbe
 
@@ -76,12 +74,9 @@ class PairObjective:
             self.last = losses_P.detach(), {name: values[name].detach() for name in ROW_VALUES}
             return total, pair_metrics(values)
 
-    def covers(self, batch: Batch) -> bool:
-        """Return whether the losses of all pairs of a batch can be computed.
-
-        After training, only for the pairs of the run if the loss has a reference.
-        """
-        return self.references is None or not self.references.recorded or self.references.knows(batch)
+    def reference_batches(self, context: ObjectiveContext, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """Return the batches: the losses need the log-probabilities of both answers."""
+        return batches
 
     def objective_rows(self, batch: Batch) -> list[ObjectiveRow]:
         """Return the loss of each pair, and its rewards and log-probabilities."""

@@ -1,9 +1,5 @@
 """Log-probabilities of the reference: the model before the first step, which preference losses compare with.
 
-`before`: the answers of all rows are computed once, before the first step, when the model itself is the reference; no
-second copy of the weights exists, and a resumed run reads them from the run directory. `in_step`: they are computed in
-each step, with a copy of the weights that training changes.
-
 A row is identified by a hash of its tokens, so that a changed row never gets the value of another one.
 
 Shapes: N loss tokens, R rows of a batch, A answers of a row: 2 for a pair, 1 for a labelled answer.
@@ -11,37 +7,21 @@ Shapes: N loss tokens, R rows of a batch, A answers of a row: 2 for a pair, 1 fo
 
 import hashlib
 import json
-import logging
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 
 from partita_schema.common.files import replacing
-from partita_schema.common.text import counted
-from partita_schema.errors import ConfigError, Problem, ResumeError, TrainingError
-from partita_trainers.base import Batch, IndexedBatches, LanguageModel
-from partita_trainers.batch_size.device_errors import attempt
-from partita_trainers.micro_batches import MicroBatchSplitter
+from partita_schema.errors import ResumeError, TrainingError
+from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.objective import ObjectiveContext
-from partita_trainers.process_group import synchronized_errors
-from partita_trainers.step import open_steps
-from partita_trainers.training_probe import Begin, TakeStep, TrainingProbe
-
-if TYPE_CHECKING:
-    from partita_trainers.finetune import FinetuneRun
-
-logger = logging.getLogger(__name__)
 
 FILE = "references.jsonl"
 """Name of the file in the run directory: a line about the steps whose rows it has, and a line per row."""
-When = Literal["auto", "before", "in_step"]
 
 
 class ReferenceModel(LanguageModel, Protocol):
@@ -80,10 +60,13 @@ class References:
     log_probs: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """By the digest of the row, one for each answer."""
     recorded: bool = False
-    """Whether they are those of a finished run, whose model before training is not there any more."""
+    """Whether they are those of a finished run: all that losses need are here, and the model is the trained one."""
 
     def read(self, run: Path | None) -> None:
-        """Use what a finished run recorded. Raises ResumeError if its file is damaged."""
+        """Use what a finished run recorded; others can be computed, until `started`, with the model before training.
+
+        Raises ResumeError if its file is damaged.
+        """
         known = None if run is None else read_references(run / FILE, answers=self.answers)
         self.log_probs, self.recorded = {} if known is None else known[1], True
 
@@ -98,24 +81,54 @@ class References:
         """
         if self.in_step and self.started:
             self.log_probs.clear()
+            with context.full_weights(), cast(ReferenceModel, context.lm).reference():
+                self.add(context, batches)
+            return
+        if self.started:
+            self.check_known(batches)
+            return
+        with torch.no_grad():
+            self.add(context, batches)
+
+    def add(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
+        """Compute the rows of the batches that are not known yet with the weights as they are."""
         for batch in batches:
-            digests = row_digests(batch)
-            missing = [key for key, one in zip(batch.keys, digests, strict=True) if one not in self.log_probs]
-            if not missing:
-                continue
-            if self.started and not self.in_step:
-                raise TrainingError(
-                    f"row {missing[0]} has no log-probability of the model before training, because it was not in the "
-                    "data when training began: write trainer.references: in_step, and start a new run"
-                )
-            with cast(ReferenceModel, context.lm).reference() if self.started else torch.no_grad():
+            if not self.knows(batch):
                 sums = answer_sums(context.token_log_probs(batch), batch, answers=self.answers)
-            self.log_probs |= zip(digests, map(tuple, sums.log_probs_RA.tolist()), strict=True)
+                self.log_probs |= zip(row_digests(batch), map(tuple, sums.log_probs_RA.tolist()), strict=True)
+
+    def check_known(self, batches: Iterable[Batch]) -> None:
+        """Raise TrainingError if a row of the batches is not known."""
+        for batch in batches:
+            for key, digest in zip(batch.keys, row_digests(batch), strict=True):
+                if digest not in self.log_probs:
+                    raise TrainingError(
+                        f"row {key} has no log-probability of the model before training, because it was not in the "
+                        "data when training began: write trainer.references: in_step, and start a new run"
+                    )
 
     def of(self, batch: Batch, like: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities of the rows of a batch [R, A], with the type and device of `like`."""
         values = [self.log_probs[digest] for digest in row_digests(batch)]
         return like.new_tensor(values).view(len(values), self.answers)
+
+
+@runtime_checkable
+class RelativeObjective(Protocol):
+    """An objective that may be relative to the model before training, which evaluations of a finished run provide."""
+
+    references: References | None
+    """The log-probabilities before training; None if the loss has no reference."""
+
+    def reference_batches(self, context: ObjectiveContext, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """Return batches of all rows whose log-probabilities before training the losses of some rows need.
+
+        All ranks call this together.
+
+        Args:
+            context: The model and its process group.
+            batches: The rows of this rank.
+        """
 
 
 def answer_sums(log_probs_N: torch.Tensor, batch: Batch, *, answers: int) -> AnswerSums:
@@ -163,147 +176,6 @@ def row_digests(batch: Batch) -> list[str]:
             digest.update(tensor_T.contiguous().numpy().tobytes())
         result.append(digest.hexdigest())
     return result
-
-
-def is_in_step(when: When, *, streamed: bool) -> bool:
-    """Return whether references are computed in each step, with a copy of the weights before the first one."""
-    return when == "in_step" or streamed
-
-
-def with_copy(probe: TrainingProbe) -> TrainingProbe:
-    """Let a probe hold the copy of the weights that `reference` needs, so that it takes as much memory as training."""
-    probe.begin = partial(begin_with_copy, cast(ReferenceModel, probe.work.lm), probe.begin)
-    return probe
-
-
-@contextmanager
-def begin_with_copy(lm: ReferenceModel, begin: Begin) -> Iterator[TakeStep]:
-    """Yield what `begin` does, with a copy of the weights of the model in memory."""
-    lm.keep_reference()
-    try:
-        with begin() as take_step:
-            yield take_step
-    finally:
-        lm.drop_reference()
-
-
-# Before the first step
-
-
-def prepare_references(run: "FinetuneRun", references: References, *, when: When) -> None:
-    """Compute the references of all rows before the first step, or keep what computing them in steps needs.
-
-    Call it before a checkpoint is restored. All ranks have the same references afterwards.
-
-    Args:
-        run: The run, with the weights before the first step.
-        references: Filled.
-        when: The key `trainer.references`.
-
-    Raises:
-        ConfigError: References cannot be computed then.
-        ResumeError: The file of an interrupted run is damaged.
-    """
-    rows = run.batches.num_rows
-    if when == "before" and rows is None:
-        raise ConfigError(
-            [Problem("trainer.references", "before needs data of a known size, not a stream; write in_step or auto")]
-        )
-    references.in_step = is_in_step(when, streamed=rows is None)
-    references.log_probs.clear()
-    if not references.in_step:
-        compute_before(run, references)
-    elif run.engine.shards is not None:
-        message = "references cannot be computed in steps by processes that share the weights; write before"
-        raise ConfigError([Problem("trainer.references", message)])
-    else:
-        cast(ReferenceModel, run.lm).keep_reference()
-    references.started = True
-
-
-def compute_before(run: "FinetuneRun", references: References) -> None:
-    """Read the references from the file of the run, compute those of further steps, and write the file."""
-    group, path = run.process_group, run.run.folder / FILE
-    known = group.run_on_rank_zero(lambda: read_references(path, answers=references.answers), "the references")
-    steps_known, references.log_probs = known or (0, {})
-    if known is not None and (steps_known is None or steps_known >= run.schedule.total):
-        return
-    started, rows_known = time.perf_counter(), len(references.log_probs)
-    with run.engine.summon_full_params():
-        steps = compute_training_rows(run, references)
-        for split in evaluated_splits(run):
-            run.context.evaluate(split, False, 1, step=0)
-    share(run, references)
-    group.run_on_rank_zero(lambda: write_references(path, steps, references.log_probs), "the references")
-    seconds, rows = time.perf_counter() - started, len(references.log_probs)
-    computed = counted(rows - rows_known, "row")
-    logger.info("computed the log-probabilities of %s before training in %.1f s", computed, seconds)
-    run.run.note(references={"rows": rows, "seconds": round(seconds, 3)})
-
-
-def evaluated_splits(run: "FinetuneRun") -> list[str]:
-    """Return the splits that are evaluated during or after training."""
-    if run.config.skip_all_evaluation:
-        return []
-    wanted = ["validation", *(["test"] if run.config.evaluate_test else [])]
-    return [split for split in wanted if split in run.context.splits]
-
-
-def compute_training_rows(run: "FinetuneRun", references: References) -> int | None:
-    """Compute the unknown references of all rows that training will read, on the rank that reads each first.
-
-    Returns:
-        The number of steps whose rows are known then; None if all rows are.
-    """
-    context, total, batches = run.engine.context, run.schedule.total, cast(IndexedBatches, run.batches)
-    first_epoch = min(total, run.batches.steps_per_epoch or total)
-    # Another splitter than that of the steps: a resumed run, which reads the file, splits steps in the same way.
-    keys, splitter = set[str](), MicroBatchSplitter()
-    with (
-        synchronized_errors(run.process_group, "the references"),
-        open_steps(batches.from_start()) as steps,
-        run.run.progress(first_epoch, "references") as progress,
-    ):
-        for step in islice(steps, first_epoch):
-            keys.update(key for batch in step.micro_batches for key in batch.keys)
-            compute_step(references, context, step.micro_batches, splitter=splitter)
-            progress.advance(1)
-    share(run, references)
-    if sum(map(len, run.process_group.all_gather_object(keys, "the references"))) >= (run.batches.num_rows or 0):
-        return None
-    # Epochs of a mix have different rows.
-    with synchronized_errors(run.process_group, "the references"), open_steps(batches.from_start()) as steps:
-        for step in islice(steps, first_epoch, total):
-            compute_step(references, context, step.micro_batches, splitter=splitter)
-    return total
-
-
-def compute_step(
-    references: References, context: ObjectiveContext, batches: Sequence[Batch], *, splitter: MicroBatchSplitter
-) -> None:
-    """Compute the references of a step on this rank, with smaller micro-batches if memory runs out.
-
-    Args:
-        references: Filled.
-        context: The model.
-        batches: The micro-batches of this rank.
-        splitter: How finely micro-batches are split so far; updated.
-
-    Raises:
-        TrainingError: One row does not fit in memory.
-    """
-    while True:
-        parts = splitter.split(batches)
-        _, failure = attempt(partial(references.compute, context, parts))
-        if failure is None:
-            return
-        splitter.halve(max(parts, key=lambda part: part.input_ids_BT.numel()), number=0, failure=failure)
-
-
-def share(run: "FinetuneRun", references: References) -> None:
-    """Merge the references of all ranks."""
-    for of_rank in run.process_group.all_gather_object(references.log_probs, "the references"):
-        references.log_probs |= of_rank
 
 
 def write_references(path: Path, steps: int | None, log_probs: Mapping[str, tuple[float, ...]]) -> None:

@@ -11,11 +11,13 @@ from partita_schema.common.text import nearest
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.sections.callbacks import CallbackConfig
+from partita_schema.sections.objectives import DpoLoss
 from partita_schema.sections.outputs.embedding import EmbeddingOutput
 from partita_schema.sections.trainer import (
     CustomTrainer,
     FinetuneTrainer,
     HogwildTrainer,
+    KtoTrainer,
     NoTrainer,
     PreferenceTrainer,
 )
@@ -73,24 +75,38 @@ def default_objective(config: Config) -> Objective:
     return Contrastive(temperature=output.decoder.temperature, name=output.name)
 
 
-def evaluation_objective(config: Config, *, run: Path | None) -> Objective:
-    """Return what an evaluation outside of training computes: the loss of pairs, or `default_objective`.
+def evaluation_objective(config: Config, *, undesirable_weight: float | None) -> Objective:
+    """Return what an evaluation outside of training computes: the loss of training.
 
     Args:
         config: The configuration.
-        run: The run that trained the model; None without one.
+        undesirable_weight: The weight that `undesirable_weight: auto` chose in training; None if it is not recorded.
 
     Raises:
-        ResumeError: The log-probabilities before training are damaged.
+        ConfigError: The weight is needed, and not recorded.
     """
-    if not isinstance(config.trainer, PreferenceTrainer):
-        return default_objective(config)
-    from partita_trainers.preference import PairObjective
+    if isinstance(config.trainer, PreferenceTrainer):
+        from partita_trainers.preference import PairObjective
 
-    objective = PairObjective(config.trainer.loss)
-    if objective.references is not None:
-        objective.references.read(run)
-    return objective
+        return PairObjective(config.trainer.loss)
+    if isinstance(config.trainer, KtoTrainer):
+        from partita_trainers.kto import KtoObjective
+
+        objective = KtoObjective(config.trainer)
+        if config.trainer.undesirable_weight == "auto":
+            if undesirable_weight is None:
+                message = "auto balances the training rows, and the result is not recorded here; write a number"
+                raise ConfigError([Problem("trainer.undesirable_weight", message)])
+            objective.undesirable_weight = undesirable_weight
+        return objective
+    return default_objective(config)
+
+
+def compares_with_start(config: Config) -> bool:
+    """Return whether the loss of a configuration compares with the model before training."""
+    trainer = config.trainer
+    is_dpo = isinstance(trainer, PreferenceTrainer) and isinstance(trainer.loss, DpoLoss)
+    return is_dpo or isinstance(trainer, KtoTrainer)
 
 
 def build_class(

@@ -37,6 +37,8 @@ class Shards:
         """Shard the module. All ranks of the default process group call this together, with equal weights."""
         mesh = init_device_mesh(device.type, (ranks,))
         self.module = module
+        self.is_whole = False
+        """Whether this rank holds all weights: between `unshard` and `reshard`."""
         self.parts = [ShardedModule(layer, mesh) for layer in [*layers(module), module]]
 
     @property
@@ -53,12 +55,14 @@ class Shards:
         for part in self.parts:
             part.module.unshard()
             part.detach_hooks()
+        self.is_whole = True
 
     def reshard(self) -> None:
         """Keep only this rank's shards again. Changes made to the weights since `unshard` are lost."""
         for part in self.parts:
             part.attach_hooks()
             part.module.reshard()
+        self.is_whole = False
 
     def unwrap(self) -> None:
         """Restore a plain module with all weights. All ranks call this together."""
@@ -191,10 +195,31 @@ def communication_errors(about: str) -> Iterator[None]:
         raise LostRankError.during(about, error) from error
 
 
+def exchange_weights(
+    parameters: Mapping[str, nn.Parameter], values: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Give parameters other values, and return those that they had.
+
+    Plain values are not copied. Sharded ones are gathered, one parameter at a time, into parameters that are whole on
+    each rank, and the result has this rank's shards: no rank holds both values of all parameters. All ranks call this
+    together then.
+    """
+    before = dict[str, torch.Tensor]()
+    for name, parameter in parameters.items():
+        value = values[name]
+        if not isinstance(value, DTensor):
+            before[name], parameter.data = parameter.data, value
+            continue
+        assert not isinstance(parameter, DTensor), "the parameters are whole"
+        before[name] = shard_like(parameter.data, value).clone()
+        parameter.data.copy_(value.full_tensor())
+    return before
+
+
 @contextmanager
 def full_params(shards: Shards | None) -> Iterator[None]:
-    """Unshard all weights on every rank inside the context; does nothing if they are not sharded."""
-    if shards is None:
+    """Unshard all weights on every rank inside the context; does nothing if they are not sharded, or not any more."""
+    if shards is None or shards.is_whole:
         yield
         return
     with communication_errors("the weights of the model"):

@@ -12,6 +12,8 @@ from partita.backends.context import RunContext
 from partita.backends.reward_models import check_columns_of_reward, load_best_of
 from partita.data.ledger import Ledger
 from partita.data.splits import check_columns
+from partita.export.options import ExportOptions
+from partita.export.report import ExportReport
 from partita.generation.best_of import BestOf
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, predict_rows
@@ -120,7 +122,7 @@ class Backend(ABC):
         """Measure the best batch sizes; see `Model.tune`."""
 
     def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> "ServingEngine":
-        """Return the engine of a server or a chat, not started; see `Model.open_engine`."""
+        """Return the engine of a server or a chat, not started; see `open_engine` of `model.py`."""
         kind = self.context.config.backend.type
         raise PartitaError(
             f"serve and chat need the model in this process, and backend is {{type: {kind}}}; remove backend"
@@ -132,6 +134,10 @@ class Backend(ABC):
 
         Relative paths are resolved against `origin`, or without one against the saved folder.
         """
+
+    @abstractmethod
+    def export(self, options: ExportOptions) -> ExportReport:
+        """Export the model and compare it with the export; see `Model.export`."""
 
     def record_memory(self) -> None:
         """Record batch sizes that ran out of memory since the last call."""
@@ -145,7 +151,8 @@ class Backend(ABC):
             return parts
         if self._best_of is None:
             with synchronized_errors(self.context.process_group, "loading the reward model"):
-                self._best_of = load_best_of(self.context, parts.generation)
+                tokenizer = parts.generator.tokenizer
+                self._best_of = load_best_of(self.context, parts.generation, tokenizer=tokenizer)
         return replace(parts, best_of=self._best_of)
 
     def refuse_best_of(self, verb: str) -> None:

@@ -116,7 +116,7 @@ class RunContext:
 
     def write_heads(self) -> None:
         """Write the heads of an encoder's outputs into the configuration."""
-        self.loaded = with_heads(self.loaded)
+        self.loaded = with_heads(self.loaded, saved=self.weights)
 
     @property
     def config(self) -> Config:
@@ -239,6 +239,16 @@ class RunContext:
         if split is None:
             raise DataError("the file has no test or validation rows; write data.test or pass a dataset")
         return split, splits[split]
+
+    def rows_to_compare(self, dataset: Any) -> tuple[str, Rows]:
+        """Return rows to compare an export on, and what they are: a dataset, else the test or validation rows.
+
+        Raises PartitaError if there are none.
+        """
+        if dataset is not None:
+            return name_of_dataset(dataset, splits=()), self.open_dataset(dataset)
+        split, rows = self.evaluation_rows()
+        return f"the {split} split", rows
 
     def recorded_evaluation(self, split: str | None, dataset: Any) -> RecordedEvaluation | None:
         """Return where the results of the rows of an evaluation are recorded; None without a run that can be written.

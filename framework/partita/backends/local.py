@@ -17,16 +17,20 @@ from partita.backends.reward_models import load_reward_checker
 from partita.data.episode import AGENT
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, find_labels
+from partita.export.options import ExportOptions
+from partita.export.report import ExportReport
+from partita.export.run import export_model
 from partita.generation.generator import generate_requests, plain_requests, stream_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
 from partita.generation.requests import GenerationSettings
 from partita.lm.base import GenerationRequest
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.before_training import ModelBeforeTraining, notes_of
 from partita.pipeline.build import Labels, Pipeline, build_pipeline
 from partita.pipeline.evaluate import LocalEvaluator
-from partita.pipeline.export import write_card
 from partita.pipeline.fingerprint import model_fingerprint
+from partita.pipeline.saved_model import write_card
 from partita.pipeline.tune import answering_sizes
 from partita.report.transcript_page import write_page
 from partita.runs.cost import merged
@@ -62,6 +66,7 @@ EMBEDDING_BAG = Refusals(
         "generate": "it writes no text; predict answers rows with labels",
         "simulate": "it has no dialogues; write a language model as base_model",
         "tune": "its batch sizes are numbers in the file",
+        "export": "only partita reads its files",
     },
 )
 """Verbs that the embedding-bag classifier does not support."""
@@ -129,8 +134,16 @@ class LocalBackend(Backend):
 
     def evaluator(self, *, batch_size: int | None) -> LocalEvaluator:
         """Return the evaluator with the model in memory."""
-        objective = evaluation_objective(self.context.config, run=self.context.run)
-        return LocalEvaluator(self.with_reward(self.parts()), self.tuner, batch_size=batch_size, objective=objective)
+        context = self.context
+        before = ModelBeforeTraining.of_run(context.run, training_rows=lambda: context.open_data().training)
+        weight = before.manifest.get("undesirable_weight")
+        return LocalEvaluator(
+            self.with_reward(self.parts()),
+            self.tuner,
+            batch_size=batch_size,
+            objective=evaluation_objective(context.config, undesirable_weight=weight),
+            before_training=before,
+        )
 
     def record_memory(self) -> None:
         """Record in the run's manifest the batch sizes that ran out of memory, and those that fitted."""
@@ -330,7 +343,7 @@ class LocalBackend(Backend):
         return AgentModel(pipeline, self.tuner, model_fingerprint(pipeline, result=self.context.weights))
 
     def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> ServingEngine:
-        """Return the engine of a server or a chat, not started; see `Model.open_engine`."""
+        """Return the engine of a server or a chat, not started; see `open_engine` of `model.py`."""
         self.context.check_single_process()
         pipeline = self.parts()
         tokens = context_of(pipeline.lm.context_length, context)
@@ -377,4 +390,11 @@ class LocalBackend(Backend):
         """Write the model with the metadata for `Model.load`."""
         pipeline = self.parts()
         pipeline.lm.save(folder)
-        write_card(folder, config=self.context.config, labels=pipeline.labels, origin=origin)
+        notes = notes_of(self.context.run)
+        write_card(folder, config=self.context.config, labels=pipeline.labels, origin=origin, notes=notes)
+
+    def export(self, options: ExportOptions) -> ExportReport:
+        """Export the model and compare it with the export; see `Model.export`."""
+        self.check_model("export")
+        self.context.check_single_process()
+        return export_model(self.parts, options, rows=partial(self.context.rows_to_compare, options.dataset))

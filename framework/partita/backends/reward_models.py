@@ -1,5 +1,8 @@
 """The reward models that a file names: for `generation.best_of`, and as the checker of a simulation."""
 
+import logging
+from typing import Any
+
 from partita.backends.answer_scorers import load_answer_scorer
 from partita.backends.context import RunContext
 from partita.data.rows import Rows
@@ -8,15 +11,19 @@ from partita.generation.best_of import BestOf
 from partita.lm.base import GenerationOptions
 from partita.simulation.build import section_of
 from partita.simulation.reward_checker import RewardChecker
+from partita.tokenizers.load import tokenizer_digest
 from partita_schema.errors import ConfigError, DataError, Problem
 
+logger = logging.getLogger(__name__)
 
-def load_best_of(context: RunContext, options: GenerationOptions) -> BestOf:
-    """Load the reward model of a file with `generation.best_of`.
+
+def load_best_of(context: RunContext, options: GenerationOptions, *, tokenizer: Any) -> BestOf:
+    """Load the reward model of a file with `generation.best_of`; log if its tokenizer differs.
 
     Args:
         context: The file.
         options: Its generation options.
+        tokenizer: The tokenizer of the model that answers; not used for a server, whose tokenizer is unknown.
 
     Raises:
         ConfigError: Answers are not sampled, or the folder holds no reward model.
@@ -34,6 +41,13 @@ def load_best_of(context: RunContext, options: GenerationOptions) -> BestOf:
         quiet=context.quiet,
         trust_remote_code=context.allows_saved_code,
     )
+    of_reward = reward.pipeline.lm.tokenizer
+    if context.config.backend.loads_model and tokenizer_digest(tokenizer) != tokenizer_digest(of_reward):
+        logger.info(
+            "the tokenizer or chat template of %s differs from that of the model: answers are scored as texts, which "
+            "the reward model formats and tokenizes as its own file says",
+            generation.reward,
+        )
     return BestOf(generation.best_of, reward, keep_samples=generation.keep_samples)
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import typer
 
@@ -15,7 +15,6 @@ COMMENT = "#   "
 """Start of a line of a plan."""
 
 if TYPE_CHECKING:
-    from partita.backends.process_layout import ProcessLayout
     from partita.lm.branch_plan import BranchPlan
     from partita.lm.generation_defaults import Explanation
     from partita.training.plan import FilePlan
@@ -48,6 +47,7 @@ def explain(
     show_waits()
     with waiting(LIBRARIES):
         from partita.backends.process_layout import process_layout
+        from partita.lm.best_of_plan import plan_best_of
 
         layout, generation, planned = process_layout(loaded.config), generation_of(loaded), None
     if data or dataset is not None:
@@ -59,34 +59,53 @@ def explain(
             from partita.training.plan import plan_of_file
 
             planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset_path(dataset, stdin_format))
-    branches = branches_of(loaded, planned)
+    plans = Plans(generation, plan_best_of(loaded.config), layout, branches_of(loaded, planned))
     chosen = open_values(loaded.config, steps=planned.plan.steps if planned is not None else None)
     if as_json:
-        print_record(loaded, generation, layout, planned, branches, chosen=chosen)
+        print_record(loaded, plans, planned, chosen=chosen)
         return
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print_yaml(loaded, files=files, everything=everything)
-    print_comments(generation, layout, planned, branches, chosen=chosen)
+    print_comments(plans, planned, chosen=chosen)
+
+
+class Plan(Protocol):
+    """A part of what a run will do."""
+
+    def lines(self) -> list[str]:
+        """Return the plan in words."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the plan as JSON."""
+
+
+class Plans(NamedTuple):
+    """What a run will do, as far as its file shows it; None for what does not concern it."""
+
+    generation: Plan | None
+    """The generation settings, and where each comes from."""
+    best_of: Plan | None
+    """How several answers to a row are drawn."""
+    processes: Plan | None
+    """The processes that the file asks for."""
+    pairs: Plan | None
+    """How the answers of pairs are computed."""
+
+
+TITLES = {"generation": "generation, with what the checkpoint says", "best_of": "best of n"}
+"""Titles of plans whose name is not their title."""
 
 
 def print_record(
-    loaded: "LoadedConfig",
-    generation: "Explanation | None",
-    layout: "ProcessLayout | None",
-    planned: "FilePlan | None",
-    branches: "BranchPlan | None",
-    *,
-    chosen: Mapping[str, str],
+    loaded: "LoadedConfig", plans: Plans, planned: "FilePlan | None", *, chosen: Mapping[str, str]
 ) -> None:
     """Print the configuration and the plans derived from it as JSON.
 
     Args:
         loaded: The configuration.
-        generation: The generation settings and where each comes from; None if nothing is generated.
-        layout: The processes that the file asks for, if any.
+        plans: What a run will do.
         planned: The plan of a training file's batches, if data was given.
-        branches: How the answers of pairs are computed; None for other rows.
         chosen: Values that the run chooses, by key.
     """
     shown: dict[str, Any] = {
@@ -98,12 +117,7 @@ def print_record(
     }
     if chosen:
         shown["chosen_by_the_run"] = dict(chosen)
-    if generation is not None:
-        shown["generation"] = generation.record()
-    if layout is not None:
-        shown["processes"] = layout.record()
-    if branches is not None:
-        shown["pairs"] = branches.record()
+    shown |= {name: plan.record() for name, plan in plans._asdict().items() if plan is not None}
     if planned is not None:
         shown["data"] = {**planned.plan.record(), "assumed": planned.assumed}
     print(json.dumps(shown, indent=2, ensure_ascii=False))
@@ -120,28 +134,17 @@ def print_yaml(loaded: "LoadedConfig", *, files: Sequence[Path], everything: boo
     print(f"{text}# {left_out:,} more values are defaults: partita explain {' '.join(map(str, files))} --all")
 
 
-def print_comments(
-    generation: "Explanation | None",
-    layout: "ProcessLayout | None",
-    planned: "FilePlan | None",
-    branches: "BranchPlan | None",
-    *,
-    chosen: Mapping[str, str],
-) -> None:
+def print_comments(plans: Plans, planned: "FilePlan | None", *, chosen: Mapping[str, str]) -> None:
     """Print the plans derived from the configuration as YAML comments, so that the whole output is a valid file.
 
     Args:
-        generation: The generation settings and where each comes from; None if nothing is generated.
-        layout: The processes that the file asks for, if any.
+        plans: What a run will do.
         planned: The plan of a training file's batches, if data was given.
-        branches: How the answers of pairs are computed; None for other rows.
         chosen: Values that the run chooses, by key.
     """
     sections = {
         "chosen by the run": lines_of_chosen(chosen),
-        "generation, with what the checkpoint says": generation.lines() if generation is not None else [],
-        "processes": layout.lines() if layout is not None else [],
-        "pairs": branches.lines() if branches is not None else [],
+        **{TITLES.get(name, name): plan.lines() for name, plan in plans._asdict().items() if plan is not None},
         "data": [*planned.plan.lines(), planned.assumed] if planned is not None else [],
     }
     for title, lines in sections.items():

@@ -15,14 +15,17 @@ from typing import Annotated
 
 import typer
 
+from partita.cli.chat import chat
 from partita.cli.compare import compare
 from partita.cli.convert import convert
 from partita.cli.doctor import doctor
 from partita.cli.evaluate import evaluate
 from partita.cli.explain import explain
+from partita.cli.export import export, merge
 from partita.cli.init import init
 from partita.cli.predict import predict
 from partita.cli.preview import preview
+from partita.cli.push import push
 from partita.cli.report import report
 from partita.cli.runs import runs
 from partita.cli.schema import schema
@@ -69,9 +72,13 @@ COMMANDS = (
     predict,
     evaluate,
     simulate,
+    chat,
     serve,
     report,
     compare,
+    export,
+    merge,
+    push,
     convert,
     schema,
     doctor,

@@ -44,22 +44,17 @@ def serve(
     model = start_model(
         sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=True
     )
-    from partita.serving.server import ServeOptions
-
-    options = ServeOptions(
-        host=host,
-        port=port,
+    model.serve(
+        host,
+        port,
         name=name,
         ui=ui,
-        needs_token=token,
-        body_bytes=max_body,
-        answer_seconds=max_seconds,
-        finish_seconds=finish_seconds,
-    )
-    model.serve(
-        options,
+        token=token,
         context=context,
         batch_size=batch_size,
         max_waiting=max_waiting,
+        max_body=max_body,
+        max_seconds=max_seconds,
+        finish_seconds=finish_seconds,
         say=lambda line: print(line, flush=True),
     )

@@ -16,8 +16,6 @@ from partita_trainers.batch_size.device_errors import attempt
 
 logger = logging.getLogger(__name__)
 
-ANSWERS_AT_ONCE = 64
-"""Number of answers that are scored together."""
 NOT_A_NUMBER = "the reward is not a number"
 TOO_LARGE = "the reward of this answer does not fit in memory even alone"
 
@@ -35,7 +33,7 @@ class Reward(Protocol):
 
 
 class RewardModel(Protocol):
-    """Scores answers to rows."""
+    """Scores the answers to a row."""
 
     @property
     def config(self) -> Config:
@@ -45,13 +43,8 @@ class RewardModel(Protocol):
     def fingerprint(self) -> str:
         """Hash of everything that determines a score."""
 
-    def scores(self, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> Sequence[Reward]:
-        """Return the score of each answer.
-
-        Args:
-            rows: The row of each answer, by column.
-            answers: The answers.
-        """
+    def scores(self, row: Mapping[str, Any], answers: Sequence[str]) -> Sequence[Reward]:
+        """Return the scores of several answers to a row, which is a dictionary by column."""
 
 
 @dataclass(frozen=True)
@@ -65,63 +58,51 @@ class BestOf:
 
 
 class AnswerChooser:
-    """Collects the samples of rows, and chooses the best one of each row once all are there."""
+    """Collects the samples of rows, and chooses the best one of each row once all are there.
+
+    A row is scored by itself as soon as it is complete. Its rewards then depend on no other row, and a killed job has
+    all complete rows in its journal.
+    """
 
     def __init__(self, best_of: BestOf, rows: PromptRows) -> None:
         """Set up the choice; the reward model reads the prompt from `rows`."""
         self.best_of, self.rows = best_of, rows
         self.waiting: dict[int, dict[int, RowResult]] = {}
         """Samples of rows of which some are missing, by row and number."""
-        self.complete: list[tuple[int, list[Generated]]] = []
-        """Rows with all their samples, which are scored next."""
-        self.rows_at_once = max(1, ANSWERS_AT_ONCE // best_of.samples)
         self.num_unscored = 0
         """Number of answers without a reward."""
         self.reason = ""
         """Why the last of them has none."""
 
     def take(self, samples: Sequence[RowResult]) -> list[RowResult]:
-        """Take samples, numbered as in `SampledPrompts`; return the results of rows that are complete and scored."""
+        """Take samples, numbered as in `SampledPrompts`; return the results of rows that are complete."""
         results: list[RowResult] = []
         for sample in samples:
             row, number = divmod(sample.row, self.best_of.samples)
             of_row = self.waiting.setdefault(row, {})
             of_row[number] = sample
-            if len(of_row) < self.best_of.samples:
-                continue
-            del self.waiting[row]
-            in_order = [of_row[number] for number in range(self.best_of.samples)]
-            error = next((one.error or "no answer" for one in in_order if one.generated is None), None)
-            if error is not None:
-                results.append(RowResult(row, None, error))
-                continue
-            self.complete.append((row, [one.generated for one in in_order if one.generated is not None]))
-        # A fixed number of rows at once, because it depends on time how many are taken.
-        while len(self.complete) >= self.rows_at_once:
-            scored, self.complete = self.complete[: self.rows_at_once], self.complete[self.rows_at_once :]
-            results += self.choose(scored)
+            if len(of_row) == self.best_of.samples:
+                del self.waiting[row]
+                results.append(self.choose(row, [of_row[number] for number in range(self.best_of.samples)]))
         return results
 
-    def finish(self) -> list[RowResult]:
-        """Return the results of the rows that are complete and not scored yet; log how many answers have no reward."""
-        scored, self.complete = self.complete, []
-        results = self.choose(scored)
+    def log_unscored(self) -> None:
+        """Log how many answers have no reward."""
         if self.num_unscored:
             logger.warning(
                 "%s without a reward, which cannot be chosen; the last one because: %s",
                 counted(self.num_unscored, "answer"),
                 self.reason,
             )
-        return results
 
-    def choose(self, complete: Sequence[tuple[int, Sequence[Generated]]]) -> list[RowResult]:
-        """Return the result of each row with all its samples: the one with the highest reward, the first of a tie."""
-        pairs = [(row, text) for row, samples in complete for text in dict.fromkeys(one.text for one in samples)]
-        numbers = list(dict.fromkeys(row for row, _ in pairs))
-        rows = dict(zip(numbers, self.rows.get(numbers) if numbers else [], strict=True))
-        scored = self.scores([rows[row] for row, _ in pairs], [text for _, text in pairs])
-        by_pair = dict(zip(pairs, scored, strict=True))
-        return [self.best(row, samples, [by_pair[row, one.text] for one in samples]) for row, samples in complete]
+    def choose(self, row: int, samples: Sequence[RowResult]) -> RowResult:
+        """Return the result of a row with all its samples: the one with the highest reward, the first of a tie."""
+        answers = [sample.generated for sample in samples if sample.generated is not None]
+        if len(answers) < len(samples):
+            return RowResult(row, None, next(sample.error for sample in samples if sample.generated is None))
+        texts = list(dict.fromkeys(answer.text for answer in answers))
+        scores = dict(zip(texts, self.scores(self.rows.get([row])[0], texts), strict=True))
+        return self.best(row, answers, [scores[answer.text] for answer in answers])
 
     def best(self, row: int, samples: Sequence[Generated], scores: Sequence[float | str]) -> RowResult:
         """Return the result of a row.
@@ -146,19 +127,12 @@ class AnswerChooser:
             )
         return RowResult(row, samples[best], reward=rewards[best], samples=kept)
 
-    def scores(self, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float | str]:
-        """Return the reward of each answer, or why it has none; half of them at a time if memory runs out.
-
-        Args:
-            rows: The row of each answer.
-            answers: The answers.
-        """
-        if not answers:
-            return []
+    def scores(self, row: Mapping[str, Any], answers: Sequence[str]) -> list[float | str]:
+        """Return the reward of each answer to a row, or why it has none; half of them at a time if memory runs out."""
         reward = self.best_of.reward
         try:
-            scores, failure = attempt(lambda: reward.scores(rows, answers))
-        except OutOfMemory as error:  # a single answer does not fit
+            scores, failure = attempt(lambda: reward.scores(row, answers))
+        except OutOfMemory as error:  # a single request does not fit
             scores, failure = None, error
         except Exception as error:
             stop_if_broken(error)
@@ -173,4 +147,4 @@ class AnswerChooser:
             return [TOO_LARGE]
         middle = (len(answers) + 1) // 2
         logger.info("out of memory with the rewards of %s: continuing with %s", counted(len(answers), "answer"), middle)
-        return [*self.scores(rows[:middle], answers[:middle]), *self.scores(rows[middle:], answers[middle:])]
+        return [*self.scores(row, answers[:middle]), *self.scores(row, answers[middle:])]

@@ -247,16 +247,14 @@ class PredictionJob:
         ]
         if left:
             yield [self._answer(record) for record in left]
-        share = 0.0
         for batch in self.generator.generate(self.job, done=np.repeat(done, self.job.samples)):
             tally.add(batch)
             share = round(batch.seconds * 1000 / len(batch.results), 3)
             results = batch.results if self.chooser is None else self.chooser.take(batch.results)
             if results:
                 yield self._answers(results, number=number, milliseconds=share)
-        last = [] if self.chooser is None else self.chooser.finish()
-        if last:
-            yield self._answers(last, number=number, milliseconds=share)
+        if self.chooser is not None:
+            self.chooser.log_unscored()
 
     def _key(self, row: int) -> str:
         key: bytes = self.prompts.keys[row].tobytes()

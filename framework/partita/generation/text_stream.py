@@ -20,9 +20,9 @@ class TextStream:
         """Start with an empty answer; `stop` are its stop strings."""
         self.tokenizer, self.stop = tokenizer, stop
         self.text = ""
-        """Complete characters so far."""
-        self.sent = 0
-        """Number of characters that were returned."""
+        """Text of the tokens before `decoded`."""
+        self.shown = ""
+        """Text that was returned."""
         self.context = self.decoded = 0
         """Tokens before these are not decoded any more; and those after `context` are, as the context of later ones."""
 
@@ -35,22 +35,22 @@ class TextStream:
             return ""
         before = decode_continuation(self.tokenizer, ids[self.context : self.decoded])
         now = decode_continuation(self.tokenizer, ids[self.context :])
+        new = now[len(before) :]
+        complete = self.text + new.rstrip(INCOMPLETE)
         if not now.endswith(INCOMPLETE):
-            self.text += now[len(before) :]
+            self.text += new
             self.context, self.decoded = self.decoded, len(ids)
-        held = max((overlap(self.text, end) for end in self.stop), default=0)
-        return self._until(len(self.text) - held)
+        held = max((overlap(complete, end) for end in self.stop), default=0)
+        return self._piece(complete[: len(complete) - held])
 
     def finish(self, text: str) -> str:
         """Return the last piece, given the text of the whole answer."""
-        if text.startswith(self.text[: self.sent]):
-            self.text = text
-        return self._until(len(self.text))
+        return self._piece(text) if text.startswith(self.shown) else ""
 
-    def _until(self, end: int) -> str:
-        """Return the characters before `end` that were not returned yet."""
-        piece = self.text[self.sent : end]
-        self.sent = max(self.sent, end)
+    def _piece(self, text: str) -> str:
+        """Return what a longer beginning of the answer adds to what was returned."""
+        piece = text[len(self.shown) :]
+        self.shown += piece
         return piece
 
 

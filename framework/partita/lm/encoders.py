@@ -22,18 +22,22 @@ from partita_schema.yaml.overrides import path_of
 from partita_schema.yaml.tree import dotted
 
 
-def with_heads(loaded: LoadedConfig) -> LoadedConfig:
-    """Return a loaded configuration with `head: linear` in each output of an encoder."""
-    config = heads_of_encoder(loaded.config, folder=loaded.folder)
+def with_heads(loaded: LoadedConfig, *, saved: Path | None = None) -> LoadedConfig:
+    """Return a loaded configuration with `head: linear` in each output of an encoder.
+
+    `saved` is the folder of trained weights, which need no base model any more if they are a whole model.
+    """
+    config = heads_of_encoder(loaded.config, folder=loaded.folder, saved=saved)
     return loaded if config is loaded.config else replace(loaded, config=config)
 
 
-def heads_of_encoder(config: Config, *, folder: Path) -> Config:
+def heads_of_encoder(config: Config, *, folder: Path, saved: Path | None = None) -> Config:
     """Return a configuration with `head: linear` in each output of an encoder; others unchanged.
 
     Args:
         config: The configuration.
         folder: Base of relative paths in the configuration.
+        saved: Folder of trained weights.
 
     Raises:
         ConfigError: Keys conflict with the kind of the model. It has every problem.
@@ -41,7 +45,7 @@ def heads_of_encoder(config: Config, *, folder: Path) -> Config:
     """
     if all(output.has_head for output in config.output_features) or not config.backend.loads_model:
         return config
-    kind = kind_of(config, folder=folder)
+    kind = kind_of(config, folder=folder, saved=saved)
     if kind != "encoder":
         refuse(refused_without_heads(config))
         if kind == "encoder-decoder":
@@ -56,12 +60,15 @@ def heads_of_encoder(config: Config, *, folder: Path) -> Config:
     return load_config(sections).config
 
 
-def kind_of(config: Config, *, folder: Path) -> Literal["encoder", "encoder-decoder", "decoder", "bag"]:
+def kind_of(
+    config: Config, *, folder: Path, saved: Path | None = None
+) -> Literal["encoder", "encoder-decoder", "decoder", "bag"]:
     """Return the kind of the configured model. Raise ModelError.
 
     Args:
         config: The configuration.
         folder: Base of relative paths in the configuration.
+        saved: Folder of trained weights.
     """
     base = config.base_model
     if isinstance(base, EmbeddingBagModel):
@@ -70,7 +77,8 @@ def kind_of(config: Config, *, folder: Path) -> Literal["encoder", "encoder-deco
         if base.architecture in ENCODER_DECODERS:
             return "encoder-decoder"
         return "encoder" if config.is_new_encoder else "decoder"
-    described = read_config(config, find_base(base, folder=folder))
+    is_whole = saved is not None and (saved / "config.json").exists()
+    described = read_config(config, str(saved) if is_whole else find_base(base, folder=folder))
     if describes_encoder(described):
         return "encoder"
     return "encoder-decoder" if getattr(described, "is_encoder_decoder", False) else "decoder"

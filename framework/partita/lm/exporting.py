@@ -88,18 +88,35 @@ def changed_tensors(lm: LoadedModel) -> dict[str, torch.Tensor]:
     return {}
 
 
+def origin(lm: LoadedModel, *, adapter: bool = True) -> str:
+    """Return a hash of what the weights of a model were loaded from: equal on all devices, and in all dtypes.
+
+    Without `adapter`, that of the base model alone, which is also that of the base model with a new adapter.
+    """
+    base = new_weights(lm) if lm.source is None else source_origin(lm.source, lm=lm)
+    return digest(base, source_origin(lm.adapter_source if adapter else None, lm=lm))
+
+
+def new_weights(lm: LoadedModel) -> list[Any]:
+    """Return what random weights depend on; [] if the base model is a checkpoint."""
+    base = lm.config.base_model
+    return [base.model_dump(mode="json"), lm.config.seed] if isinstance(base, ScratchModel) else []
+
+
+def source_origin(source: str | None, *, lm: LoadedModel) -> list[Any]:
+    """Return what identifies the content of a folder or Hub id; [] without one."""
+    folder = local_folder(source)
+    if folder is not None:
+        return [folder_digest(folder)]
+    return [] if source is None else [source, hub_commit(source, revision=lm.config.model_parameters.revision)]
+
+
 def identity(lm: LoadedModel) -> str:
     """Return a hash of the model without trained weights."""
     config = lm.config
     base: list[Any] = []
     if lm.adapted is not None or not (lm.trainable or lm.plain):
-        folder = local_folder(lm.source)
-        if isinstance(config.base_model, ScratchModel):
-            base = [config.base_model.model_dump(mode="json"), config.seed]
-        elif folder is not None:
-            base = [folder_digest(folder)]
-        elif lm.source is not None:
-            base = [lm.source, hub_commit(lm.source, revision=config.model_parameters.revision)]
+        base = new_weights(lm) or source_origin(lm.source, lm=lm)
     sections = [config.model_parameters, config.quantization, config.adapter if lm.adapted is not None else None]
     dumped = [section.model_dump(mode="json") if section is not None else None for section in sections]
     kernels = [getattr(layer, "support_avx512bf16_for_cpu", None) for _, layer in quantized_layers(lm.module)]

@@ -80,13 +80,17 @@ class HeadModel(TrainedModel):
 
     def forward(self, module: nn.Module, batch: Batch) -> Any:
         """Run the model and return its output."""
+        return module(**self.inputs(batch))
+
+    def inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return the arguments of the model, on its device."""
         inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.attention_mask()}
-        if self._has_token_types:
+        if self.reads_token_types:
             inputs["token_type_ids"] = token_types(batch)
-        return module(**{name: tensor.to(self.device) for name, tensor in inputs.items()})
+        return {name: tensor.to(self.device) for name, tensor in inputs.items()}
 
     @cached_property
-    def _has_token_types(self) -> bool:
+    def reads_token_types(self) -> bool:
         """Whether rows are two texts that the model distinguishes by token type ids, as its tokenizer does."""
         named = "token_type_ids" in self.tokenizer.model_input_names
         if not self.own_head.reads_pairs or not named or getattr(self.base.config, "type_vocab_size", 0) < 2:

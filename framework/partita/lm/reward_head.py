@@ -20,7 +20,7 @@ class RewardHead(RegressionHead):
         raise AssertionError("a reward model is trained with the objective of pairs")
 
     def answers(self, output: Any, batch: Batch) -> list[Generated]:
-        """Raise AssertionError: a row may have two answers."""
+        """Raise AssertionError: a row may have several answers."""
         raise AssertionError("the answers of a reward model are those of `score_answers`")
 
 

@@ -3,16 +3,17 @@
 The score of an answer is read at its last token that is not the pad token, never at padding. That is where
 `AutoModelForSequenceClassification` of transformers reads it in a row with this answer alone, so scores are the same.
 
-Both answers of a pair follow their prompt in one row, which is computed once; see `partita.lm.branches`. Where a model
-takes no mask of pairs of tokens, each answer is a separate row.
+Both answers of a pair, or several answers to compare, follow their prompt in one row, which is computed once; see
+`partita.lm.branches`. Where a model takes no mask of pairs of tokens, each answer is a separate row.
 
-Shapes: B lines, T tokens of the longest, N loss tokens, R rows, A = 2 answers of a row.
+Shapes: B lines, T tokens of the longest, N loss tokens, R rows, A answers of a row: 2 of a pair.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,14 +24,19 @@ from partita.lm.batch_prompts import right_padded
 from partita.lm.branches import BranchWay, branch_inputs, find_branch_way, separate_rows
 from partita.lm.head_model import HeadModel
 from partita.lm.heads import head_modules
-from partita.lm.marks import without_marks
+from partita.lm.marks import with_marks, without_marks
 from partita.lm.reward_head import score_answers
 from partita_trainers.base import Batch
 
 logger = logging.getLogger(__name__)
 
 ANSWERS = 2
-"""Answers of a row; a row with one answer has its score twice."""
+"""Fewest answers in the scores of a row; a row with one answer has its score twice."""
+TOKEN_PRODUCTS = 6
+"""Multiplications of a token by the 12 H x H weights of a usual layer, over 2 H for its attention to each token, by H.
+
+H is the hidden size.
+"""
 
 
 class ScorePositions:
@@ -69,7 +75,7 @@ class RewardModel(HeadModel):
     """Implements `partita.lm.base.GenerativeModel` for a model that scores answers; created by `load_model`."""
 
     scores_answers = True
-    """A request may hold two answers."""
+    """A request may hold several answers."""
 
     def __post_init__(self) -> None:
         """Find the layer that computes scores."""
@@ -93,7 +99,7 @@ class RewardModel(HeadModel):
 
     @cached_property
     def branch_way(self) -> BranchWay:
-        """How rows with two answers are computed."""
+        """How rows with several answers are computed."""
         if not self.positions.attached:
             return BranchWay(f"{type(self.base).__name__} computes no score for each token")
         return find_branch_way(self)
@@ -101,7 +107,7 @@ class RewardModel(HeadModel):
     # Training
 
     def answer_scores(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the scores of the answers of each row, the chosen one first, float32 [R, 2].
+        """Return the scores of the answers of each row, the chosen one of a pair first, float32 [R, A].
 
         An answer that a row does not have gets the score of its first one. `module` is `self.module`, or a wrapper of
         it.
@@ -114,22 +120,24 @@ class RewardModel(HeadModel):
             return self._scores_of_rows(module, batch, ends_RA)
 
     def answer_ends(self, batch: Batch) -> torch.Tensor:
-        """Return the number of the loss token at which the score of each answer is read, int64 [R, 2].
+        """Return the number of the loss token at which the score of each answer is read, int64 [R, A].
 
         It is the last one of the answer that is not the pad token. Loss tokens have the order of `loss_token_rows`.
         """
         is_loss_BT = batch.labels_BT[:, 1:] != -100
         is_padding_N = batch.input_ids_BT[:, 1:][is_loss_BT] == self.tokenizer.pad_token_id
-        answer_N = ANSWERS * batch.loss_token_rows + batch.loss_token_branches
+        branch_N = batch.loss_token_branches
+        answers = max(ANSWERS, int(branch_N.max()) + 1) if len(branch_N) else ANSWERS
+        answer_N = answers * batch.loss_token_rows + branch_N
         number_N = torch.arange(len(answer_N))
-        ends_RA = torch.full((ANSWERS * batch.rows,), -1)
+        ends_RA = torch.full((answers * batch.rows,), -1)
         for chosen_N in (torch.ones_like(is_padding_N), ~is_padding_N):
             ends_RA = ends_RA.scatter_reduce(0, answer_N[chosen_N], number_N[chosen_N], "amax", include_self=False)
-        ends_RA = ends_RA.view(batch.rows, ANSWERS)
+        ends_RA = ends_RA.view(batch.rows, answers)
         return torch.where(ends_RA < 0, ends_RA[:, :1].clamp(min=0), ends_RA)
 
     def _scores_of_branches(self, module: nn.Module, batch: Batch, ends_RA: torch.Tensor) -> torch.Tensor:
-        """Return the scores [R, 2], with one pass over each line."""
+        """Return the scores [R, A], with one pass over each line."""
         assert batch.position_ids_BT is not None
         line_N, column_N = (batch.labels_BT[:, 1:] != -100).nonzero(as_tuple=True)
         lines_n, columns_n = line_N[ends_RA.flatten()], column_N[ends_RA.flatten()] + 1
@@ -140,14 +148,14 @@ class RewardModel(HeadModel):
         with self.positions.only(columns_BK.to(self.device)):
             output = module(input_ids=batch.input_ids_BT.to(self.device), **inputs, use_cache=False)
         scores_BK: torch.Tensor = output.logits
-        return scores_BK[lines_n.to(self.device), number_n.to(self.device)].view(-1, ANSWERS).float()
+        return scores_BK[lines_n.to(self.device), number_n.to(self.device)].view_as(ends_RA).float()
 
     def _scores_of_rows(self, module: nn.Module, batch: Batch, ends_RA: torch.Tensor) -> torch.Tensor:
-        """Return the scores [R, 2], with each answer in a separate row."""
+        """Return the scores [R, A], with each answer in a separate row."""
         rows = separate_rows(batch) if batch.position_ids_BT is not None else batch
         line_N = (rows.labels_BT[:, 1:] != -100).nonzero(as_tuple=True)[0]
         scores_L1: torch.Tensor = self.forward(module, rows).logits
-        return scores_L1[:, 0][line_N[ends_RA.flatten()].to(self.device)].view(-1, ANSWERS).float()
+        return scores_L1[:, 0][line_N[ends_RA.flatten()].to(self.device)].view_as(ends_RA).float()
 
     def token_log_probs(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Return a score of each line: ranks without rows run the model with it."""
@@ -155,7 +163,7 @@ class RewardModel(HeadModel):
         return scores_B1[:, 0].float()
 
     def check_loss(self) -> None:
-        """Test how rows with two answers are computed, before the weights are sharded."""
+        """Test how rows with several answers are computed, before the weights are sharded."""
         logger.debug("branches: %s", self.branch_way)
 
     def check_packing(self) -> None:
@@ -174,29 +182,62 @@ class RewardModel(HeadModel):
             return score_answers(self.answer_scores(self.module, batch), counts)
 
     def prompts(self, requests: Sequence[GenerationRequest]) -> Batch:
-        """Return requests as rows: a prompt with an answer, or with two if tokens are marked.
+        """Return requests as rows: a prompt with an answer, or with several if tokens are marked.
 
-        The marks are on the last tokens of the prompt and of both answers. Of a request without marks, the score is
-        read at its end.
+        The marks are on the last tokens of the prompt and of each answer. Of a request without marks, the score is read
+        at its end.
         """
         input_ids_BT, lengths_B = right_padded(requests, pad_token_id=self.tokenizer.pad_token_id)
         input_ids_BT, is_mark_BT = without_marks(input_ids_BT)
         labels_BT, positions_BT = torch.full_like(input_ids_BT, -100), torch.zeros_like(input_ids_BT)
         for row, length in enumerate(lengths_B.tolist()):
-            start, end = 1, length
-            positions_BT[row, :length] = torch.arange(length)
-            if is_mark_BT[row].any():
-                start, end = (is_mark_BT[row].nonzero()[:2, 0] + 1).tolist()
-                positions_BT[row, end:length] -= end - start
-            labels_BT[row, start:length] = input_ids_BT[row, start:length]
+            prompt, *ends = (is_mark_BT[row].nonzero()[:, 0] + 1).tolist() or (1, length)
+            positions_BT[row, : ends[0]] = torch.arange(ends[0])
+            for start, end in pairwise(ends):
+                positions_BT[row, start:end] = torch.arange(prompt, prompt + end - start)
+            labels_BT[row, prompt:length] = input_ids_BT[row, prompt:length]
         keys = tuple(map(str, range(len(requests))))
-        with_pairs = bool(is_mark_BT.any())
-        return Batch(input_ids_BT, labels_BT, lengths_B, keys, positions_BT if with_pairs else None)
+        has_branches = bool(is_mark_BT.any())
+        return Batch(input_ids_BT, labels_BT, lengths_B, keys, positions_BT if has_branches else None)
+
+    def requests_of(self, texts: Sequence[Sequence[int]]) -> list[GenerationRequest]:
+        """Return the requests that score texts, whose answers have the scores of the texts in their order.
+
+        It is one request with the texts as branches of their common beginning, or one for each text where that is less
+        work, or where the model computes each answer as a separate row anyway.
+
+        Args:
+            texts: Token ids of a prompt with an answer each; usually of the same prompt.
+        """
+        # The token at which a score is read is in its branch: the last one that is not the pad token.
+        pad = self.tokenizer.pad_token_id
+        most = min(max((index for index, token in enumerate(text) if token != pad), default=0) for text in texts)
+        columns = enumerate(zip(*(text[:most] for text in texts), strict=True))
+        prompt = next((index for index, tokens in columns if len(set(tokens)) > 1), most)
+        if len(texts) == 1 or prompt < 1 or not self.saves_work(list(map(len, texts)), prompt):
+            return [GenerationRequest(text, 0) for text in texts]
+        ids, ends = list(texts[0][:prompt]), {prompt - 1}
+        for text in texts:
+            ids += text[prompt:]
+            ends.add(len(ids) - 1)
+        return [GenerationRequest(with_marks(ids, ends), 0)]
+
+    def saves_work(self, lengths: Sequence[int], prompt: int) -> bool:
+        """Return whether texts of these lengths are less work as branches of their first `prompt` tokens.
+
+        Branches save the matrix products of the prompt. Their attention is computed for all pairs of tokens in the
+        line, also for those of two branches, which are masked.
+        """
+        if self.branch_way.reason is not None:
+            return False
+        products: int = TOKEN_PRODUCTS * self.base.config.get_text_config().hidden_size
+        line = prompt + sum(length - prompt for length in lengths)
+        return line * (products + line) <= sum(length * (products + length) for length in lengths)
 
 
 def answers_of(request: GenerationRequest) -> int:
-    """Return the number of answers of a request: two if tokens are marked."""
-    return ANSWERS if any(token < 0 for token in request.input_ids) else 1
+    """Return the number of answers of a request: with marks, one for each mark after that of the prompt."""
+    return max(1, sum(token < 0 for token in request.input_ids) - 1)
 
 
 def places_in_lines(lines_n: torch.Tensor) -> torch.Tensor:

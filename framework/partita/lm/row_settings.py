@@ -54,14 +54,14 @@ class SettingsOfRows:
         """Prepare the settings of requests without their own options."""
         self.lm, self.seed = lm, seed
         self.default = RowSettings(lm, options, seed=seed)
-        self.kept: dict[int, RowSettings] = {}
-        """Settings by the identity of their options, which they keep alive."""
+        self.kept: dict[str, RowSettings] = {}
+        """Settings by the text of their options, so that requests with equal options share them."""
 
     def of(self, request: SlotRequest) -> RowSettings:
         """Return the settings of a request. Raise ModelError if its grammar is not valid."""
         if request.options is None:
             return self.default
-        name = id(request.options)
+        name = repr(request.options)
         if name not in self.kept:
             settings = RowSettings(self.lm, request.options, seed=self.seed)
             if len(self.kept) >= MOST_KEPT:

@@ -27,6 +27,8 @@ CHECKPOINT = "model.safetensors"
 DESCRIPTION = "model.json"
 INITIAL = "initial."
 """Name prefix of an adapter's initial values in a checkpoint."""
+PAGE = "README.md"
+"""The page of a model on the Hub."""
 FORMAT = 1
 SAME_PRODUCT = 1e-3
 """Relative difference up to which two initializations count as equal."""
@@ -129,6 +131,7 @@ def save_adapter(adapted: "PeftModel", folder: Path, *, base: str, initial: Mapp
     """
     from safetensors.torch import save_file
 
+    had_page = (folder / PAGE).exists()
     own = adapted.active_peft_config.base_model_name_or_path
     adapted.active_peft_config.base_model_name_or_path = base
     try:
@@ -140,6 +143,9 @@ def save_adapter(adapted: "PeftModel", folder: Path, *, base: str, initial: Mapp
             weights = adapter_tensors(adapted, initial=initial)
             save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
             plain_lora_settings(adapted).save_pretrained(str(folder))
+        if not had_page:
+            # peft's page has no content but the path of the base model. partita push writes one.
+            (folder / PAGE).unlink(missing_ok=True)
     finally:
         adapted.active_peft_config.base_model_name_or_path = own
 

@@ -13,7 +13,8 @@ from partita.lm.loaded_model import LoadedModel
 from partita.lm.neftune import EmbeddingNoise
 from partita.lm.saving import INITIAL, check_initial, read_checkpoint, restore_parameters, write_checkpoint
 from partita.tokenizers.hub import digest, tensors_digest
-from partita_schema.sections.adapter import AdaloraAdapter
+from partita_schema.sections.adapter import AdaloraAdapter, LoraAdapter
+from partita_trainers.sharding import exchange_weights
 
 
 class TrainedModel(LoadedModel):
@@ -61,10 +62,16 @@ class TrainedModel(LoadedModel):
     def keep_reference(self) -> None:
         """Copy the weights that training changes, for `reference`. Call it before the first step and before a resume.
 
-        An adapter is small; without one, this is a second copy of the weights that are trained.
+        An adapter is small; without one, this is a second copy of the weights that are trained. If the ranks share the
+        weights, each rank copies its shards.
         """
         parameters = trained_parameters(self.module)
         self._starting = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether `keep_reference` has copied weights, and `drop_reference` has not freed them."""
+        return self._starting is not None
 
     def drop_reference(self) -> None:
         """Free the copy that `keep_reference` has made."""
@@ -74,19 +81,36 @@ class TrainedModel(LoadedModel):
     def reference(self) -> Iterator[None]:
         """Compute with the weights of `keep_reference` in this context, in evaluation mode and without gradients.
 
-        The starting policy is the reference, also if it is an adapter that is trained further. No weight is copied.
+        The starting policy is the reference, also if it is an adapter that is trained further. If the ranks share the
+        weights, this model has all of them, and all ranks enter the context together.
         """
         assert self._starting is not None, "keep_reference was not called"
         parameters = trained_parameters(self.module)
-        current = {name: parameter.data for name, parameter in parameters.items()}
+        current = exchange_weights(parameters, self._starting)
         try:
-            for name, parameter in parameters.items():
-                parameter.data = self._starting[name]
             with torch.no_grad(), self.evaluating():
                 yield
         finally:
-            for name, parameter in parameters.items():
-                parameter.data = current[name]
+            exchange_weights(parameters, current)
+
+    @property
+    def is_base_without_adapter(self) -> bool:
+        """Whether an adapter was trained that changed nothing exactly before training, and can be switched off."""
+        adapter = self.config.adapter
+        return (
+            self.adapted is not None
+            and isinstance(adapter, LoraAdapter)
+            and adapter.pretrained_adapter_weights is None
+            and adapter.init in ("default", "gaussian", "eva")
+            and adapter.bias == "none"
+            and not adapter.use_dora
+        )
+
+    @contextmanager
+    def adapter_off(self) -> Iterator[None]:
+        """Compute with the base model alone in this context, in evaluation mode and without gradients."""
+        with self.adapted.disable_adapter(), torch.no_grad(), self.evaluating():
+            yield
 
     # Files
 

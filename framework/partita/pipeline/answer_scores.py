@@ -4,8 +4,9 @@ A reward model reads texts: it formats them as its own file says, with its own c
 model that wrote the answers may differ.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ import numpy as np
 from partita.generation.generator import generate_requests
 from partita.generation.requests import GenerationSettings
 from partita.lm.base import GenerationRequest
+from partita.lm.reward_model import RewardModel
 from partita.outputs.registry import output_type
 from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.build import Pipeline
-from partita.tokenizers.load import tokenizer_digest
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
@@ -66,57 +67,34 @@ class AnswerScorer:
         """Hash of the reward model."""
         return self.pipeline.lm.fingerprint
 
-    def check_tokenizer(self, tokenizer: Any, *, key: str) -> None:
-        """Raise ConfigError at a key of the file if token ids of a tokenizer are not those of the reward model.
-
-        Call it only where the texts of the tokens are not known.
-        """
-        if tokenizer_digest(tokenizer) != tokenizer_digest(self.pipeline.lm.tokenizer):
-            message = "the answers are tokens of a tokenizer that differs from the reward model's"
-            raise ConfigError([Problem(key, f"{message}; name a reward model with the same tokenizer")])
-
-    def scores(
-        self, rows: Sequence[Mapping[str, Any]], answers: Sequence[str], *, batch_size: int | None = None
-    ) -> list[AnswerScore]:
-        """Return the score of an answer to each row.
+    def scores(self, row: Mapping[str, Any], answers: Sequence[str]) -> list[AnswerScore]:
+        """Return the scores of several answers to a row; its prompt is computed once where the model supports that.
 
         Args:
-            rows: Rows by column, as in the data of the reward model. Answers that they hold are not read.
-            answers: An answer for each row.
-            batch_size: Rows that are computed together. Default: as the file of the reward model says, or measured.
+            row: The row by column, as in the data of the reward model. Answers that it holds are not read.
+            answers: The answers.
         """
-        output, dialogue = self._output, self.pipeline.config.data.dialogue
-        hidden = {dialogue.columns.get(name, name) for name in (*output.answer_columns, output.scored_column)}
-        asked = [
-            {name: value for name, value in row.items() if name not in hidden} | {output.scored_column: answer}
-            for row, answer in zip(rows, answers, strict=True)
-        ]
-        return self._scores(asked, batch_size=batch_size)
+        lm = self.pipeline.lm
+        assert isinstance(lm, RewardModel), "load_model gives a file with this output such a model"
+        return self._scores([self._scored_row(row, answer) for answer in answers], requests_of=lm.requests_of)
 
     def scores_of_dialogues(
-        self,
-        prompts: Sequence[Sequence[Mapping[str, Any]]],
-        answers: Sequence[str],
-        *,
-        batch_size: int | None = None,
+        self, prompts: Sequence[Sequence[Mapping[str, Any]]], answers: Sequence[str]
     ) -> list[AnswerScore]:
         """Return the score of an answer to each dialogue.
 
         Args:
             prompts: Messages with `role` and `content`, of each dialogue up to the answer.
             answers: An answer to each dialogue.
-            batch_size: Rows that are computed together. Default: as the file of the reward model says, or measured.
 
         Raises:
             ConfigError: The reward model reads no dialogues, and a dialogue has more than a single question.
         """
         config = self.pipeline.config
-        if config.dialogue_input is not None:
-            rows = [{config.dialogue_input.source_column: [dict(one) for one in messages]} for messages in prompts]
-            return self.scores(rows, answers, batch_size=batch_size)
+        column = config.dialogue_input.source_column if config.dialogue_input is not None else None
         inputs = [feature for feature in config.input_features if isinstance(feature, TextInput)]
         longest = max((len(messages) for messages in prompts), default=0)
-        if len(inputs) != 1 or longest > 1:
+        if column is None and (len(inputs) != 1 or longest > 1):
             names = ", ".join(feature.name for feature in inputs) or "no input"
             raise ConfigError(
                 [
@@ -127,34 +105,58 @@ class AnswerScorer:
                     )
                 ]
             )
-        rows = [{inputs[0].source_column: messages[0]["content"]} for messages in prompts]
-        return self.scores(rows, answers, batch_size=batch_size)
+        rows = [
+            {inputs[0].source_column: messages[0]["content"]}
+            if column is None
+            else {column: [dict(one) for one in messages]}
+            for messages in prompts
+        ]
+        asked = [self._scored_row(row, answer) for row, answer in zip(rows, answers, strict=True)]
+        return self._scores(asked, requests_of=separate_requests)
 
-    def _scores(self, rows: Sequence[Mapping[str, Any]], *, batch_size: int | None) -> list[AnswerScore]:
-        """Return the scores of rows with a single answer each."""
+    def _scored_row(self, row: Mapping[str, Any], answer: str) -> dict[str, Any]:
+        """Return a row with an answer to score in place of its own answers."""
+        output, dialogue = self._output, self.pipeline.config.data.dialogue
+        hidden = {dialogue.columns.get(name, name) for name in (*output.answer_columns, output.scored_column)}
+        return {name: value for name, value in row.items() if name not in hidden} | {output.scored_column: answer}
+
+    def _scores(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        requests_of: Callable[[Sequence[Sequence[int]]], list[GenerationRequest]],
+    ) -> list[AnswerScore]:
+        """Return the scores of rows with a single answer each.
+
+        Args:
+            rows: The rows.
+            requests_of: Returns the requests that score the token ids of rows, in their order.
+        """
         pipeline = self.pipeline
         checked = check_rows(pipeline.row_schema, rows)
         results = {index: AnswerScore(None, "; ".join(reasons)) for index, reasons in checked.bad.items()}
         keys = [str(index) for index in checked.clean]
-        requests = dict[int, GenerationRequest]()
+        texts = dict[int, Sequence[int]]()
         prompts = pipeline.encoder.encode_prompts(list(checked.clean.values()), keys)
         for index, prompt in zip(checked.clean, prompts, strict=True):
             if prompt.error is not None:
                 results[index] = AnswerScore(None, prompt.error)
             else:
-                requests[index] = GenerationRequest(prompt.input_ids, 0, key=str(index).encode())
-        reader = output_type(self._output).reader(())
-        for index, text in zip(requests, self._texts(list(requests.values()), batch_size=batch_size), strict=True):
-            results[index] = AnswerScore(reader.read(text)[0])
+                texts[index] = prompt.input_ids
+        values = self._values(requests_of(list(texts.values()))) if texts else []
+        results |= {index: AnswerScore(value) for index, value in zip(texts, values, strict=True)}
         return [results[index] for index in range(len(rows))]
 
-    def _texts(self, requests: Sequence[GenerationRequest], *, batch_size: int | None) -> list[str]:
-        """Return what the model answers to requests."""
-        if not requests:
-            return []
-        pipeline = self.pipeline
-        lengths = np.array([len(request.input_ids) for request in requests])
-        size = self.tuner.generation(lengths, batch_size=batch_size)
+    def _values(self, requests: Sequence[GenerationRequest]) -> list[float]:
+        """Return the scores of the answers of requests."""
+        pipeline, reader = self.pipeline, output_type(self._output).reader(())
+        size = self.tuner.generation(np.array([len(request.input_ids) for request in requests]))
         with self.tuner.work("generation", size) as budget:
             settings = GenerationSettings(pipeline.generation, budget, pipeline.sampling_seed)
-            return [generated.text for generated in generate_requests(pipeline.lm, requests, settings)]
+            completions = generate_requests(pipeline.lm, requests, settings)
+        return list(chain.from_iterable(reader.read(generated.text) for generated in completions))
+
+
+def separate_requests(texts: Sequence[Sequence[int]]) -> list[GenerationRequest]:
+    """Return a request for each text."""
+    return [GenerationRequest(text, 0) for text in texts]

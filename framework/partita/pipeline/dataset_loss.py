@@ -12,6 +12,7 @@ from partita.data.batching.collate import EvaluationBatches
 from partita.data.sources.mixed import row_indices_by_source
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget, run_with_oom_backoff
+from partita.lm.base import GenerativeModel
 from partita.pipeline.build import Pipeline
 from partita_schema.common.text import counted
 from partita_schema.errors import OutOfMemory
@@ -44,17 +45,18 @@ class RowLosses:
         self.values: dict[int, Mapping[str, float]] = {}
         """Numbers of the objective, by name, of each row by its index; none of cross-entropy."""
 
-    def set(self, indices_n: np.ndarray, sums_n: np.ndarray | None, tokens_n: np.ndarray) -> None:
-        """Set the losses of some rows, each of which is set once.
+    def set(self, indices_n: np.ndarray, loss: "BatchLoss", tokens_n: np.ndarray) -> None:
+        """Set the losses of the rows of a batch, each of which is set once.
 
         Args:
             indices_n: Indices of the rows.
-            sums_n: Sum of each row; None if none of them has a loss token.
-            tokens_n: Number of loss tokens of each row.
+            loss: The loss of the batch; without sums of rows if none of them has a loss token.
+            tokens_n: Number of loss tokens of each row, or ones; see `weights_of_rows`.
         """
         self.tokens_N[indices_n] = tokens_n
-        if sums_n is not None:
-            self.sums_N[indices_n] = sums_n
+        if loss.rows_n is not None:
+            self.sums_N[indices_n] = loss.rows_n
+        self.values |= zip(indices_n.tolist(), loss.values_n, strict=False)
 
     @classmethod
     def merge(cls, parts: Sequence["RowLosses"]) -> "RowLosses | None":
@@ -134,17 +136,10 @@ def dataset_loss(
     groups = indices_by_source or {"": np.arange(len(encoded))}
     lm.module.eval()
     context = ObjectiveContext(lm, lm.module, process_group)
-    batches_of = partial(
-        EvaluationBatches,
-        encoded,
-        batch_size=budget.batch_size,
-        pad_token_id=lm.tokenizer.pad_token_id,
-        two_sided=lm.answer_context is not None,
-    )
+    batches_of = partial(evaluation_batches, lm, encoded, batch_size=budget.batch_size)
     own = {source: indices[process_group.rank :: process_group.world_size] for source, indices in groups.items()}
     sums, counts = dict.fromkeys(groups, LossSums()), dict.fromkeys(groups, 0.0)
-    has_rows = objective is CROSS_ENTROPY or isinstance(objective, RowObjective)
-    rows = RowLosses(len(encoded)) if has_rows else None
+    rows = RowLosses(len(encoded)) if has_rows(objective) else None
     with torch.no_grad():
         prepare_objective(objective, context, batches_of(indices=np.concatenate(list(own.values()))))
         for source, indices in own.items():
@@ -153,15 +148,33 @@ def dataset_loss(
                 sums[source] = LossSums.merge([sums[source], loss.sums])
                 counts[source] += objective.denominator(batch)
                 if rows is not None:
-                    tokens_n = tokens_of_rows(batch) if objective is CROSS_ENTROPY else np.ones_like(indices_n)
-                    rows.set(indices_n, loss.rows_n, tokens_n)
-                    rows.values |= zip(indices_n.tolist(), loss.values_n, strict=False)
+                    rows.set(indices_n, loss, weights_of_rows(batch, objective))
     if process_group.world_size > 1:
         sums_of_ranks = process_group.all_gather_object((sums, counts, rows), "the loss")
         sums = {name: LossSums.merge([mine[name] for mine, _, _ in sums_of_ranks]) for name in groups}
         counts = {name: sum(mine[name] for _, mine, _ in sums_of_ranks) for name in groups}
         rows = RowLosses.merge([mine for _, _, mine in sums_of_ranks if mine is not None])
     return DatasetLoss(loss_metrics(sums, counts, encoded=encoded, objective=objective), rows)
+
+
+def evaluation_batches(
+    lm: GenerativeModel, encoded: TokenizedDataset, *, batch_size: int, indices: np.ndarray
+) -> EvaluationBatches:
+    """Return the batches in which an evaluation computes the loss.
+
+    Args:
+        lm: The model.
+        encoded: Tokenized rows.
+        batch_size: Rows per batch.
+        indices: Indices of the rows that are evaluated.
+    """
+    return EvaluationBatches(
+        encoded,
+        batch_size=batch_size,
+        pad_token_id=lm.tokenizer.pad_token_id,
+        two_sided=lm.answer_context is not None,
+        indices=indices,
+    )
 
 
 def loss_metrics(
@@ -244,8 +257,15 @@ def batch_loss(objective: Objective, context: ObjectiveContext, batch: Batch, *,
     return BatchLoss(LossSums.merge([part.sums for part in parts]), np.concatenate(rows) if rows else None, values)
 
 
-def tokens_of_rows(batch: Batch) -> np.ndarray:
-    """Return the number of loss tokens of each row of a batch, int64 [n]."""
+def has_rows(objective: Objective) -> bool:
+    """Return whether an objective has results of single rows."""
+    return objective is CROSS_ENTROPY or isinstance(objective, RowObjective)
+
+
+def weights_of_rows(batch: Batch, objective: Objective) -> np.ndarray:
+    """Return the number of loss tokens of each row of a batch, int64 [n]; 1 if the objective averages over rows."""
+    if objective is not CROSS_ENTROPY:
+        return np.ones(batch.rows, dtype=np.int64)
     tokens_n: np.ndarray = batch.loss_token_rows.bincount(minlength=batch.rows).numpy()
     return tokens_n
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from partita.data.batching.collate import EvaluationBatches, evenly
+from partita.data.batching.collate import evenly
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget
@@ -17,8 +17,9 @@ from partita.generation.predict import ShowProgress, generate_for_rows
 from partita.generation.predictions import answer_of
 from partita.outputs.scores import OutputScores, Scorer
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.before_training import ModelBeforeTraining, complete_references
 from partita.pipeline.build import Pipeline, PipelineParts
-from partita.pipeline.dataset_loss import DatasetLoss, dataset_loss
+from partita.pipeline.dataset_loss import DatasetLoss, dataset_loss, evaluation_batches
 from partita.pipeline.eval_dataset import EvalDataset
 from partita.pipeline.row_recorder import RecordedEvaluation, RowRecorder, ScoredRow, open_recorder
 from partita.pipeline.tune import max_loss_tokens_of, prompt_lengths
@@ -26,13 +27,11 @@ from partita_schema.config import Config
 from partita_schema.rows import row_schema
 from partita_schema.sections.data import Data
 from partita_trainers.base import Metrics
-from partita_trainers.objective import CROSS_ENTROPY, Objective, PartialObjective
+from partita_trainers.objective import CROSS_ENTROPY, Objective
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
+from partita_trainers.references import RelativeObjective
 
 logger = logging.getLogger(__name__)
-
-ROWS_CHECKED = 64
-"""Rows that are looked up at a time."""
 
 
 class Evaluator(Protocol):
@@ -140,6 +139,7 @@ class LocalEvaluator:
         batch_size: int | None = None,
         mixed_data: Data | None = None,
         objective: Objective = CROSS_ENTROPY,
+        before_training: ModelBeforeTraining | None = None,
     ) -> None:
         """Set up the evaluator.
 
@@ -150,6 +150,7 @@ class LocalEvaluator:
             batch_size: Size set by the caller, which overrides the config.
             mixed_data: The `data` section of a mix; adds `loss/SOURCE` for each source.
             objective: What is computed.
+            before_training: The model before training, if the run is finished.
         """
         self.parts = pipeline
         self.tuner = tuner
@@ -157,17 +158,23 @@ class LocalEvaluator:
         self.batch_size = batch_size
         self.mixed_data = mixed_data
         self.objective = objective
+        self.before_training = before_training
         self.process_group = tuner.process_group
 
-    def loss(self, encoded: TokenizedDataset) -> DatasetLoss:
-        """Return the loss of the rows, with the metrics of the objective, and with a mix `loss/SOURCE`."""
-        objective = objective_for(encoded, self.objective, pad_token_id=self.parts.lm.tokenizer.pad_token_id)
+    def loss(self, encoded: TokenizedDataset) -> DatasetLoss | None:
+        """Return the loss of the rows, with the metrics of the objective, and with a mix `loss/SOURCE`.
+
+        None, with a warning, if the objective compares with the model before training, and that cannot be loaded.
+        """
+        objective = self.objective
         if self.sizes.evaluation is None:
             size = self.tuner.evaluation(
                 encoded.lengths, max_loss_tokens_of([encoded]), batch_size=self.batch_size, objective=objective
             )
             self.sizes = replace(self.sizes, evaluation=size)
         with self.tuner.work("evaluation", self.sizes.evaluation) as budget:
+            if not self.knows_references(encoded, batch_size=budget.batch_size):
+                return None
             return dataset_loss(
                 self.parts,
                 encoded,
@@ -176,6 +183,15 @@ class LocalEvaluator:
                 objective=objective,
                 process_group=self.process_group,
             )
+
+    def knows_references(self, encoded: TokenizedDataset, *, batch_size: int) -> bool:
+        """Compute what the objective needs of the model before training; return False if that cannot be loaded."""
+        objective, group = self.objective, self.process_group
+        if self.before_training is None or not isinstance(objective, RelativeObjective) or objective.references is None:
+            return True
+        own = np.arange(len(encoded))[group.rank :: group.world_size]
+        batches = evaluation_batches(self.parts.lm, encoded, batch_size=batch_size, indices=own)
+        return complete_references(objective, self.before_training, self.parts, batches, process_group=group)
 
     @contextmanager
     def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
@@ -186,25 +202,6 @@ class LocalEvaluator:
             self.sizes = replace(self.sizes, generation=size)
         with self.tuner.work("generation", self.sizes.generation) as budget:
             yield budget
-
-
-def objective_for(encoded: TokenizedDataset, objective: Objective, *, pad_token_id: int) -> Objective:
-    """Return an objective, or cross-entropy if it cannot be computed for all rows, with a warning.
-
-    Args:
-        encoded: The rows.
-        objective: What should be computed.
-        pad_token_id: Id that fills short rows.
-    """
-    if not isinstance(objective, PartialObjective):
-        return objective
-    if all(map(objective.covers, EvaluationBatches(encoded, batch_size=ROWS_CHECKED, pad_token_id=pad_token_id))):
-        return objective
-    logger.warning(
-        "the loss is the cross-entropy of both answers, and there are no rewards: some of these pairs were not in the "
-        "data of the run, so that their log-probabilities before training are not known"
-    )
-    return CROSS_ENTROPY
 
 
 def score(

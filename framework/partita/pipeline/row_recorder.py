@@ -23,6 +23,7 @@ from partita.runs.row_results import (
     OutputResult,
     RowResult,
     RowSpool,
+    completeness,
     evaluation_path,
     recorded_header,
 )
@@ -219,9 +220,9 @@ def open_recorder(
 ) -> Iterator[RowRecorder | None]:
     """Yield the recorder of an evaluation; None on ranks that record nothing.
 
-    The results of an earlier evaluation of the split are kept if they are more complete: with answers rather than
-    without, of all rows rather than of some. So an evaluation of some rows during training is recorded until the first
-    one of all rows.
+    The results of an earlier evaluation of the split are kept if they are more complete: with a loss rather than
+    without, with answers rather than without, of all rows rather than of some. So an evaluation of some rows during
+    training is recorded until the first one of all rows.
 
     Args:
         to: What is evaluated, and where it is recorded; None to record nothing.
@@ -240,7 +241,9 @@ def open_recorder(
         with synchronized_errors(process_group, "the file of the results of rows"):
             if to is not None and process_group.rank == 0:
                 earlier = recorded_header(to.path)
-                if earlier is None or earlier.completeness <= (answered, is_whole):
+                metrics = {} if loss is None else loss.metrics
+                own = completeness(metrics, answered=answered, is_whole=is_whole)
+                if earlier is None or earlier.completeness <= own:
                     to.path.parent.mkdir(parents=True, exist_ok=True)
                     # It has no name, so that a killed process leaves nothing.
                     file = stack.enter_context(tempfile.TemporaryFile(dir=to.path.parent))

@@ -25,11 +25,15 @@ HUB_SECONDS = 3.0
 GIB = 2**30
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<least>[\d.]+))?.*?(?:extra == .(?P<extra>\w+).)?")
 EXTRAS = {
+    "chat": "partita chat",
     "excel": "Excel files (.xlsx)",
+    "gguf": "partita export --to gguf and ollama",
     "gymnasium": "environments of Gymnasium in simulations",
+    "onnx": "partita export --to onnx",
     "plot": "partita tune --plot",
     "ray": "backend: {type: ray}",
     "retrieval": "prompt.retrieval: {type: semantic}",
+    "serve": "partita serve",
     "sweep": "partita sweep",
 }
 """Purpose of each extra of the package."""

@@ -5,7 +5,7 @@ so that two runs can be compared row by row.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -88,11 +88,22 @@ class EvaluationHeader:
     """Metrics of the evaluation, as in the manifest: `loss` of all rows of the split, and `OUTPUT.METRIC`."""
 
     @property
-    def completeness(self) -> tuple[bool, bool]:
-        """Orders evaluations of a split: those with answers come after those without, and whole ones after parts."""
-        return self.answered, self.rows >= self.split_rows
+    def completeness(self) -> tuple[bool, bool, bool]:
+        """Orders evaluations of a split: with a loss after without, with answers after without, whole after parts."""
+        return completeness(self.metrics, answered=self.answered, is_whole=self.rows >= self.split_rows)
 
     format: int = FORMAT
+
+
+def completeness(metrics: Collection[str], *, answered: bool, is_whole: bool) -> tuple[bool, bool, bool]:
+    """Return what orders evaluations of a split, see `EvaluationHeader.completeness`.
+
+    Args:
+        metrics: Names of the metrics.
+        answered: Whether answers were generated.
+        is_whole: Whether all rows are recorded.
+    """
+    return "loss" in metrics, answered, is_whole
 
 
 def evaluation_path(run: Path, split: str, *, base: bool = False) -> Path:

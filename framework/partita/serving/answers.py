@@ -34,15 +34,20 @@ class AsyncEngine:
             RequestError: The engine does not accept the requests, or the answers take too long.
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, AnswerPiece | AnswerEnd]]()
+        end = loop.time() + self.max_seconds
         tickets, left = list[Ticket](), len(requests)
+
+        def put(index: int, event: AnswerPiece | AnswerEnd) -> None:
+            call(loop, queue.put_nowait, (index, event))
+
         try:
             for index, request in enumerate(requests):
-                tickets.append(self.engine.submit(request, partial(put, loop, queue, index)))
-            async with asyncio.timeout(self.max_seconds):
-                while left:
-                    index, event = await queue.get()
-                    left -= isinstance(event, AnswerEnd)
-                    yield index, event
+                tickets.append(self.engine.submit(request, partial(put, index)))
+            while left:
+                # The tasks of a response may take turns here, so no timeout spans a yield.
+                index, event = await asyncio.wait_for(queue.get(), end - loop.time())
+                left -= isinstance(event, AnswerEnd)
+                yield index, event
         except (TooManyWaitingError, EngineStoppedError) as error:
             raise submit_error(error) from None
         except TimeoutError:
@@ -93,16 +98,6 @@ class AsyncEngine:
     def too_slow(self) -> RequestError:
         """Return the response to a request that took too long."""
         return RequestError(504, f"no answer within {self.max_seconds:g} s; ask for fewer tokens, or try again later")
-
-
-def put(
-    loop: asyncio.AbstractEventLoop,
-    queue: "asyncio.Queue[tuple[int, AnswerPiece | AnswerEnd]]",
-    index: int,
-    event: AnswerPiece | AnswerEnd,
-) -> None:
-    """Put an event into the queue of a loop, from another thread."""
-    call(loop, queue.put_nowait, (index, event))
 
 
 def call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) -> None:

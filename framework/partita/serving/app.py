@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from partita.runs.files import without_infinities
 from partita.serving.answers import AsyncEngine, submit_error
 from partita.serving.bodies import (
     Body,
@@ -28,7 +29,7 @@ from partita.serving.bodies import (
 )
 from partita.serving.engine import EngineStoppedError, ServingEngine, TooManyWaitingError
 from partita.serving.errors import RequestError
-from partita.serving.guard import RequestGuard
+from partita.serving.guard import RequestGuard, ServerLimits
 from partita.serving.metrics import ServerMetrics
 from partita.serving.openai_api import OpenAIAnswers
 from partita.serving.rows import RowService, record_fields
@@ -40,18 +41,6 @@ UI = Path(__file__).parent / "ui"
 CONTENT_POLICY = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 AnyBody = TypeVar("AnyBody", bound=Body)
-
-
-@dataclass(frozen=True)
-class ServerLimits:
-    """What a client may ask for."""
-
-    body_bytes: int = 4 * 2**20
-    """Size of a body."""
-    body_seconds: float = 30.0
-    """Time for a body to arrive."""
-    answer_seconds: float = 600.0
-    """Time for an answer, with the time that it waits."""
 
 
 @dataclass
@@ -121,8 +110,8 @@ class Api:
     async def _predictions(self, body: PredictBody, rows: Any) -> Response:
         answers = await self.rows.answers(rows)
         if body.records:
-            return JSONResponse({"records": [record_fields(answer) for answer in answers]})
-        return JSONResponse({"predictions": self.rows.predictions(rows, answers)})
+            return JSONResponse(without_infinities({"records": [record_fields(answer) for answer in answers]}))
+        return JSONResponse(without_infinities({"predictions": self.rows.predictions(rows, answers)}))
 
     async def embeddings(self, request: Request) -> Response:
         """Return embeddings of texts."""

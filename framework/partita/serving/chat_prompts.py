@@ -61,7 +61,7 @@ class ChatPrompts:
         return ChatTemplate(self._pipeline.lm.tokenizer, system=prompt.system, arguments=prompt.chat_template_kwargs)
 
     def encode(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Return the prompt tokens of a chat.
+        """Return the prompt tokens of a chat, which may be more than the context holds.
 
         Args:
             messages: Messages with role and content, also with tool calls, as in the OpenAI API.
@@ -100,7 +100,8 @@ class ChatPrompts:
         assert self._feature is not None, "the file has a dialogue input"
         dialogue = {"messages": list(messages), "labels": [], "train_all": False}
         row = {self._feature.name: {**dialogue, "tools": tools} if tools else dialogue}
-        [prompt] = self._pipeline.encoder.encode_prompts([row], [""])
+        encoder = replace(self._pipeline.encoder, max_length=None)  # who asks compares with the engine's context
+        [prompt] = encoder.encode_prompts([row], [""])
         if prompt.error is not None:
             raise RowError(prompt.error)
         return list(prompt.input_ids)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from partita.generation.job import PredictionParts
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.predict import generate_for_rows
+from partita.generation.predict import DEFAULT_NEW_TOKENS, generate_for_rows
 from partita.generation.predictions import Answer
 from partita.generation.prompts import PromptRows, describe_error
 from partita.generation.requests import GenerationSettings, stop_if_broken
@@ -199,6 +199,11 @@ class ServingEngine:
     def options(self) -> GenerationOptions:
         """The generation options of the file without constraints; `sampling_options` changes them for a request."""
         return self._settings.options
+
+    @property
+    def default_new_tokens(self) -> int:
+        """Limit of generated tokens of a request without one."""
+        return self.pipeline.config.generation.max_new_tokens or max(self.pipeline.max_new_tokens, DEFAULT_NEW_TOKENS)
 
     # Called in any thread
 

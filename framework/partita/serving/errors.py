@@ -23,6 +23,14 @@ class RequestError(Exception):
     """A request that is refused, with the status and the sentence of the response."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        """Describe the response.
+
+        Args:
+            status: Status of HTTP.
+            message: What is wrong, and what to send instead.
+            param: The key of the body that is wrong.
+            code: A name of the error for programs.
+        """
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
 

@@ -4,18 +4,27 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from partita.serving.errors import RequestError
 from partita.serving.metrics import ServerMetrics
 
-if TYPE_CHECKING:
-    from partita.serving.app import ServerLimits
-
 API = ("/v1/", "/predict", "/tokenize", "/metrics")
 """Paths that need the token; with a page for a browser, its files do not."""
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a client may ask for."""
+
+    body_bytes: int = 4 * 2**20
+    """Size of a body."""
+    body_seconds: float = 30.0
+    """Time for a body to arrive."""
+    answer_seconds: float = 600.0
+    """Time for an answer, with the time that it waits."""
 
 
 class RequestGuard:
@@ -26,7 +35,7 @@ class RequestGuard:
         app: ASGIApp,
         *,
         token: str | None,
-        limits: "ServerLimits",
+        limits: ServerLimits,
         metrics: ServerMetrics,
         public: Sequence[str],
     ) -> None:

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from partita.serving.engine import ServingEngine
 
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 PATHS = (
     "/v1/models",

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from partita.generation.predict import DEFAULT_NEW_TOKENS
+from partita.generation.text_stream import overlap
 from partita.lm.base import Generated, GenerationOptions
 from partita.lm.generation import answer_ends
 from partita.serving.answers import AsyncEngine, checked
@@ -68,8 +68,9 @@ class StreamedChoice:
         self.text += piece
         end = len(self.text)
         if self.tools is not None:
-            starts = [at for start in self.tools.form.starts if (at := self.text.find(start)) >= 0]
-            end = min(starts, default=end)
+            starts = self.tools.form.starts
+            found = [at for start in starts if (at := self.text.find(start)) >= 0]
+            end = min(found, default=end - max(overlap(self.text, start) for start in starts))
         content, self.sent = self.text[self.sent : end], max(self.sent, end)
         return content
 
@@ -81,12 +82,6 @@ class OpenAIAnswers:
         """Answer under the name `model`."""
         self.engine, self.core, self.model = engine, engine.engine, model
         self._forms: list[CallForm] = []
-
-    @property
-    def default_tokens(self) -> int:
-        """Limit of generated tokens of a request without one."""
-        config, parts = self.core.parts.config, self.core.parts
-        return config.generation.max_new_tokens or max(parts.max_new_tokens, DEFAULT_NEW_TOKENS)
 
     # Chats
 
@@ -190,6 +185,7 @@ class OpenAIAnswers:
 
     async def completions(self, body: CompletionBody) -> Response:
         """Continue texts."""
+        self._check_writes()
         prompts = await asyncio.to_thread(self._encoded, body)
         requests = await asyncio.to_thread(
             self._requests, body, prompts, limit=body.max_tokens, top=body.logprobs, grammar=None
@@ -273,8 +269,6 @@ class OpenAIAnswers:
             grammar: Grammar that constrains the answers.
         """
         core = self.core
-        if core.parts.config.head_output is not None or core.parts.config.scores_answers:
-            raise RequestError(400, "the model writes no text; send rows to /predict")
         options = sampling_options(
             core.options,
             temperature=body.temperature,
@@ -297,11 +291,17 @@ class OpenAIAnswers:
                     "shorten it, or write a smaller max_tokens",
                     code="context_length_exceeded",
                 )
-            new_tokens = limit or min(self.default_tokens, room)
+            new_tokens = limit or min(self.core.default_new_tokens, room)
             for choice in range(body.n):
                 key = sampling_key(body.seed, number * body.n + choice)
                 requests.append(AnswerRequest(list(prompt), new_tokens, options, key=key, streams=body.stream))
         return requests
+
+    def _check_writes(self) -> None:
+        """Raise RequestError if the model writes no text."""
+        config = self.core.parts.config
+        if config.head_output is not None or config.scores_answers:
+            raise RequestError(400, "the model writes no text; send rows to /predict")
 
     def _check_options(self, options: GenerationOptions) -> None:
         """Raise RequestError or ModelError if a grammar cannot be used."""

@@ -69,13 +69,13 @@ class RowService:
         limit = self.parts.max_new_tokens
         errors = unanswerable(prompts, max_new_tokens=limit, context_length=context)
         lengths, new_tokens = usable_lengths(prompts.lengths, limit, context_length=context)
-        ids = prompts.prompts([row for row in range(len(rows)) if lengths[row]])
-        ids.reverse()
+        asked = [row for row in range(len(rows)) if lengths[row]]
+        ids = dict(zip(asked, prompts.prompts(asked), strict=True))
         requests: list[AnswerRequest | PredictionRecord] = []
         for row in range(len(rows)):
-            if lengths[row]:
+            if row in ids:
                 key = prompts.sampling_key(row) if options.samples else b""
-                requests.append(AnswerRequest(ids.pop(), int(new_tokens[row]), options, key=key))
+                requests.append(AnswerRequest(ids[row], int(new_tokens[row]), options, key=key))
             else:
                 skipped = prompts.skipped.get(row)
                 status: Any = "error" if skipped is None else "skipped"

@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 
 TOKEN = "PARTITA_TOKEN"
 """Environment variable with the token of a server."""
+BODY_BYTES = 4 * 2**20
+"""Maximum size of a request."""
+ANSWER_SECONDS = 600.0
+"""Maximum time of an answer, with the time that it waits."""
 FINISH_SECONDS = 20.0
 """Time for accepted requests after SIGTERM: service managers usually kill a process 30 s after it."""
 KEEP_ALIVE_SECONDS = 30
@@ -71,7 +75,7 @@ def bound(host: str, port: int) -> socket.socket:
 def run_server(
     app: Any, engine: ServingEngine, sock: socket.socket, *, finish_seconds: float, ready: Callable[[], None]
 ) -> None:
-    """Serve requests until SIGTERM or Ctrl-C; then answer the accepted ones, and refuse new ones with 503.
+    """Serve requests until SIGTERM, Ctrl-C or `engine.refuse_new`; then answer the accepted ones, and refuse new ones.
 
     Args:
         app: The ASGI application.
@@ -104,6 +108,8 @@ def run_server(
             logger.info("stopping: new requests get status 503, and accepted ones have %g s to finish", finish_seconds)
 
         async def on_tick(self, counter: int) -> bool:
+            if self.stopping_since is None and engine.why_closed is not None:
+                self.stopping_since = time.monotonic()
             since = self.stopping_since
             if since is not None and (engine.is_idle or time.monotonic() - since > finish_seconds):
                 self.should_exit = True
@@ -139,27 +145,26 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     """Port; 0 for a free one."""
-    name: str | None = None
-    """Name of the model for clients. Default: that of the file."""
+    name: str
+    """Name of the model for clients."""
     ui: bool = False
     """Whether to serve a page for a browser."""
     needs_token: bool = False
     """Whether clients on this machine need the token too."""
-    body_bytes: int = 4 * 2**20
+    body_bytes: int = BODY_BYTES
     """Maximum size of a request."""
-    answer_seconds: float = 600.0
+    answer_seconds: float = ANSWER_SECONDS
     """Maximum time of an answer."""
     finish_seconds: float = FINISH_SECONDS
     """Time for accepted requests after SIGTERM."""
 
 
-def serve(engine: ServingEngine, options: ServeOptions, *, name: str, say: Callable[[str], None]) -> None:
+def serve(engine: ServingEngine, options: ServeOptions, *, say: Callable[[str], None]) -> None:
     """Serve a model until SIGTERM or Ctrl-C.
 
     Args:
         engine: The engine, not started.
         options: How the server is reached.
-        name: Name of the model, unless the options have one.
         say: Receives lines for the person who starts the server: the address, and a new token.
 
     Raises:
@@ -167,12 +172,13 @@ def serve(engine: ServingEngine, options: ServeOptions, *, name: str, say: Calla
         PartitaError: The engine failed, or packages are missing.
     """
     try:
-        from partita.serving.app import ServerLimits, ServerState, make_app
+        from partita.serving.app import ServerState, make_app
+        from partita.serving.guard import ServerLimits
     except ImportError as error:
         raise PartitaError(f"{INSTALL} ({error})") from None
     token = token_for(options.host, wanted=options.needs_token)
     limits = ServerLimits(body_bytes=options.body_bytes, answer_seconds=options.answer_seconds)
-    shown = options.name or name
+    shown = options.name
     sock = bound(options.host, options.port)
     port = sock.getsockname()[1]
     host = f"[{options.host}]" if ":" in options.host else options.host

@@ -83,7 +83,9 @@ def objects_in(text: str) -> list[FoundObject]:
     while start >= 0:
         try:
             value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
+        except RecursionError:
+            break
+        except ValueError:
             end = start + 1
         else:
             if isinstance(value, dict):

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
 from partita.lm.branch_plan import cost
+from partita.lm.exporting import origin
+from partita.lm.loaded_model import LoadedModel
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.before_training import ORIGIN
 from partita.pipeline.build import Pipeline
 from partita.runs.directory import RunDirectory
 from partita.training.datasets import TrainingDatasets
@@ -19,6 +22,7 @@ from partita_schema.config import Config
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import ProcessGroup
+from partita_trainers.registry import compares_with_start
 
 if TYPE_CHECKING:
     from partita.lm.branches import BranchWay
@@ -45,6 +49,14 @@ def note_missing_validation(config: Config) -> None:
         )
     elif trainer.restore_best:
         logger.info("there are no validation rows: the last weights are the result")
+
+
+def note_origin(directory: RunDirectory, pipeline: Pipeline) -> None:
+    """Record what the weights were loaded from, if the loss compares with the model before training."""
+    if not compares_with_start(pipeline.config) or (directory.has_checkpoints and ORIGIN in directory.manifest):
+        return
+    if isinstance(pipeline.lm, LoadedModel):
+        directory.note(**{ORIGIN: origin(pipeline.lm)})
 
 
 def note_branches(directory: RunDirectory, pipeline: Pipeline, datasets: TrainingDatasets) -> None:

@@ -26,6 +26,7 @@ from partita.training.notes import (
     note_cuts,
     note_left_out,
     note_missing_validation,
+    note_origin,
     note_work,
     record_data,
     recorded_sizes,
@@ -65,6 +66,8 @@ def train_in(
         if process_group.rank == 0 and not directory.has_checkpoints:
             shutil.rmtree(tokenizer, ignore_errors=True)  # left by a start without a checkpoint
         pipeline = assemble(tokenizer)
+    if process_group.rank == 0:
+        note_origin(directory, pipeline)
     tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
     with tokens_made_once(process_group, pipeline, folder=folder) as parts:
         result = run_trainer(

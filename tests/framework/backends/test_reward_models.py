@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from partita import ConfigError, DataError, Model
 from partita.backends.answer_scorers import load_answer_scorer
+from partita_trainers.file_sums import FILE as SUMS
 
 from ...json_lines import write_json_lines
 
@@ -82,7 +84,7 @@ def test_predictions_hold_the_answer_that_the_reward_model_prefers(folder: Path,
     scorer = load_answer_scorer(folder / "rm", key="generation.reward", quiet=True)
     for question, row in zip(QUESTIONS, rows, strict=True):
         texts = [sample["text"] for sample in row["samples"]]
-        scores = [score.value for score in scorer.scores([question] * len(texts), texts)]
+        scores = [score.value for score in scorer.scores(question, texts)]
         assert [sample["reward"] for sample in row["samples"]] == pytest.approx(scores, abs=1e-5)
         assert row["reward"] == max(sample["reward"] for sample in row["samples"])
         best = next(one["text"] for one in row["samples"] if one["reward"] == row["reward"])
@@ -119,6 +121,31 @@ def test_measured_batch_sizes_count_the_reward_model(
     assert predictions.stats.batch_size == len(QUESTIONS) * BEST["best_of"]
     keys = [json.loads(path.read_text("utf8"))["key"] for path in (tmp_path / "cache").rglob("*.json")]
     assert [key["next_to"] for key in keys if key["folder"] == str(folder)] == [["rm"]]
+
+
+@pytest.fixture
+def same_tokenizer(folder: Path, tmp_path: Path) -> Path:
+    """Return a model with the tokenizer of the reward model."""
+    same = shutil.copytree(folder / "base", tmp_path / "same")
+    for path in (folder / "rm" / "model").glob("tokenizer*"):
+        shutil.copy(path, same)
+    (same / SUMS).unlink()
+    return same
+
+
+def test_a_tokenizer_that_differs_from_that_of_the_reward_model_is_reported(
+    folder: Path, same_tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = (
+        "the tokenizer or chat template of rm differs from that of the model: answers are scored as texts, which the "
+        "reward model formats and tokenizes as its own file says"
+    )
+    for name, differs in (("base", True), (str(same_tokenizer), False)):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            rows = model_of(folder, base_model=str(folder / name)).predict(QUESTIONS[:2], tmp_path / f"{differs}.jsonl")
+        assert (message in caplog.messages) == differs
+        assert all(isinstance(row["reward"], float) for row in rows)
 
 
 def test_constrained_answers_of_a_model_with_another_tokenizer_are_chosen_too(folder: Path, tmp_path: Path) -> None:

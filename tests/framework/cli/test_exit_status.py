@@ -28,8 +28,13 @@ MISTAKES = {
     "predict": f"nowhere {ROWS} --output o.csv",
     "evaluate": f"nowhere {ROWS}",
     "simulate": "zero.yaml --quiet",
+    "chat": "zero.yaml",
+    "serve": "zero.yaml --quiet --context 100000",
     "report": "taken",
     "compare": "done taken",
+    "export": "zero.yaml --to merged --output taken --quiet",
+    "merge": "nowhere --output merged",
+    "push": "nowhere somebody/model",
     "convert": "none.yaml",
     "schema": "--unknown",
     "doctor": "--unknown",
@@ -44,6 +49,9 @@ FAILURES = {
     "predict": f"zero.yaml {ROWS} --output full.csv",
     "report": "done",
     "compare": "done other --html full.html",
+    "export": "zero.yaml --to merged --output full-export --quiet",
+    "merge": "zero.yaml --output full-merge --quiet",
+    "push": "zero.yaml somebody/model --dry-run full-push --quiet",
     "convert": "zero.yaml -o full.yaml",
 }
 """Commands that write files, tried on a full disk; the others write none."""
@@ -69,8 +77,13 @@ INTERRUPTED = {
     "predict": f"zero.yaml {ROWS} --output o.csv",
     "evaluate": f"zero.yaml {ROWS}",
     "simulate": "zero.yaml",
+    "chat": "zero.yaml",
+    "serve": "zero.yaml --port 0",
     "report": "done",
     "compare": "done other",
+    "export": "zero.yaml --to merged --output stopped-export",
+    "merge": "zero.yaml --output stopped-merge",
+    "push": "zero.yaml somebody/model --dry-run stopped-push",
     "convert": "zero.yaml",
 }
 

@@ -31,10 +31,16 @@ class StubModel:
         self.asked = [*values, options]
         raise DataError("there are no rows")
 
-    predict = evaluate = train = ask
+    predict = evaluate = train = export = push_to_hub = ask
 
 
 Call = Callable[..., StubModel]
+OPENED_BY = {
+    "export": ("export", "open_model"),
+    "merge": ("export", "open_model"),
+    "push": ("push", "open_model"),
+}
+"""Module of each command, and its function that opens the model, unless that is `start_model`."""
 
 
 @pytest.fixture
@@ -43,8 +49,10 @@ def call(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path) -> C
 
     def asked_by(*words: str) -> StubModel:
         model = StubModel()
-        monkeypatch.setattr(sys.modules[f"partita.cli.{words[0]}"], "start_model", model.open)
+        module, opens = OPENED_BY.get(words[0], (words[0], "start_model"))
+        monkeypatch.setattr(sys.modules[f"partita.cli.{module}"], opens, model.open)
         monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("PARTITA_LLAMA_CPP", raising=False)
         assert command(*words) == 2
         return model
 
@@ -55,6 +63,7 @@ def test_the_example_of_an_override_has_an_effect_on_the_command() -> None:
     for command, example in (
         ("train", "trainer.epochs=1"),
         ("predict", "generation.max_new_tokens=16"),
+        ("chat", "generation.max_new_tokens=16"),
         ("evaluate", "generation.max_new_tokens=16"),
         ("simulate", "simulation.max_turns=4"),
     ):
@@ -93,6 +102,27 @@ def test_every_flag_of_evaluate_reaches_the_model(call: Call) -> None:
 def test_every_flag_of_train_reaches_the_model(call: Call) -> None:
     assert call("train", "run.yaml").asked == [None, {"run": None}]
     assert call("train", "run.yaml", "--dataset", "a.csv", "--run", "b").asked == ["a.csv", {"run": Path("b")}]
+
+
+def test_every_flag_of_export_merge_and_push_reaches_the_model(call: Call) -> None:
+    words = ("export", "run", "--to", "gguf", "--output", "out")
+    plain = {"dtype": "auto", "gguf_type": "f16", "dataset": None, "min_agreement": 0.9, "llama_cpp": None}
+    assert call(*words).asked == ["gguf", Path("out"), plain]
+    for words_of_flag, changed in (
+        (("--dtype", "bfloat16"), {"dtype": "bfloat16"}),
+        (("--quantize", "q8_0"), {"gguf_type": "q8_0"}),
+        (("--dataset", "a.csv"), {"dataset": "a.csv"}),
+        (("--min-agreement", "0.5"), {"min_agreement": 0.5}),
+        (("--llama-cpp", "there"), {"llama_cpp": Path("there")}),
+    ):
+        assert call(*words, *words_of_flag).asked == ["gguf", Path("out"), {**plain, **changed}]
+    merged = {"dtype": "float16", "dataset": "a.csv", "min_agreement": 1.0}
+    flags = ("--dtype", "float16", "--dataset", "a.csv", "--min-agreement", "1")
+    assert call("merge", "run", "-o", "out", *flags).asked == ["merged", Path("out"), merged]
+    assert call("push", "run", "me/it").asked == ["me/it", {"private": True, "dry_run": None}]
+    pushed = call("push", "run", "me/it", "--public", "--dry-run", "out")
+    assert pushed.asked == ["me/it", {"private": False, "dry_run": Path("out")}]
+    assert call("push", "run", "me/it", "--set", "seed=5").opened["overrides"] == ["seed=5"]
 
 
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])

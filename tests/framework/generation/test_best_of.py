@@ -44,11 +44,11 @@ class Rule:
     most: int = 10**9
     """Most answers that fit in memory."""
 
-    def scores(self, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[Score]:
+    def scores(self, row: Mapping[str, Any], answers: Sequence[str]) -> list[Score]:
         if len(answers) > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        self.asked += [(row.get("n"), answer) for row, answer in zip(rows, answers, strict=True)]
-        values = [self.rule(row, answer) for row, answer in zip(rows, answers, strict=True)]
+        self.asked += [(row.get("n"), answer) for answer in answers]
+        values = [self.rule(row, answer) for answer in answers]
         return [Score(value, None if value is not None else "too long") for value in values]
 
 
@@ -190,29 +190,24 @@ def test_a_row_of_which_a_sample_failed_is_an_error(make_rows) -> None:
     assert chooser.take([RowResult(1, None, "the model's scores are NaN")]) == [
         RowResult(0, None, "the model's scores are NaN")
     ]
-    assert chooser.take([RowResult(2, answer)]) == []
-    assert chooser.finish() == [RowResult(1, answer, reward=vowels(ROWS[1], "a"))]
+    assert chooser.take([RowResult(2, answer)]) == [RowResult(1, answer, reward=vowels(ROWS[1], "a"))]
 
 
-def test_rows_are_scored_together_and_as_many_whatever_arrives_at_once(make_rows) -> None:
-    def passes(*sizes: int) -> list[int]:
-        seen: list[int] = []
-
-        class Counting(Rule):
-            def scores(self, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[Score]:
-                seen.append(len(answers))
-                return super().scores(rows, answers)
-
-        chooser = AnswerChooser(BestOf(32, Counting(vowels)), make_rows(ROWS))
-        samples = [RowResult(number, Generated((1,), f"{number}", "stop")) for number in range(32 * len(ROWS[:5]))]
-        results = []
-        for size in sizes:
-            results += chooser.take(samples[:size])
-            samples = samples[size:]
-        assert sorted(result.row for result in [*results, *chooser.finish()]) == list(range(5))
-        return seen
-
-    assert passes(160) == passes(1, 90, 5, 64) == [64, 64, 32]
+@pytest.mark.parametrize("size", [1, 3, 12])
+def test_a_row_is_scored_by_itself_as_soon_as_its_samples_are_there(make_rows, size: int) -> None:
+    rule = Rule(vowels)
+    chooser = AnswerChooser(BestOf(4, rule), make_rows(ROWS))
+    # The second row is finished first.
+    order = [4, 0, 5, 6, 1, 7, 2, 8, 3, 9, 10, 11]
+    samples = [RowResult(number, Generated((1,), f"{number}", "stop")) for number in order]
+    chosen = []
+    for start in range(0, len(samples), size):
+        chosen += chooser.take(samples[start : start + size])
+        complete = [row for row in (1, 0, 2) if {4 * row + n for n in range(4)} <= {*order[: start + size]}]
+        assert [result.row for result in chosen] == complete
+        assert rule.asked == [(row, f"{4 * row + number}") for row in complete for number in range(4)]
+    best = [max(vowels(ROWS[row], f"{4 * row + number}") for number in range(4)) for row in (1, 0, 2)]
+    assert [result.reward for result in chosen] == best
 
 
 def test_an_evaluation_scores_the_chosen_answers(lm, make_rows, predict, answer) -> None:

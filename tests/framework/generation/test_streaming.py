@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita import Model
-from partita.generation.generator import final_part
+from partita.generation.text_stream import TextStream
+from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import DataError
 
 CONFIG: dict[str, Any] = {
@@ -94,10 +95,23 @@ def test_a_stream_that_is_not_read_completely_does_not_change_the_model() -> Non
     assert made.generate(PROMPTS[0], max_new_tokens=20) == whole
 
 
-@given(st.text(alphabet="ab�", max_size=8), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
-def test_the_longest_prefix_that_no_further_text_can_change_is_streamed(text: str, stop: list[str]) -> None:
-    reported = final_part(text, stop)
-    assert text.startswith(reported)
-    whole = text.rstrip("�")
-    held = [size for size in range(1, len(whole) + 1) if any(end.startswith(whole[-size:]) for end in stop)]
-    assert len(whole) - len(reported) == max(held, default=0)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=30)
+
+
+@given(TEXTS, st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3), st.data())
+def test_pieces_end_neither_within_a_character_nor_within_a_possible_stop_string(
+    text: str, stop: list[str], data: st.DataObject
+) -> None:
+    tokenizer = byte_tokenizer()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    stream, shown, at = TextStream(tokenizer, stop=stop), "", 0
+    while at < len(ids):
+        at = data.draw(st.integers(at + 1, len(ids)))
+        piece = stream.add(ids[:at])
+        assert stream.add(ids[: at // 2]) == "", "an answer that was started again has no new text"
+        shown += piece
+        complete = tokenizer.decode(ids[:at]).rstrip("\ufffd")
+        assert complete.startswith(shown)
+        held = [size for size in range(1, len(complete) + 1) if any(end.startswith(complete[-size:]) for end in stop)]
+        assert len(complete) - len(shown) == max(held, default=0)
+    assert shown + stream.finish(text) == text

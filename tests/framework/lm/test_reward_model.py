@@ -156,6 +156,45 @@ def test_an_adapter_trains_the_whole_head(tmp_path: Path, adapter: dict[str, Any
     assert all(found[name].abs().sum() > 0 for name in head)
 
 
+@pytest.mark.parametrize(("architecture", "requests"), [("llama", 1), ("gpt2", 1), ("bert", 4)])
+def test_several_answers_to_a_prompt_are_one_request_where_that_is_less_work(
+    tmp_path: Path, architecture: str, requests: int
+) -> None:
+    setup = Setup(tmp_path, architecture)
+    lm, ids = setup.lm, setup.lm.token_ids
+    assert isinstance(lm, RewardModel)
+    prompt = ids[:8]
+    texts = [[*prompt, *answer] for answer in (ids[2:4], ids[2:6], [ids[5]], [*ids[2:4], ids[9]])]
+    options = GenerationOptions({"do_sample": False})
+    made = lm.requests_of(texts)
+    scores = [score for one in lm.generate(made, options, seed=0) for score in json.loads(one.text)]
+    alone = [json.loads(lm.generate([GenerationRequest(text, 0)], options, seed=0)[0].text)[0] for text in texts]
+
+    assert len(made) == requests
+    assert scores == pytest.approx(alone, abs=1e-5)
+    assert len({round(score, 4) for score in scores}) == 4
+    assert len(lm.requests_of([[ids[0], *[answer] * 300] for answer in ids[2:4]])) == 2, "masked attention is more work"
+    assert lm.requests_of(texts[:1]) == [GenerationRequest(texts[0], 0)]
+    assert len(lm.requests_of([texts[0], texts[0][1:]])) == 2, "no common beginning"
+
+
+def test_an_answer_that_another_one_begins_with_keeps_its_score_if_the_end_token_is_the_pad_token(
+    tmp_path: Path,
+) -> None:
+    setup = Setup(tmp_path, "llama")
+    lm, ids = setup.lm, setup.lm.token_ids
+    assert isinstance(lm, RewardModel)
+    setup.tokenizer.pad_token = setup.tokenizer.eos_token
+    lm.base.config.pad_token_id = end = setup.tokenizer.eos_token_id
+    texts = [[*ids[:6], end], [*ids[:8], end]]
+    options = GenerationOptions({"do_sample": False})
+    [request] = lm.requests_of(texts)
+    alone = [lm.generate([GenerationRequest(text, 0)], options, seed=0)[0].text for text in texts]
+    expected = [json.loads(text)[0] for text in alone]
+
+    assert json.loads(lm.generate([request], options, seed=0)[0].text) == pytest.approx(expected, abs=1e-5)
+
+
 def test_requests_with_one_and_with_two_answers_share_a_batch(tmp_path: Path) -> None:
     setup = Setup(tmp_path, "llama")
     lm, requests, expected = setup.lm, [], []

@@ -55,30 +55,10 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
 ]
 
-MEASURE = """
-<script>
-function channels(color) {
-  const numbers = color.match(/[\\d.]+/g).map(Number);
-  const scale = color.startsWith("color(") ? 255 : 1;
-  return [...numbers.slice(0, 3).map(one => one * scale), numbers.length > 3 ? numbers[3] : 1];
-}
-function over(front, back) { return front.slice(0, 3).map((one, i) => one * front[3] + back[i] * (1 - front[3])); }
-function luminance(color) {
-  const [r, g, b] = color.map(one => one / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-}
-function background(element) {
-  const layers = [];
-  for (let one = element; one; one = one.parentElement) layers.push(channels(getComputedStyle(one).backgroundColor));
-  return layers.reverse().reduce((back, layer) => over(layer, back), [255, 255, 255]);
-}
-function contrast(element) {
-  const style = getComputedStyle(element), back = background(element);
-  const color = channels(element.closest("svg") ? style.fill : style.color);
-  for (let one = element; one; one = one.parentElement) color[3] *= Number(getComputedStyle(one).opacity);
-  const [high, low] = [luminance(over(color, back)), luminance(back)].sort((a, b) => b - a);
-  return (high + 0.05) / (low + 0.05);
-}
+CONTRAST = (Path(__file__).parents[1] / "contrast.js").read_text(encoding="utf8")
+MEASURE = (
+    f"<script>\n{CONTRAST}"
+    """
 function measure() {
   document.querySelectorAll("details").forEach(one => one.open = true);
   const outside = [], faint = [];
@@ -99,6 +79,7 @@ function measure() {
 addEventListener("load", measure);
 </script>
 """
+)
 FRAMES = """
 <!DOCTYPE html><html><head><meta name="color-scheme" content="light dark"></head><body><pre id="found"></pre><script>
 const found = [];
@@ -180,20 +161,31 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(run)
 
 
+def assert_fits(found: list[dict[str, Any]], console: str) -> None:
+    """Assert that nothing of a page is outside the viewport at any width, and that its console is empty."""
+    assert sorted(one["width"] for one in found) == list(WIDTHS)
+    for one in found:
+        assert one["outside"] == []
+        assert one["wide"] <= one["width"]
+    assert console == ""
+
+
+def assert_readable(found: list[dict[str, Any]], *, is_dark: bool, elements: int) -> None:
+    """Assert that a page of more than a number of elements has readable text only, in this color scheme."""
+    for one in found:
+        assert one["dark"] == is_dark
+        assert one["elements"] > elements
+        assert one["faint"] == []
+
+
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_nothing_is_outside_the_viewport_and_all_text_is_readable(
     everything: Path, is_dark: bool, tmp_path: Path
 ) -> None:
     found, console = browse(everything, folder=tmp_path, is_dark=is_dark)
 
-    assert sorted(one["width"] for one in found) == list(WIDTHS)
-    for one in found:
-        assert one["dark"] == is_dark
-        assert one["elements"] > 1000
-        assert one["outside"] == []
-        assert one["wide"] <= one["width"]
-        assert one["faint"] == []
-    assert console == ""
+    assert_fits(found, console)
+    assert_readable(found, is_dark=is_dark, elements=1000)
 
 
 def test_faults_of_a_page_are_detected(tmp_path: Path) -> None:
@@ -216,11 +208,7 @@ def test_hostile_texts_stay_inside_the_viewport_and_run_nothing(tmp_path: Path) 
 
     found, console = browse(page, folder=tmp_path, is_dark=False)
 
-    assert len(found) == len(WIDTHS)
-    for one in found:
-        assert one["outside"] == []
-        assert one["wide"] <= one["width"]
-    assert console == ""
+    assert_fits(found, console)
 
 
 def test_long_texts_without_spaces_stay_inside_the_viewport(tmp_path: Path) -> None:
@@ -234,11 +222,9 @@ def test_long_texts_without_spaces_stay_inside_the_viewport(tmp_path: Path) -> N
         error="z" * 500,
     )
 
-    found, _ = browse(write_report(run), folder=tmp_path, is_dark=False)
+    found, console = browse(write_report(run), folder=tmp_path, is_dark=False)
 
-    for one in found:
-        assert one["outside"] == []
-        assert one["wide"] <= one["width"]
+    assert_fits(found, console)
 
 
 def write_tags(folder: Path) -> Path:
@@ -369,14 +355,8 @@ def test_pages_of_every_kind_stay_inside_the_viewport_and_are_readable(
 ) -> None:
     found, console = browse(KINDS[kind](tmp_path / "run"), folder=tmp_path, is_dark=is_dark)
 
-    assert sorted(one["width"] for one in found) == list(WIDTHS)
-    for one in found:
-        assert one["dark"] == is_dark
-        assert one["elements"] > 30
-        assert one["outside"] == []
-        assert one["wide"] <= one["width"]
-        assert one["faint"] == []
-    assert console == ""
+    assert_fits(found, console)
+    assert_readable(found, is_dark=is_dark, elements=30)
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
@@ -392,14 +372,8 @@ def test_a_comparison_of_runs_stays_inside_the_viewport_and_is_readable(is_dark:
 
     found, console = browse(page, folder=tmp_path, is_dark=is_dark)
 
-    assert len(found) == len(WIDTHS)
-    for one in found:
-        assert one["dark"] == is_dark
-        assert one["elements"] > 300
-        assert one["outside"] == []
-        assert one["wide"] <= one["width"]
-        assert one["faint"] == []
-    assert console == ""
+    assert_fits(found, console)
+    assert_readable(found, is_dark=is_dark, elements=300)
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
@@ -413,14 +387,8 @@ def test_hostile_parameters_of_a_sweep_stay_inside_the_viewport_and_run_nothing(
 
     found, console = browse(page, folder=tmp_path, is_dark=is_dark)
 
-    assert len(found) == len(WIDTHS)
-    for one in found:
-        assert one["dark"] == is_dark
-        assert one["elements"] > 1000
-        assert one["outside"] == []
-        assert one["wide"] <= one["width"]
-        assert one["faint"] == []
-    assert console == ""
+    assert_fits(found, console)
+    assert_readable(found, is_dark=is_dark, elements=1000)
     assert "<script" not in page.read_text(encoding="utf8")
 
 
@@ -440,11 +408,7 @@ def test_long_names_of_a_metric_and_of_parameters_stay_inside_the_viewport(name:
 
     found, console = browse(page, folder=tmp_path, is_dark=False)
 
-    assert len(found) == len(WIDTHS)
-    for one in found:
-        assert one["outside"] == []
-        assert one["wide"] <= one["width"]
-    assert console == ""
+    assert_fits(found, console)
 
 
 def hostile_trial(number: int, text: str, *, error: str) -> Trial:
@@ -486,9 +450,5 @@ def test_hostile_rows_of_a_comparison_stay_inside_the_viewport_and_run_nothing(t
 
     found, console = browse(page, folder=tmp_path, is_dark=False)
 
-    assert len(found) == len(WIDTHS)
-    for one in found:
-        assert one["outside"] == []
-        assert one["wide"] <= one["width"]
-    assert console == ""
+    assert_fits(found, console)
     assert "<script" not in page.read_text(encoding="utf8")

@@ -145,6 +145,16 @@ def test_one_file_runs_attempts_and_trains_on_the_best_and_the_worst(trained: Pa
     assert len(read_json_lines(first / "transcripts" / "predicted.jsonl")) == 160
     assert Model(path, quiet=True).train(run=tmp_path / "run").metrics == result.metrics
 
+    def metrics_of(run: Path) -> dict[str, float]:
+        talk = [{"role": "user", "content": "say red"}]
+        row = {"messages": talk, "chosen": "red", "rejected": "green"}
+        found: dict[str, float] = Model.load(run, quiet=True).evaluate([row])["model"]
+        return found
+
+    last, before = metrics_of(tmp_path / "run"), metrics_of(first)
+    assert last["rewards/chosen"] == pytest.approx(0.1 * (last["logps/chosen"] - before["logps/chosen"]), rel=1e-4)
+    assert abs(last["rewards/chosen"]) > 1e-3
+
 
 @pytest.mark.long
 def test_one_file_trains_on_labelled_answers(trained: Path, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.formatting.tool_calls import ToolCallForm
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
+from partita.export.options import ExportOptions
+from partita.export.report import ExportReport
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import default_new_tokens
 from partita.generation.prompts import PromptSource
@@ -86,6 +88,7 @@ REFUSALS = Refusals(
         "preview": "tokens are the server's; with a model or its folder as base_model and without backend they are "
         "shown",
         "save": "the model is the server's",
+        "export": "the model is the server's",
         "simulate": "episodes need a model in this process; remove backend",
     },
 )
@@ -173,6 +176,10 @@ class EndpointBackend(Backend):
     def save(self, folder: Path, *, origin: Path | None) -> None:
         """Refuse to save."""
         self.refusals.refuse("save")
+
+    def export(self, options: ExportOptions) -> ExportReport:
+        """Refuse to export."""
+        self.refusals.refuse("export")
 
 
 class EndpointEvaluator:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,11 +22,20 @@ from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
+from partita.export.options import ExportOptions
+from partita.export.report import ExportReport
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
 from partita.pipeline.batch_sizes import BatchSizes
-from partita.pipeline.build import PipelineParts, prediction_parts, training_texts
-from partita.pipeline.dataset_loss import BatchLoss, DatasetLoss, RowLosses, tokens_of_rows
+from partita.pipeline.build import Labels, PipelineParts, prediction_parts, training_texts
+from partita.pipeline.dataset_loss import (
+    BatchLoss,
+    DatasetLoss,
+    RowLosses,
+    has_rows,
+    loss_metrics,
+    weights_of_rows,
+)
 from partita.pipeline.tune import max_loss_tokens_of, prompt_lengths
 from partita.runs.manifest import read_manifest
 from partita.simulation.build import section_of
@@ -38,9 +47,9 @@ from partita_schema.sections.backend import RayBackendConfig
 from partita_schema.sections.model import EmbeddingBagModel, ScratchModel
 from partita_trainers.base import Batch, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
-from partita_trainers.objective import LossSums
+from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective
 from partita_trainers.process_group import SINGLE_PROCESS
-from partita_trainers.registry import build_trainer, callback_classes
+from partita_trainers.registry import build_trainer, callback_classes, compares_with_start, evaluation_objective
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +58,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EVALUATE_PAIRS = "evaluate a reward model"
 EVALUATE_ONLY = "train with trainer: {type: none}"
 
 
@@ -60,10 +68,10 @@ class RayBackend(Backend):
         "backend: {{type: ray}} does not {verb}: {reason}",
         {
             EVALUATE_ONLY: "evaluate scores rows with the workers",
-            EVALUATE_PAIRS: "the workers compute no loss of pairs; remove backend",
             "tune": "the workers find their sizes themselves; remove backend for those of this process",
             "generate": "remove backend for a few texts, or predict a dataset",
             "save": "remove backend: this process does not hold the model",
+            "export": "remove backend: this process does not hold the model",
         },
     )
 
@@ -92,20 +100,48 @@ class RayBackend(Backend):
 
     def prediction_budget(self, prompts: PromptSource, *, batch_size: int | None) -> BatchBudget:
         """Return the rows that each worker generates at a time."""
-        evaluator = self.evaluator(batch_size=batch_size)
+        evaluator = RayEvaluator(self.parts(), self.pool, batch_size=batch_size)
         return evaluator.budget(prompts.lengths, shared_tokens=len(prompts.prefix))
 
     def evaluator(self, *, batch_size: int | None) -> "RayEvaluator":
         """Return the evaluator with the model on workers."""
-        return RayEvaluator(self.with_reward(self.parts()), self.pool, batch_size=batch_size)
+        config, objective = self.context.config, CROSS_ENTROPY
+        if not compares_with_start(config):  # else ranks evaluate
+            objective = evaluation_objective(config, undesirable_weight=None)
+        return RayEvaluator(self.with_reward(self.parts()), self.pool, batch_size=batch_size, objective=objective)
 
     def evaluate(self, dataset: Any, *, batch_size: int | None) -> Metrics:
-        """Compute metrics on labeled rows, unless they are those of pairs."""
-        if self.context.config.scores_answers:
-            self.refusals.refuse(EVALUATE_PAIRS)
+        """Compute metrics on labeled rows, those of a loss that compares with the model before training on ranks."""
+        if compares_with_start(self.context.config):
+            return self.evaluate_on_ranks(dataset, batch_size=batch_size)
         return super().evaluate(dataset, batch_size=batch_size)
 
     # Ranks
+
+    def evaluate_on_ranks(self, dataset: Any, *, batch_size: int | None) -> Metrics:
+        """Compute metrics on Ray ranks, each of which runs `LocalBackend.evaluate`."""
+        context = self.context
+        context.use_finished_run()
+        self._pool = self._parts = None  # the workers would hold their models meanwhile
+        check_is_alone()
+        assert context.run is not None
+        folder = context.output_folder
+        with shared_marker(folder) as mark:
+            work = partial(
+                evaluate_as_rank,
+                context.for_other_process(),
+                dataset=dataset,
+                splits=context.splits,
+                run=context.run.resolve(),
+                folder=folder.resolve(),
+                mark=mark,
+                start=Path.cwd(),
+                batch_size=batch_size,
+            )
+            metrics: Metrics = run_on_ranks(
+                work, context.config, quiet=context.quiet, storage=mark, again="from the first row"
+            )
+        return metrics
 
     def train(self, dataset: Any, run: str | Path | None, *, callbacks: Sequence[object] = ()) -> TrainResult:
         """Train in Ray ranks, each of which runs `LocalBackend.train` with the folder of the run."""
@@ -189,30 +225,46 @@ class RayBackend(Backend):
         """Refuse to save."""
         self.refusals.refuse("save")
 
+    def export(self, options: ExportOptions) -> ExportReport:
+        """Refuse to export."""
+        self.refusals.refuse("export")
+
 
 class RayEvaluator:
     """Evaluates with a pool of workers."""
 
     process_group = SINGLE_PROCESS
 
-    def __init__(self, parts: PipelineParts, pool: WorkerPool, *, batch_size: int | None) -> None:
+    def __init__(
+        self,
+        parts: PipelineParts,
+        pool: WorkerPool,
+        *,
+        batch_size: int | None,
+        objective: Objective = CROSS_ENTROPY,
+    ) -> None:
         """Set up the evaluator.
 
         Args:
             parts: The parts of the run.
             pool: The workers.
             batch_size: Batch size set by the caller, or None.
+            objective: What is computed.
         """
         self.parts = parts
         self.pool = pool
         self.batch_size = batch_size
+        self.objective = objective
 
     def loss(self, encoded: TokenizedDataset) -> DatasetLoss:
         """Compute the same loss as `partita.pipeline.dataset_loss`: same batches, same order of summation."""
-        pool = self.pool
-        max_loss_tokens = max_loss_tokens_of([encoded])
+        pool, objective = self.pool, self.objective
         offers: list[BatchSize] = pool.ask(
-            "evaluation_size", encoded.lengths, max_loss_tokens, batch_size=self.batch_size
+            "evaluation_size",
+            encoded.lengths,
+            max_loss_tokens_of([encoded]),
+            batch_size=self.batch_size,
+            objective=objective,
         )
         size = min(offers, key=lambda offer: offer.rows)
         batches = EvaluationBatches(
@@ -222,18 +274,25 @@ class RayEvaluator:
             two_sided=pool.answer_context is not None,
         )
         sent: list[tuple[np.ndarray, np.ndarray]] = []
+        """Indices and weights of the rows of each batch."""
+        counts: list[float] = []
+        """Denominator of each batch."""
 
-        def counting() -> Iterator[Batch]:
+        def tasks() -> Iterator[tuple[Batch, Objective]]:
             for indices_n, batch in batches.numbered():
-                sent.append((indices_n, tokens_of_rows(batch)))
-                yield batch
+                sent.append((indices_n, weights_of_rows(batch, objective)))
+                counts.append(objective.denominator(batch))
+                yield batch, objective
 
+        losses: list[BatchLoss] = pool.each("loss", tasks(), size=size)
+        sums = {"": LossSums.merge([loss.sums for loss in losses])}
+        metrics = loss_metrics(sums, {"": sum(counts)}, encoded=encoded, objective=objective)
+        if not has_rows(objective):
+            return DatasetLoss(metrics)
         rows = RowLosses(len(encoded))
-        losses: list[BatchLoss] = pool.each("loss", counting(), size=size)
-        for (indices_n, tokens_n), loss in zip(sent, losses, strict=True):
-            rows.set(indices_n, loss.rows_n, tokens_n)
-        total, tokens = LossSums.merge([loss.sums for loss in losses]).loss, int(rows.tokens_N.sum())
-        return DatasetLoss({"loss": total / tokens} if tokens else {}, rows)
+        for (indices_n, weights_n), loss in zip(sent, losses, strict=True):
+            rows.set(indices_n, loss, weights_n)
+        return DatasetLoss(metrics, rows)
 
     @contextmanager
     def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
@@ -272,7 +331,7 @@ def build_ray_parts(context: RunContext) -> tuple[WorkerPool, PipelineParts]:
     retriever = build_retriever(config, training=training, folder=folder)
     pool = WorkerPool(
         worker_backend,
-        load_request(context, tokenizer),
+        load_request(context, tokenizer, labels=labels),
         tokenizer=tokenizer,
         workers=worker_backend.workers,
         timeout_seconds=config.backend.timeout_seconds,
@@ -286,6 +345,8 @@ def build_ray_parts(context: RunContext) -> tuple[WorkerPool, PipelineParts]:
         retriever=retriever,
         folder=folder,
     )
+    if config.head_output is not None:  # in the order of the checkpoint's head
+        labels = {**labels, config.head_output.name: pool.facts.head_labels or ()}
     # The rows of a reward model may hold two answers to a prompt, each of which fits.
     generator = PoolGenerator(pool, is_limited=not config.scores_answers)
     parts = prediction_parts(config, pool, generator, encoder, folder=folder, labels=labels)
@@ -293,7 +354,7 @@ def build_ray_parts(context: RunContext) -> tuple[WorkerPool, PipelineParts]:
     return pool, parts
 
 
-def load_request(context: RunContext, tokenizer: "PreTrainedTokenizerFast") -> LoadRequest:
+def load_request(context: RunContext, tokenizer: "PreTrainedTokenizerFast", *, labels: Labels) -> LoadRequest:
     """Return what each worker loads."""
     saved = context.weights
     new = isinstance(context.config.base_model, ScratchModel) and saved is None
@@ -302,6 +363,7 @@ def load_request(context: RunContext, tokenizer: "PreTrainedTokenizerFast") -> L
         folder=context.loaded.folder.resolve(),
         tokenizer=tokenizer if new else None,
         saved=None if saved is None else saved.resolve(),
+        labels=labels,
         threads=os.environ.get("OMP_NUM_THREADS", ""),
     )
 
@@ -324,6 +386,37 @@ def train_as_rank(
     """
     enter_start_folder(start, folder=folder, mark=mark, option="--run")
     return LocalBackend(context).train(dataset, folder, callbacks=callbacks)
+
+
+def evaluate_as_rank(
+    context: RunContext,
+    *,
+    dataset: Any,
+    splits: Mapping[str, Rows],
+    run: Path,
+    folder: Path,
+    mark: Path,
+    start: Path,
+    batch_size: int | None,
+) -> Metrics:
+    """Evaluate on one Ray rank with the model of a run, from the folder of the command.
+
+    Args:
+        context: What the command works on.
+        dataset: The rows, or None for those of the run.
+        splits: The rows of the run, if it was trained by this command.
+        run: Directory of the trained run.
+        folder: Folder of the marker: the run, or the current runs if the run cannot be written.
+        mark: The marker folder of `shared_marker`.
+        start: The folder where the command was started.
+        batch_size: Batch size set by the caller, or None.
+
+    Raises:
+        PartitaError: The run directory is not shared.
+    """
+    enter_start_folder(start, folder=folder, mark=mark, option="partita evaluate RUN")
+    context.run, context.splits = run, dict(splits)
+    return LocalBackend(context).evaluate(dataset, batch_size=batch_size)
 
 
 def simulate_as_rank(

@@ -202,7 +202,8 @@ class WorkerPoolJob:
 
     def batch_size(self, worker: WorkerState) -> int:
         """Return the number of items that a worker processes at a time."""
-        return max(self.worker_job.batch_size, worker.batch_size) if self.in_slots else 1
+        rows = max(self.worker_job.batch_size, worker.batch_size)
+        return -(-rows // self.worker_job.samples) if self.in_slots else 1
 
     def send(self, number: int, indices: list[int]) -> None:
         """Send a worker the items at these indices."""
@@ -269,8 +270,6 @@ class PoolGenerator:
             plan = BatchWorkPlan(work, ~done, batch_size=settings.budget.batch_size, way=way)
         if not plan.total:
             return
-        if job.samples > 1 and job.engine == "slots":
-            logger.info("a prompt is computed %s times, once for each answer of best_of: on Ray", job.samples)
         pool.start()
         self.job_number += 1
         worker_job = WorkerJob(
@@ -284,6 +283,7 @@ class PoolGenerator:
             size=pool.offered.size if pool.offered is not None else None,
             token_budget=settings.budget.token_budget,
             prefix=list(plan.prefix),
+            samples=job.samples,
         )
         pool_job = WorkerPoolJob(pool, plan, worker_job)
         try:

@@ -27,6 +27,8 @@ class LoadRequest:
     """Tokenizer of a new model; None if it is saved with the weights."""
     saved: Path | None
     """Folder of the trained weights, if there is one."""
+    labels: Mapping[str, tuple[str, ...]]
+    """Labels by output, for a head."""
     threads: str
     """OMP_NUM_THREADS of the command; empty if it is not set."""
 
@@ -49,6 +51,8 @@ class ModelFacts:
     answer_context: AnswerContext | None
     checkpoint_generation: Mapping[str, Any]
     """Content of the checkpoint's generation_config.json."""
+    head_labels: tuple[str, ...] | None
+    """Labels of the model's head in its order; None without a head."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class WorkerJob:
     token_budget: int | None
     prefix: Sequence[int]
     """Tokens that all prompts begin with."""
+    samples: int
+    """How many consecutive rows have the same prompt."""
 
 
 @dataclass(frozen=True)

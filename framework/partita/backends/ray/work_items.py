@@ -1,6 +1,6 @@
 """Work items: rows with their prompts, in the same order as in a single process.
 
-An item is one row with continuous batching, and a whole batch with static batching.
+An item is one row with continuous batching, with all its samples, and a whole batch with static batching.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.generation.requests import RowRequests, RowResult, Rows, common_prefix, plan
-from partita.generation.static_batches import plan_batches
+from partita.generation.static_batches import plan_samples
 from partita.lm.base import BatchWay
 
 
@@ -24,7 +24,7 @@ class WorkItem:
     rows: tuple[int, ...]
     """Row indices in the dataset."""
     prompts: tuple[list[int], ...]
-    """Prompt tokens of each row."""
+    """Prompt tokens of each row; one list for all samples of a row, which is sent once."""
     new_tokens: tuple[int, ...]
     """Limit of generated tokens of each row."""
     keys: tuple[bytes, ...]
@@ -52,11 +52,14 @@ class WorkPlan(Protocol):
 
 
 class RowWorkPlan:
-    """One row per item, the longest prompt first; rows with equal prompts share an item."""
+    """One row per item, the longest prompt first. The samples of a row share an item, and so do rows of equal prompts.
+
+    An item that is assigned again has only the samples that are missing.
+    """
 
     def __init__(self, work: RowRequests, left: npt.NDArray[np.bool_]) -> None:
-        """Plan the rows to answer, those with True in `left`, [rows]."""
-        self.work = work
+        """Plan the rows to answer, those with True in `left`, [rows]; of samples all or none."""
+        self.work, self.left = work, left.copy()
         self.order, self.copies = plan(work, left)
         self.prefix = common_prefix(work, self.order)
         self.index_of_row: dict[int, int] = {}
@@ -65,21 +68,36 @@ class RowWorkPlan:
     @property
     def total(self) -> int:
         """Number of items."""
-        return len(self.order)
+        return len(self.order) // self.work.samples
+
+    def rows_of(self, index: int) -> list[int]:
+        """Return the rows of an item without a result."""
+        samples = self.work.samples
+        return [row for row in self.order[index * samples : (index + 1) * samples] if self.left[row]]
 
     def work_items(self, indices: Sequence[int]) -> list[WorkItem]:
         """Return the items at these indices."""
-        rows = [self.order[index] for index in indices]
-        self.index_of_row |= zip(rows, indices, strict=True)
+        work, rows_of_items = self.work, [self.rows_of(index) for index in indices]
+        prompts = work.fetch([rows[0] for rows in rows_of_items])
+        self.index_of_row |= {row: index for rows, index in zip(rows_of_items, indices, strict=True) for row in rows}
         return [
-            WorkItem(index, (row,), (ids,), (int(self.work.new_tokens[row]),), (self.work.key(row),), (True,))
-            for index, row, ids in zip(indices, rows, self.work.fetch(rows), strict=True)
+            WorkItem(
+                index,
+                tuple(rows),
+                (ids,) * len(rows),
+                tuple(work.new_tokens[rows].tolist()),
+                tuple(map(work.key, rows)),
+                (True,) * len(rows),
+            )
+            for index, rows, ids in zip(indices, rows_of_items, prompts, strict=True)
         ]
 
     def answered(self, result: RowResult) -> tuple[int | None, list[RowResult]]:
-        """Return the item index, and the result with those of rows that have the same prompt."""
+        """Return the item index if that completes the item, and the result with those of rows of the same prompt."""
+        index = self.index_of_row.pop(result.row)
+        self.left[result.row] = False
         copies = [RowResult(row, result.generated, result.error) for row in self.copies.get(result.row, ())]
-        return self.index_of_row.pop(result.row), [result, *copies]
+        return None if self.rows_of(index) else index, [result, *copies]
 
 
 class BatchWorkPlan:
@@ -98,7 +116,8 @@ class BatchWorkPlan:
         """
         self.work = work
         self.left = left.copy()
-        batches = plan_batches(work.lengths.astype(np.int32), batch_size=batch_size, way=way)
+        groups = plan_samples(work.lengths.astype(np.int32), work.samples, batch_size=batch_size, way=way)
+        batches = [rows for group in groups for rows in group]
         self.positions = [position for position, rows in enumerate(batches) if self.left[rows].any()]
         self.batches: list[Rows] = [batches[position] for position in self.positions]
         self.index_of_row: dict[int, int] = {}

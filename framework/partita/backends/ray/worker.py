@@ -28,6 +28,7 @@ from partita.generation.static_batches import StaticBatch
 from partita.lm.base import BatchWay, GenerationOptions, GenerativeModel
 from partita.lm.load_model import load_model
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
+from partita.pipeline.build import head_of
 from partita.pipeline.dataset_loss import BatchLoss, batch_loss
 from partita.runs.log import show_log
 from partita.tokenizers.load import load_tokenizer
@@ -35,7 +36,7 @@ from partita_schema.config import Config
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize
-from partita_trainers.objective import CROSS_ENTROPY, ObjectiveContext
+from partita_trainers.objective import Objective, ObjectiveContext
 from partita_trainers.process_group import SingleProcess
 
 NO_OPTIONS = GenerationOptions({})
@@ -84,9 +85,16 @@ class Worker:
         tokenizer = order.tokenizer
         if tokenizer is None:
             tokenizer = load_tokenizer(order.config, folder=order.folder, texts=tuple, saved=order.saved)
-        self.lm = load_model(order.config, folder=order.folder, tokenizer=tokenizer, saved=order.saved, trainable=False)
-        lm = self.lm
-        return ModelFacts(lm.fingerprint, lm.context_length, lm.answer_context, lm.checkpoint_generation)
+        self.lm = lm = load_model(
+            order.config,
+            folder=order.folder,
+            tokenizer=tokenizer,
+            saved=order.saved,
+            trainable=False,
+            head=head_of(order.config, order.labels),
+        )
+        head_labels = None if lm.head is None else lm.head.labels
+        return ModelFacts(lm.fingerprint, lm.context_length, lm.answer_context, lm.checkpoint_generation, head_labels)
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot be answered in slots; None if they can."""
@@ -118,16 +126,27 @@ class Worker:
         size = tuner.generation(lengths, shared_tokens=shared_tokens, batch_size=batch_size)
         return Offer(size, tuner.budget("generation", size).token_budget)
 
-    def evaluation_size(self, lengths: np.ndarray, max_loss_tokens: int, *, batch_size: int | None) -> BatchSize:
-        """Return the batch size for evaluation on this worker, as found by `BatchSizeTuner.evaluation`."""
-        return self.tuner(NO_OPTIONS, 1).evaluation(lengths, max_loss_tokens, batch_size=batch_size)
+    def evaluation_size(
+        self, lengths: np.ndarray, max_loss_tokens: int, *, batch_size: int | None, objective: Objective
+    ) -> BatchSize:
+        """Return the batch size for evaluation on this worker.
 
-    def loss(self, batch: Batch, *, size: BatchSize) -> BatchLoss:
-        """Return the sums of the cross-entropy over the loss tokens. Raises ModelError if a single row does not fit."""
+        Args:
+            lengths: Length of each row in tokens.
+            max_loss_tokens: Maximum number of loss tokens of a row.
+            batch_size: Size set by the caller; None to measure.
+            objective: What is computed.
+        """
+        tuner = self.tuner(NO_OPTIONS, 1)
+        return tuner.evaluation(lengths, max_loss_tokens, batch_size=batch_size, objective=objective)
+
+    def loss(self, task: tuple[Batch, Objective], *, size: BatchSize) -> BatchLoss:
+        """Return the sums of an objective over a batch. Raises ModelError if a single row does not fit."""
+        batch, objective = task
         with self.tuner(NO_OPTIONS, 1).work("evaluation", size) as budget, torch.no_grad():
             self.lm.module.eval()
             context = ObjectiveContext(self.lm, self.lm.module)
-            return batch_loss(CROSS_ENTROPY, context, batch, budget=budget)
+            return batch_loss(objective, context, batch, budget=budget)
 
     def answer(self, worker_job: WorkerJob) -> Iterator[BatchResult | LogMessage]:
         """Yield results of the received rows and log messages until the job is ended."""
@@ -165,7 +184,14 @@ class Worker:
     def in_slots(self, worker_job: WorkerJob, mail: "Mail", budget: BatchBudget) -> Iterator[BatchResult]:
         """Answer rows in slots, which stay open while there are rows."""
         rows = HandedRows(mail, worker_job.rows)
-        work = RowRequests(rows.lengths, rows.new_tokens, fetch=rows.fetch, key=rows.key, prefix=worker_job.prefix)
+        work = RowRequests(
+            rows.lengths,
+            rows.new_tokens,
+            fetch=rows.fetch,
+            key=rows.key,
+            prefix=worker_job.prefix,
+            samples=worker_job.samples,
+        )
         while mail.wait():
             settings = GenerationSettings(
                 worker_job.options, budget, worker_job.seed, stopping=lambda: mail.is_left_alone

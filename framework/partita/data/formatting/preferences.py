@@ -82,10 +82,14 @@ class PreferenceTokenizer(RowTokenizer):
         """Return one past the last token of the answer."""
         return example.spans[-1][1]
 
+    def _most_of_prompt(self, example: Example) -> int:
+        """Return the most tokens of a text without inputs that may be the prompt."""
+        return len(example.input_ids)
+
     def _prompt_of(self, better: Example, worse: Example, output: PreferenceOutput) -> list[int]:
         """Return the tokens before both answers. Raise RowError if they differ, or there are none."""
         if self.formatter.config.plain_text:
-            pairs = zip(better.input_ids, worse.input_ids, strict=False)
+            pairs = zip(*(one.input_ids[: self._most_of_prompt(one)] for one in (better, worse)), strict=False)
             prompt = [token for token, _ in takewhile(lambda tokens: tokens[0] == tokens[1], pairs)]
             if len(prompt) <= len(self.beginning):
                 raise RowError(
@@ -114,6 +118,14 @@ class RewardTokenizer(PreferenceTokenizer):
 
     def _end_of_answer(self, example: Example) -> int:
         return len(example.input_ids)
+
+    def _most_of_prompt(self, example: Example) -> int:
+        """Return the index of the last token that is not the pad token: the score is read there, within the answer.
+
+        The end token may be the pad token, and all that follows the common beginning of both texts.
+        """
+        pad = self.formatter.tokenizer.pad_token_id
+        return max((index for index, token in enumerate(example.input_ids) if token != pad), default=0)
 
     def encode_prompts(self, rows: Sequence[Row], keys: Sequence[str]) -> list[PromptExample]:
         """Tokenize rows to score: a prompt with both answers of a pair, or with one.

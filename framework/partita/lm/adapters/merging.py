@@ -1,4 +1,4 @@
-"""Merging of an adapter into its base model; the model in memory stays unchanged.
+"""Merging of an adapter into its base model, and dequantization; the model in memory stays unchanged.
 
 A quantized base is merged in float32. The weight of a quantized layer with its adapter is computed by applying the
 layer to unit vectors, which is exact for every adapter that is linear in its input.
@@ -26,9 +26,14 @@ def merged_model(adapted: "PeftModel") -> "PreTrainedModel":
     Raises:
         ModelError: The adapter cannot be merged.
     """
-    base = adapted.get_base_model()
     if adapted.active_peft_config.is_prompt_learning:
         raise ModelError(f"adapter.postprocessor.merge_adapter_into_base_model: {NOT_MERGED}")
+    return plain_model(adapted.get_base_model())
+
+
+@torch.no_grad()
+def plain_model(base: Any) -> "PreTrainedModel":
+    """Return a new model on the CPU with the weights of a model: its layers without adapters and quantization."""
     weights = merged_weights(base)
     config = copy.deepcopy(base.config)
     if hasattr(config, "quantization_config"):

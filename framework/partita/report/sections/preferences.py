@@ -1,6 +1,6 @@
 """Training on preferences: margins, accuracies and log-probabilities over time, and the rows that are wrong."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,9 @@ from partita.report.run_record import RunRecord
 from partita.report.section import Charts, Paragraph, Part, Passage, Passages, Section
 from partita.report.sections.wrong_rows import MAX_ROWS, UNFOLDED, prompt_of, text_of
 from partita_schema.common.text import counted
+
+Description = tuple[str, list[tuple[str, str]]]
+"""What the title of a row says, and its facts by name."""
 
 
 class Words(NamedTuple):
@@ -163,21 +166,14 @@ def wrong_pairs(evaluation: Evaluation, split: str) -> list[Part]:
     total = f"{counted(len(evaluation), 'pair')} of the {split} split"
     if not wrong:
         return [Paragraph(f"The chosen answer is preferred in each of the {total}.")]
-    passages = [
-        Passage(
-            f"row {evaluation.keys[index]}, margin {margins_N[index]:.3g}",
-            (),
-            before=prompt_of(evaluation, index),
-            facts=[
-                ("Chosen", text_of(column.references[index])),
-                ("Rejected", text_of((column.of_rows[index] or {}).get("rejected"))),
-                numbers_of_pair(pairs, index),
-            ],
-        )
-        for index in wrong[:MAX_ROWS]
-    ]
-    caption = f"Wrong pairs, whose rejected answer is preferred: {len(wrong):,} of the {total}{worst_of(wrong)}"
-    return [Passages(caption, passages, unfolded=UNFOLDED)]
+
+    def describe(index: int) -> Description:
+        rejected = (column.of_rows[index] or {}).get("rejected")
+        answers = [("Chosen", text_of(column.references[index])), ("Rejected", text_of(rejected))]
+        return f"margin {margins_N[index]:.3g}", [*answers, numbers_of_pair(pairs, index)]
+
+    caption = f"Wrong pairs, whose rejected answer is preferred: {len(wrong):,} of the {total}"
+    return [passages_of(evaluation, wrong, describe, caption=caption)]
 
 
 def numbers_of_pair(pairs: PairRows, index: int) -> tuple[str, str]:
@@ -204,25 +200,31 @@ def wrong_labelled(evaluation: Evaluation, split: str) -> list[Part]:
     total = f"{counted(len(evaluation), 'answer')} of the {split} split"
     if not wrong:
         return [Paragraph(f"No good answer is less likely, and no bad one more likely, of the {total}.")]
-    passages = [
-        Passage(
-            f"row {evaluation.keys[index]}, {'good' if labelled.is_good_N[index] else 'bad'}, reward "
-            f"{labelled.rewards_N[index]:.3g}",
-            (),
-            before=prompt_of(evaluation, index),
-            facts=[
-                ("Answer", text_of(column.references[index])),
-                ("Log-probability", f"{labelled.log_probs_N[index]:.4g}"),
-            ],
-        )
-        for index in wrong[:MAX_ROWS]
-    ]
-    caption = (
-        f"Good answers that are less likely than before training, and bad ones that are more likely: {len(wrong):,}"
-    )
-    return [Passages(f"{caption} of the {total}{worst_of(wrong)}", passages, unfolded=UNFOLDED)]
+
+    def describe(index: int) -> Description:
+        answer = ("Answer", text_of(column.references[index]))
+        title = f"{'good' if labelled.is_good_N[index] else 'bad'}, reward {labelled.rewards_N[index]:.3g}"
+        return title, [answer, ("Log-probability", f"{labelled.log_probs_N[index]:.4g}")]
+
+    caption = "Good answers that are less likely than before training, and bad ones that are more likely"
+    return [passages_of(evaluation, wrong, describe, caption=f"{caption}: {len(wrong):,} of the {total}")]
 
 
-def worst_of(wrong: Sequence[int]) -> str:
-    """Return how many wrong rows are shown, if not all are."""
-    return f"; the {MAX_ROWS} worst" if len(wrong) > MAX_ROWS else ""
+def passages_of(
+    evaluation: Evaluation, wrong: Sequence[int], describe: Callable[[int], Description], *, caption: str
+) -> Passages:
+    """Return the worst of the wrong rows, each with its prompt.
+
+    Args:
+        evaluation: The results of rows.
+        wrong: Indices of the wrong rows, the worst first.
+        describe: Returns what the title of a row says after its key, and its facts.
+        caption: Caption of all of them.
+    """
+    passages = []
+    for index in wrong[:MAX_ROWS]:
+        title, facts = describe(index)
+        title = f"row {evaluation.keys[index]}, {title}"
+        passages.append(Passage(title, (), before=prompt_of(evaluation, index), facts=facts))
+    limit = f"; the {MAX_ROWS} worst" if len(wrong) > MAX_ROWS else ""
+    return Passages(caption + limit, passages, unfolded=UNFOLDED)

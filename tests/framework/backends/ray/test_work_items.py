@@ -1,14 +1,28 @@
 """Tests of work items: each requested row is handed out once, together with rows that share its result."""
 
+import pickle
+
 import numpy as np
 
 from partita.backends.ray.work_items import BatchWorkPlan, RowWorkPlan
 from partita.generation.requests import RowResult
 from partita.generation.scheduler import RowRequests
+from partita.generation.static_batches import plan_samples
 from partita.lm.base import PADDED
 
 LENGTHS = np.array([3, 5, 0, 5, 2, 4])
 """Row 2 is not requested."""
+
+
+def sampled(samples: int) -> RowRequests:
+    """Return the rows with several samples each."""
+    return RowRequests(
+        np.repeat(LENGTHS, samples),
+        np.full(len(LENGTHS) * samples, 7),
+        fetch=lambda rows: [[row // samples] * int(LENGTHS[row // samples]) for row in rows],
+        key=lambda row: bytes([row]),
+        samples=samples,
+    )
 
 
 def work(*, equal: tuple[int, int] | None = None) -> RowRequests:
@@ -77,3 +91,35 @@ def test_finished_batches_are_skipped_and_the_others_keep_their_positions() -> N
     plan = BatchWorkPlan(work(), all_but(1, 3), batch_size=2, way=PADDED)
 
     assert [work_item.index for work_item in plan.work_items(range(plan.total))] == [1, 2]
+
+
+def test_the_samples_of_a_row_are_one_item_and_their_prompt_is_sent_once() -> None:
+    plan = RowWorkPlan(sampled(3), np.repeat(all_but(0), 3))
+
+    work_items = plan.work_items(range(plan.total))
+
+    assert [work_item.rows for work_item in work_items] == [(3, 4, 5), (9, 10, 11), (15, 16, 17), (12, 13, 14)]
+    assert work_items[1].keys == (b"\x09", b"\x0a", b"\x0b")
+    assert (work_items[1].new_tokens, work_items[1].wanted) == ((7, 7, 7), (True, True, True))
+    assert work_items[1].prompts == ([3] * 5,) * 3
+    sent = pickle.loads(pickle.dumps(work_items[1]))
+    assert sent.prompts[0] is sent.prompts[1] is sent.prompts[2]
+
+
+def test_an_item_is_answered_with_its_last_sample_and_only_missing_ones_are_assigned_again() -> None:
+    plan = RowWorkPlan(sampled(3), np.repeat(all_but(), 3))
+    plan.work_items(range(plan.total))
+
+    assert plan.answered(RowResult(4, None)) == (None, [RowResult(4, None)])
+    [again] = plan.work_items([0])
+    assert (again.rows, again.keys, again.prompts) == ((3, 5), (b"\x03", b"\x05"), ([1] * 5,) * 2)
+    assert plan.answered(RowResult(5, None))[0] is None
+    assert plan.answered(RowResult(3, None))[0] == 0
+
+
+def test_batches_of_samples_are_those_of_one_process() -> None:
+    requests = sampled(3)
+    plan = BatchWorkPlan(requests, np.repeat(all_but(), 3), batch_size=7, way=PADDED)
+
+    expected = [rows for group in plan_samples(requests.lengths, 3, batch_size=7) for rows in group]
+    assert [item.rows for item in plan.work_items(range(plan.total))] == [tuple(rows) for rows in expected]

@@ -260,6 +260,17 @@ class TestWithoutInputs:
             "column rejected: nothing of the answer is left after the common beginning"
         )
 
+    @pytest.mark.parametrize(("trainer", "prompt"), [("preference", ["one", "two"]), ("reward", ["one"])])
+    def test_a_score_is_not_read_in_the_prompt_if_the_end_token_is_the_pad_token(
+        self, trainer: str, prompt: list[str]
+    ) -> None:
+        tokenizer = word_tokenizer()
+        config = config_of(inputs=[], trainer={"type": trainer})
+        example = pair_of(config, {"chosen": "one two", "rejected": "one two three"}, tokenizer)
+
+        assert tokenizer.convert_ids_to_tokens(example.input_ids[: example.spans[0][0]]) == prompt
+        assert [tokenizer.decode(ids) for ids in branches(example)] == ["one two </s>", "one two three </s>"]
+
     def test_a_beginning_token_alone_is_no_prompt(self) -> None:
         tokenizer = byte_tokenizer()
         tokenizer.bos_token = "</s>"

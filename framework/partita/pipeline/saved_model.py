@@ -1,8 +1,7 @@
-"""Metadata of a saved model, and the upload to the Hub."""
+"""Metadata of a saved model."""
 
 import json
-import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ from partita_schema.config import Config
 from partita_schema.records import FORMAT_VERSION
 
 
-def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | None) -> None:
+def write_card(
+    folder: Path, *, config: Config, labels: Labels, origin: Path | None, notes: Mapping[str, Any] | None = None
+) -> None:
     """Write partita.json, the description of a saved model.
 
     Args:
@@ -22,6 +23,7 @@ def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | N
         config: The configuration.
         labels: Labels by output.
         origin: Folder that relative paths of the file are resolved against; None for the saved folder.
+        notes: Further keys, from the manifest of the run.
     """
     card = {
         "format_version": FORMAT_VERSION,
@@ -29,17 +31,6 @@ def write_card(folder: Path, *, config: Config, labels: Labels, origin: Path | N
         "config": config.model_dump(mode="json", exclude_unset=True),
         "folder": str(origin.resolve()) if origin is not None else ".",
         "labels": {name: list(values) for name, values in labels.items()},
+        **(notes or {}),
     }
     write_atomically(folder / MANIFESTS[1], json.dumps(sealed(card), indent=2) + "\n")
-
-
-def upload(name: str, *, private: bool, write: Callable[[Path], Any]) -> str:
-    """Upload what `write` writes into a folder to a Hub repository, created if missing, and return its URL."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    repository = api.create_repo(name, private=private, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder))
-        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload from partita")
-    return str(repository)

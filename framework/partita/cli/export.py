@@ -1,0 +1,100 @@
+"""`partita export`, and `partita merge` as its short form for plain models."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from partita.cli.options import AnswerOverrides, AsJson, FilesOrRun, LogJson, Quiet, TrustRemoteCode, open_model
+
+if TYPE_CHECKING:
+    from partita.export.report import ExportReport
+
+To = Literal["merged", "gguf", "ollama", "onnx"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+GgufType = Literal["f32", "f16", "bf16", "q8_0"]
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write; new or empty.", show_default=False)]
+DtypeOption = Annotated[
+    Dtype, typer.Option("--dtype", help="Type of the weights of merged; auto: the type that the model computes in.")
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset",
+        help="Rows whose prompts are answered to compare. Default: the file's test or validation rows.",
+        show_default=False,
+    ),
+]
+MinAgreement = Annotated[
+    float,
+    typer.Option(
+        "--min-agreement",
+        min=0,
+        max=1,
+        help="Fail if a smaller share of the tokens (for a head: of the rows) equals those of the model.",
+    ),
+]
+
+
+def export(
+    sources: FilesOrRun,
+    to: Annotated[To, typer.Option("--to", help="The format.", show_default=False)],
+    output: Output,
+    dtype: DtypeOption = "auto",
+    quantize: Annotated[GgufType, typer.Option("--quantize", help="Type of the weights of gguf and ollama.")] = "f16",
+    llama_cpp: Annotated[
+        Path | None,
+        typer.Option(
+            "--llama-cpp",
+            envvar="PARTITA_LLAMA_CPP",
+            help="A checkout of llama.cpp, for gguf and ollama.",
+            show_default=False,
+        ),
+    ] = None,
+    dataset: Dataset = None,
+    min_agreement: MinAgreement = 0.9,
+    trust_remote_code: TrustRemoteCode = False,
+    overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    log_json: LogJson = False,
+) -> None:
+    """Write a model for other programs, and compare its answers."""
+    model = open_model(sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    report = model.export(
+        to,
+        output,
+        dtype=dtype,
+        gguf_type=quantize,
+        dataset=dataset,
+        min_agreement=min_agreement,
+        llama_cpp=llama_cpp,
+    )
+    print_report(report, as_json=as_json)
+
+
+def merge(
+    sources: FilesOrRun,
+    output: Output,
+    dtype: DtypeOption = "auto",
+    dataset: Dataset = None,
+    min_agreement: MinAgreement = 0.9,
+    trust_remote_code: TrustRemoteCode = False,
+    overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    log_json: LogJson = False,
+) -> None:
+    """Merge the adapter of a run: export --to merged."""
+    model = open_model(sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    report = model.export("merged", output, dtype=dtype, dataset=dataset, min_agreement=min_agreement)
+    print_report(report, as_json=as_json)
+
+
+def print_report(report: "ExportReport", *, as_json: bool) -> None:
+    """Print the report of an export as lines, or as JSON."""
+    from partita.runs.files import strict_json
+
+    content: dict[str, Any] = report.content()
+    print(strict_json(content, indent=2) if as_json else "\n".join(report.lines()))

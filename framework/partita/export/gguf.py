@@ -1,0 +1,87 @@
+"""The format gguf: a file for llama.cpp, written by its converter and asked with its server."""
+
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from partita.export.answers import ends_of_run
+from partita.export.base import ExportAnswers, Exporter
+from partita.export.llama_cpp import NOT_COMPARED, convert, find_checkout, has_binding, server_answers, serving
+from partita.export.merged import write_merged
+from partita.export.options import ExportOptions
+from partita.export.prompts import CheckPrompts
+from partita.export.templates import same_rendering
+from partita.lm.encoder_decoder import EncoderDecoderModel
+from partita.lm.huggingface import HuggingFaceModel
+from partita_schema.errors import ModelError
+
+VOCABULARY = "tokenizer.model"
+"""File of a SentencePiece vocabulary."""
+MORE_CONTEXT = 8
+"""Tokens of context beyond the longest prompt and its answer."""
+
+
+class GgufExporter(Exporter):
+    """Writes a GGUF file with the converter of llama.cpp."""
+
+    @classmethod
+    def check_options(cls, options: ExportOptions) -> None:
+        """Raise PartitaError without a checkout of llama.cpp."""
+        find_checkout(options.llama_cpp)
+
+    @property
+    def dtype(self) -> str:
+        return self.options.gguf_type
+
+    @property
+    def path(self) -> Path:
+        """The GGUF file."""
+        return self.folder / f"model-{self.options.gguf_type}.gguf"
+
+    def write(self) -> None:
+        """Write a merged model in float32 next to the file, convert it, and remove it."""
+        checkout = find_checkout(self.options.llama_cpp)
+        pipeline = self.pipeline
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".merged-") as folder:
+            merged = Path(folder)
+            write_merged(self.lm, merged, dtype=torch.float32, config=pipeline.config, labels=pipeline.labels)
+            self.copy_vocabulary(merged)
+            convert(checkout, merged, "--outfile", self.path, "--outtype", self.options.gguf_type)
+
+    def copy_vocabulary(self, merged: Path) -> None:
+        """Copy the SentencePiece vocabulary of the base model, whose scores decide how llama.cpp cuts words."""
+        source = None if self.lm.source is None else Path(self.lm.source) / VOCABULARY
+        if source is not None and source.is_file():
+            shutil.copy(source, merged)
+        elif self.lm.source is not None and not Path(self.lm.source).is_dir():
+            from huggingface_hub import hf_hub_download
+            from huggingface_hub.errors import HfHubHTTPError
+
+            with suppress(HfHubHTTPError, OSError):  # most models have none
+                revision = self.pipeline.config.model_parameters.revision
+                hf_hub_download(self.lm.source, VOCABULARY, revision=revision, local_dir=merged)
+
+    def check_model(self) -> None:
+        """Raise ModelError unless the model is a decoder that writes text."""
+        super().check_model()
+        if not isinstance(self.lm, HuggingFaceModel):
+            raise ModelError("a GGUF file has no place for the head of the model; export it with --to onnx or merged")
+        if isinstance(self.lm, EncoderDecoderModel):
+            raise ModelError("llama.cpp answers with decoders, and the model is an encoder-decoder; use --to merged")
+
+    def ask(self, prompts: CheckPrompts) -> ExportAnswers | None:
+        """Load the file with the binding of llama.cpp, and ask it; None without the binding."""
+        if not has_binding():
+            self.notes.append(NOT_COMPARED)
+            return None
+        assert isinstance(self.lm, HuggingFaceModel)
+        longest = max(len(request.input_ids) + request.max_new_tokens for request in prompts.requests)
+        with serving(self.path, context_length=longest + MORE_CONTEXT) as server:
+            return ExportAnswers(
+                server_answers(server, prompts, ends=ends_of_run(self.lm)),
+                template_equal=same_rendering(self.lm.tokenizer, server.render),
+                prompts_equal=self.count_equal_prompts(prompts, server.tokens),
+            )

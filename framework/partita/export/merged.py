@@ -1,0 +1,142 @@
+"""The format merged: a plain model of transformers, without adapter and quantization, in a chosen dtype."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from partita.export.answers import ROWS, Answers, batches, ends_of_run, head_outputs, plain_answers
+from partita.export.base import AnyModel, ExportAnswers, Exporter
+from partita.export.prompts import CheckPrompts
+from partita.export.templates import render, same_rendering
+from partita.lm.adapters.merging import plain_model
+from partita.lm.head_model import HeadModel
+from partita.lm.huggingface import HuggingFaceModel
+from partita.lm.kinds import class_of_kind, model_kind
+from partita.lm.loading import quiet_progress
+from partita.lm.precision import quantized_layers
+from partita.pipeline.build import Labels
+from partita.pipeline.saved_model import write_card
+from partita_schema.config import Config
+from partita_schema.errors import ModelError
+from partita_trainers.file_sums import summed
+
+COPIED = "the model has no adapter and no quantization: the export is a copy in the chosen dtype"
+
+
+class MergedExporter(Exporter):
+    """Writes a plain model of transformers, and loads it with transformers."""
+
+    @property
+    def dtype(self) -> str:
+        return str(dtype_of(self.lm, self.options.dtype))[len("torch.") :]
+
+    def write(self) -> None:
+        pipeline = self.pipeline
+        dtype = dtype_of(self.lm, self.options.dtype)
+        write_merged(self.lm, self.folder, dtype=dtype, config=pipeline.config, labels=pipeline.labels)
+        if self.lm.adapted is None and not quantized_layers(self.lm.module):
+            self.notes.append(COPIED)
+
+    def ask(self, prompts: CheckPrompts) -> ExportAnswers | None:
+        from transformers import AutoTokenizer
+
+        exported = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self.lm.config.trust_remote_code)
+        return ExportAnswers(
+            merged_answers(self.lm, self.folder, prompts),
+            template_equal=same_rendering(self.lm.tokenizer, lambda messages: render(exported, messages)),
+            prompts_equal=self.count_equal_prompts(
+                prompts, lambda text: exported(text, add_special_tokens=False)["input_ids"]
+            ),
+        )
+
+
+def write_merged(lm: AnyModel, folder: Path, *, dtype: torch.dtype, config: Config, labels: Labels) -> None:
+    """Write the model with its adapter merged into dequantized weights, and its tokenizer.
+
+    Args:
+        lm: The model.
+        folder: Folder to write.
+        dtype: Type of the weights.
+        config: The configuration, for partita.json.
+        labels: Labels by output.
+
+    Raises:
+        ModelError: The weights do not fit in the dtype.
+    """
+    model = plain_model(lm.base)
+    model.to(dtype)
+    check_finite(model, dtype=dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    with quiet_progress(), summed(folder):
+        if isinstance(lm, HuggingFaceModel):
+            model.generation_config = exported_generation(lm)
+        model.save_pretrained(str(folder))
+        if lm.head is not None:
+            lm.head.write_files(folder, model=model, max_length=lm.context_length)
+        lm.tokenizer.save_pretrained(folder)
+    write_card(folder, config=config, labels=labels, origin=None)
+
+
+def check_finite(model: Any, *, dtype: torch.dtype) -> None:
+    """Raise ModelError if a weight does not fit in the dtype."""
+    for name, weight in model.named_parameters():
+        if not bool(torch.isfinite(weight).all()):
+            advice = "write --dtype bfloat16 or float32" if dtype == torch.float16 else "train again"
+            raise ModelError(f"{name} has values that are not finite numbers in {str(dtype)[6:]}; {advice}")
+
+
+def exported_generation(lm: HuggingFaceModel) -> Any:
+    """Return the generation config of the checkpoint, with all tokens that end an answer of the run."""
+    from transformers import GenerationConfig
+
+    from partita.lm.encoder_decoder import EncoderDecoderModel
+
+    # With this mark, transformers may replace the settings by those of the model's config.
+    own = {key: value for key, value in lm.own_settings.to_dict().items() if key != "_from_model_config"}
+    settings = GenerationConfig.from_dict(own)
+    ends = ends_of_run(lm)
+    settings.eos_token_id = ends[0] if len(ends) == 1 else ends or None
+    settings.pad_token_id = lm.tokenizer.pad_token_id
+    if isinstance(lm, EncoderDecoderModel):
+        settings.decoder_start_token_id = lm.start_token_id
+    return settings
+
+
+def dtype_of(lm: AnyModel, wanted: str) -> torch.dtype:
+    """Return the dtype of the weights: the wanted one, or with auto the one that the model computes in."""
+    dtype: torch.dtype = lm.base.dtype if wanted == "auto" else getattr(torch, wanted)
+    return dtype
+
+
+def merged_answers(lm: AnyModel, folder: Path, prompts: CheckPrompts) -> Answers:
+    """Load the exported folder with transformers, and return what it answers.
+
+    Args:
+        lm: The model of the run, which prepares the inputs.
+        folder: The exported folder.
+        prompts: The prompts.
+    """
+    model = load_merged(lm, folder).to(lm.device)
+    if isinstance(lm, HeadModel):
+        outputs = [row for part in batches(prompts, ROWS) for row in head_outputs(lm, part, model)]
+        return Answers(outputs=tuple(outputs))
+    ends = model.generation_config.eos_token_id
+    return plain_answers(lm, model, prompts, ends=[ends] if isinstance(ends, int) else ends or ())
+
+
+def load_merged(lm: AnyModel, folder: Path) -> Any:
+    """Return the model in an exported folder as transformers loads it, on the CPU.
+
+    Args:
+        lm: The model that was exported.
+        folder: The exported folder.
+    """
+    import transformers
+
+    if isinstance(lm, HeadModel):
+        auto_class: Any = getattr(transformers, lm.own_head.auto_class)
+    else:
+        auto_class = class_of_kind(model_kind(lm.base.config, source=str(folder)))
+    with quiet_progress():
+        return auto_class.from_pretrained(folder, dtype="auto", trust_remote_code=lm.config.trust_remote_code).eval()

@@ -1,0 +1,113 @@
+"""The format ollama: a GGUF file, and a Modelfile with template, stop texts, context length and system prompt."""
+
+from functools import cached_property
+
+from partita.export.answers import ends_of_run
+from partita.export.gguf import GgufExporter
+from partita.export.go_template import MessageTexts, find_message_texts
+from partita.lm.huggingface import HuggingFaceModel
+
+MARK = "\N{BLACK SQUARE}row\N{BLACK SQUARE}"
+"""Stands for the input of a row while its prompt is taken apart."""
+PAGE = """# {name}
+
+A model for ollama, exported by partita. Create it in this folder, and ask it:
+
+    ollama create {name} -f Modelfile
+    ollama run {name}
+
+{prompt}
+
+`export.json` says how the answers of the GGUF file were compared with those of the model. ollama itself was not run.
+"""
+CHAT = "The Modelfile has the chat template of the model as TEMPLATE."
+NO_TEMPLATE = (
+    "The chat template does not write messages one after another, so the Modelfile has no TEMPLATE. ollama chooses one "
+    "from the GGUF file: compare what `ollama show --template` prints with the chat template."
+)
+ROW = "The Modelfile writes the prompt of the training around your text, the input `{name}` of a row."
+PLAIN = "The Modelfile passes your prompt unchanged. Write it as in training, such as:\n\n{example}"
+
+
+class OllamaExporter(GgufExporter):
+    """Writes a GGUF file and a Modelfile. Only the GGUF file is asked."""
+
+    def write(self) -> None:
+        """Write the GGUF file, the Modelfile, and a page on how to use them."""
+        super().write()
+        (self.folder / "Modelfile").write_text(self.modelfile(), encoding="utf8")
+        page = PAGE.format(name=self.folder.name, prompt=self.about_prompts())
+        (self.folder / "README.md").write_text(page, encoding="utf8")
+        self.notes.append(f"create it with `ollama create {self.folder.name} -f Modelfile`; ollama itself was not run")
+        if self.uses_chat and self.messages is None:
+            self.notes.append(NO_TEMPLATE)
+
+    @property
+    def uses_chat(self) -> bool:
+        """Whether prompts are rendered by the chat template of the model."""
+        return self.pipeline.encoder.formatter.chat
+
+    @cached_property
+    def messages(self) -> MessageTexts | None:
+        """The texts that the chat template writes around messages; None if it does not write them in this form."""
+        return find_message_texts(self.lm.tokenizer)
+
+    @cached_property
+    def row_prompt(self) -> tuple[str, str] | None:
+        """The texts before and after the only input of a row; None if rows have several, or a dialogue."""
+        inputs = self.pipeline.config.input_features
+        if len(inputs) != 1 or inputs[0].type != "text":
+            return None
+        prompt = self.pipeline.encoder.encode_prompt({inputs[0].name: MARK}, key="example")
+        before, found, after = prompt.text.partition(MARK)
+        return (before, after) if found and MARK not in after else None
+
+    def template(self) -> str | None:
+        """Return the template of ollama; None to leave it to ollama."""
+        if self.uses_chat:
+            if self.messages is None:
+                return None
+            tokenizer = self.lm.tokenizer
+            adds_bos = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+            return self.messages.go(with_beginning=not adds_bos)
+        before, after = self.row_prompt or ("", "")
+        return f"{before}{{{{ .Prompt }}}}{after}"
+
+    def modelfile(self) -> str:
+        """Return the Modelfile."""
+        assert isinstance(self.lm, HuggingFaceModel)
+        generation, prompt = self.pipeline.generation, self.pipeline.config.prompt
+        lines = [f"FROM ./{self.path.name}"]
+        template = self.template()
+        lines += [f"TEMPLATE {quoted(template)}"] if template is not None else []
+        system = prompt.system if self.uses_chat else None
+        if system is None and self.uses_chat and self.messages is not None:
+            system = self.messages.default_system
+        lines += [f"SYSTEM {quoted(system)}"] if system else []
+        texts = [self.lm.tokenizer.decode([token]) for token in ends_of_run(self.lm)]
+        lines += [f"PARAMETER stop {quoted(text)}" for text in dict.fromkeys([*texts, *generation.stop])]
+        lines += [f"PARAMETER num_ctx {self.lm.context_length}"] if self.lm.context_length else []
+        lines.append(f"PARAMETER num_predict {self.pipeline.max_new_tokens}")
+        if not generation.samples:
+            lines.append("PARAMETER temperature 0")
+        else:
+            values = {key: generation.arguments.get(key) for key in ("temperature", "top_k", "top_p", "min_p")}
+            lines += [f"PARAMETER {key} {value}" for key, value in values.items() if value is not None]
+        penalty = generation.arguments.get("repetition_penalty")
+        lines.append(f"PARAMETER repeat_penalty {penalty or 1.0}")
+        return "\n".join(lines) + "\n"
+
+    def about_prompts(self) -> str:
+        """Return what to write as a prompt."""
+        if self.uses_chat:
+            return CHAT if self.messages is not None else NO_TEMPLATE
+        if self.row_prompt is not None:
+            return ROW.format(name=self.pipeline.config.input_features[0].name)
+        inputs = {feature.name: f"({feature.name})" for feature in self.pipeline.config.input_features}
+        text = self.pipeline.encoder.encode_prompt(inputs, key="example").text if inputs else "Once upon a time"
+        return PLAIN.format(example="\n".join(f"    {line}" for line in text.splitlines()))
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotes, as a Modelfile has it."""
+    return f'"""{text}"""' if "\n" in text or '"' in text else f'"{text}"'

@@ -1,0 +1,127 @@
+"""Tests of the command: a server in another process, its clients, and its end."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+
+from partita.serving.server import TOKEN, bound, is_loopback, token_for
+from partita_schema.errors import DataError, PartitaError
+
+from .conftest import CONFIG
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("command")
+    (folder / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n', encoding="utf8")
+    (folder / "small.yaml").write_text(yaml.safe_dump(CONFIG | {"data": {"source": "rows.jsonl"}}), encoding="utf8")
+    return folder / "small.yaml"
+
+
+@contextmanager
+def command(file: Path, *options: str, **environment: str) -> Iterator[tuple[Any, str, list[str]]]:
+    """Start a server; yield its process, its address and the lines that it has printed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "partita", "serve", str(file), "--port", "0", "--batch-size", "2", *options],
+        env=ENVIRONMENT | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=file.parent,
+    )
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().strip()]
+        assert " is served at http://" in lines[0], process.communicate(timeout=30)
+        if "0.0.0.0" in options and not environment:
+            lines.append(process.stdout.readline().strip())
+        yield process, lines[0].rpartition(" ")[2].replace("0.0.0.0", "127.0.0.1"), lines
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_after_what_it_accepted(file: Path, number: int) -> None:
+    body = {"prompt": "a", "max_tokens": 300, "temperature": 0}
+    with command(file, "--quiet") as (process, url, lines), ThreadPoolExecutor(4) as pool:
+        assert lines[0].startswith("small is served at http://127.0.0.1:")
+        asked = [pool.submit(httpx2.post, f"{url}/v1/completions", json=body, timeout=60) for _ in range(3)]
+        while float(httpx2.get(f"{url}/metrics").text.partition("\npartita_requests_total ")[2].split()[0]) < 3:
+            pass
+        process.send_signal(number)
+        assert [future.result().status_code for future in asked] == [200] * 3
+        assert process.wait(30) == 0
+        _, errors = process.communicate(timeout=30)
+        assert errors == ""
+
+
+@pytest.mark.long
+def test_another_address_than_loopback_needs_a_token(file: Path) -> None:
+    with command(file, "--quiet", "--host", "0.0.0.0") as (_process, url, lines):
+        token = lines[1].removeprefix("token: ")
+        assert len(token) > 30
+        assert httpx2.get(f"{url}/v1/models").status_code == 401
+        assert httpx2.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+
+
+@pytest.mark.long
+def test_a_client_of_smolagents_chats_and_calls_tools(model: Any, tmp_path: Path) -> None:
+    from smolagents import OpenAIServerModel, tool
+
+    @tool
+    def weather() -> str:
+        """Return the weather."""
+        return "rain"
+
+    saved = model.save(tmp_path / "saved")
+    with command(saved, "--quiet", "--name", "small") as (_, url, _lines):
+        client = OpenAIServerModel("small", api_base=f"{url}/v1", api_key="none", max_tokens=60, temperature=0)
+        asked = [{"role": "user", "content": [{"type": "text", "text": "one red ball"}]}]
+        reply = client.generate(asked)
+        assert reply.content
+        assert reply.token_usage.output_tokens > 0
+        called = client.generate(asked, tools_to_call_from=[weather], max_tokens=200)
+        [call] = called.tool_calls
+        assert call.function.name == "weather"
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.9.9.9", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_addresses_that_only_this_machine_reaches(host: str, own: bool) -> None:
+    assert is_loopback(host) == own
+
+
+def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    assert token_for("127.0.0.1", wanted=False) is None
+    assert token_for("127.0.0.1", wanted=True) != token_for("0.0.0.0", wanted=False)
+    monkeypatch.setenv(TOKEN, "sixteen-letters!")
+    assert token_for("127.0.0.1", wanted=False) == "sixteen-letters!"
+    for wrong in ("short", "a token with spaces", "sixteen-létters!"):
+        monkeypatch.setenv(TOKEN, wrong)
+        with pytest.raises(PartitaError, match="PARTITA_TOKEN must have at least 16 letters"):
+            token_for("127.0.0.1", wanted=False)
+
+
+def test_an_address_that_is_taken() -> None:
+    with bound("127.0.0.1", 0) as sock:
+        sock.listen()
+        port = sock.getsockname()[1]
+        with pytest.raises(DataError, match=f"cannot listen on 127.0.0.1 port {port}: .*; write another --host or"):
+            bound("127.0.0.1", port)

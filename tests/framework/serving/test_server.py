@@ -1,0 +1,494 @@
+"""Tests of the server with the clients that people use: the openai package, and plain HTTP."""
+
+import base64
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai import OpenAI
+
+from partita import Model
+from partita.serving.guard import ServerLimits
+
+from .conftest import QUESTIONS, RunningServer, make_model, running, wait_for
+
+USER = [{"role": "user", "content": "one red ball"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Weather of a town",
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"enum": ["Oslo", "Rome"]}},
+            "required": ["town"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as opened:
+        yield opened
+
+
+def post(server: RunningServer, path: str, body: Any, **options: Any) -> httpx2.Response:
+    return httpx2.post(server.url + path, json=body, timeout=30, **options)
+
+
+def error_of(response: httpx2.Response) -> str:
+    """Return the message of an error in the form of the OpenAI API."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return str(body["error"]["message"])
+
+
+def test_models(client: OpenAI) -> None:
+    [model] = client.models.list().data
+    assert model.id == "small"
+    assert client.models.retrieve("small").id == "small"
+    with pytest.raises(openai.NotFoundError, match="no model is named 'other'; this server has 'small'"):
+        client.models.retrieve("other")
+
+
+def test_completions_equal_those_of_the_model(client: OpenAI, model: Model) -> None:
+    wanted = model.generate(QUESTIONS, max_new_tokens=9)
+    found = client.completions.create(model="small", prompt=QUESTIONS, max_tokens=9, temperature=0)
+    assert [choice.text for choice in found.choices] == wanted
+    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 36
+    assert found.usage.prompt_tokens == sum(len(question) for question in QUESTIONS)
+    assert {choice.finish_reason for choice in found.choices} == {"length"}
+
+
+def test_a_streamed_completion_adds_up(client: OpenAI, model: Model) -> None:
+    [wanted] = model.generate([QUESTIONS[0]], max_new_tokens=9)
+    parts = list(
+        client.completions.create(
+            model="small",
+            prompt=QUESTIONS[0],
+            max_tokens=9,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *answer, usage = parts
+    assert "".join(part.choices[0].text for part in answer) == wanted
+    assert [part.choices[0].finish_reason for part in answer] == [None] * (len(answer) - 1) + ["length"]
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert usage.usage.completion_tokens == 9
+    assert all(part.usage is None for part in answer)
+    assert len({part.id for part in parts}) == 1
+
+
+def test_the_lines_of_a_stream(server: RunningServer) -> None:
+    body = {"messages": USER, "max_tokens": 3, "temperature": 0, "stream": True}
+    response = post(server, "/v1/chat/completions", body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line[6:]) for line in lines[:-1]]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert chunks[-1]["choices"][0]["delta"] == {}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_a_chat_is_the_template_and_a_completion(client: OpenAI, model: Model) -> None:
+    [wanted] = model.generate(["<|user|>one red ball\n<|assistant|>"], max_new_tokens=8)
+    found = client.chat.completions.create(model="small", messages=USER, max_completion_tokens=8, temperature=0)  # type: ignore[arg-type]
+    assert found.choices[0].message.content == wanted
+    assert found.choices[0].message.role == "assistant"
+    streamed = client.chat.completions.create(model="small", messages=USER, max_tokens=8, temperature=0, stream=True)  # type: ignore[arg-type]
+    assert "".join(part.choices[0].delta.content or "" for part in streamed) == wanted
+
+
+def test_log_probabilities_of_a_chat(client: OpenAI) -> None:
+    found = client.chat.completions.create(
+        model="small",
+        messages=USER,  # type: ignore[arg-type]
+        max_tokens=5,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    logprobs = found.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) == 5
+    for one in logprobs.content:
+        assert len(one.top_logprobs) == 3
+        assert one.top_logprobs[0].logprob == one.logprob, "greedy decoding takes the most probable token"
+        assert one.bytes == list(one.token.encode())
+    parts = client.chat.completions.create(
+        model="small",
+        messages=USER,  # type: ignore[arg-type]
+        max_tokens=5,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
+        stream=True,
+    )
+    sent = [one for part in parts for one in (part.choices[0].logprobs.content if part.choices[0].logprobs else [])]  # type: ignore[union-attr]
+    assert [one.token for one in sent] == [one.token for one in logprobs.content][: len(sent)]
+
+
+def test_log_probabilities_of_a_completion(client: OpenAI) -> None:
+    found = client.completions.create(model="small", prompt="two", max_tokens=4, temperature=0, logprobs=2)
+    logprobs = found.choices[0].logprobs
+    assert logprobs is not None
+    assert "".join(logprobs.tokens or []) == found.choices[0].text or "\ufffd" in "".join(logprobs.tokens or [])
+    assert all(1 <= len(top) <= 2 for top in logprobs.top_logprobs or []), "two bytes may have the same text"
+    assert (logprobs.text_offset or [])[0] == 0
+
+
+def test_several_choices_and_seeds(client: OpenAI) -> None:
+    def texts(seed: int) -> list[str]:
+        found = client.completions.create(model="small", prompt="two", max_tokens=8, temperature=1.0, n=3, seed=seed)
+        return [choice.text for choice in found.choices]
+
+    first = texts(1)
+    assert len(set(first)) > 1
+    assert texts(1) == first
+    assert texts(2) != first
+
+
+def test_an_answer_of_a_json_schema(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"size": {"type": "integer", "minimum": 1, "maximum": 9}, "kind": {"enum": ["a", "b"]}},
+        "required": ["size", "kind"],
+        "additionalProperties": False,
+    }
+    found = client.chat.completions.create(
+        model="small",
+        messages=USER,  # type: ignore[arg-type]
+        max_tokens=60,
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, "strict": True}},
+    )
+    value = json.loads(found.choices[0].message.content or "")
+    assert set(value) == {"size", "kind"}
+    assert value["kind"] in ("a", "b")
+    assert found.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_required_tool_is_called(client: OpenAI, streams: bool, choice: Any) -> None:
+    asked = {"model": "small", "messages": USER, "tools": [WEATHER], "tool_choice": choice, "max_tokens": 80}
+    made: Any = client.chat.completions
+    if streams:
+        deltas = [part.choices[0] for part in made.create(**asked, temperature=0, stream=True)]
+        [call] = [call for part in deltas for call in part.delta.tool_calls or []]
+        assert not any(part.delta.content for part in deltas)
+        assert deltas[-1].finish_reason == "tool_calls"
+    else:
+        message = made.create(**asked, temperature=0).choices[0]
+        [call] = message.message.tool_calls
+        assert message.message.content is None
+        assert message.finish_reason == "tool_calls"
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments)["town"] in ("Oslo", "Rome")
+    assert call.id.startswith("call_")
+
+
+def test_a_chat_with_tool_results_is_answered(client: OpenAI) -> None:
+    messages: Any = [
+        *USER,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"town": "Oslo"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]
+    found = client.chat.completions.create(model="small", messages=messages, tools=[WEATHER], max_tokens=4)  # type: ignore[list-item]
+    assert found.choices[0].message.content is not None
+
+
+def test_rows_are_predicted_as_by_predict(server: RunningServer, model: Model) -> None:
+    rows = [{"question": question, "id": number} for number, question in enumerate(QUESTIONS)]
+    rows.append({"question": "", "id": 9})
+    response = post(server, "/predict", {"rows": rows})
+    wanted = [dict(row) for row in model.predict(rows)]
+    found = response.json()["predictions"]
+    assert [{key: value for key, value in row.items() if key != "key"} for row in found] == [
+        {key: value for key, value in row.items() if key != "key"} for row in wanted
+    ]
+    assert [row["key"] for row in found] == [f"request:{number}" for number in range(1, 6)]
+    assert found[4]["status"] == "skipped"
+
+
+def test_many_clients_at_once_get_the_answers_of_predict(server: RunningServer, model: Model) -> None:
+    rows = [{"question": f"{question} {number}"} for number in range(6) for question in QUESTIONS]
+    with ThreadPoolExecutor(12) as pool:
+        responses = list(pool.map(lambda row: post(server, "/predict", {"rows": [row]}).json(), rows))
+    found = [response["predictions"][0]["answer"] for response in responses]
+    assert found == model.predict(rows)["answer"]
+
+
+def test_tokenize(server: RunningServer) -> None:
+    text = post(server, "/tokenize", {"prompt": "two"}).json()
+    assert text["count"] == len(text["tokens"]) == 3
+    assert "".join(text["token_strs"]) == "two"
+    chat = post(server, "/tokenize", {"messages": USER}).json()
+    assert "".join(chat["token_strs"]) == "<|user|>one red ball\n<|assistant|>"
+
+
+def test_health_and_metrics(server: RunningServer) -> None:
+    assert httpx2.get(server.url + "/health").json() == {"status": "ok"}
+    post(server, "/v1/completions", {"prompt": "two", "max_tokens": 2})
+    text = httpx2.get(server.url + "/metrics").text
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(lines["partita_generated_tokens_total"]) >= 2
+    assert float(lines["partita_requests_total"]) >= 1
+    assert float(lines["partita_requests_active"]) == 0
+    assert float(lines['partita_http_responses_total{path="/v1/completions",status="200"}']) >= 1
+    assert float(lines["partita_first_token_seconds_count"]) >= 1
+
+
+BAD_BODIES = [
+    ("/v1/completions", {"prompt": ""}, "a prompt is empty; write at least a character"),
+    ("/v1/completions", {"prompt": []}, "there is no prompt"),
+    ("/v1/completions", {"prompt": [3, 99999]}, "99999 is not a token of this model, which has 258"),
+    ("/v1/completions", {"prompt": "a", "max_tkens": 3}, "max_tkens: this server does not read this key; leave it out"),
+    ("/v1/completions", {"prompt": "a", "temperature": -1}, "temperature: Input should be greater than or equal to 0"),
+    (
+        "/v1/completions",
+        {"prompt": "a", "echo": True},
+        "echo is not supported; put the prompt before the answer yourself",
+    ),
+    ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix is not supported; leave it out"),
+    (
+        "/v1/completions",
+        {"prompt": "a", "n": 2, "best_of": 5},
+        "best_of is not supported; write n, and choose among the answers yourself",
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "a", "frequency_penalty": 1},
+        "frequency_penalty is not supported; use repetition_penalty, or write 0",
+    ),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias: 'x' is not the number of a token"),
+    (
+        "/v1/completions",
+        {"prompt": "a", "stream_options": {}},
+        "stream_options are for streams; write stream: true, or leave them out",
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "a" * 600, "max_tokens": 600},
+        (
+            "the prompt has 600 tokens and max_tokens 600, and the context holds 1,024; shorten it, or write a smaller "
+            "max_tokens"
+        ),
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "a" * 1024},
+        "the prompt has 1,024 tokens, and the context holds 1,024; shorten it, or write a smaller max_tokens",
+    ),
+    ("/v1/completions", [1], "Input should be an object"),
+    ("/v1/chat/completions", {"messages": []}, "messages: List should have at least 1 item after validation, not 0"),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "message 1: content is missing"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "cat", "content": "a"}]},
+        "message 1: the role is 'cat'; write one of system, user, assistant, tool",
+    ),
+    ("/v1/chat/completions", {"messages": USER, "top_logprobs": 2}, "top_logprobs needs logprobs: true"),
+    ("/v1/chat/completions", {"messages": USER, "tool_choice": "required"}, "tool_choice needs tools"),
+    (
+        "/v1/chat/completions",
+        {"messages": USER, "tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        "tool_choice: no tool is named x",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": USER, "tools": [WEATHER], "response_format": {"type": "json_object"}},
+        "response_format and tools exclude each other",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": USER, "response_format": {"type": "json_schema"}},
+        "response_format: json_schema is for the type json_schema, which needs one",
+    ),
+    ("/predict", {"rows": []}, "rows: List should have at least 1 item after validation, not 0"),
+    ("/predict", {"rows": [{"question": "a"}], "keys": []}, "there are 1 rows and 0 keys; name each row, or none"),
+    ("/predict", {"rows": [{"x": 1}]}, "request has no column 'question', which input question needs"),
+    ("/tokenize", {}, "write prompt or messages"),
+    ("/v1/embeddings", {"input": "a"}, "the model computes no embeddings of one text; send rows to /predict"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "reason"), BAD_BODIES)
+def test_what_is_wrong_with_a_body(server: RunningServer, path: str, body: Any, reason: str) -> None:
+    response = post(server, path, body)
+    assert response.status_code == 400
+    assert reason in error_of(response)
+
+
+def test_paths_and_methods_that_do_not_exist(server: RunningServer) -> None:
+    missing = httpx2.get(server.url + "/v2/x")
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+    assert "there is nothing at /v2/x" in error_of(missing)
+    wrong = httpx2.get(server.url + "/predict")
+    assert wrong.status_code == 405
+    assert error_of(wrong) == "GET is not for /predict"
+    broken = httpx2.post(server.url + "/predict", content=b'{"rows": [')
+    assert broken.status_code == 400
+    assert "Invalid JSON" in error_of(broken)
+
+
+def test_the_token_is_demanded_everywhere_but_for_the_health(model: Model) -> None:
+    token = "a-token-of-this-test"
+    with running(model, token=token) as server:
+        assert httpx2.get(server.url + "/health").status_code == 200
+        for path in ("/v1/models", "/metrics", "/nothing"):
+            refused = httpx2.get(server.url + path)
+            assert refused.status_code == 401
+            assert error_of(refused) == "send the header Authorization: Bearer TOKEN with the token of this server"
+            assert refused.headers["www-authenticate"] == "Bearer"
+        for wrong in ("Bearer", f"Bearer {token}x", token, f"bearer{token}"):
+            assert httpx2.get(server.url + "/v1/models", headers={"Authorization": wrong}).status_code == 401
+        with OpenAI(base_url=f"{server.url}/v1", api_key=token, max_retries=0) as client:
+            assert client.models.list().data[0].id == "small"
+
+
+def test_limits_of_bodies_and_time(model: Model) -> None:
+    with running(model, limits=ServerLimits(body_bytes=2000, answer_seconds=0.3)) as server:
+        large = post(server, "/v1/completions", {"prompt": "a" * 3000})
+        assert large.status_code == 413
+        assert error_of(large) == "the body is larger than 2,000 bytes; send less at a time"
+        parts = httpx2.post(server.url + "/predict", content=iter([b"x" * 1500] * 3))
+        assert parts.status_code == 413
+        late = post(server, "/v1/completions", {"prompt": "a", "max_tokens": 1000, "temperature": 0})
+        assert late.status_code == 504
+        assert error_of(late) == "no answer within 0.3 s; ask for fewer tokens, or try again later"
+        wait_for(lambda: server.engine.is_idle)
+
+
+def slow_down(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each step take at least 20 ms, so that an answer of 1,000 tokens does not end during a test."""
+    scheduler: Any = server.engine._scheduler
+    step = scheduler.step
+
+    def slow() -> None:
+        step()
+        time.sleep(0.02)
+
+    monkeypatch.setattr(scheduler, "step", slow)
+
+
+def test_more_waiting_requests_than_allowed_are_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = {"prompt": "a", "max_tokens": 1000, "temperature": 0, "stream": True}
+    short = {"prompt": "a", "max_tokens": 1, "temperature": 0}
+    with running(model, engine={"batch_size": 1, "max_waiting": 1}) as server, ThreadPoolExecutor(1) as pool:
+        slow_down(server, monkeypatch)
+        with httpx2.stream("POST", server.url + "/v1/completions", json=long, timeout=30) as first:
+            parts = first.iter_bytes()
+            next(parts)
+            second = pool.submit(post, server, "/v1/completions", short)
+            wait_for(lambda: server.engine.waiting == 1)
+            refused = post(server, "/v1/completions", short)
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert error_of(refused) == "1 requests wait already; try again later"
+        assert second.result().status_code == 200
+
+
+def test_a_stream_that_takes_too_long_ends_with_the_error(model: Model) -> None:
+    body = {"prompt": "a", "max_tokens": 1000, "temperature": 0, "stream": True}
+    with running(model, limits=ServerLimits(answer_seconds=0.4)) as server:
+        response = post(server, "/v1/completions", body)
+        assert response.status_code == 200
+        last = json.loads(response.text.strip().rpartition("data: ")[2])
+        assert last["error"]["message"] == "no answer within 0.4 s; ask for fewer tokens, or try again later"
+        wait_for(lambda: server.engine.is_idle)
+
+
+def test_a_body_that_arrives_too_slowly(model: Model) -> None:
+    with running(model, limits=ServerLimits(body_seconds=0.2)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as slow:
+            slow.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            answer = b"".join(iter(lambda: slow.recv(4096), b"")).decode()
+        assert answer.startswith("HTTP/1.1 408")
+        assert "the body did not arrive within 0.2 s" in answer
+
+
+def test_a_client_that_is_gone_frees_its_slot(server: RunningServer) -> None:
+    body = {"prompt": "a", "max_tokens": 1000, "temperature": 0, "stream": True}
+    with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
+        parts = response.iter_bytes()
+        next(parts)
+        assert server.engine.active == 1
+    wait_for(lambda: server.engine.is_idle)
+    with pytest.raises(httpx2.TimeoutException):
+        httpx2.post(server.url + "/v1/completions", json={**body, "stream": False}, timeout=0.2)
+    wait_for(lambda: server.engine.is_idle)
+
+
+def test_a_stopping_server_answers_what_it_accepted_and_refuses_the_rest(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(model, engine={"batch_size": 1}) as server, ThreadPoolExecutor(1) as pool:
+        slow_down(server, monkeypatch)
+        long = pool.submit(post, server, "/v1/completions", {"prompt": "a", "max_tokens": 100, "temperature": 0})
+        wait_for(lambda: server.engine.active == 1)
+        server.engine.refuse_new()
+        refused = post(server, "/v1/completions", {"prompt": "a"})
+        assert refused.status_code == 503
+        assert error_of(refused) == "the server is stopping"
+        assert httpx2.get(server.url + "/health").json() == {"status": "stopping", "reason": "the server is stopping"}
+        assert long.result().status_code == 200
+        server.thread.join(20)
+        assert not server.thread.is_alive()
+
+
+def test_a_classifier_with_scored_labels(tmp_path: Path) -> None:
+    colour = {"name": "colour", "type": "category", "decoder": {"labels": ["red", "blue"], "scoring": True}}
+    model = make_model(tmp_path, output_features=[colour])
+    rows = [{"question": question} for question in QUESTIONS]
+    with running(model) as server:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda row: post(server, "/predict", {"rows": [row]}).json(), rows))
+        wanted = model.predict(rows)
+        for response, row in zip(found, wanted, strict=True):
+            [answer] = response["predictions"]
+            assert answer["colour"] == row["colour"]
+            assert answer["colour_probability"] == pytest.approx(row["colour_probability"], abs=1e-5)
+
+
+def test_embeddings_of_texts(tmp_path: Path) -> None:
+    model = make_model(tmp_path, output_features=[{"name": "vector", "type": "embedding"}])
+    wanted = model.predict([{"question": question} for question in QUESTIONS[:2]])["vector"]
+    with running(model) as server, OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        for encoding in ("float", "base64"):
+            found = client.embeddings.create(model="small", input=QUESTIONS[:2], encoding_format=encoding)  # type: ignore[arg-type]
+            for entry, vector in zip(found.data, wanted, strict=True):
+                values = entry.embedding
+                if isinstance(values, str):
+                    values = list(struct.unpack(f"<{len(vector)}f", base64.b64decode(values)))
+                assert values == pytest.approx(vector, abs=1e-5)
+        response = post(server, "/v1/completions", {"prompt": "a"})
+        assert "the model writes no text; send rows to /predict" in error_of(response)

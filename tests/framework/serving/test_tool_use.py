@@ -1,0 +1,83 @@
+"""Tests of tool calls in answers."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.data.formatting.chat import ChatTemplate
+from partita.serving.tool_use import CallForm, ToolCall, call_form, calls_in, objects_in
+from partita_schema.errors import RowError
+
+from ..data.formatting.chat_templates import FAMILIES
+
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]
+QWEN = CallForm("<tool_call>\n", "\n</tool_call>", "arguments")
+
+
+def call(name: str, **arguments: Any) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("It rains.", "It rains.", []),
+        (call("weather", town="Oslo"), "", [("weather", {"town": "Oslo"})]),
+        (f"<tool_call>\n{call('time')}\n</tool_call>", "", [("time", {})]),
+        (f"I look.\n<tool_call>\n{call('time')}\n</tool_call>", "I look.", [("time", {})]),
+        (
+            f"<tool_call>\n{call('time')}\n</tool_call>\n<tool_call>\n{call('weather', a={'b': [1]})}\n</tool_call>",
+            "",
+            [("time", {}), ("weather", {"a": {"b": [1]}})],
+        ),
+        (f"[{call('time')}, {call('time', zone='x')}]", "[", [("time", {}), ("time", {"zone": "x"})]),
+        ('{"name": "weather", "parameters": {"town": "Oslo"}}', "", [("weather", {"town": "Oslo"})]),
+        ('{"function": {"name": "time", "arguments": {}}}', "", [("time", {})]),
+        (call("unknown"), call("unknown"), []),
+        ('{"name": "time"}', '{"name": "time"}', []),
+        ('{"name": "time", "arguments": "now"}', '{"name": "time", "arguments": "now"}', []),
+        ('{"name": "time", "argum', '{"name": "time", "argum', []),
+    ],
+)
+def test_calls_of_an_answer(text: str, content: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    found_content, found = calls_in(text, tools=TOOLS, form=QWEN)
+    assert found_content == content
+    assert [(one.name, json.loads(one.arguments)) for one in found] == calls
+
+
+@given(st.text(alphabet='{}[]":,\\ ab1', max_size=40))
+def test_any_text_is_searched_for_objects(text: str) -> None:
+    for found in objects_in(text):
+        assert json.loads(text[found.start : found.end]) == found.value
+
+
+def test_a_deeply_nested_text_is_no_call() -> None:
+    assert objects_in("{" + '"a":{' * 50_000) == []
+
+
+def test_identifiers_of_calls_differ() -> None:
+    assert len({ToolCall("time", "{}").as_openai()["id"] for _ in range(100)}) == 100
+
+
+FORMS = {
+    "llama 3": CallForm("", "", "parameters"),
+    "qwen 2.5": QWEN,
+    "qwen 3": QWEN,
+    "mistral": CallForm("[", "]", "arguments"),
+    "granite 3": CallForm("[", "]", "arguments"),
+}
+"""How families of models write calls, without special tokens; the others of the tests write none as JSON."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_form_of_calls_is_that_of_the_chat_template(family: str) -> None:
+    tokenizer = FAMILIES[family].tokenizer()
+    template = ChatTemplate(tokenizer, system=None)
+    if family in FORMS:
+        assert call_form(template, tokenizer) == FORMS[family]
+        return
+    with pytest.raises(RowError, match="does not write tool calls as JSON objects; leave tools out"):
+        call_form(template, tokenizer)
