@@ -21,6 +21,7 @@ from served import (
     answer_to,
     ask,
     fuzzed,
+    open_socket,
     partita_server,
     pieces,
     slow_connection,
@@ -261,7 +262,7 @@ def steps_after_close(server: ServerProcess, body: Row) -> int:
     tokens = 4
     content = json.dumps({"prompt": "a b", "max_tokens": 400, **body}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-    with server.socket() as connection:
+    with open_socket(server.port) as connection:
         before = server.metric("partita_decode_steps_total")
         connection.sendall(head + content)
         while server.metric("partita_decode_steps_total") < before + 5:
@@ -296,11 +297,11 @@ def fuzz(folder: Path, quick: bool) -> Result:
     rows = []
     with partita_server(path, "--batch-size", "8", "--quiet", log=folder / "server.log") as server:
         for number in range(50):
-            answer_to(server, fuzzed(number, seed=1))
+            answer_to(server.port, fuzzed(number, seed=1))
         for round_number in (1, 2):
             before, files = server.resident_mb, server.open_files
-            statuses = Counter(answer_to(server, fuzzed(number)) for number in range(count))
-            all_clients(slow, lambda number: slow_connection(server, number, seconds=3.0))
+            statuses = Counter(answer_to(server.port, fuzzed(number)) for number in range(count))
+            all_clients(slow, lambda number: slow_connection(server.port, number, seconds=3.0))
             wait_until_idle(server)
             rows.append(
                 {

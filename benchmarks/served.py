@@ -95,9 +95,6 @@ class ServerProcess:
     def connection(self, seconds: float = ANSWER_SECONDS) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(HOST, self.port, timeout=seconds)
 
-    def socket(self, seconds: float = 10.0) -> socket.socket:
-        return socket.create_connection((HOST, self.port), timeout=seconds)
-
     def get(self, path: str) -> Answer:
         connection = self.connection(10.0)
         try:
@@ -124,6 +121,10 @@ class ServerProcess:
 def partita_server(config: Path, *options: str, log: Path) -> ServerProcess:
     """Return a server of `partita serve`."""
     return ServerProcess([sys.executable, "-m", "partita", "serve", str(config), *options], log=log)
+
+
+def open_socket(port: int, seconds: float = 10.0) -> socket.socket:
+    return socket.create_connection((HOST, port), timeout=seconds)
 
 
 def free_port() -> int:
@@ -305,9 +306,9 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
     return content
 
 
-def answer_to(server: ServerProcess, request: FuzzedRequest, *, seconds: float = 60.0) -> int:
+def answer_to(port: int, request: FuzzedRequest, *, seconds: float = 60.0) -> int:
     """Send a request, and end the sending side if it is not whole; return the status, and 0 without a response."""
-    with server.socket(seconds) as connection:
+    with open_socket(port, seconds) as connection:
         with suppress(OSError):  # the server may answer before it has read everything
             connection.sendall(request.content)
             if not request.whole:
@@ -329,12 +330,12 @@ SLOW = ("silent", "half a head", "half a body", "half-closed", "closed at once",
 """Ways in which a client is slow or leaves."""
 
 
-def slow_connection(server: ServerProcess, number: int, *, seconds: float) -> None:
+def slow_connection(port: int, number: int, *, seconds: float) -> None:
     """Open a connection that is slow, half-closed or left, for some seconds."""
     kind = SLOW[number % len(SLOW)]
     content = json.dumps({"prompt": "a b", "max_tokens": 16, "stream": number % 2 == 0}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-    with suppress(ConnectionError, TimeoutError), server.socket(seconds) as connection:
+    with suppress(ConnectionError, TimeoutError), open_socket(port, seconds) as connection:
         if kind == "half a head":
             connection.sendall(head[:40])
         elif kind == "half a body":
