@@ -61,6 +61,9 @@ class RequestGuard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if self.metrics.engine.why_closed is not None:
+                    # The client's next request is refused, and should not meet a connection that is being closed.
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
         try:

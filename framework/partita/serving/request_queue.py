@@ -183,7 +183,8 @@ class RequestScheduler(Scheduler):
         waiting = [replace(request, keep=True, similar=True) for request in oldest_first]
         first, unread = waiting[0], {request.row: slots.unread(request) for request in waiting}
         group, most = [first], unread[first.row]
-        for request in waiting[1:]:
+        # All of these start in this step, so only the padding depends on their order.
+        for request in sorted(waiting[1:], key=lambda request: abs(unread[request.row] - unread[first.row])):
             new = unread[request.row]
             is_similar = new <= MAX_LENGTH_RATIO * unread[first.row] and MAX_LENGTH_RATIO * new >= unread[first.row]
             fits = slots.readable(max(most, new), len(group) + 1) > len(group)

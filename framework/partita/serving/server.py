@@ -89,6 +89,8 @@ def run_server(
     """
     import uvicorn
 
+    from partita.serving.connections import Connection, stop_listening
+
     class Server(uvicorn.Server):
         """Stops listening only after the accepted requests."""
 
@@ -117,8 +119,14 @@ def run_server(
                 self.should_exit = True
             return await super().on_tick(counter)
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            if not self.force_exit:
+                await stop_listening(self, sock)
+            await super().shutdown(sockets)
+
     config = uvicorn.Config(
         app,
+        http=Connection,
         log_config=None,
         access_log=False,
         lifespan="off",

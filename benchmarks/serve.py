@@ -1,0 +1,410 @@
+"""The HTTP server: its CPU time compared with predict, time to the first token, and clients that misbehave."""
+
+import http.client
+import json
+import os
+import random
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fixtures import make_model, read_rows, words, write_rows, zero_shot
+from harness import SHARED, Limit, Result, Row, call, main, run_script
+from served import (
+    ServerProcess,
+    all_clients,
+    answer_to,
+    ask,
+    fuzzed,
+    open_socket,
+    partita_server,
+    pieces,
+    slow_connection,
+)
+
+CLIENTS = 64
+NEW_TOKENS = 32
+FUZZED = 1000
+SLOW_CONNECTIONS = 200
+STOPS = 20
+CHAT_TEMPLATE = """{%- for message in tools or [] %}{{ message | tojson }}
+{% endfor %}{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{% if message.tool_calls %}{% for call in message.tool_calls %}{{ call.function | tojson }}{% endfor %}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+"""A chat template with tools and calls."""
+
+
+# Load
+
+
+def load(folder: Path, quick: bool) -> Result:
+    """CPU seconds of the server process for 64 clients with 8 requests each, compared with those of `predict`.
+
+    Needs the shared folder next to the repository. 512 rows with prompts of 4 to 480 tokens, 32 new tokens each,
+    greedy, fp32, one thread for the model, 64 slots. tiny has 5 M parameters, small 99 M. A client sends its next
+    request when it has the answer to the last, on one connection, one row for each request. Each measurement is a new
+    process, which has answered 64 other rows before. `predict` reads the rows from a file and writes one. Answers are
+    compared as texts. The limit is for the larger model: with tiny, a request costs 20 ms, and HTTP counts.
+    """
+    run_script([SHARED / "peers" / "workload.py", folder])
+    rows: list[Row] = []
+    for name, rounds in (("tiny", 1),) if quick else (("tiny", 1), ("small", 1)):
+        config = write_config(folder, name)
+        runs: dict[str, list[Row]] = {}
+        for _ in range(rounds):
+            runs.setdefault("predict", []).append(call(predict_all, folder, name))
+            for path in ("/predict", "/v1/completions"):
+                runs.setdefault(path, []).append(serve_all(folder, config, path))
+            print({way: found[-1] for way, found in runs.items()}, flush=True)
+        answers = read_rows(folder / f"{name}-answers.jsonl")
+        base = statistics.median(run["CPU s"] for run in runs["predict"])
+        for way, found in runs.items():
+            seconds = statistics.median(run["CPU s"] for run in found)
+            served = read_rows(folder / f"{name}{way.replace('/', '-')}.jsonl") if way != "predict" else answers
+            differ = sum(one["answer"] != other["answer"] for one, other in zip(answers, served, strict=True))
+            wall = statistics.median(run["seconds"] for run in found)
+            row = {"model": name, "way": way, "CPU s": seconds, "over predict": round(seconds / base, 3)}
+            rows.append(row | {"seconds": wall, "rows": len(served), "answers that differ": differ})
+    largest = rows[-1]["model"]
+    limits = [
+        Limit(f"CPU seconds of {path} over those of predict, {largest}", row["over predict"], 1.1, "max")
+        for row in rows
+        if row["model"] == largest and (path := row["way"]) != "predict"
+    ]
+    limits += [
+        Limit("answers that differ", sum(row["answers that differ"] for row in rows), 0, "max"),
+    ]
+    return rows, limits
+
+
+def write_config(folder: Path, name: str, *, tokens: int = NEW_TOKENS) -> Path:
+    """Write the configuration of a model of the folder without training."""
+    path = folder / f"{name}.json"
+    config = zero_shot(
+        f"{folder}/{name}", "prompt response", tokens=tokens, prompt={"template": "{prompt}", "chat": False}
+    )
+    config["generation"] |= {"min_new_tokens": tokens, "do_sample": False}
+    path.write_text(json.dumps(config), encoding="utf8")
+    return path
+
+
+def warm_up_rows(count: int = CLIENTS) -> list[Row]:
+    chance = random.Random(9)
+    return [{"prompt": words(chance, chance.randint(5, 60))} for _ in range(count)]
+
+
+def predict_all(folder: str, name: str) -> Row:
+    """Predict the rows of a file after others; return the CPU seconds."""
+    from partita.model import Model
+
+    os.chdir(folder)
+    model = Model(f"{name}.json", quiet=True)
+    model.predict(warm_up_rows(), batch_size=CLIENTS, fresh=True)
+    write_rows(Path("prompts.jsonl"), [{"prompt": row["prompt"]} for row in read_rows(Path("rows.jsonl"))])
+    cpu, started = time.process_time(), time.perf_counter()
+    found = model.predict("prompts.jsonl", Path(f"{name}-predict.jsonl"), batch_size=CLIENTS, fresh=True)
+    spent, seconds = time.process_time() - cpu, time.perf_counter() - started
+    write_rows(Path(f"{name}-answers.jsonl"), [{"answer": row["response"]} for row in found])
+    return {"CPU s": round(spent, 2), "seconds": round(seconds, 2)}
+
+
+def serve_all(folder: Path, config: Path, path: str) -> Row:
+    """Answer the rows by a server; return its CPU seconds."""
+    prompts = [row["prompt"] for row in read_rows(folder / "rows.jsonl")]
+    options = ("--batch-size", str(CLIENTS), "--context", "512", "--quiet")
+    with partita_server(config, *options, log=folder / "server.log") as server:
+        ask_all(server, path, [row["prompt"] for row in warm_up_rows()])
+        before, started = server.cpu_seconds, time.perf_counter()
+        answers = ask_all(server, path, prompts)
+        seconds, spent = time.perf_counter() - started, server.cpu_seconds - before
+    name = f"{config.stem}{path.replace('/', '-')}.jsonl"
+    write_rows(folder / name, [{"answer": answer} for answer in answers])
+    return {"CPU s": round(spent, 2), "seconds": round(seconds, 2)}
+
+
+def ask_all(server: ServerProcess, path: str, prompts: list[str], **more: Any) -> list[str]:
+    """Answer prompts with 64 clients; return the answers in the order of the prompts."""
+
+    def client(number: int) -> list[str]:
+        connection = server.connection()
+        try:
+            return [answer_of(connection, path, prompt, **more) for prompt in prompts[number::CLIENTS]]
+        finally:
+            connection.close()
+
+    found = all_clients(min(CLIENTS, len(prompts)), client)
+    return [found[index % CLIENTS][index // CLIENTS] for index in range(len(prompts))]
+
+
+def answer_of(connection: Any, path: str, prompt: str, **more: Any) -> str:
+    """Return the answer to a prompt."""
+    if path == "/predict":
+        answer = ask(connection, path, {"rows": [{"prompt": prompt}]})
+        assert answer.status == 200, answer
+        return str(answer.json["predictions"][0]["response"])
+    if path == "/v1/chat/completions":
+        answer = ask(connection, path, {"messages": [{"role": "user", "content": prompt}], **more})
+        assert answer.status == 200, answer
+        return str(answer.json["choices"][0]["message"]["content"])
+    answer = ask(connection, path, {"prompt": prompt, "max_tokens": NEW_TOKENS, **more})
+    assert answer.status == 200, answer
+    return str(answer.json["choices"][0]["text"]).strip()
+
+
+# Time to the first token
+
+
+def first_token(folder: Path, quick: bool) -> Result:
+    """Time to the first token of streams: 8 clients compared with one.
+
+    Needs the shared folder next to the repository. The model tiny of the part load, prompts of 100 to 300 characters,
+    32 new tokens, 8 slots. A client starts its next stream up to 0.3 s after its last one has ended. Rounds of one
+    client and of 8 alternate. `one prefill` is the time of the model for a prompt, from `predict` with one row at a
+    time.
+    """
+    run_script([SHARED / "peers" / "workload.py", folder])
+    config = write_config(folder, "tiny")
+    prompts = [row["prompt"] for row in read_rows(folder / "rows.jsonl") if 100 < len(row["prompt"]) < 300]
+    prefill = call(prefill_seconds, folder, prompts[:32])
+    seconds: dict[int, list[float]] = {1: [], 8: []}
+    options = ("--batch-size", "8", "--context", "512", "--quiet")
+    chance = random.Random(0)
+    with partita_server(config, *options, log=folder / "server.log") as server:
+        for _ in range(2 if quick else 6):
+            for clients in seconds:
+                chance.shuffle(prompts)
+                seconds[clients] += first_tokens(server, clients, prompts, 24 // min(clients, 3))
+    one, eight = (percentile(found, 0.95) for found in seconds.values())
+    rows = [
+        {
+            "clients": clients,
+            "requests": len(found),
+            "median ms": round(1000 * statistics.median(found), 1),
+            "p95 ms": round(1000 * percentile(found, 0.95), 1),
+            "one prefill ms": round(1000 * prefill, 1),
+        }
+        for clients, found in seconds.items()
+    ]
+    most = 1.3 * one + prefill
+    return rows, [Limit("p95 with 8 clients over 1.3 x that of one client plus a prefill", eight / most, 1.0, "max")]
+
+
+def prefill_seconds(folder: str, prompts: list[str]) -> float:
+    """Return the time in which the model reads a prompt by itself."""
+    from partita.model import Model
+
+    os.chdir(folder)
+    model = Model("tiny.json", quiet=True)
+    model.predict(warm_up_rows(4), batch_size=1, fresh=True)
+    stats = model.predict([{"prompt": prompt} for prompt in prompts], batch_size=1, fresh=True).stats
+    return float(stats.prefill_seconds / len(prompts))
+
+
+def first_tokens(server: ServerProcess, clients: int, prompts: list[str], count: int) -> list[float]:
+    """Return the times to the first token of `count` streams of each client."""
+
+    def client(number: int) -> list[float]:
+        chance, times = random.Random(number), []
+        connection = server.connection()
+        for index in range(count):
+            time.sleep(chance.uniform(0, 0.3))
+            prompt = prompts[(number * count + index) % len(prompts)]
+            started = time.perf_counter()
+            parts = pieces(connection, "/v1/completions", {"prompt": prompt, "max_tokens": NEW_TOKENS})
+            next(parts)
+            times.append(time.perf_counter() - started)
+            for _ in parts:
+                pass
+        connection.close()
+        return times
+
+    return [seconds for found in all_clients(clients, client) for seconds in found]
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(round(share * len(values)), len(values) - 1)]
+
+
+# Cancelled requests
+
+
+def cancel(folder: Path, quick: bool) -> Result:
+    """Decoding steps that the slot of a client remains taken after the client has closed its connection.
+
+    Needs the shared folder next to the repository. The model small of the part load, one slot. A client closes its
+    connection during its answer of up to 400 tokens, and another one waits for the slot. The number of steps is read
+    from /metrics right before the connection is closed, and after the answer of the other client, without that
+    client's own steps.
+    """
+    run_script([SHARED / "peers" / "workload.py", folder])
+    config = write_config(folder, "small", tokens=400)
+    options = ("--batch-size", "1", "--context", "512", "--quiet")
+    rows = []
+    with partita_server(config, *options, log=folder / "server.log") as server:
+        for way, body in (("a stream", {"stream": True}), ("a whole answer", {})):
+            steps = [steps_after_close(server, body) for _ in range(3 if quick else 10)]
+            rows.append({"request": way, "clients": len(steps), "median": statistics.median(steps), "most": max(steps)})
+            print(rows[-1], flush=True)
+        rows.append({"request": "waiting or active at the end", "most": int(server.metric("partita_requests_active"))})
+    return rows, [
+        Limit("steps until the slot is free, most", max(row["most"] for row in rows[:2]), 2, "max"),
+        Limit("requests that remain", rows[2]["most"], 0, "max"),
+    ]
+
+
+def steps_after_close(server: ServerProcess, body: Row) -> int:
+    """Return the steps between the end of a connection and the release of its slot."""
+    tokens = 4
+    content = json.dumps({"prompt": "a b", "max_tokens": 400, **body}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    with open_socket(server.port) as connection:
+        before = server.metric("partita_decode_steps_total")
+        connection.sendall(head + content)
+        while server.metric("partita_decode_steps_total") < before + 5:
+            time.sleep(0.01)
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(
+                server.post, "/v1/completions", {"prompt": "c d", "max_tokens": tokens, "min_tokens": 0}
+            )
+            while server.metric("partita_requests_waiting") < 1:
+                time.sleep(0.01)
+            closed = server.metric("partita_decode_steps_total")
+            connection.close()
+            answer = other.result()
+    assert answer.status == 200, answer
+    own = answer.json["usage"]["completion_tokens"] - 1
+    return int(server.metric("partita_decode_steps_total") - closed) - own
+
+
+# Bad requests
+
+
+def fuzz(folder: Path, quick: bool) -> Result:
+    """1,000 mutated requests to all routes, and 200 slow, half-closed or silent connections, twice.
+
+    A new model of 0.3 M parameters with 8 slots. Mutations of valid requests: values of other types and sizes, missing
+    and unknown keys, deep nesting, invalid UTF-8 and JSON, huge numbers, NaN, other methods, content types, lengths and
+    paths. The second round repeats the first; resident memory is measured before, between and after, once no request
+    is active. `statuses` counts the responses; 0 is a connection that was closed without one.
+    """
+    path = write_chat_model(folder)
+    count, slow = (200, 42) if quick else (FUZZED, SLOW_CONNECTIONS)
+    rows = []
+    with partita_server(path, "--batch-size", "8", "--quiet", log=folder / "server.log") as server:
+        for number in range(50):
+            answer_to(server.port, fuzzed(number, seed=1))
+        for round_number in (1, 2):
+            before, files = server.resident_mb, server.open_files
+            statuses = Counter(answer_to(server.port, fuzzed(number)) for number in range(count))
+            all_clients(slow, lambda number: slow_connection(server.port, number, seconds=3.0))
+            wait_until_idle(server)
+            rows.append(
+                {
+                    "round": round_number,
+                    "requests": count,
+                    "slow connections": slow,
+                    "statuses": ", ".join(f"{status}: {found}" for status, found in sorted(statuses.items())),
+                    "errors of the server": sum(found for status, found in statuses.items() if status >= 500),
+                    "tracebacks": server.tracebacks,
+                    "MB before": before,
+                    "MB after": server.resident_mb,
+                    "open files more": server.open_files - files,
+                }
+            )
+            print(rows[-1], flush=True)
+        for line in server.log.read_text(encoding="utf8", errors="replace").splitlines()[-20:]:
+            print(line[:200])
+    return rows, [
+        Limit("responses with status 500 or more", sum(row["errors of the server"] for row in rows), 0, "max"),
+        Limit("tracebacks in the log", rows[-1]["tracebacks"], 0, "max"),
+        Limit("MB that the second round adds", round(rows[1]["MB after"] - rows[1]["MB before"], 1), 5, "max"),
+        Limit("connections that remain open", max(row["open files more"] for row in rows), 0, "max"),
+    ]
+
+
+def write_chat_model(folder: Path) -> Path:
+    """Write a new model of 0.3 M parameters with a chat template, and its configuration; return that."""
+    make_model(folder / "model", context=512)
+    (folder / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf8")
+    config = zero_shot(
+        str(folder / "model"), "prompt response", tokens=8, prompt={"template": "{prompt}", "chat": False}
+    )
+    path = folder / "config.json"
+    path.write_text(json.dumps(config), encoding="utf8")
+    return path
+
+
+def wait_until_idle(server: ServerProcess) -> None:
+    """Wait until no request is active, for a minute at most."""
+    until = time.monotonic() + 60
+    while server.metric("partita_requests_active") + server.metric("partita_requests_waiting") > 0:
+        if time.monotonic() > until:
+            sys.exit("requests remain active")
+        time.sleep(0.1)
+    time.sleep(1.0)
+
+
+# Stops
+
+
+def stop(folder: Path, quick: bool) -> Result:
+    """Twenty SIGTERMs at random moments while 16 clients send requests, each on a new connection or on a kept one.
+
+    A new model of 0.3 M parameters with 8 slots; half of the clients stream. A request is lost if its connection was
+    accepted and neither a whole answer nor status 503 came back: it was reset, closed or cut. Connections that are
+    refused once the server does not listen any more are counted separately.
+    """
+    path = write_chat_model(folder)
+    chance = random.Random(0)
+    found, statuses, slowest = Counter[str](), Counter[int](), 0.0
+    stops = 4 if quick else STOPS
+    for _ in range(stops):
+        with partita_server(path, "--batch-size", "8", "--quiet", log=folder / "server.log") as server:
+            stopper = threading.Timer(chance.uniform(0.2, 1.0), server.terminate)
+            stopper.start()
+            for outcomes in all_clients(16, lambda number: outcomes_of(server, number)):
+                found += outcomes
+            stopper.join()
+            started = time.monotonic()
+            statuses[server.process.wait(60)] += 1
+            slowest = max(slowest, time.monotonic() - started)
+            found["tracebacks"] += server.tracebacks
+    names = ("answered", "503", "refused", "lost", "tracebacks")
+    row = {"stops": stops, **{name: found[name] for name in names}, "exit status 0": statuses[0]}
+    return [row | {"other outcomes": sum(found.values()) - sum(found[name] for name in names)}], [
+        Limit("accepted requests that are lost", row["lost"], 0, "max"),
+        Limit("tracebacks in the log", row["tracebacks"], 0, "max"),
+        Limit("stops with exit status 0", statuses[0], stops, "min"),
+    ]
+
+
+def outcomes_of(server: ServerProcess, number: int) -> Counter[str]:
+    """Send requests until one is refused or lost; return the numbers of outcomes."""
+    found = Counter[str]()
+    connection = server.connection(30.0)
+    body = {"prompt": "a b", "max_tokens": 24, "stream": number % 2 == 0}
+    while True:
+        if number % 4 < 2:
+            connection.close()
+        try:
+            answer = ask(connection, "/v1/completions", body)
+        except ConnectionRefusedError:
+            found["refused"] += 1
+            return found
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError):
+                found["lost"] += 1
+            else:
+                found[type(error).__name__] += 1
+            return found
+        whole = answer.status == 200 and (not body["stream"] or answer.body.endswith(b"data: [DONE]\n\n"))
+        found["answered" if whole else str(answer.status) if answer.status != 200 else "lost"] += 1
+
+
+if __name__ == "__main__":
+    main(load, first_token, cancel, fuzz, stop)
