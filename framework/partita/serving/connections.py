@@ -53,12 +53,14 @@ async def stop_listening(server: Server, sock: socket.socket) -> None:
 
     Connections that wait to be accepted would be reset when the socket is closed: further ones are held off first.
     """
+    loop = asyncio.get_running_loop()
     sock.listen(0)
     await asyncio.sleep(0.05)
-    while select.select([sock], [], [], 0)[0]:
+    until = loop.time() + LINGER_SECONDS
+    while select.select([sock], [], [], 0)[0] and loop.time() < until:  # clients may go on connecting
         await asyncio.sleep(0)  # the loop accepts them
     for listener in server.servers:
         listener.close()
-    connections, until = server.server_state.connections, asyncio.get_running_loop().time() + LINGER_SECONDS
-    while connections and asyncio.get_running_loop().time() < until:
+    connections, until = server.server_state.connections, loop.time() + LINGER_SECONDS
+    while connections and loop.time() < until:
         await asyncio.sleep(0.02)
