@@ -253,7 +253,7 @@ def fuzzed(number: int, seed: int = 0) -> FuzzedRequest:
     size: Any = len(content)
     if chance.random() < 0.05:
         size = chance.choice((-1, size + 5, 2**40, "x", "", max(size - 3, 0)))
-    head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n"
     whole = size == len(content)
     if chance.random() < 0.03:
         head += chance.choice(("Transfer-Encoding: chunked\r\n", "A" * 100_000 + ": b\r\n", "Expect: 100-continue\r\n"))
@@ -334,7 +334,7 @@ def slow_connection(port: int, number: int, *, seconds: float) -> None:
     """Open a connection that is slow, half-closed or left, for some seconds."""
     kind = SLOW[number % len(SLOW)]
     content = json.dumps({"prompt": "a b", "max_tokens": 16, "stream": number % 2 == 0}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode()
     with suppress(ConnectionError, TimeoutError), open_socket(port, seconds) as connection:
         if kind == "half a head":
             connection.sendall(head[:40])

@@ -4,7 +4,7 @@ from functools import cached_property
 
 from partita.export.answers import ends_of_run
 from partita.export.gguf import GgufExporter
-from partita.export.go_template import MessageTexts, find_message_texts
+from partita.export.go_template import MessageTexts, find_message_texts, literal
 from partita.lm.huggingface import HuggingFaceModel
 
 MARK = "\N{BLACK SQUARE}row\N{BLACK SQUARE}"
@@ -71,7 +71,7 @@ class OllamaExporter(GgufExporter):
             adds_bos = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
             return self.messages.go(with_beginning=not adds_bos)
         before, after = self.row_prompt or ("", "")
-        return f"{before}{{{{ .Prompt }}}}{after}"
+        return f"{literal(before)}{{{{ .Prompt }}}}{literal(after)}"
 
     def modelfile(self) -> str:
         """Return the Modelfile."""

@@ -5,6 +5,7 @@ write text have. `HuggingFaceModel` and `HeadModel` extend them by the methods o
 which call these parts.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -136,6 +137,7 @@ class TextModel(LoadedModel, ABC):
         """Prepare the computation of logits only where they are needed, and the cache of grammars."""
         super().__post_init__()
         self.positions = AnswerPositions(self.base.get_output_embeddings())
+        self._grammar_lock = threading.Lock()
         self._grammars: dict[tuple[str, tuple[int, ...]], Grammar] = {}
 
     @abstractmethod
@@ -145,12 +147,13 @@ class TextModel(LoadedModel, ABC):
     def grammar(self, text: str, *, ends: Sequence[int]) -> Grammar:
         """Return the compiled grammar for this tokenizer, where `ends` are the end tokens. Raise ModelError."""
         key = (text, tuple(ends))
-        if key not in self._grammars:
-            if len(self._grammars) >= MOST_GRAMMARS:
-                del self._grammars[next(iter(self._grammars))]
-            size = self.vocabulary_size
-            self._grammars[key] = Grammar(text, tokenizer=self.tokenizer, ends=ends, size=size)
-        return self._grammars[key]
+        with self._grammar_lock:  # the threads of a server compile grammars too
+            if key not in self._grammars:
+                if len(self._grammars) >= MOST_GRAMMARS:
+                    del self._grammars[next(iter(self._grammars))]
+                size = self.vocabulary_size
+                self._grammars[key] = Grammar(text, tokenizer=self.tokenizer, ends=ends, size=size)
+            return self._grammars[key]
 
     def forget_rows(self) -> None:
         """Clear the state that RecurrentGemma keeps between batches; a one-token prompt would continue from it."""

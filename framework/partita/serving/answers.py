@@ -1,6 +1,7 @@
 """Answers of the engine for asynchronous callers, with a limit on their time."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -35,15 +36,22 @@ class AsyncEngine:
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, AnswerPiece | AnswerEnd]]()
         end = loop.time() + self.max_seconds
-        tickets, left = list[Ticket](), len(requests)
+        waiting, tickets, left = deque(enumerate(requests)), list[Ticket](), len(requests)
 
         def put(index: int, event: AnswerPiece | AnswerEnd) -> None:
             call(loop, queue.put_nowait, (index, event))
 
         try:
-            for index, request in enumerate(requests):
-                tickets.append(self.engine.submit(request, partial(put, index)))
             while left:
+                try:
+                    while waiting:
+                        index, request = waiting[0]
+                        tickets.append(self.engine.submit(request, partial(put, index)))
+                        waiting.popleft()
+                except TooManyWaitingError:
+                    if len(tickets) == len(requests) - left:
+                        raise
+                    # The others are submitted as these end.
                 # The tasks of a response may take turns here, so no timeout spans a yield.
                 index, event = await asyncio.wait_for(queue.get(), end - loop.time())
                 left -= isinstance(event, AnswerEnd)
@@ -89,8 +97,9 @@ class AsyncEngine:
             else:
                 future.set_exception(error)
 
+        job = RowJob(rows, lambda answers, error: call(loop, done, answers, error))
         try:
-            self.engine.submit_job(RowJob(rows, lambda answers, error: call(loop, done, answers, error)))
+            self.engine.submit_job(job)
         except (TooManyWaitingError, EngineStoppedError) as error:
             raise submit_error(error) from None
         try:
@@ -100,6 +109,8 @@ class AsyncEngine:
             raise self.too_slow() from None
         except EngineStoppedError as error:
             raise submit_error(error) from None
+        finally:
+            job.cancelled = not future.done() or future.cancelled()
 
     def too_slow(self) -> RequestError:
         """Return the response to a request that took too long."""

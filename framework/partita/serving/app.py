@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ from partita.serving.guard import RequestGuard, ServerLimits
 from partita.serving.metrics import ServerMetrics
 from partita.serving.openai_api import OpenAIAnswers
 from partita.serving.rows import RowService, record_fields
-from partita_schema.errors import DataError, PartitaError, RowError
+from partita_schema.errors import DataError, JobError, PartitaError, RowError
 
 logger = logging.getLogger(__name__)
 
@@ -211,6 +210,9 @@ async def refused_by_partita(request: Request, error: Exception) -> Response:
     """Return the response to a request that names what the model cannot do, or that is invalid."""
     if isinstance(error, TooManyWaitingError | EngineStoppedError):
         return submit_error(error).response()
+    if isinstance(error, JobError):
+        logger.error("a request failed: %s", error)
+        return RequestError(500, str(error)).response()
     return RequestError(400, str(error)).response()
 
 
@@ -274,12 +276,6 @@ def make_app(state: ServerState) -> Any:
     ]
     if state.ui:
         routes.append(Mount("/", UiFiles(directory=UI, html=True)))
-    app = Starlette(routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
+    app = Starlette(routes=routes, exception_handlers=dict(HANDLERS))
     public = ("/health",) if not state.ui else ("/health", "/")
     return RequestGuard(app, token=state.token, limits=state.limits, metrics=api.metrics, public=public)
-
-
-@asynccontextmanager
-async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Do nothing: the engine starts before the application, and ends after it."""
-    yield

@@ -4,6 +4,7 @@ A key that is not read is refused: nothing that a client wrote is ignored silent
 accepted.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_ROWS = 1024
 SEEDS = 2**63
+TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 Seed = Annotated[int, Field(ge=-SEEDS, lt=SEEDS)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
@@ -95,9 +97,9 @@ class SamplingBody(Body):
     @field_validator("logit_bias")
     @classmethod
     def _token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        wrong = next((token for token in value or {} if not token.isascii() or not token.isdigit()), None)
+        wrong = next((token for token in value or {} if not TOKEN_ID.fullmatch(token)), None)
         if wrong is not None:
-            raise ValueError(f"{wrong!r} is not the number of a token")
+            raise ValueError(f"{wrong[:20]!r} is not the number of a token")
         return value
 
 
@@ -147,6 +149,7 @@ class ChatBody(SamplingBody):
     tools: list[dict[str, Any]] = []
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool = True
+    """Whether several calls of an answer are returned; otherwise only the first."""
 
     @model_validator(mode="after")
     def _fits(self) -> "ChatBody":
@@ -172,9 +175,16 @@ class CompletionBody(SamplingBody):
             raise ValueError("echo is not supported; put the prompt before the answer yourself")
         if self.suffix:
             raise ValueError("suffix is not supported; leave it out")
+        if not isinstance(self.prompt, str) and len(self.prompt) * self.n > MAX_ROWS and not self.is_tokens:
+            raise ValueError(f"a request may ask for {MAX_ROWS:,} answers; send several requests")
         if self.best_of not in (None, 1, self.n):
             raise ValueError("best_of is not supported; write n, and choose among the answers yourself")
         return self
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether `prompt` is the tokens of one prompt."""
+        return isinstance(self.prompt, list) and bool(self.prompt) and isinstance(self.prompt[0], int)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -223,15 +233,15 @@ class EmbeddingsBody(Body):
     """A request of /v1/embeddings."""
 
     model: str | None = None
-    input: str | list[str]
+    input: Annotated[list[str], Field(min_length=1, max_length=MAX_ROWS)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
 
-    @property
-    def texts(self) -> list[str]:
-        """The texts."""
-        return [self.input] if isinstance(self.input, str) else self.input
+    @field_validator("input", mode="before")
+    @classmethod
+    def _one_text(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
 
 
 def reason_of(error: Mapping[str, Any]) -> str:

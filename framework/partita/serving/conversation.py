@@ -76,7 +76,7 @@ class Conversation:
         """
         reserved = min(max_new_tokens, max(context_tokens // 2, 1))
         starts = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
-        for start in [index for index in starts if index >= self.left_out]:
+        for start in [index for index in starts if index >= min(self.left_out, starts[-1])]:
             input_ids = encode(self._shown(start))
             is_last = start == starts[-1]
             if len(input_ids) + (1 if is_last else reserved) <= context_tokens:

@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024
 """Requests that may wait for a slot; more are refused."""
+LONGEST_STEP_SECONDS = 30.0
+"""Time to wait for the step that is computed when the engine is to end."""
 MOST_REQUESTS = 256
 """Most requests that are answered at a time."""
 DEFAULT_CONTEXT = 8192
@@ -121,13 +123,15 @@ class Ticket:
         self.engine.drop_cancelled()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RowJob:
     """Rows that are answered together, between the steps."""
 
     rows: PromptRows
     on_end: Callable[[Sequence[Answer], Exception | None], None]
     """Receives the answers in the order of the rows, or the error, in the engine's thread."""
+    cancelled: bool = False
+    """Whether nobody waits for the answers any more; a job that has not begun is not computed then."""
 
 
 class ServingEngine:
@@ -164,6 +168,10 @@ class ServingEngine:
         """Why the engine has failed, once it has."""
         self.queue = RequestQueue(max_waiting + budget.max_rows)
         self.jobs: deque[RowJob] = deque()
+        self._batch: list[PendingAnswer] = []
+        """Requests of the batch that is being answered, without continuous batching."""
+        self._running: list[RowJob] = []
+        """Jobs that are being answered."""
         self._changed = threading.Condition()
         self._cancelled = False
         """Whether a request was cancelled since the last step."""
@@ -215,11 +223,16 @@ class ServingEngine:
     @property
     def waiting(self) -> int:
         """Number of requests that wait for a slot."""
-        return len(self.queue.waiting) + len(self.queue.taken) - self.active + len(self.jobs)
+        return len(self.queue.waiting) + len(self.queue.taken) - self._live + len(self.jobs)
 
     @property
     def active(self) -> int:
         """Number of requests that are being answered."""
+        return self._live + len(self._batch) + len(self._running)
+
+    @property
+    def _live(self) -> int:
+        """Number of slots in use."""
         scheduler = self._scheduler
         slots = scheduler.slots if scheduler is not None else None
         return len(slots.live) if slots is not None else 0
@@ -227,7 +240,7 @@ class ServingEngine:
     @property
     def is_idle(self) -> bool:
         """Whether no request waits or is being answered."""
-        return not (self.queue.waiting or self.queue.taken or self.jobs)
+        return not (self.queue.waiting or self.queue.taken or self.jobs or self._batch or self._running)
 
     def submit(self, request: AnswerRequest, on_event: OnEvent) -> Ticket:
         """Accept a request.
@@ -277,7 +290,7 @@ class ServingEngine:
             self._finish_until = time.monotonic() + finish_seconds
             self._changed.notify()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(finish_seconds + LONGEST_STEP_SECONDS)
 
     @property
     def why_closed(self) -> str | None:
@@ -323,7 +336,11 @@ class ServingEngine:
     def _answer_some(self) -> None:
         """Run a step of the scheduler, or a batch; and a job, if one waits."""
         if self.jobs:
-            self._run_jobs([self.jobs.popleft() for _ in range(len(self.jobs))])
+            with self._changed:  # so that no moment looks idle
+                self._running = [job for job in self.jobs if not job.cancelled]
+                self.jobs.clear()
+            if self._running:
+                self._run_jobs(list(self._running))
         if self._scheduler is None:
             self._answer_batch()
         elif self.queue.waiting or self.queue.taken:
@@ -347,12 +364,15 @@ class ServingEngine:
         rows = self.queue.take(self.budget.batch_size)
         if not rows:
             return
+        self._batch = [self.queue.taken[row] for row in rows]  # so that no moment looks idle
         taken = [self.queue.release(row) for row in rows]
         options = taken[0].request.options
         batch = [pending for pending in taken if pending.request.options == options][: self.budget.batch_size]
         self.queue.waiting.extendleft(pending for pending in reversed(taken) if pending not in batch)
+        self._batch = list(batch)
         for pending, (generated, error) in zip(batch, self._generate(batch), strict=True):
             self._finish(pending, generated, error)
+            self._batch.remove(pending)
 
     def _generate(self, batch: Sequence[PendingAnswer]) -> list[tuple[Generated | None, str | None]]:
         """Return the answer or the error of each request of a batch; if it fails, those of each by itself."""
@@ -383,13 +403,22 @@ class ServingEngine:
             stop_if_broken(error)
             if len(jobs) == 1:
                 self.counts.errors += 1
-                jobs[0].on_end((), error)
+                self._end_job(jobs[0], (), error)
                 return
             for job in jobs:
                 self._run_jobs([job])
             return
         for job, part in zip(jobs, rows.parts(), strict=True):
-            job.on_end([found[row] for row in part], None)
+            self._end_job(job, [found[row] for row in part], None)
+
+    def _end_job(self, job: RowJob, answers: Sequence[Answer], error: Exception | None) -> None:
+        """Send the end of a job."""
+        if job in self._running:
+            self._running.remove(job)
+        try:
+            job.on_end(answers, error)
+        except Exception:
+            logger.exception("the receiver of rows failed")
 
     def _finish(self, pending: PendingAnswer, generated: Generated | None, error: str | None) -> None:
         """Send the end of an answer, and count it."""
@@ -405,7 +434,7 @@ class ServingEngine:
 
     def _drop_cancelled(self) -> None:
         """Free the slots of cancelled requests."""
-        if not self._cancelled:
+        if not self._cancelled and not any(pending.cancelled for pending in self.queue.taken.values()):
             return
         self._cancelled = False
         with self._changed:
@@ -423,13 +452,14 @@ class ServingEngine:
         """Accept nothing more, and end all requests with an error."""
         with self._changed:
             self._stopping = True
-        left = [*self.queue.taken.values(), *self.queue.waiting]
-        self.queue.taken.clear()
-        self.queue.waiting.clear()
+        left = [*self._batch, *self.queue.taken.values(), *self.queue.waiting]
+        jobs = [*self._running, *self.jobs]
+        for requests in (self._batch, self.queue.taken, self.queue.waiting, self._running, self.jobs):
+            requests.clear()
         for pending in left:
             self._finish(pending, None, reason)
-        while self.jobs:
-            self.jobs.popleft().on_end((), EngineStoppedError(reason))
+        for job in jobs:
+            self._end_job(job, (), EngineStoppedError(reason))
 
 
 def have_equal_keys(jobs: Sequence[RowJob]) -> bool:

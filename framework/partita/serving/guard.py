@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from partita.serving.errors import RequestError
+from partita.serving.hosts import why_foreign
 from partita.serving.metrics import ServerMetrics
 
 API = ("/v1/", "/predict", "/tokenize", "/metrics")
@@ -67,6 +68,7 @@ class RequestGuard:
             await send(message)
 
         try:
+            self.check_site(scope)
             self.check_token(scope)
             body = await self.read_body(scope, receive)
         except RequestError as error:
@@ -79,6 +81,18 @@ class RequestGuard:
                 await self.app(scope, body, counted)
         finally:
             self.metrics.count(scope["path"], status, time.perf_counter() - started)
+
+    def check_site(self, scope: Scope) -> None:
+        """Raise RequestError if no token is needed and a page of another site may have sent the request."""
+        if self.token is not None:
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in (b"host", b"origin")}
+        try:
+            reason = why_foreign(headers.get(b"host"), headers.get(b"origin"))
+        except ValueError:
+            reason = "the header Host or Origin is not valid"
+        if reason is not None:
+            raise RequestError(403, reason)
 
     def check_token(self, scope: Scope) -> None:
         """Raise RequestError if a request lacks the token."""
@@ -96,8 +110,8 @@ class RequestGuard:
             RequestError: The body is too large or arrives too slowly.
         """
         most = self.limits.body_bytes
-        told = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if told.isdigit() and int(told) > most:
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if declared.isdigit() and int(declared) > most:
             raise too_large(most)
         parts, size, more = list[bytes](), 0, True
         try:

@@ -7,12 +7,13 @@ import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from partita.generation.text_stream import overlap
-from partita.lm.base import Generated, GenerationOptions
+from partita.lm.base import Generated, GenerationOptions, TokenLogprob
 from partita.lm.generation import answer_ends
 from partita.serving.answers import AsyncEngine, checked
 from partita.serving.bodies import ChatBody, CompletionBody, EmbeddingsBody, ResponseFormat, SamplingBody, ToolChoice
@@ -21,6 +22,7 @@ from partita.serving.errors import RequestError
 from partita.serving.openai_format import (
     DONE,
     ResponseHead,
+    TokenTexts,
     chat_choice,
     chat_logprobs,
     completion_logprobs,
@@ -29,7 +31,7 @@ from partita.serving.openai_format import (
 )
 from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest
 from partita.serving.rows import RowService
-from partita.serving.tool_use import CallForm, call_form, call_grammar, calls_in
+from partita.serving.tool_use import CallForm, ToolCall, call_form, call_grammar, calls_in
 from partita_schema.dialogues.common_form import FormatError
 from partita_schema.dialogues.tools import tools_of
 from partita_schema.errors import RowError
@@ -50,6 +52,13 @@ class AskedTools:
     form: CallForm
     grammar: str | None
     """Grammar of an answer that must be a call."""
+    several: bool
+    """Whether several calls of an answer are returned."""
+
+    def calls_in(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Return the text of an answer before its first call, and its calls."""
+        content, calls = calls_in(text, tools=self.tools, form=self.form)
+        return content, calls if self.several else calls[:1]
 
 
 @dataclass
@@ -61,7 +70,15 @@ class StreamedChoice:
     """Text of the answer so far."""
     sent: int = 0
     """Characters of it that were sent as content."""
-    tokens: list[Any] = field(default_factory=list)
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    """Log probabilities of tokens whose text was not sent yet."""
+    seen: int = 0
+    """Tokens whose log probabilities were received."""
+
+    def take_logprobs(self) -> list[TokenLogprob]:
+        """Return the log probabilities that were not sent yet."""
+        tokens, self.tokens = self.tokens, []
+        return tokens
 
     def content(self, piece: str) -> str:
         """Return the content to send after a piece."""
@@ -83,6 +100,11 @@ class OpenAIAnswers:
         self.engine, self.core, self.model = engine, engine.engine, model
         self._forms: list[CallForm] = []
 
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Texts and bytes of tokens."""
+        return TokenTexts(self.core.tokenizer, size=self.core.lm.vocabulary_size)
+
     # Chats
 
     async def chat(self, body: ChatBody) -> Response:
@@ -103,10 +125,8 @@ class OpenAIAnswers:
             return await streamed(self._chat_stream(body, requests, head, tools=tools))
         choices, generated = [], await self.engine.answers(requests)
         for index, answer in enumerate(generated):
-            content, calls = (
-                (answer.text, []) if tools is None else calls_in(answer.text, tools=tools.tools, form=tools.form)
-            )
-            logprobs = chat_logprobs(answer.token_logprobs, tokenizer=self.core.tokenizer) if body.logprobs else None
+            content, calls = (answer.text, []) if tools is None else tools.calls_in(answer.text)
+            logprobs = chat_logprobs(answer.token_logprobs, tokens=self.token_texts) if body.logprobs else None
             choices.append(chat_choice(index, answer, content=content, calls=calls, logprobs=logprobs))
         return JSONResponse(head.response(choices, usage_of(len(ids), sum(one.num_tokens for one in generated))))
 
@@ -128,22 +148,27 @@ class OpenAIAnswers:
                     yield part(index, {"role": "assistant", "content": ""})
                 if isinstance(event, AnswerPiece):
                     content = shown[index].content(event.text)
+                    shown[index].tokens += event.token_logprobs
+                    shown[index].seen += len(event.token_logprobs)
                     if content:
-                        yield part(index, {"content": content}, logprobs=self._chat_logprobs(body, event))
+                        yield part(index, {"content": content}, logprobs=self._chat_logprobs(body, shown[index]))
                     continue
                 answer = checked(event)
                 tokens += answer.num_tokens
-                for delta in self._last_deltas(shown[index], answer, tools=tools):
+                shown[index].tokens += answer.token_logprobs[shown[index].seen :]
+                deltas = self._last_deltas(shown[index], answer, tools=tools)
+                for delta in deltas:
                     yield part(index, delta)
-                called = tools is not None and bool(calls_in(answer.text, tools=tools.tools, form=tools.form)[1])
-                yield part(index, {}, finish_reason="tool_calls" if called else answer.finish_reason)
+                reason = "tool_calls" if any("tool_calls" in delta for delta in deltas) else answer.finish_reason
+                rest = self._chat_logprobs(body, shown[index]) if shown[index].tokens else None
+                yield part(index, {}, finish_reason=reason, logprobs=rest)
         if body.stream_options is not None and body.stream_options.include_usage:
             yield event_of(head.response([], usage_of(len(requests[0].input_ids), tokens)))
         yield DONE
 
-    def _chat_logprobs(self, body: ChatBody, piece: AnswerPiece) -> dict[str, Any] | None:
-        """Return the log probabilities of a piece, if they were asked for."""
-        return chat_logprobs(piece.token_logprobs, tokenizer=self.core.tokenizer) if body.logprobs else None
+    def _chat_logprobs(self, body: ChatBody, shown: StreamedChoice) -> dict[str, Any] | None:
+        """Return the log probabilities that were not sent yet, if they were asked for."""
+        return chat_logprobs(shown.take_logprobs(), tokens=self.token_texts) if body.logprobs else None
 
     def _last_deltas(
         self, shown: StreamedChoice, answer: Generated, *, tools: AskedTools | None
@@ -151,7 +176,7 @@ class OpenAIAnswers:
         """Return what remains of an answer with tools: its calls, or content that was held back."""
         if tools is None:
             return []
-        content, calls = calls_in(answer.text, tools=tools.tools, form=tools.form)
+        content, calls = tools.calls_in(answer.text)
         rest = content[shown.sent :]
         deltas: list[dict[str, Any]] = [{"content": rest}] if rest else []
         if calls:
@@ -179,7 +204,9 @@ class OpenAIAnswers:
             if not called:
                 raise RequestError(400, f"tool_choice: no tool is named {choice.function.name}", param="tool_choice")
         must_call = choice == "required" or isinstance(choice, ToolChoice)
-        return AskedTools(defined, form, call_grammar(called, form=form) if must_call else None)
+        return AskedTools(
+            defined, form, call_grammar(called, form=form) if must_call else None, body.parallel_tool_calls
+        )
 
     # Completions
 
@@ -200,7 +227,7 @@ class OpenAIAnswers:
                 "text": answer.text,
                 "logprobs": None
                 if body.logprobs is None
-                else completion_logprobs(answer.token_logprobs, tokenizer=self.core.tokenizer),
+                else completion_logprobs(answer.token_logprobs, tokens=self.token_texts),
                 "finish_reason": answer.finish_reason,
             }
             for index, answer in enumerate(generated)
@@ -220,7 +247,7 @@ class OpenAIAnswers:
                     choice["text"] = event.text
                     if body.logprobs is not None:
                         choice["logprobs"] = completion_logprobs(
-                            event.token_logprobs, tokenizer=self.core.tokenizer, start=offsets[index]
+                            event.token_logprobs, tokens=self.token_texts, start=offsets[index]
                         )
                     offsets[index] += len(event.text)
                 else:
@@ -234,15 +261,12 @@ class OpenAIAnswers:
 
     def _encoded(self, body: CompletionBody) -> list[list[int]]:
         """Return the tokens of the prompts of a completion."""
-        tokenizer, size = self.core.tokenizer, self.core.lm.vocabulary_size
-        prompts = []
+        tokenizer, prompts = self.core.tokenizer, []
         for prompt in body.prompts:
             ids = tokenizer(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt
             if not ids:
                 raise RequestError(400, "a prompt is empty; write at least a character", param="prompt")
-            wrong = next((token for token in ids if not 0 <= token < size), None)
-            if wrong is not None:
-                raise RequestError(400, f"{wrong} is not a token of this model, which has {size:,}", param="prompt")
+            self._check_tokens(ids)
             prompts.append(list(ids))
         if not prompts:
             raise RequestError(400, "there is no prompt", param="prompt")
@@ -279,6 +303,7 @@ class OpenAIAnswers:
             grammar=grammar,
             more=body.settings,
         )
+        self._check_tokens([*body.stop_token_ids, *map(int, body.logit_bias or ())])
         self._check_options(options)
         requests = []
         for number, prompt in enumerate(prompts):
@@ -296,6 +321,13 @@ class OpenAIAnswers:
                 key = sampling_key(body.seed, number * body.n + choice)
                 requests.append(AnswerRequest(list(prompt), new_tokens, options, key=key, streams=body.stream))
         return requests
+
+    def _check_tokens(self, ids: Sequence[int]) -> None:
+        """Raise RequestError if one of these is not a token of the model."""
+        size = self.core.lm.vocabulary_size
+        wrong = next((token for token in ids if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(400, f"{wrong} is not a token of this model, which has {size:,}")
 
     def _check_writes(self) -> None:
         """Raise RequestError if the model writes no text."""
@@ -325,17 +357,15 @@ class OpenAIAnswers:
         inputs = [feature for feature in config.input_features if isinstance(feature, TextInput)]
         if len(inputs) != 1 or not isinstance(outputs[0], EmbeddingOutput):
             raise RequestError(400, "the model computes no embeddings of one text; send rows to /predict")
-        if not body.texts:
-            raise RequestError(400, "there is no text", param="input")
         if body.dimensions is not None:
             raise RequestError(400, "dimensions is not supported; leave it out", param="dimensions")
-        opened = rows.open([{inputs[0].name: text} for text in body.texts], None)
+        opened = rows.open([{inputs[0].name: text} for text in body.input], None)
         answers = await rows.answers(opened)
         wrong = next((index for index, answer in enumerate(answers) if answer.error is not None), None)
         if wrong is not None:
             raise RequestError(400, f"text {wrong + 1}: {answers[wrong].error}", param="input")
         vectors = [answer.decoded.values[outputs[0].name] for answer in answers]
-        tokens = sum(len(ids) for ids in self.core.tokenizer(body.texts, verbose=False)["input_ids"])
+        tokens = sum(len(ids) for ids in self.core.tokenizer(body.input, verbose=False)["input_ids"])
         data = [
             {"object": "embedding", "index": index, "embedding": written(vector, body.encoding_format)}
             for index, vector in enumerate(vectors)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from partita.lm.base import Generated, TokenLogprob
 from partita.lm.continuation import decode_continuation
+from partita.lm.grammar import token_bytes
 from partita.serving.tool_use import ToolCall
 
 Kind = Literal["chat", "completion"]
@@ -80,12 +81,27 @@ def chat_choice(
     }
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob], *, tokenizer: Any) -> dict[str, Any]:
+class TokenTexts:
+    """Texts and bytes of the tokens of a model."""
+
+    def __init__(self, tokenizer: Any, *, size: int) -> None:
+        """Find the bytes of the first `size` tokens."""
+        self.tokenizer, self.spelled = tokenizer, token_bytes(tokenizer, size=size)
+
+    def text(self, token: int) -> str:
+        """Return the text of a token, with U+FFFD for a part of a character."""
+        return decode_continuation(self.tokenizer, [token]) or str(self.tokenizer.decode([token]))
+
+    def bytes(self, token: int) -> list[int]:
+        """Return the bytes of a token, which may be a part of a character."""
+        return list(self.spelled[token] or self.text(token).encode())
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob], *, tokens: TokenTexts) -> dict[str, Any]:
     """Return log probabilities as a chat has them."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = token_text(tokenizer, token)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+        return {"token": tokens.text(token), "logprob": finite(logprob), "bytes": tokens.bytes(token)}
 
     return {
         "content": [
@@ -95,9 +111,9 @@ def chat_logprobs(entries: Sequence[TokenLogprob], *, tokenizer: Any) -> dict[st
     }
 
 
-def completion_logprobs(entries: Sequence[TokenLogprob], *, tokenizer: Any, start: int = 0) -> dict[str, Any]:
+def completion_logprobs(entries: Sequence[TokenLogprob], *, tokens: TokenTexts, start: int = 0) -> dict[str, Any]:
     """Return log probabilities as a completion has them; `start` is the offset of the first token in the text."""
-    texts = [token_text(tokenizer, one.token) for one in entries]
+    texts = [tokens.text(one.token) for one in entries]
     offsets, position = [], start
     for text in texts:
         offsets.append(position)
@@ -105,14 +121,9 @@ def completion_logprobs(entries: Sequence[TokenLogprob], *, tokenizer: Any, star
     return {
         "tokens": texts,
         "token_logprobs": [finite(one.logprob) for one in entries],
-        "top_logprobs": [{token_text(tokenizer, token): finite(value) for token, value in one.top} for one in entries],
+        "top_logprobs": [{tokens.text(token): finite(value) for token, value in one.top} for one in entries],
         "text_offset": offsets,
     }
-
-
-def token_text(tokenizer: Any, token: int) -> str:
-    """Return the text of a token."""
-    return decode_continuation(tokenizer, [token]) or str(tokenizer.decode([token]))
 
 
 LOWEST = -9999.0

@@ -1,7 +1,6 @@
 """Runs the application until it is asked to stop."""
 
 import asyncio
-import ipaddress
 import logging
 import os
 import secrets
@@ -14,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from partita.serving.engine import ServingEngine
+from partita.serving.hosts import is_loopback
 from partita_schema.errors import DataError, PartitaError
 
 logger = logging.getLogger(__name__)
@@ -29,16 +29,6 @@ FINISH_SECONDS = 20.0
 KEEP_ALIVE_SECONDS = 30
 MAX_HEADER_BYTES = 64 * 1024
 INSTALL = 'partita serve needs further packages: pip install "partita[serve]"'
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a host name or address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def token_for(host: str, *, wanted: bool) -> str | None:
@@ -136,14 +126,9 @@ def run_server(
         server_header=False,
     )
     server = Server(config)
-    asyncio.run(serve_on(server, sock))
+    asyncio.run(server.serve(sockets=[sock]))
     if engine.failure is not None:
         raise PartitaError(f"the server has stopped because the engine failed: {engine.failure}")
-
-
-async def serve_on(server: Any, sock: socket.socket) -> None:
-    """Serve on a socket; when the server exits, give up what the engine has not answered."""
-    await server.serve(sockets=[sock])
 
 
 @dataclass(frozen=True, kw_only=True)

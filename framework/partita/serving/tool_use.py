@@ -107,9 +107,11 @@ def calls_in(text: str, *, tools: Sequence[Mapping[str, Any]], form: CallForm) -
     for found in objects_in(text):
         called = found.value.get("function", found.value)
         name = called.get("name") if isinstance(called, dict) else None
-        arguments = next((called[key] for key in ARGUMENT_KEYS if key in called), None) if name in names else None
+        if not isinstance(name, str) or name not in names:
+            continue
+        arguments = next((called[key] for key in ARGUMENT_KEYS if key in called), None)
         if isinstance(arguments, dict):
-            calls.append(ToolCall(str(name), json.dumps(arguments, ensure_ascii=False)))
+            calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
             first = min(first, found.start)
     content = text[:first]
     if calls:

@@ -12,6 +12,7 @@ from partita import Model
 from partita.data.sources.in_memory import open_in_memory
 from partita.generation.generator import generate_requests
 from partita.generation.oom_backoff import BatchBudget
+from partita.generation.predict import generate_for_rows
 from partita.generation.requests import GenerationSettings
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.model import open_engine
@@ -237,6 +238,49 @@ def test_a_failure_of_the_device_ends_all_requests(model: Model, monkeypatch: py
         wait_for(lambda: not engine._thread.is_alive())
         with pytest.raises(EngineStoppedError, match="the engine has failed: RuntimeError: CUDA error"):
             receiver.submit(engine, 1, AnswerRequest([5], 5, settings))
+
+
+def test_a_failure_of_the_device_ends_jobs_and_batches_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    for name in ("generate_for_rows", "requests_in_batches"):
+        monkeypatch.setattr(f"partita.serving.engine.{name}", fail)
+    model = make_model(tmp_path, generation={"slots": False})
+    for kind in ("job", "batch"):
+        with open_engine(model, context=200, batch_size=2) as engine:
+            receiver, ended = Receiver(), queue.SimpleQueue[Any]()
+            if kind == "job":
+                rows = open_in_memory([{"question": "a"}], name="request")
+                engine.submit_job(RowJob(rows, lambda answers, error, ended=ended: ended.put(error)))  # type: ignore[misc]
+                assert "device-side assert" in str(ended.get(timeout=20))
+            else:
+                receiver.submit(engine, 0, AnswerRequest([5], 5, many_settings(engine.options)[0]))
+                receiver.wait([0])
+                assert "device-side assert" in str(receiver.ends[0].error)
+            assert engine.failure is not None
+
+
+def test_a_job_that_is_being_answered_is_not_idle(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, seen = threading.Event(), queue.SimpleQueue[Any]()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        assert go.wait(20)
+        return generate_for_rows(*arguments, **options)
+
+    monkeypatch.setattr("partita.serving.engine.generate_for_rows", slow)
+    with open_engine(model, context=200, batch_size=2) as engine:
+        rows = open_in_memory([{"question": "a"}], name="request")
+        jobs = [RowJob(rows, lambda answers, error: seen.put(error)) for _ in range(2)]
+        engine.submit_job(jobs[0])
+        wait_for(lambda: engine.active == 1)
+        assert not engine.is_idle
+        engine.submit_job(jobs[1])
+        jobs[1].cancelled = True
+        go.set()
+        assert seen.get(timeout=20) is None
+        wait_for(lambda: engine.is_idle)
+        assert seen.empty(), "a cancelled job is not answered"
 
 
 def test_rows_of_several_jobs_share_batches_and_keep_their_errors(model: Model) -> None:

@@ -14,7 +14,8 @@ import httpx2
 import pytest
 import yaml
 
-from partita.serving.server import TOKEN, bound, is_loopback, token_for
+from partita.serving.hosts import is_loopback, why_foreign
+from partita.serving.server import TOKEN, bound, token_for
 from partita_schema.errors import DataError, PartitaError
 
 from .conftest import CONFIG
@@ -105,6 +106,25 @@ def test_a_client_of_smolagents_chats_and_calls_tools(model: Any, tmp_path: Path
 )
 def test_addresses_that_only_this_machine_reaches(host: str, own: bool) -> None:
     assert is_loopback(host) == own
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "reason"),
+    [
+        ("127.0.0.1:8000", None, None),
+        ("localhost", "http://localhost", None),
+        ("[::1]:8000", "http://[::1]:8000", None),
+        (None, None, None),
+        ("evil.example:8000", None, "the header Host names another machine"),
+        ("evil.example:8000", "http://evil.example:8000", "the header Host names another machine"),
+        ("127.0.0.1:8000", "http://evil.example", "the request comes from a page of another site"),
+        ("127.0.0.1:8000", "http://127.0.0.1:9000", "the request comes from a page of another site"),
+        ("127.0.0.1:8000", "null", "the request comes from a page of another site"),
+    ],
+)
+def test_requests_of_pages_of_other_sites(host: str | None, origin: str | None, reason: str | None) -> None:
+    found = why_foreign(host, origin)
+    assert found is None if reason is None else found is not None and found.startswith(reason)
 
 
 def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,8 @@ def test_log_probabilities_of_a_chat(client: OpenAI) -> None:
     for one in logprobs.content:
         assert len(one.top_logprobs) == 3
         assert one.top_logprobs[0].logprob == one.logprob, "greedy decoding takes the most probable token"
-        assert one.bytes == list(one.token.encode())
+        assert one.bytes is not None
+        assert bytes(one.bytes).decode(errors="replace") == one.token
     parts = client.chat.completions.create(
         model="small",
         messages=USER,  # type: ignore[arg-type]
@@ -147,7 +148,7 @@ def test_log_probabilities_of_a_chat(client: OpenAI) -> None:
         stream=True,
     )
     sent = [one for part in parts for one in (part.choices[0].logprobs.content if part.choices[0].logprobs else [])]  # type: ignore[union-attr]
-    assert [one.token for one in sent] == [one.token for one in logprobs.content][: len(sent)]
+    assert [(one.token, one.bytes) for one in sent] == [(one.token, one.bytes) for one in logprobs.content]
 
 
 def test_log_probabilities_of_a_completion(client: OpenAI) -> None:
@@ -271,6 +272,10 @@ BAD_BODIES = [
     ("/v1/completions", {"prompt": ""}, "a prompt is empty; write at least a character"),
     ("/v1/completions", {"prompt": []}, "there is no prompt"),
     ("/v1/completions", {"prompt": [3, 99999]}, "99999 is not a token of this model, which has 258"),
+    ("/v1/completions", {"prompt": "a", "stop_token_ids": [258]}, "258 is not a token of this model, which has 258"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"999": 1}}, "999 is not a token of this model, which has 258"),
+    ("/v1/completions", {"prompt": ["a"] * 40, "n": 30}, "a request may ask for 1,024 answers; send several requests"),
+    ("/v1/embeddings", {"input": ["a"] * 1025}, "List should have at most 1024 items after validation, not 1025"),
     ("/v1/completions", {"prompt": "a", "max_tkens": 3}, "max_tkens: this server does not read this key; leave it out"),
     ("/v1/completions", {"prompt": "a", "temperature": -1}, "temperature: Input should be greater than or equal to 0"),
     (
@@ -348,6 +353,13 @@ def test_what_is_wrong_with_a_body(server: RunningServer, path: str, body: Any, 
     assert reason in error_of(response)
 
 
+def test_a_request_may_ask_for_more_answers_than_may_wait(model: Model) -> None:
+    with running(model, engine={"batch_size": 2, "max_waiting": 3}) as server:
+        rows = [{"question": f"{question} {number}"} for number in range(5) for question in QUESTIONS]
+        found = post(server, "/predict", {"rows": rows}).json()["predictions"]
+    assert [row["answer"] for row in found] == model.predict(rows)["answer"]
+
+
 def test_paths_and_methods_that_do_not_exist(server: RunningServer) -> None:
     missing = httpx2.get(server.url + "/v2/x")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
@@ -358,6 +370,13 @@ def test_paths_and_methods_that_do_not_exist(server: RunningServer) -> None:
     broken = httpx2.post(server.url + "/predict", content=b'{"rows": [')
     assert broken.status_code == 400
     assert "Invalid JSON" in error_of(broken)
+
+
+def test_pages_of_other_sites_are_refused_without_a_token(server: RunningServer) -> None:
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Host": "[", "Origin": "x"}):
+        refused = httpx2.post(server.url + "/v1/completions", json={"prompt": "a"}, headers=headers)
+        assert refused.status_code == 403
+        assert refused.json()["error"]["type"] == "permission_error"
 
 
 def test_the_token_is_demanded_everywhere_but_for_the_health(model: Model) -> None:
@@ -431,7 +450,7 @@ def test_a_body_that_arrives_too_slowly(model: Model) -> None:
     with running(model, limits=ServerLimits(body_seconds=0.2)) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as slow:
-            slow.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            slow.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             answer = b"".join(iter(lambda: slow.recv(4096), b"")).decode()
         assert answer.startswith("HTTP/1.1 408")
         assert "the body did not arrive within 0.2 s" in answer

@@ -37,6 +37,7 @@ def call(name: str, **arguments: Any) -> str:
         ('{"name": "weather", "parameters": {"town": "Oslo"}}', "", [("weather", {"town": "Oslo"})]),
         ('{"function": {"name": "time", "arguments": {}}}', "", [("time", {})]),
         (call("unknown"), call("unknown"), []),
+        ('{"name": ["time"], "arguments": {}}', '{"name": ["time"], "arguments": {}}', []),
         ('{"name": "time"}', '{"name": "time"}', []),
         ('{"name": "time", "arguments": "now"}', '{"name": "time", "arguments": "now"}', []),
         ('{"name": "time", "argum', '{"name": "time", "argum', []),
