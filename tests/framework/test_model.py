@@ -461,6 +461,6 @@ def test_a_tracker_that_is_not_installed_is_reported(colours: Any, tmp_path: Pat
 
 
 def test_a_model_has_only_the_documented_public_names(colours: Any) -> None:
-    verbs = ["evaluate", "generate", "load", "predict", "push_to_hub", "save", "simulate", "train", "tune"]
+    verbs = ["evaluate", "export", "generate", "load", "predict", "push_to_hub", "save", "serve", "simulate", "train"]
     shown = [name for name in dir(Model(colours.config(), quiet=True)) if not name.startswith("_")]
-    assert shown == sorted([*verbs, "config", "name", "run"])
+    assert shown == sorted([*verbs, "tune", "config", "name", "run"])

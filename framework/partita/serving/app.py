@@ -240,6 +240,8 @@ async def failed(request: Request, error: Exception) -> Response:
 
 HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
     RequestError: refused,
+    TooManyWaitingError: refused_by_partita,
+    EngineStoppedError: refused_by_partita,
     RowError: refused_by_partita,
     PartitaError: refused_by_partita,
     HTTPException: not_found,

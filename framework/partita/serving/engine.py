@@ -35,7 +35,7 @@ from partita.serving.request_queue import (
     RequestQueue,
     RequestScheduler,
 )
-from partita_schema.errors import DataError, PartitaError
+from partita_schema.errors import DataError
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +52,11 @@ DEFAULT_CONTEXT = 8192
 STOPPING = "the server is stopping"
 
 
-class TooManyWaitingError(PartitaError):
+class TooManyWaitingError(Exception):
     """So many requests wait that another one is refused."""
 
 
-class EngineStoppedError(PartitaError):
+class EngineStoppedError(Exception):
     """The engine answers no more requests: it is stopping, or the device failed."""
 
 

@@ -1,8 +1,9 @@
 """Errors of requests, as the OpenAI API writes them."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starlette.responses import JSONResponse
+if TYPE_CHECKING:
+    from starlette.responses import JSONResponse
 
 TYPES = {
     400: "invalid_request_error",
@@ -45,8 +46,10 @@ class RequestError(Exception):
         kind = TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def response(self) -> "JSONResponse":
         """Return the response."""
+        from starlette.responses import JSONResponse  # clients of a server import this file without the extra
+
         headers = {"Retry-After": RETRY_SECONDS} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 
 from partita.runs.log import terminal_width, wrap
 from partita.serving.conversation import ChatPrompt, Conversation
+from partita.serving.engine import EngineStoppedError
 from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError, JobError, PartitaError
@@ -172,7 +173,10 @@ class TerminalChat:
         key = self._seed + b":%d" % self._num_answers
         events: queue.SimpleQueue[AnswerPiece | AnswerEnd] = queue.SimpleQueue()
         request = AnswerRequest(prompt.input_ids, prompt.max_new_tokens, self.settings.options, key, streams=True)
-        ticket = self.engine.submit(request, events.put)
+        try:
+            ticket = self.engine.submit(request, events.put)
+        except EngineStoppedError as error:
+            raise JobError(str(error)) from None
         text = ""
         try:
             while isinstance(event := events.get(), AnswerPiece):

@@ -87,11 +87,13 @@ def test_long_names_of_metrics_are_not_cut(capsys: pytest.CaptureFixture[str]) -
 
 def test_every_flag_of_predict_reaches_the_model(call: Call) -> None:
     words = ("predict", "run.yaml", "--dataset", "rows.csv", "--output", "out.csv")
-    plain = {"output": Path("out.csv"), "batch_size": None, "retry_errors": False, "fresh": False, "safe_csv": False}
+    flags = {"retry_errors": False, "fresh": False, "safe_csv": False}
+    plain = {"output": Path("out.csv"), "batch_size": None, "server": None, **flags}
     assert call(*words).asked == ["rows.csv", plain]
     for flag in ("retry_errors", "fresh", "safe_csv"):
         assert call(*words, f"--{flag.replace('_', '-')}").asked == ["rows.csv", {**plain, flag: True}]
     assert call(*words, "--batch-size", "3").asked == ["rows.csv", {**plain, "batch_size": 3}]
+    assert call(*words, "--server", "http://a").asked == ["rows.csv", {**plain, "server": "http://a"}]
 
 
 def test_every_flag_of_evaluate_reaches_the_model(call: Call) -> None:

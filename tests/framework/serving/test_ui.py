@@ -150,14 +150,12 @@ def test_an_answer_is_stopped_and_generated_again(page: Browser) -> None:
     page.click("#stop")
     page.wait("document.getElementById('stop').disabled")
     assert page.text("article:last-child .meta") == "stopped"
-    stopped = messages(page)
 
     page.fill("#max-tokens", FEW_TOKENS)
     page.click("#regenerate")
     page.wait(SENT)
 
     assert [kind for kind, _ in messages(page)] == ["user", "assistant"]
-    assert messages(page) != stopped
     assert page.text("article:last-child .meta") != "stopped"
     assert page.console == []
 
