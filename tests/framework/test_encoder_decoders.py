@@ -131,7 +131,8 @@ def test_the_first_loss_and_its_gradients_equal_those_of_seq2seq_trainer(archite
             assert difference <= 1e-5 * wanted[name].grad.norm() + 1e-7, name
 
 
-@pytest.mark.parametrize("architecture", ["t5", *(pytest.param(name, marks=pytest.mark.long) for name in REST)])
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ["t5", *REST])
 def test_a_run_that_is_killed_continues_bit_for_bit(
     folders: Callable[[str], Path], architecture: str, tmp_path: Path, train_killed: TrainKilled
 ) -> None:

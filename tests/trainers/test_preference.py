@@ -207,6 +207,7 @@ def test_a_step_without_enough_memory_is_split_between_pairs(tmp_path: Path) -> 
     assert max(rows for rows, _ in shapes) == 2
 
 
+@pytest.mark.long
 def test_references_without_enough_memory_are_computed_in_parts(tmp_path: Path, caplog: Any) -> None:
     free = Work(tmp_path / "free", skip_all_evaluation=True).train()
     full = Work(tmp_path / "full", skip_all_evaluation=True)
@@ -255,7 +256,7 @@ def test_a_resumed_run_without_its_file_computes_the_same_references(tmp_path: P
     assert straight.run.folder.joinpath("references.jsonl").read_text() == file.read_text()
 
 
-@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("first", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_run_with_more_steps_than_before_computes_the_missing_references(tmp_path: Path, first: int) -> None:
     straight = Work(tmp_path / "straight").train()
     constant = {"learning_rate_scheduler": {"decay": "none"}}

@@ -118,7 +118,7 @@ def test_the_samples_of_rows_that_have_begun_are_finished_when_a_job_stops(lm: A
     assert len(found) == len(rows) * SAMPLES
 
 
-@pytest.mark.parametrize("tokens", [80, 300])
+@pytest.mark.parametrize("tokens", [pytest.param(80, marks=pytest.mark.long), 300])
 def test_less_memory_than_planned_changes_no_sample(lm: Any, memory_ceiling: Any, tokens: int) -> None:
     prompts, budget = prompts_of(LENGTHS[-3:]), BatchBudget(12)
     usual = answers(batches_of(lm, prompts))

@@ -3,9 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
-for name in ("starlette", "uvicorn", "prometheus_client", "h11", "prompt_toolkit"):
+for name in ("starlette", "uvicorn", "prometheus_client", "prompt_toolkit"):
     sys.modules[name] = None
 import partita.model
 from partita.cli.main import app
@@ -18,6 +20,7 @@ except PartitaError as error:
 """
 
 
+@pytest.mark.long
 def test_without_the_packages_only_serving_is_refused() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
