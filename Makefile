@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 
 help:
 	@echo "make demo    zero-shot, fine-tuning and prediction on a generated data set (about two minutes)"
-	@echo "make test    the tests that take at most three CPU seconds each (about five minutes)"
+	@echo "make test    all tests but the long ones (about ten minutes on two cores)"
 	@echo "make test-long   the others, and more examples of properties"
 	@echo "make test-all    both"
 	@echo "make check   format, lint, types, import contracts"
