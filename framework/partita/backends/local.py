@@ -36,7 +36,7 @@ from partita.report.transcript_page import write_page
 from partita.runs.cost import merged
 from partita.runs.directory import RunDirectory
 from partita.runs.manifest import MANIFESTS
-from partita.serving.engine import MOST_REQUESTS, ServingEngine, context_of
+from partita.serving.engine import MAX_REQUESTS, ServingEngine, context_of
 from partita.simulation.build import section_of
 from partita.simulation.participants import AgentModel
 from partita.simulation.report import SimulationReport
@@ -348,7 +348,7 @@ class LocalBackend(Backend):
         pipeline = self.parts()
         tokens = context_of(pipeline.lm.context_length, context)
         new_tokens = min(pipeline.max_new_tokens, tokens // 2)
-        lengths = np.full(MOST_REQUESTS, max(1, tokens - new_tokens))
+        lengths = np.full(MAX_REQUESTS, max(1, tokens - new_tokens))
         size = self.tuner.generation(lengths, batch_size=batch_size, max_new_tokens=new_tokens)
         return ServingEngine(
             pipeline,

@@ -9,9 +9,10 @@ from functools import partial
 from partita.generation.predictions import Answer
 from partita.generation.prompts import PromptRows
 from partita.lm.base import Generated
-from partita.serving.engine import STOPPING, EngineStoppedError, RowJob, ServingEngine, Ticket, TooManyWaitingError
+from partita.serving.engine import STOPPING, EngineStoppedError, ServingEngine, Ticket, TooManyWaitingError
 from partita.serving.errors import RequestError
 from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest
+from partita.serving.row_jobs import RowJob
 
 
 def submit_error(error: Exception) -> RequestError:

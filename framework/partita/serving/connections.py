@@ -1,18 +1,13 @@
-"""Connections of the server: time limits on the head of a request, and an end that loses no request."""
+"""Connections of the server, with a time limit on the head of a request."""
 
 import asyncio
-import select
-import socket
 from typing import Any
 
 import h11
-from uvicorn import Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 30.0
 """Time for the head of a request, from its first byte on, or from the start of the connection."""
-LINGER_SECONDS = 1.0
-"""Time in which clients of open connections still get an answer once the server has stopped listening."""
 
 
 class Connection(H11Protocol):
@@ -46,21 +41,3 @@ class Connection(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-
-async def stop_listening(server: Server, sock: socket.socket) -> None:
-    """Accept no more connections, and answer what clients send on open ones for up to LINGER_SECONDS.
-
-    Connections that wait to be accepted would be reset when the socket is closed: further ones are held off first.
-    """
-    loop = asyncio.get_running_loop()
-    sock.listen(0)
-    await asyncio.sleep(0.05)
-    until = loop.time() + LINGER_SECONDS
-    while select.select([sock], [], [], 0)[0] and loop.time() < until:  # clients may go on connecting
-        await asyncio.sleep(0)  # the loop accepts them
-    for listener in server.servers:
-        listener.close()
-    connections, until = server.server_state.connections, loop.time() + LINGER_SECONDS
-    while connections and loop.time() < until:
-        await asyncio.sleep(0.02)

@@ -9,8 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,23 +17,17 @@ from typing import Any, Self
 
 from partita.generation.job import PredictionParts
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.predict import DEFAULT_NEW_TOKENS, generate_for_rows
-from partita.generation.predictions import Answer
-from partita.generation.prompts import PromptRows, describe_error
-from partita.generation.requests import GenerationSettings, stop_if_broken
-from partita.generation.static_batches import requests_in_batches
+from partita.generation.predict import DEFAULT_NEW_TOKENS
+from partita.generation.prompts import describe_error
+from partita.generation.requests import GenerationSettings
 from partita.generation.text_stream import TextStream
-from partita.lm.base import Generated, GenerationOptions, GenerationRequest
+from partita.lm.base import Generated, GenerationOptions
 from partita.pipeline.build import Pipeline
 from partita.serving.chat_prompts import ChatPrompts
-from partita.serving.joined_rows import JoinedRows
-from partita.serving.request_queue import (
-    AnswerRequest,
-    OnEvent,
-    PendingAnswer,
-    RequestQueue,
-    RequestScheduler,
-)
+from partita.serving.engine_counts import EngineCounts
+from partita.serving.request_batches import RequestBatches
+from partita.serving.request_queue import AnswerRequest, OnEvent, PendingAnswer, RequestQueue, RequestScheduler
+from partita.serving.row_jobs import RowJob, RowJobs
 from partita_schema.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -43,17 +36,16 @@ MAX_WAITING = 1024
 """Requests that may wait for a slot; more are refused."""
 LONGEST_STEP_SECONDS = 30.0
 """Time to wait for the step that is computed when the engine is to end."""
-MOST_REQUESTS = 256
-"""Most requests that are answered at a time."""
+MAX_REQUESTS = 256
+"""Requests that are answered at a time at most."""
 DEFAULT_CONTEXT = 8192
-"""Most tokens of a prompt and its answer, unless the model's context is smaller or another number is given."""
-
-
+"""Maximum number of tokens of a prompt and its answer, if no other is given and the model's context is not smaller."""
 STOPPING = "the server is stopping"
+"""The error of requests that are refused, or not answered, because the engine ends."""
 
 
 class TooManyWaitingError(Exception):
-    """So many requests wait that another one is refused."""
+    """As many requests as allowed wait already."""
 
 
 class EngineStoppedError(Exception):
@@ -61,7 +53,7 @@ class EngineStoppedError(Exception):
 
 
 def context_of(limit: int | None, wanted: int | None) -> int:
-    """Return the most tokens of a prompt and its answer.
+    """Return the maximum number of tokens of a prompt and its answer.
 
     Args:
         limit: The model's context; None without limit.
@@ -82,34 +74,6 @@ def context_of(limit: int | None, wanted: int | None) -> int:
     return tokens
 
 
-@dataclass
-class EngineCounts:
-    """What an engine has done so far."""
-
-    requests: int = 0
-    """Requests that were accepted."""
-    cancelled: int = 0
-    errors: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    """Decoding steps, each of one token for every active request."""
-    first_token_seconds: list[float] = field(default_factory=list)
-    """Times from a request to its first token, since `take_times` was called."""
-    answer_seconds: list[float] = field(default_factory=list)
-    """Times from a request to the end of its answer, since `take_times` was called."""
-
-    def take_times(self) -> tuple[list[float], list[float]]:
-        """Return the times to first tokens and to the ends of answers since the last call."""
-        firsts, ends = self.first_token_seconds, self.answer_seconds
-        self.first_token_seconds, self.answer_seconds = [], []
-        return firsts, ends
-
-
-MAX_TIMES = 100_000
-"""Times that are kept if nobody takes them."""
-
-
 @dataclass(frozen=True)
 class Ticket:
     """A request that was submitted."""
@@ -121,17 +85,6 @@ class Ticket:
         """Stop the answer; its slot is free within two steps, and no event follows. May be called at any time."""
         self.pending.cancelled = True
         self.engine.drop_cancelled()
-
-
-@dataclass(eq=False)
-class RowJob:
-    """Rows that are answered together, between the steps."""
-
-    rows: PromptRows
-    on_end: Callable[[Sequence[Answer], Exception | None], None]
-    """Receives the answers in the order of the rows, or the error, in the engine's thread."""
-    cancelled: bool = False
-    """Whether nobody waits for the answers any more; a job that has not begun is not computed then."""
 
 
 class ServingEngine:
@@ -167,11 +120,7 @@ class ServingEngine:
         self.failure: str | None = None
         """Why the engine has failed, once it has."""
         self.queue = RequestQueue(max_waiting + budget.max_rows)
-        self.jobs: deque[RowJob] = deque()
-        self._batch: list[PendingAnswer] = []
-        """Requests of the batch that is being answered, without continuous batching."""
-        self._running: list[RowJob] = []
-        """Jobs that are being answered."""
+        self.jobs = RowJobs(self.parts, budget)
         self._changed = threading.Condition()
         self._cancelled = False
         """Whether a request was cancelled since the last step."""
@@ -183,6 +132,7 @@ class ServingEngine:
         self.why_batches = self.lm.why_no_slots(options, tokens=context_tokens)
         """Why requests are answered in batches; None with continuous batching."""
         self._settings = GenerationSettings(options, budget, pipeline.sampling_seed)
+        self._batches = RequestBatches(self.lm, self._settings, finish=self._finish)
         self._scheduler: RequestScheduler | None = None
         if self.why_batches is None:
             self._scheduler = RequestScheduler(self.lm, self.queue.requests(), self._settings, rows=self.queue)
@@ -223,12 +173,12 @@ class ServingEngine:
     @property
     def waiting(self) -> int:
         """Number of requests that wait for a slot."""
-        return len(self.queue.waiting) + len(self.queue.taken) - self._live + len(self.jobs)
+        return len(self.queue.waiting) + len(self.queue.taken) - self._live + len(self.jobs.waiting)
 
     @property
     def active(self) -> int:
         """Number of requests that are being answered."""
-        return self._live + len(self._batch) + len(self._running)
+        return self._live + len(self._batches.running) + len(self.jobs.running)
 
     @property
     def _live(self) -> int:
@@ -240,7 +190,8 @@ class ServingEngine:
     @property
     def is_idle(self) -> bool:
         """Whether no request waits or is being answered."""
-        return not (self.queue.waiting or self.queue.taken or self.jobs or self._batch or self._running)
+        waiting = self.queue.waiting or self.queue.taken or self.jobs.waiting
+        return not (waiting or self._batches.running or self.jobs.running)
 
     def submit(self, request: AnswerRequest, on_event: OnEvent) -> Ticket:
         """Accept a request.
@@ -264,10 +215,10 @@ class ServingEngine:
         return Ticket(self, pending)
 
     def submit_job(self, job: RowJob) -> None:
-        """Accept work on rows; raises what `submit` raises."""
+        """Accept rows; raises what `submit` raises."""
         with self._changed:
             self._check_accepts()
-            self.jobs.append(job)
+            self.jobs.add(job)
             self.counts.requests += 1
             self._changed.notify()
 
@@ -283,14 +234,26 @@ class ServingEngine:
             self._stopping = True
             self._changed.notify()
 
-    def stop(self, *, finish_seconds: float) -> None:
-        """Answer the accepted requests for at most `finish_seconds`, give up the others, and end the thread."""
+    def finish_within(self, seconds: float) -> None:
+        """Accept no more requests, and end the thread once the accepted ones are answered, or after `seconds`.
+
+        Requests that are not answered in time end with the error STOPPING.
+        """
         with self._changed:
             self._stopping = True
-            self._finish_until = time.monotonic() + finish_seconds
+            self._finish_until = time.monotonic() + seconds
             self._changed.notify()
+
+    def stop(self, *, finish_seconds: float) -> None:
+        """Call `finish_within`, and wait for the end of the thread."""
+        self.finish_within(finish_seconds)
         if self._thread.ident is not None:
             self._thread.join(finish_seconds + LONGEST_STEP_SECONDS)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended, so that every accepted request has an answer or an error."""
+        return not self._thread.is_alive()
 
     @property
     def why_closed(self) -> str | None:
@@ -334,15 +297,12 @@ class ServingEngine:
                 self._changed.wait()
 
     def _answer_some(self) -> None:
-        """Run a step of the scheduler, or a batch; and a job, if one waits."""
-        if self.jobs:
-            with self._changed:  # so that no moment looks idle
-                self._running = [job for job in self.jobs if not job.cancelled]
-                self.jobs.clear()
-            if self._running:
-                self._run_jobs(list(self._running))
+        """Answer the jobs that wait, and run a step of the scheduler, or a batch."""
+        self.jobs.run()
         if self._scheduler is None:
-            self._answer_batch()
+            with self._changed:
+                self._batches.take(self.queue.waiting)
+            self._batches.answer()
         elif self.queue.waiting or self.queue.taken:
             self._step(self._scheduler)
 
@@ -359,78 +319,12 @@ class ServingEngine:
         for result in results:
             self._finish(self.queue.release(result.row), result.generated, result.error)
 
-    def _answer_batch(self) -> None:
-        """Answer waiting requests with the same settings as the oldest, in batches."""
-        rows = self.queue.take(self.budget.batch_size)
-        if not rows:
-            return
-        self._batch = [self.queue.taken[row] for row in rows]  # so that no moment looks idle
-        taken = [self.queue.release(row) for row in rows]
-        options = taken[0].request.options
-        batch = [pending for pending in taken if pending.request.options == options][: self.budget.batch_size]
-        self.queue.waiting.extendleft(pending for pending in reversed(taken) if pending not in batch)
-        self._batch = list(batch)
-        for pending, (generated, error) in zip(batch, self._generate(batch), strict=True):
-            self._finish(pending, generated, error)
-            self._batch.remove(pending)
-
-    def _generate(self, batch: Sequence[PendingAnswer]) -> list[tuple[Generated | None, str | None]]:
-        """Return the answer or the error of each request of a batch; if it fails, those of each by itself."""
-        settings = GenerationSettings(batch[0].request.options, self.budget, self._settings.seed)
-        requests = [
-            GenerationRequest(list(one.request.input_ids), one.request.max_new_tokens, key=one.request.key)
-            for one in batch
-        ]
-        try:
-            return [(answer, None) for answer in requests_in_batches(self.lm, requests, settings)]
-        except Exception as error:
-            stop_if_broken(error)
-            if len(batch) == 1:
-                return [(None, describe_error(error))]
-        return [answer for pending in batch for answer in self._generate([pending])]
-
-    def _run_jobs(self, jobs: Sequence[RowJob]) -> None:
-        """Answer the rows of several jobs together; if that fails, those of each job by themselves."""
-        if len(jobs) > 1 and self.parts.generation.samples and have_equal_keys(jobs):
-            # Rows with equal keys would count as copies of one another, and their random numbers would differ.
-            for job in jobs:
-                self._run_jobs([job])
-            return
-        rows = JoinedRows([job.rows for job in jobs])
-        try:
-            found = {answer.row: answer for answer in generate_for_rows(self.parts, rows, budget=self.budget)}
-        except Exception as error:
-            stop_if_broken(error)
-            if len(jobs) == 1:
-                self.counts.errors += 1
-                self._end_job(jobs[0], (), error)
-                return
-            for job in jobs:
-                self._run_jobs([job])
-            return
-        for job, part in zip(jobs, rows.parts(), strict=True):
-            self._end_job(job, [found[row] for row in part], None)
-
-    def _end_job(self, job: RowJob, answers: Sequence[Answer], error: Exception | None) -> None:
-        """Send the end of a job."""
-        if job in self._running:
-            self._running.remove(job)
-        try:
-            job.on_end(answers, error)
-        except Exception:
-            logger.exception("the receiver of rows failed")
-
     def _finish(self, pending: PendingAnswer, generated: Generated | None, error: str | None) -> None:
         """Send the end of an answer, and count it."""
         if pending.cancelled:
             return
         pending.finish(generated, error)
-        counts, now = self.counts, time.perf_counter()
-        counts.errors += generated is None
-        counts.generated_tokens += pending.num_tokens
-        if pending.first_token is not None and len(counts.answer_seconds) < MAX_TIMES:
-            counts.first_token_seconds.append(pending.first_token - pending.submitted)
-            counts.answer_seconds.append(now - pending.submitted)
+        self.counts.add(pending, failed=generated is None)
 
     def _drop_cancelled(self) -> None:
         """Free the slots of cancelled requests."""
@@ -452,17 +346,9 @@ class ServingEngine:
         """Accept nothing more, and end all requests with an error."""
         with self._changed:
             self._stopping = True
-        left = [*self._batch, *self.queue.taken.values(), *self.queue.waiting]
-        jobs = [*self._running, *self.jobs]
-        for requests in (self._batch, self.queue.taken, self.queue.waiting, self._running, self.jobs):
+        left = [*self._batches.running, *self.queue.taken.values(), *self.queue.waiting]
+        for requests in (self._batches.running, self.queue.taken, self.queue.waiting):
             requests.clear()
         for pending in left:
             self._finish(pending, None, reason)
-        for job in jobs:
-            self._end_job(job, (), EngineStoppedError(reason))
-
-
-def have_equal_keys(jobs: Sequence[RowJob]) -> bool:
-    """Return whether rows of jobs have the same sampling key."""
-    keys = [job.rows.sampling_key(row) for job in jobs for row in range(len(job.rows))]
-    return len(set(keys)) < len(keys)
+        self.jobs.give_up(EngineStoppedError(reason))

@@ -85,7 +85,7 @@ class EngineCollector(Collector):
         for name, text, total in (
             ("requests", "Requests that the engine accepted.", counts.requests),
             ("requests_cancelled", "Requests whose client stopped or closed the connection.", counts.cancelled),
-            ("requests_failed", "Requests without an answer.", counts.errors),
+            ("requests_failed", "Requests without an answer.", counts.errors + self.engine.jobs.failed),
             ("prompt_tokens", "Tokens of prompts.", counts.prompt_tokens),
             ("generated_tokens", "Tokens of answers.", counts.generated_tokens),
             ("decode_steps", "Decoding steps, each of one token for every active request.", counts.steps),

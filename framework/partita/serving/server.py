@@ -4,12 +4,10 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from partita.serving.engine import ServingEngine
@@ -79,40 +77,8 @@ def run_server(
     """
     import uvicorn
 
-    from partita.serving.connections import Connection, stop_listening
-
-    class Server(uvicorn.Server):
-        """Stops listening only after the accepted requests."""
-
-        stopping_since: float | None = None
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            ready()
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if self.stopping_since is not None:
-                self.should_exit = True
-                self.force_exit = sig == signal.SIGINT
-                return
-            self.stopping_since = time.monotonic()
-            engine.refuse_new()
-            logger.info("stopping: new requests get status 503, and accepted ones have %g s to finish", finish_seconds)
-
-        async def on_tick(self, counter: int) -> bool:
-            if self.stopping_since is None and engine.why_closed is not None:
-                self.stopping_since = time.monotonic()
-            since = self.stopping_since
-            if since is not None and (engine.is_idle or time.monotonic() - since > finish_seconds):
-                self.should_exit = True
-            if engine.failure is not None:
-                self.should_exit = True
-            return await super().on_tick(counter)
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if not self.force_exit:
-                await stop_listening(self, sock)
-            await super().shutdown(sockets)
+    from partita.serving.connections import Connection
+    from partita.serving.graceful_server import GracefulServer
 
     config = uvicorn.Config(
         app,
@@ -125,7 +91,7 @@ def run_server(
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         server_header=False,
     )
-    server = Server(config)
+    server = GracefulServer(config, engine, sock, finish_seconds=finish_seconds, ready=ready)
     asyncio.run(server.serve(sockets=[sock]))
     if engine.failure is not None:
         raise PartitaError(f"the server has stopped because the engine failed: {engine.failure}")

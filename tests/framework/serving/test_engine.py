@@ -17,8 +17,9 @@ from partita.generation.requests import GenerationSettings
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.model import open_engine
 from partita.serving.chat_prompts import sampling_options
-from partita.serving.engine import EngineStoppedError, RowJob, ServingEngine, Ticket, TooManyWaitingError, context_of
+from partita.serving.engine import EngineStoppedError, ServingEngine, Ticket, TooManyWaitingError, context_of
 from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest
+from partita.serving.row_jobs import RowJob
 from partita_schema.errors import DataError
 
 from .conftest import make_model, wait_for
@@ -244,8 +245,8 @@ def test_a_failure_of_the_device_ends_jobs_and_batches_too(tmp_path: Any, monkey
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    for name in ("generate_for_rows", "requests_in_batches"):
-        monkeypatch.setattr(f"partita.serving.engine.{name}", fail)
+    for name in ("row_jobs.generate_for_rows", "request_batches.requests_in_batches"):
+        monkeypatch.setattr(f"partita.serving.{name}", fail)
     model = make_model(tmp_path, generation={"slots": False})
     for kind in ("job", "batch"):
         with open_engine(model, context=200, batch_size=2) as engine:
@@ -268,7 +269,7 @@ def test_a_job_that_is_being_answered_is_not_idle(model: Model, monkeypatch: pyt
         assert go.wait(20)
         return generate_for_rows(*arguments, **options)
 
-    monkeypatch.setattr("partita.serving.engine.generate_for_rows", slow)
+    monkeypatch.setattr("partita.serving.row_jobs.generate_for_rows", slow)
     with open_engine(model, context=200, batch_size=2) as engine:
         rows = open_in_memory([{"question": "a"}], name="request")
         jobs = [RowJob(rows, lambda answers, error: seen.put(error)) for _ in range(2)]

@@ -22,8 +22,9 @@ from partita.backends.row_server.description import RowServer
 from partita.backends.row_server.sender import RowSender
 from partita.data.sources.sources import open_rows
 from partita.serving.app import ServerLimits
-from partita.serving.engine import RowJob, ServingEngine
+from partita.serving.engine import ServingEngine
 from partita.serving.request_queue import AnswerEnd, AnswerRequest, OnEvent
+from partita.serving.row_jobs import RowJob
 from partita_schema.sections.backend import EndpointBackendConfig
 
 from ...forks import COMMAND, Forks
@@ -211,7 +212,7 @@ def test_rows_of_two_clients_with_the_same_names_are_sampled_alike(folder: Path)
         clients = [threading.Thread(target=ask, args=[f"{number}.jsonl"]) for number in range(2)]
         for one in clients:
             one.start()
-        wait_for(lambda: len(server.engine.jobs) == 2)
+        wait_for(lambda: len(server.engine.jobs.waiting) == 2)
         arrived.set()
         for one in clients:
             one.join()

@@ -139,7 +139,7 @@ def whole_answer(connection: socket.socket) -> bytes:
 def test_a_stop_answers_requests_on_connections_that_are_open_or_wait(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("partita.serving.connections.LINGER_SECONDS", 15.0)  # on a busy machine
+    monkeypatch.setattr("partita.serving.graceful_server.LINGER_SECONDS", 15.0)  # on a busy machine
     with running(model) as server, open_socket(server) as kept, open_socket(server) as silent:
         kept.sendall(completion())
         assert whole_answer(kept).startswith(b"HTTP/1.1 200 ")
