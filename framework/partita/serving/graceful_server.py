@@ -6,7 +6,8 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 import uvicorn
@@ -79,18 +80,40 @@ class GracefulServer(uvicorn.Server):
 
 
 async def stop_listening(server: uvicorn.Server, sock: socket.socket) -> None:
-    """Accept no more connections, and answer what clients send on open ones for up to LINGER_SECONDS.
-
-    Connections that wait to be accepted would be reset when the socket is closed: further ones are held off first.
-    """
+    """Accept no more connections, and answer what clients send on open ones for up to LINGER_SECONDS."""
     loop = asyncio.get_running_loop()
-    sock.listen(0)
-    await asyncio.sleep(0.05)
+    sock.listen(0)  # one connection may wait
     until = loop.time() + LINGER_SECONDS
-    while select.select([sock], [], [], 0)[0] and loop.time() < until:  # clients may go on connecting
-        await asyncio.sleep(0)  # the loop accepts them
-    for listener in server.servers:
-        listener.close()
+    with occupied_queue(sock) as is_occupied:
+        while not is_occupied() and loop.time() < until:
+            await asyncio.sleep(0.001)  # the loop accepts the connections that wait
+        for listener in server.servers:
+            listener.close()
     connections, until = server.server_state.connections, loop.time() + LINGER_SECONDS
     while connections and loop.time() < until:
         await asyncio.sleep(0.02)
+
+
+@contextmanager
+def occupied_queue(sock: socket.socket) -> Iterator[Callable[[], bool]]:
+    """Yield a function that takes the only place in a socket's queue of connections; it returns whether it did.
+
+    A connection that waits in the queue is reset when the socket is closed. Once a connection from this process has
+    the only place, no client's can enter: the kernel drops its first packet, and refuses it when it is sent again.
+    """
+    host, port = sock.getsockname()[:2]
+    address = ({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+    with ExitStack() as opened:
+
+        def occupy() -> bool:
+            if select.select([sock], [], [], 0)[0]:
+                return False
+            own = opened.enter_context(socket.socket(sock.family))
+            own.setblocking(False)
+            own.connect_ex(address)
+            connected = select.select([], [own], [], 0.01)[1] and not own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if not connected:
+                own.close()
+            return bool(connected)
+
+        yield occupy

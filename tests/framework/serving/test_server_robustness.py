@@ -1,12 +1,16 @@
 """Clients that send nonsense, are slow, or are interrupted by a stop; benchmarks/serve.py runs more of each."""
 
+import errno
+import http.client
 import json
 import logging
 import re
+import select
 import socket
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +21,9 @@ import pytest
 from partita import Model
 from partita.lm.base import GenerationOptions
 from partita.serving.engine import ServingEngine
+from partita.serving.graceful_server import occupied_queue
 from partita.serving.request_queue import AnswerRequest, RequestScheduler
+from partita.serving.server import bound
 
 from .conftest import RunningServer, running, wait_for
 
@@ -152,6 +158,53 @@ def test_a_stop_answers_requests_on_connections_that_are_open_or_wait(
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"connection: close" in answer
             connection.close()
+
+
+def test_no_client_enters_the_queue_of_a_socket_that_is_about_to_be_closed() -> None:
+    with bound("127.0.0.1", 0) as sock, socket.socket() as first, socket.socket() as late:
+        sock.listen(5)
+        sock.listen(0)
+        first.connect(sock.getsockname())
+        late.setblocking(False)
+        with occupied_queue(sock) as is_occupied:
+            assert not is_occupied()  # a client waits
+            sock.accept()[0].close()
+            assert is_occupied()
+            late.connect_ex(sock.getsockname())
+            sock.close()
+        assert select.select([], [late], [], 20)[1]
+        assert late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
+
+
+def test_every_accepted_request_is_answered_or_refused_with_503_during_stops_under_load(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partita.serving.graceful_server.LINGER_SECONDS", 15.0)  # on a busy machine
+    for _ in range(4):
+        with running(model) as server, ThreadPoolExecutor(6) as pool:
+            clients = [pool.submit(outcomes_until_refused, server, number) for number in range(6)]
+            wait_for(lambda server=server: server.engine.counts.requests > 6)
+            server.engine.refuse_new()
+            outcomes = {outcome for client in clients for outcome in client.result()}
+        assert outcomes <= {"200", "503", "refused"}
+        assert "refused" in outcomes
+
+
+def outcomes_until_refused(server: RunningServer, number: int) -> set[str]:
+    """Send requests until the server no longer listens; every second client opens a new connection for each."""
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=20)
+    found = set[str]()
+    while "refused" not in found:
+        if number % 2:
+            connection.close()
+        try:
+            connection.request("POST", "/v1/completions", json.dumps({"prompt": "a b", "max_tokens": 3}))
+            answer = connection.getresponse()
+            answer.read()
+            found.add(str(answer.status))
+        except ConnectionRefusedError:
+            found.add("refused")
+    return found
 
 
 def test_prompts_of_similar_lengths_are_prefilled_together(engine_of_lengths: list[list[int]]) -> None:
