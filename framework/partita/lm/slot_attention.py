@@ -17,14 +17,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from partita.lm.cheapest_split import cheapest_split
 from partita.lm.slot_kv_cache import CacheLayout
 from partita.lm.transformers_internals import attention_of, set_attention
 
 NAME = "partita_slots"
-CHUNKS, SMALLEST_CHUNK = 4, 16
-"""Maximum number of chunks of rows of different lengths, and minimum number of rows in a chunk."""
-WORTH_CUTTING = 0.85
-"""Rows are not split into chunks if more than this fraction of the work would remain."""
+CHUNK_ROWS = 8
+"""Rows are split into chunks of multiples of this number."""
+CHUNK_POSITIONS = 200
+"""Positions of a row that are attended to in the time that one more chunk takes, for a small model."""
 
 current = threading.local()
 
@@ -181,15 +182,17 @@ def many(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def chunks(lengths: list[int]) -> list[tuple[int, int, int]]:
-    """Split rows into chunks of similar length; return first row, end and longest row of each."""
-    whole = [(0, len(lengths), max(lengths))]
-    size = max(SMALLEST_CHUNK, -(-len(lengths) // CHUNKS))
-    cut = [
-        (start, min(start + size, len(lengths)), max(lengths[start : start + size]))
-        for start in range(0, len(lengths), size)
-    ]
-    work = sum((end - start) * width for start, end, width in cut)
-    return cut if work < WORTH_CUTTING * len(lengths) * max(lengths) else whole
+    """Split rows into consecutive chunks so that they take the least time; return first row, end and longest of each.
+
+    A row is attended to up to the length of the longest row of its chunk, and each chunk takes some time itself.
+    """
+    starts = range(0, len(lengths), CHUNK_ROWS)
+    ends = [*starts[1:], len(lengths)]
+    longest = [max(lengths[start:end]) for start, end in zip(starts, ends, strict=True)]
+    parts = cheapest_split(
+        len(starts), lambda one, end: CHUNK_POSITIONS + (ends[end - 1] - starts[one]) * max(longest[one:end])
+    )
+    return [(starts[one], ends[end - 1], max(longest[one:end])) for one, end in parts]
 
 
 AttentionInterface.register(NAME, slot_attention)

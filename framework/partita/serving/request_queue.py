@@ -1,9 +1,10 @@
 """Requests that wait for an answer or are being answered, as rows of the scheduler."""
 
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,11 +13,14 @@ from partita.generation.requests import RowRequests
 from partita.generation.scheduler import Scheduler
 from partita.generation.text_stream import TextStream
 from partita.lm.base import AnsweringSlots, Generated, GenerationOptions, SlotRequest, TokenLogprob, common_tokens
+from partita.lm.cheapest_split import cheapest_split
 
 logger = logging.getLogger(__name__)
 
-MAX_LENGTH_RATIO = 2
-"""Maximum ratio of the tokens to prefill of the longest and the shortest prompt in one pass; limits padding."""
+PASS_TOKENS = 32
+"""Tokens that are prefilled in the time that one more pass takes, for a small model on a CPU."""
+PLANNED_PROMPTS = 64
+"""Prompts among which the next ones to prefill together are chosen."""
 
 
 @dataclass(frozen=True)
@@ -168,37 +172,63 @@ class RequestScheduler(Scheduler):
 
     context_tokens = 0
     """Maximum number of tokens of a prompt and its answer together."""
+    passes: list[list[SlotRequest]]
+    """Prompts to prefill together in this step, the next ones last."""
+    unread: Mapping[int, int]
+    """Tokens of these prompts that were not cached when they were planned, by row."""
 
     def longest(self, rows: Sequence[int]) -> int:
         """Return `context_tokens`: the lengths of later requests are unknown."""
         return self.context_tokens
 
-    def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
-        """Remove the next prompts to prefill together from the queue: the oldest, and others of similar lengths.
+    def step(self) -> None:
+        """Prefill free slots if worthwhile, and decode one token for every row."""
+        self.passes = list[list[SlotRequest]]()
+        super().step()
 
-        A prompt that begins like another of the group waits for the next pass, and copies that beginning then.
-        """
-        free = min(self.num_slots - len(slots.live), len(self.queue))
-        oldest_first = self.slot_requests([*reversed(self.queue)][:free])
-        waiting = [replace(request, keep=True, similar=True) for request in oldest_first]
-        first, unread = waiting[0], {request.row: slots.unread(request) for request in waiting}
-        group, most = [first], unread[first.row]
-        # All of these start in this step, so only the padding depends on their order.
-        for request in sorted(waiting[1:], key=lambda request: abs(unread[request.row] - unread[first.row])):
-            new = unread[request.row]
-            is_similar = new <= MAX_LENGTH_RATIO * unread[first.row] and MAX_LENGTH_RATIO * new >= unread[first.row]
-            fits = slots.readable(max(most, new), len(group) + 1) > len(group)
-            if is_similar and fits and not copies_more(request, group, unread=new):
-                group.append(request)
-                most = max(most, new)
-        group = group[: slots.readable(most, len(group))]
+    def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
+        """Remove the next prompts to prefill together from the queue."""
+        if not self.passes or any(self.lost_tokens(one, slots) for one in self.passes[-1]):
+            self.passes = []
+            free = min(self.num_slots - len(slots.live), len(self.queue))
+            oldest = self.slot_requests([*reversed(self.queue)][:free])
+            self.plan_passes([replace(one, keep=True, similar=True) for one in oldest], slots)
+        group = self.passes.pop()
         for request in group:
             self.queue.remove(request.row)
         return group
 
+    def lost_tokens(self, request: SlotRequest, slots: AnsweringSlots) -> bool:
+        """Return whether cached tokens of a planned prompt were overwritten since."""
+        planned = self.unread[request.row]
+        return planned < len(request.input_ids) and slots.unread(request) > planned
+
+    def plan_passes(self, requests: Sequence[SlotRequest], slots: AnsweringSlots) -> None:
+        """Plan which of the requests are prefilled together, the longest first.
+
+        All of them start in this step, so their order decides only about padding, and about the lengths of
+        neighbouring slots, which are attended to together. A prompt that begins like another of its pass is not
+        planned: it waits, and copies that beginning then.
+        """
+        self.unread = {request.row: slots.unread(request) for request in requests}
+        order = sorted(requests, key=lambda request: -self.unread[request.row])[:PLANNED_PROMPTS]
+        tokens = [self.unread[request.row] for request in order]
+
+        def cost(start: int, end: int) -> float:
+            count = end - start
+            allowed = slots.readable(tokens[start], count) == count
+            return PASS_TOKENS + tokens[start] * count if allowed else math.inf
+
+        for start, end in reversed(cheapest_split(len(order), cost)):
+            group = [order[start]]
+            for request in order[start + 1 : end]:
+                if not copies_more(request, group, unread=self.unread[request.row]):
+                    group.append(request)
+            self.passes.append(group)
+
 
 def copies_more(request: SlotRequest, group: Sequence[SlotRequest], *, unread: int) -> bool:
-    """Return whether a request could copy at least half of its `unread` tokens after a prefill of the group."""
+    """Return whether a request could copy at least half of its `unread` tokens, and not few, after the group."""
     cached = len(request.input_ids) - unread
     most = max(common_tokens(request.input_ids, other.input_ids) for other in group)
-    return 2 * (most - cached) >= unread
+    return most - cached >= max(PASS_TOKENS, unread / 2)

@@ -75,6 +75,11 @@ class RowService:
             "max_rows": MAX_ROWS,
         }
 
+    @cached_property
+    def _row_schema(self) -> Any:
+        """The schema of a row without answers."""
+        return self.parts.row_schema
+
     async def answers(self, rows: Rows) -> list[Answer]:
         """Return the answer to each row. Raise RequestError if the engine does not accept them."""
         if not self.in_slots:
@@ -92,7 +97,7 @@ class RowService:
 
     def requests(self, rows: Rows) -> list[AnswerRequest | PredictionRecord]:
         """Return the request for each row, or the record of one that the model is not asked for."""
-        prompts = EncodedPrompts(rows, self.parts.encoder, self.parts.row_schema)
+        prompts = EncodedPrompts(rows, self.parts.encoder, self._row_schema)
         context, options = self.engine.engine.context_tokens, self.parts.generation
         limit = self.parts.max_new_tokens
         errors = unanswerable(prompts, max_new_tokens=limit, context_length=context)

@@ -20,7 +20,7 @@ from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.last_layer import last_layer
 from partita.lm.onednn_linear import round_up
 from partita.lm.sampler import Sampler
-from partita.lm.slot_attention import chunks
+from partita.lm.slot_attention import CHUNK_POSITIONS, chunks
 from partita.lm.slot_kv_cache import SlotKVCache
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import OutOfMemory
@@ -292,10 +292,25 @@ def test_equal_rows_have_equal_answers(small, llama, slots: int) -> None:
 @pytest.mark.parametrize("prefix", [(), PREFIX])
 def test_many_rows_of_different_lengths_are_split_into_chunks_with_the_same_answers(small, llama, prefix: Any) -> None:
     sizes = [(40 if row < 3 else 1 + row % 5, 2 + row % 5) for row in range(40)]
-    assert len(chunks([len(prefix) + length for length, _ in sizes])) == 3
+    longest = [len(prefix) + length for length in (40, 5)]
+    assert chunks([len(prefix) + length for length, _ in sizes]) == [(0, 8, longest[0]), (8, 40, longest[1])]
     requests = small.slot_requests(*sizes, prefix=prefix)
     wanted = by_the_library(small, llama, requests)
     assert ids(small.answer_in_slots(llama, requests, slots=40, prefix=prefix, plan=(40, 0))) == wanted
+
+
+def test_chunks_take_the_least_time() -> None:
+    assert chunks([30, 31, 32]) == [(0, 3, 32)]
+    assert chunks([100] * 64) == [(0, 64, 100)]  # no row is attended to further than it is long
+    falling = [500 - 7 * row for row in range(64)]
+    split = chunks(falling)
+    assert [start for start, _, _ in split] == [0, *(end for _, end, _ in split[:-1])]
+    assert all(width == max(falling[start:end]) for start, end, width in split)
+    time = sum((end - start) * width + CHUNK_POSITIONS for start, end, width in split)
+    others = [8, 16, 32, 64]
+    assert time <= min(
+        sum(size * falling[start] for start in range(0, 64, size)) + CHUNK_POSITIONS * 64 // size for size in others
+    )
 
 
 def test_a_model_with_one_layer_gives_the_same_answers(small) -> None:
