@@ -31,7 +31,10 @@ from partita.serving.engine import EngineStoppedError, ServingEngine, TooManyWai
 from partita.serving.errors import NO_COLUMN, OTHER_MODEL, RequestError
 from partita.serving.guard import RequestGuard, ServerLimits
 from partita.serving.metrics import ServerMetrics
-from partita.serving.openai_api import OpenAIAnswers
+from partita.serving.openai_chats import ChatAnswers
+from partita.serving.openai_completions import CompletionAnswers
+from partita.serving.openai_embeddings import embeddings
+from partita.serving.openai_requests import EngineRequests
 from partita.serving.rows import RowService, record_fields
 from partita_schema.errors import DataError, JobError, PartitaError, RowError
 
@@ -66,7 +69,9 @@ class Api:
         self.state, engine = state, state.engine
         self.engine = AsyncEngine(engine, max_seconds=state.limits.answer_seconds)
         self.rows = RowService(self.engine)
-        self.openai = OpenAIAnswers(self.engine, model=state.name)
+        requests = EngineRequests(engine)
+        self.chats = ChatAnswers(self.engine, requests, model=state.name)
+        self.texts = CompletionAnswers(self.engine, requests, model=state.name)
         self.metrics = ServerMetrics(engine)
         self._describing = threading.Lock()
 
@@ -94,13 +99,13 @@ class Api:
         """Answer the messages of a chat."""
         body = await self._body(request, ChatBody)
         self._check_model(body.model)
-        return await self._unless_gone(request, self.openai.chat(body))
+        return await self._unless_gone(request, self.chats.chat(body))
 
     async def completions(self, request: Request) -> Response:
         """Continue texts."""
         body = await self._body(request, CompletionBody)
         self._check_model(body.model)
-        return await self._unless_gone(request, self.openai.completions(body))
+        return await self._unless_gone(request, self.texts.completions(body))
 
     async def predict(self, request: Request) -> Response:
         """Answer rows as `predict` does; to GET, return what decides the answers."""
@@ -134,7 +139,7 @@ class Api:
         """Return embeddings of texts."""
         body = await self._body(request, EmbeddingsBody)
         self._check_model(body.model)
-        return await self._unless_gone(request, self.openai.embeddings(body, self.rows))
+        return await self._unless_gone(request, embeddings(body, self.rows, model=self.state.name))
 
     async def tokenize(self, request: Request) -> Response:
         """Return the tokens of a text, or of the prompt of a chat."""

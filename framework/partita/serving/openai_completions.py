@@ -1,0 +1,85 @@
+"""Completions of the OpenAI API, whole and as a stream."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from partita.serving.answers import AsyncEngine, checked
+from partita.serving.bodies import CompletionBody
+from partita.serving.errors import RequestError
+from partita.serving.openai_format import DONE, ResponseHead, completion_logprobs, event_of, usage_of
+from partita.serving.openai_requests import EngineRequests, streamed
+from partita.serving.request_queue import AnswerPiece, AnswerRequest
+
+
+class CompletionAnswers:
+    """Continues texts."""
+
+    def __init__(self, engine: AsyncEngine, requests: EngineRequests, *, model: str) -> None:
+        """Answer under the name `model`."""
+        self.engine, self.requests, self.model = engine, requests, model
+
+    async def completions(self, body: CompletionBody) -> Response:
+        """Continue texts."""
+        self.requests.check_writes()
+        prompts = await asyncio.to_thread(self._encoded, body)
+        requests = await asyncio.to_thread(
+            self.requests.of, body, prompts, limit=body.max_tokens, top=body.logprobs, grammar=None
+        )
+        head = ResponseHead("completion", self.model, body.stream)
+        if body.stream:
+            return await streamed(self._completion_stream(body, requests, head))
+        generated = await self.engine.answers(requests)
+        choices = [
+            {
+                "index": index,
+                "text": answer.text,
+                "logprobs": None
+                if body.logprobs is None
+                else completion_logprobs(answer.token_logprobs, tokens=self.requests.token_texts),
+                "finish_reason": answer.finish_reason,
+            }
+            for index, answer in enumerate(generated)
+        ]
+        usage = usage_of(sum(map(len, prompts)), sum(answer.num_tokens for answer in generated))
+        return JSONResponse(head.response(choices, usage))
+
+    async def _completion_stream(
+        self, body: CompletionBody, requests: Sequence[AnswerRequest], head: ResponseHead
+    ) -> AsyncGenerator[bytes]:
+        """Yield the parts of completions: pieces of text, the reason of the end, and usage."""
+        tokens, offsets = 0, dict.fromkeys(range(len(requests)), 0)
+        async with aclosing(self.engine.events(requests)) as events:
+            async for index, event in events:
+                choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+                if isinstance(event, AnswerPiece):
+                    choice["text"] = event.text
+                    if body.logprobs is not None:
+                        choice["logprobs"] = completion_logprobs(
+                            event.token_logprobs, tokens=self.requests.token_texts, start=offsets[index]
+                        )
+                    offsets[index] += len(event.text)
+                else:
+                    answer = checked(event)
+                    tokens += answer.num_tokens
+                    choice["finish_reason"] = answer.finish_reason
+                yield event_of(head.response([choice], None))
+        if body.stream_options is not None and body.stream_options.include_usage:
+            yield event_of(head.response([], usage_of(sum(len(one.input_ids) for one in requests[:: body.n]), tokens)))
+        yield DONE
+
+    def _encoded(self, body: CompletionBody) -> list[list[int]]:
+        """Return the tokens of the prompts of a completion."""
+        tokenizer, prompts = self.engine.engine.tokenizer, []
+        for prompt in body.prompts:
+            ids = tokenizer(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt
+            if not ids:
+                raise RequestError(400, "a prompt is empty; write at least a character", param="prompt")
+            self.requests.check_tokens(ids)
+            prompts.append(list(ids))
+        if not prompts:
+            raise RequestError(400, "there is no prompt", param="prompt")
+        return prompts

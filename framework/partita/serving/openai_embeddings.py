@@ -1,0 +1,44 @@
+"""Embeddings of the OpenAI API."""
+
+import base64
+import struct
+from collections.abc import Sequence
+
+from starlette.responses import JSONResponse, Response
+
+from partita.serving.bodies import EmbeddingsBody
+from partita.serving.errors import RequestError
+from partita.serving.rows import RowService
+from partita_schema.sections.features import TextInput
+from partita_schema.sections.outputs.embedding import EmbeddingOutput
+
+
+async def embeddings(body: EmbeddingsBody, rows: RowService, *, model: str) -> Response:
+    """Return embeddings of texts."""
+    config = rows.config
+    outputs = config.output_features
+    inputs = [feature for feature in config.input_features if isinstance(feature, TextInput)]
+    if len(inputs) != 1 or not isinstance(outputs[0], EmbeddingOutput):
+        raise RequestError(400, "the model computes no embeddings of one text; send rows to /predict")
+    if body.dimensions is not None:
+        raise RequestError(400, "dimensions is not supported; leave it out", param="dimensions")
+    opened = rows.open([{inputs[0].name: text} for text in body.input], None)
+    answers = await rows.answers(opened)
+    wrong = next((index for index, answer in enumerate(answers) if answer.error is not None), None)
+    if wrong is not None:
+        raise RequestError(400, f"text {wrong + 1}: {answers[wrong].error}", param="input")
+    vectors = [answer.decoded.values[outputs[0].name] for answer in answers]
+    tokens = sum(len(ids) for ids in rows.engine.engine.tokenizer(body.input, verbose=False)["input_ids"])
+    data = [
+        {"object": "embedding", "index": index, "embedding": written(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JSONResponse({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def written(vector: Sequence[float], encoding: str) -> list[float] | str:
+    """Return an embedding as numbers, or as base64 of 32-bit floats."""
+    if encoding == "float":
+        return list(vector)
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

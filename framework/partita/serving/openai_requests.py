@@ -1,0 +1,131 @@
+"""Requests of the OpenAI API as requests of the engine, and what chats and completions share."""
+
+import os
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import cached_property
+from typing import Any
+
+from starlette.responses import Response, StreamingResponse
+
+from partita.lm.base import GenerationOptions
+from partita.lm.generation import answer_ends
+from partita.serving.bodies import SamplingBody
+from partita.serving.chat_prompts import sampling_options
+from partita.serving.engine import ServingEngine
+from partita.serving.errors import RequestError
+from partita.serving.openai_format import TokenTexts, event_of
+from partita.serving.request_queue import AnswerRequest
+from partita_schema.errors import RowError
+
+
+class EngineRequests:
+    """Makes requests of an engine, and refuses what it cannot do."""
+
+    def __init__(self, core: ServingEngine) -> None:
+        """Make requests of `core`."""
+        self.core = core
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Texts and bytes of tokens."""
+        return TokenTexts(self.core.tokenizer, size=self.core.lm.vocabulary_size)
+
+    def of(
+        self,
+        body: SamplingBody,
+        prompts: Sequence[Sequence[int]],
+        *,
+        limit: int | None,
+        top: int | None,
+        grammar: str | None,
+    ) -> list[AnswerRequest]:
+        """Return the requests of the engine: `body.n` for each prompt.
+
+        Args:
+            body: The request of the client.
+            prompts: The tokens of each prompt.
+            limit: Limit of generated tokens; None for the default.
+            top: How many of the most probable tokens are reported; None to report no log probabilities.
+            grammar: Grammar that constrains the answers.
+        """
+        core = self.core
+        options = sampling_options(
+            core.options,
+            temperature=body.temperature,
+            stop=body.stop,
+            stop_token_ids=body.stop_token_ids,
+            logprobs=top is not None,
+            top_logprobs=top,
+            grammar=grammar,
+            more=body.settings,
+        )
+        self.check_tokens([*body.stop_token_ids, *map(int, body.logit_bias or ())])
+        self._check_options(options)
+        requests = []
+        for number, prompt in enumerate(prompts):
+            room = core.context_tokens - len(prompt)
+            if room < 1 or (limit is not None and limit > room):
+                wanted = f" and max_tokens {limit:,}" if limit is not None and room >= 1 else ""
+                raise RequestError(
+                    400,
+                    f"the prompt has {len(prompt):,} tokens{wanted}, and the context holds {core.context_tokens:,}; "
+                    "shorten it, or write a smaller max_tokens",
+                    code="context_length_exceeded",
+                )
+            new_tokens = limit or min(core.default_new_tokens, room)
+            for choice in range(body.n):
+                key = sampling_key(body.seed, number * body.n + choice)
+                requests.append(AnswerRequest(list(prompt), new_tokens, options, key=key, streams=body.stream))
+        return requests
+
+    def check_tokens(self, ids: Sequence[int]) -> None:
+        """Raise RequestError if one of these is not a token of the model."""
+        size = self.core.lm.vocabulary_size
+        wrong = next((token for token in ids if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(400, f"{wrong} is not a token of this model, which has {size:,}")
+
+    def check_writes(self) -> None:
+        """Raise RequestError if the model writes no text."""
+        config = self.core.parts.config
+        if config.head_output is not None or config.scores_answers:
+            raise RequestError(400, "the model writes no text; send rows to /predict")
+
+    def _check_options(self, options: GenerationOptions) -> None:
+        """Raise RequestError or ModelError if a grammar cannot be used."""
+        if options.grammar is None:
+            return
+        if self.core.why_batches is not None:
+            raise RequestError(
+                400,
+                "response_format and required tools need continuous batching, which is not available here: "
+                f"{self.core.why_batches}",
+            )
+        lm: Any = self.core.lm
+        lm.grammar(options.grammar, ends=answer_ends(lm, options))
+
+
+def sampling_key(seed: int | None, choice: int) -> bytes:
+    """Return the key of a choice's random numbers: from the seed, or a random one."""
+    if seed is None:
+        return os.urandom(16)
+    return seed.to_bytes(16, "little", signed=True) + choice.to_bytes(4, "little")
+
+
+async def streamed(parts: AsyncGenerator[bytes]) -> Response:
+    """Return a stream of events. An error before the first one is raised; a later one is the last event."""
+    first = await anext(parts)
+
+    async def content() -> AsyncGenerator[bytes]:
+        async with aclosing(parts) as rest:
+            yield first
+            try:
+                async for part in rest:
+                    yield part
+            except (RequestError, RowError) as error:
+                yield event_of(error.content if isinstance(error, RequestError) else {"error": {"message": str(error)}})
+
+    return StreamingResponse(
+        content(), media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    )
