@@ -20,7 +20,8 @@ from partita.report.simulated import page_folder
 from partita.runs.manifest import MANIFESTS
 from partita.runs.opening import log_run
 from partita.serving.engine import MAX_WAITING, ServingEngine
-from partita.serving.server import ANSWER_SECONDS, BODY_BYTES, FINISH_SECONDS, ServeOptions, serve
+from partita.serving.limits import ServerLimits
+from partita.serving.server import ServeOptions, serve
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config, summary
 from partita_schema.errors import ConfigError, DataError, Problem
@@ -279,9 +280,9 @@ class Model:
         context: int | None = None,
         batch_size: int | None = None,
         max_waiting: int = MAX_WAITING,
-        max_body: int = BODY_BYTES,
-        max_seconds: float = ANSWER_SECONDS,
-        finish_seconds: float = FINISH_SECONDS,
+        max_body: int = ServerLimits.body_bytes,
+        max_seconds: float = ServerLimits.answer_seconds,
+        finish_seconds: float = ServerLimits.finish_seconds,
         say: Callable[[str], None] = print,
     ) -> None:
         """Serve the model over HTTP until SIGTERM or Ctrl-C: the OpenAI API, and `/predict` for rows.
@@ -304,16 +305,8 @@ class Model:
             DataError: The address cannot be listened on.
             PartitaError: The engine failed, or packages of the extra `serve` are missing.
         """
-        options = ServeOptions(
-            host=host,
-            port=port,
-            name=name or self.name,
-            ui=ui,
-            needs_token=token,
-            body_bytes=max_body,
-            answer_seconds=max_seconds,
-            finish_seconds=finish_seconds,
-        )
+        limits = ServerLimits(body_bytes=max_body, answer_seconds=max_seconds, finish_seconds=finish_seconds)
+        options = ServeOptions(host=host, port=port, name=name or self.name, ui=ui, needs_token=token, limits=limits)
         engine = open_engine(self, context=context, batch_size=batch_size, max_waiting=max_waiting)
         serve(engine, options, say=say)
 

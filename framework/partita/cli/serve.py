@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from partita.cli.options import AnswerOverrides, BatchSize, FilesOrRun, LogJson, Quiet, TrustRemoteCode, start_model
+from partita.serving.limits import ServerLimits
 
 
 def serve(
@@ -30,11 +31,13 @@ def serve(
     ] = None,
     batch_size: BatchSize = None,
     max_waiting: Annotated[int, typer.Option(min=1, help="Most requests that wait; more get status 429.")] = 1024,
-    max_body: Annotated[int, typer.Option(min=1024, help="Largest request in bytes.")] = 4 * 2**20,
-    max_seconds: Annotated[float, typer.Option(min=0.1, help="Longest time of an answer in seconds.")] = 600.0,
+    max_body: Annotated[int, typer.Option(min=1024, help="Largest request in bytes.")] = ServerLimits.body_bytes,
+    max_seconds: Annotated[float, typer.Option(min=0.1, help="Longest time of an answer in seconds.")] = (
+        ServerLimits.answer_seconds
+    ),
     finish_seconds: Annotated[
         float, typer.Option(min=0.0, help="Seconds for accepted requests after SIGTERM or Ctrl-C.")
-    ] = 20.0,
+    ] = ServerLimits.finish_seconds,
     trust_remote_code: TrustRemoteCode = False,
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,

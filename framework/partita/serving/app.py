@@ -29,7 +29,8 @@ from partita.serving.bodies import (
 )
 from partita.serving.engine import EngineStoppedError, ServingEngine, TooManyWaitingError
 from partita.serving.errors import NO_COLUMN, OTHER_MODEL, RequestError
-from partita.serving.guard import RequestGuard, ServerLimits
+from partita.serving.guard import RequestGuard
+from partita.serving.limits import ServerLimits
 from partita.serving.metrics import ServerMetrics
 from partita.serving.openai_chats import ChatAnswers
 from partita.serving.openai_completions import CompletionAnswers

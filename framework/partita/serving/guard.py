@@ -4,28 +4,16 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from partita.serving.errors import RequestError
 from partita.serving.hosts import why_foreign
+from partita.serving.limits import ServerLimits
 from partita.serving.metrics import ServerMetrics
 
 API = ("/v1/", "/predict", "/tokenize", "/metrics")
 """Paths that need the token; with a page for a browser, its files do not."""
-
-
-@dataclass(frozen=True)
-class ServerLimits:
-    """What a client may ask for."""
-
-    body_bytes: int = 4 * 2**20
-    """Size of a body."""
-    body_seconds: float = 30.0
-    """Time for a body to arrive."""
-    answer_seconds: float = 600.0
-    """Time for an answer, with the time that it waits."""
 
 
 class RequestGuard:

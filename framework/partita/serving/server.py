@@ -7,23 +7,18 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from partita.serving.engine import ServingEngine
 from partita.serving.hosts import is_loopback
+from partita.serving.limits import ServerLimits
 from partita_schema.errors import DataError, PartitaError
 
 logger = logging.getLogger(__name__)
 
 TOKEN = "PARTITA_TOKEN"
 """Environment variable with the token of a server."""
-BODY_BYTES = 4 * 2**20
-"""Maximum size of a request."""
-ANSWER_SECONDS = 600.0
-"""Maximum time of an answer, with the time that it waits."""
-FINISH_SECONDS = 20.0
-"""Time for accepted requests after SIGTERM: service managers usually kill a process 30 s after it."""
 KEEP_ALIVE_SECONDS = 30
 MAX_HEADER_BYTES = 64 * 1024
 INSTALL = 'partita serve needs further packages: pip install "partita[serve]"'
@@ -110,12 +105,7 @@ class ServeOptions:
     """Whether to serve a page for a browser."""
     needs_token: bool = False
     """Whether clients on this machine need the token too."""
-    body_bytes: int = BODY_BYTES
-    """Maximum size of a request."""
-    answer_seconds: float = ANSWER_SECONDS
-    """Maximum time of an answer."""
-    finish_seconds: float = FINISH_SECONDS
-    """Time for accepted requests after SIGTERM."""
+    limits: ServerLimits = field(default_factory=ServerLimits)
 
 
 def serve(engine: ServingEngine, options: ServeOptions, *, say: Callable[[str], None]) -> None:
@@ -132,21 +122,18 @@ def serve(engine: ServingEngine, options: ServeOptions, *, say: Callable[[str], 
     """
     try:
         from partita.serving.app import ServerState, make_app
-        from partita.serving.guard import ServerLimits
     except ImportError as error:
         raise PartitaError(f"{INSTALL} ({error})") from None
     token = token_for(options.host, wanted=options.needs_token)
-    limits = ServerLimits(body_bytes=options.body_bytes, answer_seconds=options.answer_seconds)
-    shown = options.name
     sock = bound(options.host, options.port)
     port = sock.getsockname()[1]
     host = f"[{options.host}]" if ":" in options.host else options.host
 
     def ready() -> None:
-        say(f"{shown} is served at http://{host}:{port}")
+        say(f"{options.name} is served at http://{host}:{port}")
         if token is not None and not os.environ.get(TOKEN):
             say(f"token: {token}")
 
     with sock, engine:
-        state = ServerState(engine, shown, int(time.time()), token=token, limits=limits, ui=options.ui)
-        run_server(make_app(state), engine, sock, finish_seconds=options.finish_seconds, ready=ready)
+        state = ServerState(engine, options.name, int(time.time()), token=token, limits=options.limits, ui=options.ui)
+        run_server(make_app(state), engine, sock, finish_seconds=options.limits.finish_seconds, ready=ready)

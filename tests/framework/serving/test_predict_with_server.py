@@ -21,8 +21,8 @@ from partita.backends.row_server import generator
 from partita.backends.row_server.description import RowServer
 from partita.backends.row_server.sender import RowSender
 from partita.data.sources.sources import open_rows
-from partita.serving.app import ServerLimits
 from partita.serving.engine import ServingEngine
+from partita.serving.limits import ServerLimits
 from partita.serving.request_queue import AnswerEnd, AnswerRequest, OnEvent
 from partita.serving.row_jobs import RowJob
 from partita_schema.sections.backend import EndpointBackendConfig

@@ -16,7 +16,7 @@ import pytest
 from openai import OpenAI
 
 from partita import Model
-from partita.serving.guard import ServerLimits
+from partita.serving.limits import ServerLimits
 
 from ...json_lines import write_json_lines
 from .conftest import CONFIG, QUESTIONS, RunningServer, make_model, running, wait_for
