@@ -1,18 +1,15 @@
 """`partita export`, and `partita merge` as its short form for plain models."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from partita.cli.options import AnswerOverrides, AsJson, FilesOrRun, LogJson, Quiet, TrustRemoteCode, open_model
+from partita.export.options import MIN_AGREEMENT, Dtype, ExportFormat, GgufType
 
 if TYPE_CHECKING:
     from partita.export.report import ExportReport
-
-To = Literal["merged", "gguf", "ollama", "onnx"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-GgufType = Literal["f32", "f16", "bf16", "q8_0"]
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write; new or empty.", show_default=False)]
 DtypeOption = Annotated[
@@ -39,7 +36,7 @@ MinAgreement = Annotated[
 
 def export(
     sources: FilesOrRun,
-    to: Annotated[To, typer.Option("--to", help="The format.", show_default=False)],
+    to: Annotated[ExportFormat, typer.Option("--to", help="The format.", show_default=False)],
     output: Output,
     dtype: DtypeOption = "auto",
     quantize: Annotated[GgufType, typer.Option("--quantize", help="Type of the weights of gguf and ollama.")] = "f16",
@@ -53,7 +50,7 @@ def export(
         ),
     ] = None,
     dataset: Dataset = None,
-    min_agreement: MinAgreement = 0.9,
+    min_agreement: MinAgreement = MIN_AGREEMENT,
     trust_remote_code: TrustRemoteCode = False,
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
@@ -79,7 +76,7 @@ def merge(
     output: Output,
     dtype: DtypeOption = "auto",
     dataset: Dataset = None,
-    min_agreement: MinAgreement = 0.9,
+    min_agreement: MinAgreement = MIN_AGREEMENT,
     trust_remote_code: TrustRemoteCode = False,
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
@@ -87,9 +84,18 @@ def merge(
     log_json: LogJson = False,
 ) -> None:
     """Merge the adapter of a run: export --to merged."""
-    model = open_model(sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
-    report = model.export("merged", output, dtype=dtype, dataset=dataset, min_agreement=min_agreement)
-    print_report(report, as_json=as_json)
+    export(
+        sources,
+        "merged",
+        output,
+        dtype=dtype,
+        dataset=dataset,
+        min_agreement=min_agreement,
+        trust_remote_code=trust_remote_code,
+        overrides=overrides,
+        quiet=quiet,
+        as_json=as_json,
+    )
 
 
 def print_report(report: "ExportReport", *, as_json: bool) -> None:

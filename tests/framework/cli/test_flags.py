@@ -118,7 +118,7 @@ def test_every_flag_of_export_merge_and_push_reaches_the_model(call: Call) -> No
         (("--llama-cpp", "there"), {"llama_cpp": Path("there")}),
     ):
         assert call(*words, *words_of_flag).asked == ["gguf", Path("out"), {**plain, **changed}]
-    merged = {"dtype": "float16", "dataset": "a.csv", "min_agreement": 1.0}
+    merged = {**plain, "dtype": "float16", "dataset": "a.csv", "min_agreement": 1.0}
     flags = ("--dtype", "float16", "--dataset", "a.csv", "--min-agreement", "1")
     assert call("merge", "run", "-o", "out", *flags).asked == ["merged", Path("out"), merged]
     assert call("push", "run", "me/it").asked == ["me/it", {"private": True, "dry_run": None}]
