@@ -4,7 +4,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,20 +21,34 @@ from partita.cli.options import (
 )
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path, print_rows, stdout_for_data
 
+if TYPE_CHECKING:
+    from partita.generation.predictions import Predictions
+
+Dataset = Annotated[
+    str,
+    typer.Option(help="Rows to predict: a file, a glob, a Hub id, or - for standard input.", show_default=False),
+]
+Output = Annotated[
+    Path,
+    typer.Option(
+        help="File to write: .jsonl, .csv or .parquet, or - for JSON lines on standard output.",
+        show_default=False,
+    ),
+]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Address of partita serve with FILE_OR_RUN, which answers the rows; its token is in PARTITA_TOKEN.",
+        show_default=False,
+    ),
+]
+
 
 def predict(
     sources: FilesOrRun,
-    dataset: Annotated[
-        str,
-        typer.Option(help="Rows to predict: a file, a glob, a Hub id, or - for standard input.", show_default=False),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            help="File to write: .jsonl, .csv or .parquet, or - for JSON lines on standard output.",
-            show_default=False,
-        ),
-    ],
+    dataset: Dataset,
+    output: Output,
     stdin_format: StdinFormat = "jsonl",
     batch_size: BatchSize = None,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Retry rows that ended in an error.")] = False,
@@ -42,14 +56,7 @@ def predict(
     safe_csv: Annotated[
         bool, typer.Option("--safe-csv", help="In a .csv, escape cells that a spreadsheet would run as a formula.")
     ] = False,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Address of partita serve with FILE_OR_RUN, which answers the rows; its token is in PARTITA_TOKEN.",
-            show_default=False,
-        ),
-    ] = None,
+    server: Server = None,
     trust_remote_code: TrustRemoteCode = False,
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
     quiet: Quiet = False,
@@ -79,6 +86,18 @@ def predict(
         )
         if data is not None:
             print_rows(predictions, data)
+    print_summary(predictions, as_json=as_json, to_stdout=to_stdout, quiet=quiet)
+
+
+def print_summary(predictions: "Predictions", *, as_json: bool, to_stdout: bool, quiet: bool) -> None:
+    """Print numbers of the predictions.
+
+    Args:
+        predictions: The predictions.
+        as_json: Whether to print JSON instead of a line.
+        to_stdout: Whether standard output has the predictions; the line is then printed to standard error.
+        quiet: Whether to leave out that line on standard error.
+    """
     if as_json:
         from partita.runs.files import strict_json
 
