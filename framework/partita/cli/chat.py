@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from partita.cli.options import AnswerOverrides, FilesOrRun, TrustRemoteCode, print_wrapped, start_model
+from partita.cli.options import AnswerOverrides, Context, FilesOrRun, TrustRemoteCode, print_wrapped, start_model
 from partita_schema.errors import DataError, ModelError, PartitaError
 
 if TYPE_CHECKING:
@@ -26,17 +26,11 @@ def chat(
         float | None, typer.Option(min=0, max=1, help="Sample from this share of probability.", show_default=False)
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an answer; overrides the file.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Maximum number of tokens of an answer; overrides the file.", show_default=False),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling. Default: drawn.", show_default=False)] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help="Most tokens of a prompt and its answer. Default: the model's, at most 8192.",
-            show_default=False,
-        ),
-    ] = None,
+    context: Context = None,
     trust_remote_code: TrustRemoteCode = False,
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
 ) -> None:

@@ -39,6 +39,14 @@ SimulationOverrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, such as simulation.max_turns=4."),
 ]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Batch size; overrides the file.", show_default=False)]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Maximum number of tokens of a prompt and its answer. Default: the model's, at most 8192.",
+        show_default=False,
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors, no progress or log.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

@@ -4,7 +4,16 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AnswerOverrides, BatchSize, FilesOrRun, LogJson, Quiet, TrustRemoteCode, start_model
+from partita.cli.options import (
+    AnswerOverrides,
+    BatchSize,
+    Context,
+    FilesOrRun,
+    LogJson,
+    Quiet,
+    TrustRemoteCode,
+    start_model,
+)
 from partita.serving.limits import ServerLimits
 
 
@@ -21,18 +30,15 @@ def serve(
     token: Annotated[
         bool, typer.Option("--token", help="Demand a token on 127.0.0.1 too: PARTITA_TOKEN, or a new one.")
     ] = False,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help="Most tokens of a prompt and its answer. Default: the model's, at most 8192.",
-            show_default=False,
-        ),
-    ] = None,
+    context: Context = None,
     batch_size: BatchSize = None,
-    max_waiting: Annotated[int, typer.Option(min=1, help="Most requests that wait; more get status 429.")] = 1024,
-    max_body: Annotated[int, typer.Option(min=1024, help="Largest request in bytes.")] = ServerLimits.body_bytes,
-    max_seconds: Annotated[float, typer.Option(min=0.1, help="Longest time of an answer in seconds.")] = (
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Maximum number of waiting requests; more get status 429.")
+    ] = 1024,
+    max_body: Annotated[
+        int, typer.Option(min=1024, help="Maximum size of a request in bytes.")
+    ] = ServerLimits.body_bytes,
+    max_seconds: Annotated[float, typer.Option(min=0.1, help="Maximum time of an answer in seconds.")] = (
         ServerLimits.answer_seconds
     ),
     finish_seconds: Annotated[
