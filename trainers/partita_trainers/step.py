@@ -92,35 +92,37 @@ def take_step(
     """
     set_learning_rate(engine.raw_optimizers, learning_rate)
     process_group, num_earlier_events = engine.process_group, len(splitter.events)
-    global_stats = StepStats.merge(
-        process_group.all_gather_object(
-            StepStats.of(global_batch, engine.objective, process_group), "the sizes of a step"
-        )
-    )
-    check_denominator(global_stats.denominator, number=number)
+    global_stats = gather_stats(global_batch, number=number, engine=engine)
     _, failure = captured(
         partial(prepare_objective, global_batch, number=number, engine=engine, splitter=splitter, seed=seed)
     )
     with engine.lm.training():
         sums = None
         if failure is None:
-            work = partial(accumulate, number=number, engine=engine, splitter=splitter, seed=seed)
-            sums, failure = captured(partial(work, global_batch, global_stats=global_stats))
+            work = partial(accumulate, global_batch, global_stats=global_stats)
+            sums, failure = captured(partial(work, number=number, engine=engine, splitter=splitter, seed=seed))
         # A failure is sent and not raised yet: every rank must take part in this exchange, or the others would wait.
-        mine = RankResult(
-            sums or LossSums(),
-            engine.has_gradients(),
-            splitter.parts,
-            splitter.events[num_earlier_events:],
-            failure,
-            stop(),
-        )
+        events = splitter.events[num_earlier_events:]
+        mine = RankResult(sums or LossSums(), engine.has_gradients(), splitter.parts, events, failure, stop())
         results = process_group.all_gather_object(mine, "the gradients of a step")
         raise_first_failure(results, own=failure, rank=process_group.rank)
         norm = update_weights(engine, number=number, has_gradients=[one.has_gradients for one in results])
     splitter.parts = max(one.parts for one in results)
     splitter.events[num_earlier_events:] = [event for one in results for event in one.events]
     return step_result(results, norm=norm, global_stats=global_stats)
+
+
+def gather_stats(global_batch: GlobalBatch, *, number: int, engine: TrainEngine) -> StepStats:
+    """Return the sizes of a step on all ranks. Raise TrainingError if the objective's denominator is not positive."""
+    mine = StepStats.of(global_batch, engine.objective, engine.process_group)
+    global_stats = StepStats.merge(engine.process_group.all_gather_object(mine, "the sizes of a step"))
+    denominator = global_stats.denominator
+    if not (math.isfinite(denominator) and denominator > 0):
+        raise TrainingError(
+            f"step {number}: the objective's denominator is {denominator:g}; it must be a positive number: let "
+            "Objective.denominator count what the loss is averaged over"
+        )
+    return global_stats
 
 
 def step_result(results: Sequence[RankResult], *, norm: float, global_stats: StepStats) -> StepResult:
@@ -174,12 +176,3 @@ def clip_and_update(engine: TrainEngine, *, number: int, has_gradients: Sequence
         raise DivergenceError(f"step {number}: the norm of the gradients is {norm}")
     engine.optimizer_step(number)
     return norm
-
-
-def check_denominator(denominator: float, *, number: int) -> None:
-    """Raise TrainingError if a sum cannot be divided by the denominator of a step."""
-    if not (math.isfinite(denominator) and denominator > 0):
-        raise TrainingError(
-            f"step {number}: the objective's denominator is {denominator:g}; it must be a positive number: let "
-            "Objective.denominator count what the loss is averaged over"
-        )
