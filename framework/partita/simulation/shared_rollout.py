@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from partita.data.episode import Episode
@@ -94,22 +95,22 @@ class RolloutProgress:
 
 @dataclass(frozen=True)
 class WorkerSummary:
-    """Final state of one rank.
+    """Final state of one rank, or the sum of all.
 
     It contains everything that is needed to report the end, since the shared counters are lost when the first rank
     exits.
     """
 
     ended: int
-    """Number of episodes that ended on the rank."""
+    """Number of episodes that ended."""
     failed: int
     """Number of them that failed."""
     interrupted: bool
-    """Whether the rank was interrupted."""
+    """Whether a rank was interrupted."""
     too_many: bool
-    """Whether the rank found that more than `limits.fail_fraction` of all episodes failed."""
+    """Whether a rank found that more than `limits.fail_fraction` of all episodes failed."""
     reason: str | None
-    """Reason of the last failure on the rank."""
+    """Reason of a last failure on a rank."""
 
 
 def rollout(
@@ -152,32 +153,20 @@ def rollout(
             rollout = begin(budget=budget, stopping=lambda: interrupt.requested or shared_progress.is_stopping())
             # Lazy: the rollout takes an episode from the shared counter only when it can start one.
             claimed = (remaining[index] for index in drain(claims))
-            shown, too_many = record(
-                rollout,
-                claimed,
-                transcripts,
-                shared_progress=shared_progress,
-                display=display,
-                limits=limits,
-                checker=checker,
-            )
+            save = partial(record, shared_progress=shared_progress, display=display, limits=limits, checker=checker)
+            shown, too_many = save(rollout, claimed, transcripts)
             if interrupt.requested or too_many:
                 shared_progress.stop()
-        summary = WorkerSummary(*shared_progress.mine, interrupt.requested, too_many, transcripts.last_failure)
-        if process_group.rank > 0:
-            transcripts.close()  # before the collective: afterwards, rank 0 merges the files of all ranks
-        summaries = process_group.all_gather_object(summary, "the end of the dialogues")
-        ended = shared_progress.before[0] + sum(rank.ended for rank in summaries)
-        if ended > shown:
-            display.advance(ended - shown)
+        mine = WorkerSummary(*shared_progress.mine, interrupt.requested, too_many, transcripts.last_failure)
+        total = gather_summaries(mine, transcripts, before=shared_progress.before, process_group=process_group)
+        if total.ended > shown:
+            display.advance(total.ended - shown)
     log_prompt_counts(rollout.encoders)
-    if any(rank.too_many for rank in summaries):
-        failed = shared_progress.before[1] + sum(rank.failed for rank in summaries)
-        reason = next(rank.reason for rank in summaries if rank.reason is not None)
-        error = too_many_failed(failed, ended, reason=reason, limits=limits, folder=transcripts.path.parent)
+    if total.too_many:
+        error = too_many_failed(total, limits=limits, folder=transcripts.path.parent)
         process_group.raise_if_any_failed(error, "the share of failures")
-    if ended < len(dialogues) and any(rank.interrupted for rank in summaries):
-        logger.info("%s of %s saved", f"{ended:,}", counted(len(dialogues), "dialogue"))
+    if total.ended < len(dialogues) and total.interrupted:
+        logger.info("%s of %s saved", f"{total.ended:,}", counted(len(dialogues), "dialogue"))
         raise KeyboardInterrupt
 
 
@@ -209,19 +198,34 @@ def limit_to_share(budget: BatchBudget, remaining: int, *, ranks: int) -> None:
     budget.token_budget = None
 
 
-def too_many_failed(failed: int, ended: int, *, reason: str, limits: Limits, folder: Path) -> SimulationError:
-    """Return the error for a simulation in which too many episodes failed.
+def gather_summaries(
+    mine: WorkerSummary, transcripts: Transcripts, *, before: tuple[int, int], process_group: ProcessGroup
+) -> WorkerSummary:
+    """Return the sum of the final states of all ranks, with the episodes of earlier runs.
 
     Args:
-        failed: Number of failed episodes.
-        ended: Number of episodes that ended.
-        reason: Reason of the last failure.
-        limits: `fail_fraction` limits the failed episodes.
-        folder: Folder of the transcripts.
+        mine: Final state of this rank.
+        transcripts: Transcripts of this rank; closed on other ranks than 0, which merges the files afterwards.
+        before: Number of episodes that ended in earlier runs, and of those that failed.
+        process_group: The ranks that share the episodes.
     """
+    if process_group.rank > 0:
+        transcripts.close()  # before the collective
+    ranks = process_group.all_gather_object(mine, "the end of the dialogues")
+    return WorkerSummary(
+        ended=before[0] + sum(rank.ended for rank in ranks),
+        failed=before[1] + sum(rank.failed for rank in ranks),
+        interrupted=any(rank.interrupted for rank in ranks),
+        too_many=any(rank.too_many for rank in ranks),
+        reason=next((rank.reason for rank in ranks if rank.reason is not None), None),
+    )
+
+
+def too_many_failed(total: WorkerSummary, *, limits: Limits, folder: Path) -> SimulationError:
+    """Return the error for a simulation in which too many episodes failed; their transcripts are in `folder`."""
     return SimulationError(
-        f"{failed} of {counted(ended, 'dialogue')} failed, more than limits.fail_fraction: {limits.fail_fraction:g} "
-        f"allows; the last one: {reason}. Finished dialogues are saved in {folder}"
+        f"{total.failed} of {counted(total.ended, 'dialogue')} failed, more than limits.fail_fraction: "
+        f"{limits.fail_fraction:g} allows; the last one: {total.reason}. Finished dialogues are saved in {folder}"
     )
 
 
