@@ -29,15 +29,7 @@ def text_config(folder: Path, **changes: Any) -> dict[str, Any]:
     """Return the configuration of a tiny model that writes text, with rows in `folder`."""
     write_json_lines(folder / "rows.jsonl", sentences(96))
     config: dict[str, Any] = {
-        "base_model": {
-            "type": "scratch",
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "context_length": 64,
-            "tokenizer": "word",
-            "vocab_size": 64,
-        },
+        "base_model": tiny_model("llama", context_length=64),
         "input_features": [{"name": "text", "type": "text"}],
         "output_features": [{"name": "say", "type": "text"}],
         "generation": {"max_new_tokens": 12},
