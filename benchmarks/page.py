@@ -22,6 +22,8 @@ def page(folder: Path) -> str:
     for script in sorted(folder.parent.glob("*.py")):
         if "\n    main(" in script.read_text(encoding="utf8"):
             described |= describe_parts(script)
+    for record in records:  # a record has the text of its commit, which may have been rewritten since
+        record["about"] = " ".join(described.get(record["name"], record["about"]).split())
     missing = {name: about for name, about in described.items() if name not in {record["name"] for record in records}}
     lines = ["## Not run", "", *(f"- `{name}`: {' '.join(about.split())}" for name, about in missing.items()), ""]
     return "\n".join([HEAD, *map(section, records), *(["\n".join(lines)] if missing else [])])

@@ -1,4 +1,9 @@
-"""The report page of a long run: the time to write it, and its size."""
+"""CPU seconds to write the report page of a run of 100,000 steps with 50,000 evaluated rows, and its size.
+
+The runs are made up: a classifier with ten labels and prompts of 150 characters, and dpo on pairs with such prompts and
+answers of 20 to 150 characters. The second row of each also reads the results of the base model on the same rows and
+compares them. Each page is written in a separate process. The seconds are medians of five, without imports.
+"""
 
 import json
 import math
@@ -28,13 +33,7 @@ CONFIG = {
 
 
 def page(folder: Path, quick: bool) -> Result:
-    """CPU seconds to write the page of a run of 100,000 steps with 50,000 evaluated rows, and its size.
-
-    The runs are made up: a classifier with ten labels and prompts of 150 characters, and dpo on pairs with such prompts
-    and answers of 20 to 150 characters. The second row of each also reads the results of the base model on the same
-    rows and compares them. Each page is written in a separate process. The seconds are medians of five, without
-    imports.
-    """
+    """Write the page of each made-up run, with and without results of the base model."""
     steps, rows = (STEPS // 10, ROWS // 10) if quick else (STEPS, ROWS)
     table = []
     cases = [(kind, has_base) for kind in KINDS for has_base in (False, True)]
