@@ -15,11 +15,12 @@ NEW_MODEL = {"type": "scratch", "tokenizer": "word", "vocab_size": 256, "context
 
 
 def samples(folder: Path, quick: bool) -> Result:
-    """Eight samples to each row that share one prefill of its prompt, compared with a prefill for each sample.
+    """Eight samples of each row that share one prefill of its prompt, compared with a prefill for each sample.
 
     A model of 5 M parameters draws 8 answers of 16 or 48 tokens to each of 16 prompts of 300 to 400 tokens, in 64
-    slots; 60 slots are no multiple of 8, so that the samples of some rows start at different times. One thread, medians
-    of CPU seconds of three, in turn. The prompt tokens are those that went through the model.
+    slots, and in 60, which is no multiple of 8, so that the samples of some rows start at different times. One thread.
+    CPU seconds are medians of three rounds, in which the contenders alternate. Prompt tokens are those that the model
+    computed.
     """
     table = call(sampled, folder, 1 if quick else 3)
     limits = [
@@ -116,8 +117,8 @@ def rewards(folder: Path, quick: bool) -> Result:
     """A reward model that scores eight answers to a row, with the prompt computed once or once for each answer.
 
     A reward model of 5 M parameters scores 8 answers of 8 to 16 words to each of 16 prompts of 300 to 400 words, and
-    to 16 prompts as long as an answer. One thread, medians of CPU seconds of three, in turn. A row is scored by itself,
-    as `generation.best_of` does.
+    to 16 prompts as long as an answer. One thread. CPU seconds are medians of three rounds, in which the contenders
+    alternate. Rows are scored one at a time, as with `generation.best_of`.
     """
     table = call(rewarded, folder, 1 if quick else 3)
     limits = [

@@ -1,4 +1,4 @@
-"""A server in a process, its use of the machine, and clients of it, for serve.py."""
+"""A server in a separate process, its CPU time and memory, and its clients; for serve.py."""
 
 import http.client
 import json
@@ -235,7 +235,7 @@ class FuzzedRequest(NamedTuple):
 
     content: bytes
     whole: bool
-    """Whether the server receives as much as the head announces."""
+    """Whether the body has the announced length."""
 
 
 def fuzzed(number: int, seed: int = 0) -> FuzzedRequest:
