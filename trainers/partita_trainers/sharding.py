@@ -201,8 +201,8 @@ def exchange_weights(
     """Give parameters other values, and return those that they had.
 
     Plain values are not copied. Sharded ones are gathered, one parameter at a time, into parameters that are whole on
-    each rank, and the result has this rank's shards: no rank holds both values of all parameters. All ranks call this
-    together then.
+    each rank, and the result has this rank's shards: no rank holds both values of all parameters. All
+    ranks call this together if the weights are sharded.
     """
     before = dict[str, torch.Tensor]()
     for name, parameter in parameters.items():

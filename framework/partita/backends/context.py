@@ -241,7 +241,7 @@ class RunContext:
         return split, splits[split]
 
     def rows_to_compare(self, dataset: Any) -> tuple[str, Rows]:
-        """Return rows to compare an export on, and what they are: a dataset, else the test or validation rows.
+        """Return rows to compare an export on, with their name: a dataset, else the test or validation rows.
 
         Raises PartitaError if there are none.
         """

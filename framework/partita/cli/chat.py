@@ -62,7 +62,7 @@ def chat(
     with engine:
         if is_interactive:
             print_wrapped(HINT)
-        signal.signal(signal.SIGTERM, end)  # like Ctrl-C it would only stop an answer
+        signal.signal(signal.SIGTERM, end)  # otherwise SIGTERM would only stop an answer, as Ctrl-C does
         TerminalChat(engine, settings, terminal, Conversation(system or None)).run()
 
 

@@ -71,7 +71,7 @@ def explain(
 
 
 class Plan(Protocol):
-    """A part of what a run will do."""
+    """A plan of a run, shown as text or as JSON."""
 
     def lines(self) -> list[str]:
         """Return the plan in words."""
@@ -81,7 +81,7 @@ class Plan(Protocol):
 
 
 class Plans(NamedTuple):
-    """What a run will do, as far as its file shows it; None for what does not concern it."""
+    """The plans of a run that follow from its file; None for those that do not apply."""
 
     generation: Plan | None
     """The generation settings, and where each comes from."""
@@ -104,7 +104,7 @@ def print_record(
 
     Args:
         loaded: The configuration.
-        plans: What a run will do.
+        plans: The plans of the run.
         planned: The plan of a training file's batches, if data was given.
         chosen: Values that the run chooses, by key.
     """
@@ -138,7 +138,7 @@ def print_comments(plans: Plans, planned: "FilePlan | None", *, chosen: Mapping[
     """Print the plans derived from the configuration as YAML comments, so that the whole output is a valid file.
 
     Args:
-        plans: What a run will do.
+        plans: The plans of the run.
         planned: The plan of a training file's batches, if data was given.
         chosen: Values that the run chooses, by key.
     """

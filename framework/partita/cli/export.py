@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write; new or empty.", show_default=False)]
 DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", help="Type of the weights of merged; auto: the type that the model computes in.")
+    Dtype, typer.Option("--dtype", help="Type of the weights for merged; auto is the type that the model computes in.")
 ]
 Dataset = Annotated[
     str | None,
     typer.Option(
         "--dataset",
-        help="Rows whose prompts are answered to compare. Default: the file's test or validation rows.",
+        help="Rows whose answers are compared. Default: the file's test or validation rows.",
         show_default=False,
     ),
 ]
@@ -39,7 +39,7 @@ def export(
     to: Annotated[ExportFormat, typer.Option("--to", help="The format.", show_default=False)],
     output: Output,
     dtype: DtypeOption = "auto",
-    quantize: Annotated[GgufType, typer.Option("--quantize", help="Type of the weights of gguf and ollama.")] = "f16",
+    quantize: Annotated[GgufType, typer.Option("--quantize", help="Type of the weights for gguf and ollama.")] = "f16",
     llama_cpp: Annotated[
         Path | None,
         typer.Option(
@@ -57,7 +57,7 @@ def export(
     as_json: AsJson = False,
     log_json: LogJson = False,
 ) -> None:
-    """Write a model for other programs, and compare its answers."""
+    """Write a model for other programs, and compare the answers of both."""
     model = open_model(sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
     report = model.export(
         to,

@@ -1,4 +1,4 @@
-"""`partita serve`: answers over HTTP."""
+"""`partita serve`: an HTTP server with the model of a file or a run."""
 
 from typing import Annotated
 
@@ -24,11 +24,12 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for a free one.")] = 8000,
     name: Annotated[
-        str | None, typer.Option(help="Name of the model for clients. Default: that of the file.", show_default=False)
+        str | None,
+        typer.Option(help="Name of the model for clients. Default: the name in the file.", show_default=False),
     ] = None,
-    ui: Annotated[bool, typer.Option("--ui", help="Serve a page to chat in a browser, at /.")] = False,
+    ui: Annotated[bool, typer.Option("--ui", help="Serve a page for chatting in a browser, at /.")] = False,
     token: Annotated[
-        bool, typer.Option("--token", help="Demand a token on 127.0.0.1 too: PARTITA_TOKEN, or a new one.")
+        bool, typer.Option("--token", help="Require a token on 127.0.0.1 too: PARTITA_TOKEN, or a new one.")
     ] = False,
     context: Context = None,
     batch_size: BatchSize = None,
@@ -42,7 +43,7 @@ def serve(
         ServerLimits.answer_seconds
     ),
     finish_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Seconds for accepted requests after SIGTERM or Ctrl-C.")
+        float, typer.Option(min=0.0, help="Seconds to finish accepted requests after SIGTERM or Ctrl-C.")
     ] = ServerLimits.finish_seconds,
     trust_remote_code: TrustRemoteCode = False,
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it

@@ -1,4 +1,4 @@
-"""What an exporter of a format does, and what all of them share."""
+"""The base class of exporters. Each format has one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -30,25 +30,25 @@ AnyModel = HuggingFaceModel | HeadModel
 
 @dataclass(frozen=True)
 class ExportAnswers:
-    """What an export answered."""
+    """The answers of an export."""
 
     answers: Answers
     """Its answers to the prompts."""
     template_equal: bool | None = None
     """Whether it renders a chat template to the same bytes; None without a template."""
     prompts_equal: int | None = None
-    """Prompts whose text has the same tokens; None if that was not compared."""
+    """Number of prompts whose text has the same tokens; None if that was not compared."""
 
 
 @dataclass(eq=False)
 class Exporter(ABC):
-    """Writes a model in one format, and asks what it wrote."""
+    """Writes a model in one format, and answers prompts with the written files."""
 
     lm: AnyModel
     pipeline: Pipeline
     options: ExportOptions
     notes: list[str] = field(default_factory=list)
-    """What to know about the export, for its report."""
+    """Notes on the export, for its report."""
 
     @classmethod
     def check_options(cls, options: ExportOptions) -> None:
@@ -76,7 +76,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def ask(self, prompts: CheckPrompts) -> ExportAnswers | None:
-        """Return what the export answers; None if the program that would answer is not installed."""
+        """Return the answers of the export; None if the program that runs it is not installed."""
 
     def count_equal_prompts(self, prompts: CheckPrompts, tokens: Callable[[str], Sequence[int]]) -> int | None:
         """Return the number of prompts whose text has the same tokens; None if the prompts are not texts.

@@ -1,4 +1,4 @@
-"""The format gguf: a file for llama.cpp, written by its converter and asked with its server."""
+"""The format gguf: a file for llama.cpp, written by its converter and run by its server."""
 
 import shutil
 import tempfile
@@ -52,7 +52,7 @@ class GgufExporter(Exporter):
             convert(checkout, merged, "--outfile", self.path, "--outtype", self.options.gguf_type)
 
     def copy_vocabulary(self, merged: Path) -> None:
-        """Copy the SentencePiece vocabulary of the base model, whose scores decide how llama.cpp cuts words."""
+        """Copy the SentencePiece vocabulary of the base model, whose scores decide how llama.cpp splits words."""
         source = None if self.lm.source is None else Path(self.lm.source) / VOCABULARY
         if source is not None and source.is_file():
             shutil.copy(source, merged)
@@ -73,7 +73,7 @@ class GgufExporter(Exporter):
             raise ModelError("llama.cpp answers with decoders, and the model is an encoder-decoder; use --to merged")
 
     def ask(self, prompts: CheckPrompts) -> ExportAnswers | None:
-        """Load the file with the binding of llama.cpp, and ask it; None without the binding."""
+        """Return the answers of the file in llama.cpp; None without its binding."""
         if not has_binding():
             self.notes.append(NOT_COMPARED)
             return None

@@ -16,7 +16,7 @@ from partita.export.templates import DIALOGUES
 Message = Mapping[str, str]
 
 MARKS = tuple(f"\N{BLACK SQUARE}{number}\N{BLACK SQUARE}" for number in range(3))
-"""Contents of messages, which no template has in its own text."""
+"""Contents of messages, which occur in no template."""
 ROLES = ("system", "user", "assistant")
 
 

@@ -145,7 +145,7 @@ def serving(path: Path, *, context_length: int | None) -> Iterator[LlamaServer]:
 
 
 def server_answers(server: LlamaServer, prompts: CheckPrompts, *, ends: Sequence[int]) -> Answers:
-    """Return what a GGUF file answers.
+    """Return the answers of a GGUF file.
 
     Args:
         server: Serves it.

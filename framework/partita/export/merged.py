@@ -92,7 +92,7 @@ def exported_generation(lm: HuggingFaceModel) -> Any:
 
     from partita.lm.encoder_decoder import EncoderDecoderModel
 
-    # With this mark, transformers may replace the settings by those of the model's config.
+    # With this key, transformers may replace the settings by those of the model's config.
     own = {key: value for key, value in lm.own_settings.to_dict().items() if key != "_from_model_config"}
     settings = GenerationConfig.from_dict(own)
     ends = ends_of_run(lm)
@@ -110,7 +110,7 @@ def dtype_of(lm: AnyModel, wanted: str) -> torch.dtype:
 
 
 def merged_answers(lm: AnyModel, folder: Path, prompts: CheckPrompts) -> Answers:
-    """Load the exported folder with transformers, and return what it answers.
+    """Load the exported folder with transformers, and return its answers.
 
     Args:
         lm: The model of the run, which prepares the inputs.

@@ -30,7 +30,7 @@ PLAIN = "The Modelfile passes your prompt unchanged. Write it as in training, su
 
 
 class OllamaExporter(GgufExporter):
-    """Writes a GGUF file and a Modelfile. Only the GGUF file is asked."""
+    """Writes a GGUF file and a Modelfile. Only the GGUF file is run."""
 
     def write(self) -> None:
         """Write the GGUF file, the Modelfile, and a page on how to use them."""

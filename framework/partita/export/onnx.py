@@ -89,7 +89,7 @@ class OnnxExporter(Exporter):
         return "last_hidden_state" if self.lm.head is not None and self.lm.head.is_bare else "logits"
 
     def write(self) -> None:
-        """Write the graph, the tokenizer, config.json with the labels, and the labels on their own."""
+        """Write the graph, the tokenizer, config.json with the labels, and a file with only the labels."""
         pipeline = self.pipeline
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".merged-") as folder:
             merged = Path(folder)

@@ -1,4 +1,4 @@
-"""The prompts by which an export is compared with its model."""
+"""The prompts on which an export is compared with its model."""
 
 import logging
 import random

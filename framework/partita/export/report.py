@@ -1,4 +1,4 @@
-"""The result of an export: how far its answers and its chat template equal those of the model."""
+"""The result of an export: a comparison of its answers and its chat template with those of the model."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ REPORT = "export.json"
 
 @dataclass(frozen=True)
 class AnswerAgreement:
-    """How far answers agree with those of the model."""
+    """Agreement of answers with those of the model."""
 
     rows_equal: int | None
     """Rows with the same answer to the end; None if answers were not compared."""
@@ -60,13 +60,13 @@ class ExportReport:
     first_difference: str | None = None
     """The first row that differs, and how; None without one."""
     prompts_equal: int | None = None
-    """Prompts whose text has the same tokens in the export; None if they are no texts, or were not compared."""
+    """Prompts whose text has the same tokens in the export; None if prompts are not texts, or were not compared."""
     template_equal: bool | None = None
     """Whether the chat template renders the same bytes; None if there is none, or it was not compared."""
     min_agreement: float
     """Smallest agreement that is accepted."""
     notes: tuple[str, ...] = ()
-    """What else to know about the export."""
+    """Notes on the export."""
 
     @property
     def compared(self) -> bool:
@@ -87,7 +87,7 @@ class ExportReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the export agrees with the model; without a comparison, only if no agreement is asked for."""
+        """Whether the export agrees with the model; without a comparison, only if `min_agreement` is 0."""
         if self.agreement is None:
             return not self.min_agreement
         return (

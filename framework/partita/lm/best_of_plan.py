@@ -1,4 +1,4 @@
-"""How a file draws and chooses several answers to a row, as far as it shows it: for `partita explain`.
+"""How several answers to a row are drawn and chosen, as far as the file shows it; for `partita explain`.
 
 This module imports neither torch nor transformers.
 """

@@ -115,7 +115,7 @@ class AnswerScorer:
         return self._scores(asked, requests_of=separate_requests)
 
     def _scored_row(self, row: Mapping[str, Any], answer: str) -> dict[str, Any]:
-        """Return a row with an answer to score in place of its own answers."""
+        """Return a row whose answers are replaced by an answer to score."""
         output, dialogue = self._output, self.pipeline.config.data.dialogue
         hidden = {dialogue.columns.get(name, name) for name in (*output.answer_columns, output.scored_column)}
         return {name: value for name, value in row.items() if name not in hidden} | {output.scored_column: answer}

@@ -1,1 +1,1 @@
-"""Answers for programs and people while they wait: the engine, the HTTP server and the chat."""
+"""Answers to requests as they arrive: the engine, the HTTP server and the chat."""

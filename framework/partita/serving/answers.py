@@ -24,7 +24,7 @@ class AsyncEngine:
     """The engine for coroutines."""
 
     def __init__(self, engine: ServingEngine, *, max_seconds: float) -> None:
-        """Wrap an engine; an answer that takes longer than `max_seconds` is given up."""
+        """Wrap an engine; an answer that takes longer than `max_seconds` is cancelled."""
         self.engine, self.max_seconds = engine, max_seconds
 
     async def events(self, requests: Sequence[AnswerRequest]) -> AsyncGenerator[tuple[int, AnswerPiece | AnswerEnd]]:
@@ -125,7 +125,7 @@ def call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) 
 
 
 def checked(event: AnswerEnd) -> Generated:
-    """Return the answer of an end. Raise RequestError if there is none."""
+    """Return the answer in an end event. Raise RequestError if there is none."""
     if event.generated is None:
         status = 503 if event.error == STOPPING else 500
         raise RequestError(status, event.error or "no answer")

@@ -109,7 +109,7 @@ class Api:
         return await self._unless_gone(request, self.texts.completions(body))
 
     async def predict(self, request: Request) -> Response:
-        """Answer rows as `predict` does; to GET, return what decides the answers."""
+        """Answer rows as `predict` does. GET returns the hashes and settings that determine the answers."""
         if request.method == "GET":
             limits = {"max_body_bytes": self.state.limits.body_bytes}
             return JSONResponse(await asyncio.to_thread(self._description) | limits)
@@ -126,7 +126,7 @@ class Api:
         return await self._unless_gone(request, self._predictions(body, rows))
 
     def _description(self) -> dict[str, Any]:
-        """Return what decides the answers to rows; the first call computes the fingerprint of the model."""
+        """Return what determines the answers to rows; the first call computes the fingerprint of the model."""
         with self._describing:
             return self.rows.description
 
@@ -257,7 +257,7 @@ HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
 
 
 class UiFiles(StaticFiles):
-    """The files of the page, with the policy that nothing but them is loaded."""
+    """The files of the page, with a content policy that allows no others."""
 
     async def get_response(self, path: str, scope: Any) -> Response:
         """Return a file."""

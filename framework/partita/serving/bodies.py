@@ -1,7 +1,7 @@
 """Bodies of requests: those of the OpenAI API with the extensions of vLLM, and those of partita.
 
-A key that is not read is refused: nothing that a client wrote is ignored silently. Keys that only name the caller are
-accepted.
+Unknown and unsupported keys are refused, so nothing that a client wrote is ignored silently. Keys that only name the
+caller are accepted.
 """
 
 import re

@@ -100,7 +100,7 @@ class ChatPrompts:
         assert self._feature is not None, "the file has a dialogue input"
         dialogue = {"messages": list(messages), "labels": [], "train_all": False}
         row = {self._feature.name: {**dialogue, "tools": tools} if tools else dialogue}
-        encoder = replace(self._pipeline.encoder, max_length=None)  # who asks compares with the engine's context
+        encoder = replace(self._pipeline.encoder, max_length=None)  # the caller checks the length
         [prompt] = encoder.encode_prompts([row], [""])
         if prompt.error is not None:
             raise RowError(prompt.error)
@@ -129,8 +129,8 @@ def sampling_options(
 
     Args:
         options: The options of the file.
-        temperature: 0 for greedy decoding; None for what the file says.
-        stop: Stop strings in place of the file's; None for those.
+        temperature: 0 for greedy decoding; None for the value in the file.
+        stop: Stop strings that replace those of the file; None to keep them.
         stop_token_ids: Further end tokens.
         logprobs: Whether log probabilities are reported.
         top_logprobs: How many of the most probable tokens are reported at each position; None for no positions.

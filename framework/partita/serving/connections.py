@@ -21,7 +21,7 @@ class Connection(H11Protocol):
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
-        """Read data; wait on if a head is not complete."""
+        """Read data; continue to wait if the head is not complete."""
         super().data_received(data)
         self._wait_for_head()
 

@@ -1,4 +1,4 @@
-"""What an engine has done so far, for metrics."""
+"""Counts and times of an engine, for metrics."""
 
 import time
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from partita.serving.request_queue import PendingAnswer
 
 MAX_TIMES = 100_000
-"""Times that are kept if nobody takes them."""
+"""Maximum number of times that are kept until `take_times` is called."""
 
 
 @dataclass
 class EngineCounts:
-    """What an engine has done so far."""
+    """Counts and times since an engine was created."""
 
     requests: int = 0
     """Requests that were accepted."""

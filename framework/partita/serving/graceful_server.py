@@ -82,11 +82,11 @@ class GracefulServer(uvicorn.Server):
 async def stop_listening(server: uvicorn.Server, sock: socket.socket) -> None:
     """Accept no more connections, and answer what clients send on open ones for up to LINGER_SECONDS."""
     loop = asyncio.get_running_loop()
-    sock.listen(0)  # one connection may wait
+    sock.listen(0)  # the queue has room for one connection
     until = loop.time() + LINGER_SECONDS
     with occupied_queue(sock) as is_occupied:
         while not is_occupied() and loop.time() < until:
-            await asyncio.sleep(0.001)  # the loop accepts the connections that wait
+            await asyncio.sleep(0.001)  # the event loop accepts the waiting connections
         for listener in server.servers:
             listener.close()
     connections, until = server.server_state.connections, loop.time() + LINGER_SECONDS

@@ -1,4 +1,4 @@
-"""What a request must fulfil before it is read: the token, and limits on the size and the time of its body."""
+"""Checks of each request before the routes: token, origin, and size and time of the body."""
 
 import asyncio
 import secrets
@@ -35,7 +35,7 @@ class RequestGuard:
             token: The token; None if none is needed.
             limits: Limits on bodies.
             metrics: Counts responses.
-            public: Paths that need no token; `/` stands for all that are not part of the API.
+            public: Paths that need no token; `/` allows all paths outside of the API.
         """
         self.app, self.token, self.limits, self.metrics, self.public = app, token, limits, metrics, public
 
@@ -51,7 +51,7 @@ class RequestGuard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if self.metrics.engine.why_closed is not None:
-                    # The client's next request is refused, and should not meet a connection that is being closed.
+                    # Without this header, the next request of the client might meet the end of the connection.
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 

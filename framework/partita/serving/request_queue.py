@@ -36,7 +36,7 @@ class AnswerRequest:
     key: bytes = b""
     """Seeds the random numbers, together with the seed of the file."""
     streams: bool = False
-    """Whether the answer is wanted in pieces as it is generated."""
+    """Whether to send the answer in pieces as it is generated."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class PendingAnswer:
     """Tokens whose log probabilities were sent."""
     cancelled: bool = False
     first_token: float | None = None
-    """When its first token was there."""
+    """When its first token was generated."""
 
     def advance(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """Take in the new tokens so far with their log probabilities, and send the next piece if one is wanted."""
+        """Store the new tokens so far with their log probabilities, and send the next piece if one is wanted."""
         if self.first_token is None and ids:
             self.first_token = time.perf_counter()
         self.num_tokens = max(self.num_tokens, len(ids))

@@ -29,7 +29,7 @@ class RowJob:
     on_end: Callable[[Sequence[Answer], Exception | None], None]
     """Receives the answers in the order of the rows, or the error, in the engine's thread."""
     cancelled: bool = False
-    """Whether nobody waits for the answers any more; a job that has not begun is not computed then."""
+    """Whether the client is gone; such a job is skipped if it has not begun."""
 
 
 class RowJobs:
@@ -46,7 +46,7 @@ class RowJobs:
         """Number of jobs that ended with an error."""
 
     def add(self, job: RowJob) -> None:
-        """Let a job wait for its turn."""
+        """Append a job to the queue."""
         self.waiting.append(job)
 
     def run(self) -> None:

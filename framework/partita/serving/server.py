@@ -1,4 +1,4 @@
-"""Runs the application until it is asked to stop."""
+"""Runs the HTTP application until SIGTERM or Ctrl-C."""
 
 import asyncio
 import logging

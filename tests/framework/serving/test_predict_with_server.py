@@ -430,7 +430,9 @@ ADDRESSES = {
     "127.0.0.1:8000": f"--server '127.0.0.1:8000' is not an address; {PRINTED}",
     "ftp://a": f"--server 'ftp://a' is not an address; {PRINTED}",
     "http://a?b=c": f"--server 'http://a?b=c' has more than an address; {PRINTED}",
-    "http://a:x": f"--server 'http://a:x' has a mistake: Port could not be cast to integer value as 'x'; {PRINTED}",
+    "http://a:x": (
+        f"--server 'http://a:x' is not a valid address: Port could not be cast to integer value as 'x'; {PRINTED}"
+    ),
     "http://me:key@a": "--server: a token has no place in the address; set the environment variable PARTITA_TOKEN",
 }
 

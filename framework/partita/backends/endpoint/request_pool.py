@@ -51,7 +51,7 @@ class RequestPool(Generic[Reply]):
         """Store the settings.
 
         Args:
-            sender: Makes what sends a request, from an HTTP client and what removes the API key from texts.
+            sender: Creates the sender of requests from an HTTP client and a function that removes the API key.
             key: API key, if the server needs one.
             concurrency: Maximum number of requests at a time.
         """

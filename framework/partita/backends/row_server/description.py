@@ -1,4 +1,4 @@
-"""What a server of rows says about its model, and whether it fits a file."""
+"""The description of a server of rows, and its comparison with a file."""
 
 import os
 import re
@@ -22,7 +22,7 @@ START = "Start the server with partita serve, or correct --server"
 
 
 class Description(BaseModel):
-    """What decides a server's answers to rows."""
+    """What determines the answers of a server to rows."""
 
     model_config = ConfigDict(strict=True)
 
@@ -36,18 +36,18 @@ class Description(BaseModel):
     """Whether answers are sampled."""
     max_new_tokens: int
     context_tokens: int | None
-    """Most tokens of a prompt and its answer; None for the context of the model."""
+    """Maximum number of tokens of a prompt and its answer; None for the context of the model."""
     model_context_tokens: int | None
     """The same as the model allows; None without limit."""
     max_rows: int
-    """Most rows of a request."""
+    """Maximum number of rows of a request."""
     max_body_bytes: int
-    """Largest request."""
+    """Maximum size of a request in bytes."""
 
 
 @dataclass(frozen=True)
 class RowServer:
-    """A server of rows, and what it serves."""
+    """A server of rows, with its description."""
 
     url: str
     token: str | None
@@ -61,7 +61,7 @@ def server_address(url: str) -> str:
         parts = urlsplit(url)
         _ = parts.port  # raises ValueError for an invalid port
     except ValueError as error:
-        raise DataError(f"--server {url!r} has a mistake: {error}; {wanted}") from None
+        raise DataError(f"--server {url!r} is not a valid address: {error}; {wanted}") from None
     if parts.username is not None:
         raise DataError(f"--server: a token has no place in the address; set the environment variable {TOKEN}")
     if parts.scheme not in ("http", "https") or not re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or ""):
@@ -80,7 +80,7 @@ def token_of_environment() -> str | None:
 
 
 def open_server(url: str) -> RowServer:
-    """Ask a server what it serves.
+    """Return a server with its description.
 
     Raises:
         DataError: The address is none, or no server of partita is there.
@@ -131,7 +131,7 @@ def no_partita(address: str) -> DataError:
 
 
 def check_fits(server: RowServer, config: Config, *, name: str) -> None:
-    """Raise DataError if a server was started with a file whose answers are others.
+    """Raise DataError if a server was started with a file that gives other answers.
 
     Args:
         server: The server.

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from marshmallow import Schema
 
 CONCURRENCY = 4
-"""Requests at a time."""
+"""Number of requests that are sent at a time."""
 ROWS = 64
-"""Rows of a request, unless the caller sets a number."""
+"""Default number of rows in a request."""
 RETRIES = 6
 """Retries of a request when the server is busy or fails; with growing waits, half a minute."""
 BODY_SHARE = 0.9
 """Share of the largest request that rows may fill; keys and names take the rest."""
 TIMEOUT_SECONDS = 3600.0
-"""Longest time of a request; the server has its own limit for an answer."""
+"""Maximum time of a request; the server also limits the time of an answer."""
 RESPONSE_MB = 256.0
 
 
@@ -124,7 +124,7 @@ class RowWork:
     left: Sequence[int]
     """Rows to send."""
     rows_at_once: int
-    """Most rows of a request."""
+    """Maximum number of rows of a request."""
     start: int = 0
     """Number of rows of `left` that were read."""
     smaller: deque[list[int]] = field(default_factory=deque)
@@ -150,7 +150,7 @@ class RowWork:
         return bool(self.in_flight)
 
     def send(self, rows: Sequence[int], pool: RequestPool[Records]) -> None:
-        """Send rows in a request, or in several if they are large; rows that cannot be sent are errors."""
+        """Send rows in a request, or in several if they are large; a row that cannot be sent gets an error."""
         chunk: list[int] = []
         values: list[Mapping[str, Any]] = []
         size = 0
@@ -258,7 +258,7 @@ class WireRows:
         return {str(column): kept[str(column)] for column in columns}
 
     def written(self, column: str, value: Any, clean: Mapping[str, Any]) -> Any:
-        """Return a value that JSON does not represent in another form.
+        """Return the form in which a value that JSON does not represent is sent.
 
         Args:
             column: Its column.

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RowPrompt:
-    """A row whose prompt the server writes."""
+    """A row whose prompt the server renders."""
 
     text: str
     """Hash of the values that the prompt is made of."""
@@ -36,7 +36,7 @@ class RowPrompt:
 
 
 class RowPrompts:
-    """Stands for the prompts that the server writes; implements `PromptEncoder`."""
+    """Identifies prompts that the server renders; implements `PromptEncoder`."""
 
     def encode_prompts(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[RowPrompt]:
         """Return what identifies the prompt of each row."""

@@ -76,7 +76,7 @@ class RowSender(RequestSender[Records]):
         return found
 
     def num_tokens(self, reply: Records) -> int:
-        """Return 0: nothing limits the tokens of a minute."""
+        """Return 0: tokens per minute are not limited."""
         return 0
 
     def failure(self, response: Response, body: Mapping[str, Any]) -> RequestFailure:
