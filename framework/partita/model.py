@@ -19,8 +19,8 @@ from partita.report.run_record import holds_results
 from partita.report.simulated import page_folder
 from partita.runs.manifest import MANIFESTS
 from partita.runs.opening import log_run
-from partita.serving.engine import MAX_WAITING, ServingEngine
-from partita.serving.limits import ServerLimits
+from partita.serving.engine import ServingEngine
+from partita.serving.limits import MAX_WAITING, ServerLimits
 from partita.serving.server import ServeOptions, serve
 from partita.simulation.report import SimulationReport
 from partita_schema.config import Config, summary

@@ -14,7 +14,7 @@ from partita.cli.options import (
     TrustRemoteCode,
     start_model,
 )
-from partita.serving.limits import ServerLimits
+from partita.serving.limits import MAX_WAITING, ServerLimits
 
 
 def serve(
@@ -35,7 +35,7 @@ def serve(
     batch_size: BatchSize = None,
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Maximum number of waiting requests; more get status 429.")
-    ] = 1024,
+    ] = MAX_WAITING,
     max_body: Annotated[
         int, typer.Option(min=1024, help="Maximum size of a request in bytes.")
     ] = ServerLimits.body_bytes,

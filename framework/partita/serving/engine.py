@@ -25,6 +25,7 @@ from partita.lm.base import Generated, GenerationOptions
 from partita.pipeline.build import Pipeline
 from partita.serving.chat_prompts import ChatPrompts
 from partita.serving.engine_counts import EngineCounts
+from partita.serving.limits import MAX_WAITING
 from partita.serving.request_batches import RequestBatches
 from partita.serving.request_queue import AnswerRequest, OnEvent, PendingAnswer, RequestQueue, RequestScheduler
 from partita.serving.row_jobs import RowJob, RowJobs
@@ -32,8 +33,6 @@ from partita_schema.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 1024
-"""Requests that may wait for a slot; more are refused."""
 LONGEST_STEP_SECONDS = 30.0
 """Time to wait for the step that is computed when the engine is to end."""
 MAX_REQUESTS = 256

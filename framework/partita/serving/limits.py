@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+MAX_WAITING = 1024
+"""Maximum number of requests that wait for a slot; more are refused."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
