@@ -19,17 +19,17 @@ from partita.report.sections.headline import headline
 from partita.report.sections.metrics import NOTE, is_of_field, row_of, titles_of
 
 TRAINED = ("parameters", "trained parameters", "rows trained on", "tokens trained on", "total time")
-"""What the card says about the cost of training."""
+"""Rows of the card on the cost of training."""
 
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a model card is written from."""
+    """Facts that a model card shows."""
 
     name: str
     """Name of the repository, such as `somebody/tickets`."""
     repository: Repository
-    """What the folder holds."""
+    """Description of the files in the folder."""
     config: Mapping[str, Any]
     """The configuration."""
     config_text: str
@@ -76,7 +76,7 @@ def metadata(facts: CardFacts) -> str:
 
 
 def introduction(facts: CardFacts) -> str:
-    """Return what the model is, in a few sentences."""
+    """Describe the model in a few sentences."""
     repository, trainer = facts.repository, (facts.config.get("trainer") or {}).get("type")
     what = f"An adapter (`{repository.method.lower()}`)" if repository.method else "A model"
     if repository.base is not None:

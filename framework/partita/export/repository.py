@@ -1,4 +1,4 @@
-"""What a folder of a saved model holds, as other libraries see it: its library, classes, task and base model."""
+"""The files of a saved model as other libraries read them: library, classes, task and base model."""
 
 import json
 import re

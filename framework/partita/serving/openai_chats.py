@@ -82,7 +82,7 @@ class ChatAnswers:
 
     @cached_property
     def _form(self) -> CallForm:
-        """How the model writes calls."""
+        """Format of the calls of the model."""
         template = self.core.prompts.template
         if template is None:
             raise RequestError(400, "tools need a model with a chat template", param="tools")

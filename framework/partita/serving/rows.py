@@ -24,14 +24,14 @@ from partita.serving.request_queue import AnswerRequest
 
 NAME = "request"
 RECORD_KEYS = ("status", "text", "tokens", "finish_reason", "logprob", "scores", "reward", "samples", "error")
-"""What the record of an answer holds."""
+"""Keys of the record of an answer."""
 
 
 class RowService:
     """Answers rows like `predict`."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        """Choose how rows are answered: as requests of the engine, or together between its steps."""
+        """Choose how rows are answered: as requests of the engine, or as jobs between its steps."""
         self.engine, core = engine, engine.engine
         self.parts, self.config = core.parts, core.parts.config
         options = self.parts.generation
@@ -57,7 +57,7 @@ class RowService:
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """What decides the answers to rows, for clients that make the same predictions."""
+        """What determines the answers to rows; clients compare it with their file."""
         core = self.engine.engine
         best_of = self.parts.best_of
         reward = () if best_of is None else (best_of.reward.fingerprint,)
@@ -96,7 +96,7 @@ class RowService:
         return [answer_of(record, self.parts.decoder) for record in records]
 
     def requests(self, rows: Rows) -> list[AnswerRequest | PredictionRecord]:
-        """Return the request for each row, or the record of one that the model is not asked for."""
+        """Return the request for each row, or the record of a row for which nothing is generated."""
         prompts = EncodedPrompts(rows, self.parts.encoder, self._row_schema)
         context, options = self.engine.engine.context_tokens, self.parts.generation
         limit = self.parts.max_new_tokens
@@ -126,7 +126,7 @@ class RowService:
 
 
 def record_fields(answer: Answer) -> dict[str, Any]:
-    """Return what the model answered to a row, without the values that are read from it."""
+    """Return the record of an answer, without the values that are parsed from it."""
     record = asdict(answer.record)
     return {key: record[key] for key in RECORD_KEYS}
 

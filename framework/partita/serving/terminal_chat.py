@@ -45,7 +45,7 @@ class ChatSettings(NamedTuple):
 
 
 class Terminal(Protocol):
-    """Where messages come from, and where answers are written."""
+    """The input of messages, and the output of answers and notes."""
 
     is_interactive: bool
     """Whether a person writes the messages, and errors do not end the chat."""
@@ -139,7 +139,7 @@ class TerminalChat:
         raise Quit
 
     def _answer_or(self, undo: Callable[[], object]) -> None:
-        """Generate an answer; if it ends in an error or without any text, undo what led to it."""
+        """Generate an answer; after an error or an answer without text, restore the chat."""
         num_messages = len(self.conversation.messages)
         try:
             self._answer()
@@ -148,7 +148,7 @@ class TerminalChat:
                 undo()
 
     def _answer(self) -> None:
-        """Write the next answer, add it to the conversation, and say what is known of it."""
+        """Write the next answer, add it to the conversation, and write a line about it."""
         prompt = self.conversation.prompt(
             self.engine.prompts.encode,
             context_tokens=self.engine.context_tokens,
@@ -210,7 +210,7 @@ class TerminalChat:
         file.flush()
 
     def _note(self, text: str) -> None:
-        """Write what is not an answer, dim on a terminal."""
+        """Write a note, dim on a terminal."""
         file = self.terminal.notes
         lines = wrap(text, width=terminal_width())
         file.write(f"\x1b[2m{lines}\x1b[0m\n" if file.isatty() else f"{lines}\n")

@@ -33,7 +33,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a model writes a tool call."""
+    """Format of the tool calls of a model."""
 
     before: str
     """Text before the object, without special tokens."""
@@ -49,7 +49,7 @@ class CallForm:
 
 
 def call_form(template: ChatTemplate, tokenizer: Any) -> CallForm:
-    """Return how the model of a chat template writes calls. Raise RowError if the template does not write them."""
+    """Return the format of calls in a chat template. Raise RowError if the template does not write them."""
     asked = [{"role": "user", "content": "QUESTION"}]
     said = {"role": "assistant", "content": "", "tool_calls": [TRIAL_CALL]}
     try:
