@@ -523,9 +523,12 @@ def test_answers_of_other_models_are_those_of_predict(tmp_path: Path, changes: d
     else:
         model = make_model(tmp_path, **{"base_model": str(base), **changes})
     rows = [{"question": f"{question} {number}"} for number in range(2) for question in QUESTIONS]
-    with running(model) as server, ThreadPoolExecutor(8) as pool:
+    # LLM.int8 computes the columns with outliers of any row in full precision, so answers depend on the batch.
+    together = 1 if changes.get("quantization") == {"bits": 8} else 8
+    with running(model) as server, ThreadPoolExecutor(together) as pool:
         found = list(pool.map(lambda row: post(server, "/predict", {"rows": [row]}).json(), rows))
-    assert [one["predictions"][0]["answer"] for one in found] == model.predict(rows)["answer"]
+    wanted = model.predict(rows, batch_size=together)["answer"]
+    assert [one["predictions"][0]["answer"] for one in found] == wanted
 
 
 def test_embeddings_of_texts(tmp_path: Path) -> None:
