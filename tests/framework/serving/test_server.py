@@ -59,6 +59,8 @@ def test_models(client: OpenAI) -> None:
     [model] = client.models.list().data
     assert model.id == "small"
     assert client.models.retrieve("small").id == "small"
+    fields = model.model_dump()
+    assert (fields["max_model_len"], fields["default_max_tokens"], fields["chat"]) == (1024, 256, True)
     with pytest.raises(openai.NotFoundError, match="no model is named 'other'; this server has 'small'"):
         client.models.retrieve("other")
 

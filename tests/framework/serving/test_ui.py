@@ -372,7 +372,7 @@ def test_old_messages_are_left_out_with_a_note(page: Browser) -> None:
     for _ in range(2):
         send(page, text)
     assert page.text("#error") == ""
-    note = "The first 2 messages were left out of the prompt, which would be longer than the context of the model."
+    note = "The first 2 messages were left out: with them, prompt and answer do not fit into the context of the model."
     assert page.text("#note") == note
     assert len(messages(page)) == 6
 
@@ -380,6 +380,45 @@ def test_old_messages_are_left_out_with_a_note(page: Browser) -> None:
     assert page.text("#error")
     assert len(messages(page)) == 6
     assert page.text("#note") == note
+
+
+def test_old_messages_are_left_out_before_an_answer_is_cut_short(chromium: Browser, file: Path) -> None:
+    sections = ["generation.max_new_tokens=40", "generation.min_new_tokens=40"]
+    model = Model(file, overrides=sections, quiet=True)
+    with open_engine(model, context=300, batch_size=2) as engine, serving(engine) as address:
+        chromium.open(address)
+        chromium.wait("document.getElementById('model').textContent === 'chat'")
+        asked = 0
+        while not chromium.text("#note"):
+            send(chromium, "red blue " * 3)
+            asked += 1
+            assert chromium.text("#error") == ""
+            assert chromium.text("article:last-child .meta").startswith("40 tokens, "), asked
+        assert asked > 2
+        before = len(messages(chromium))
+
+        send(chromium, "red " * 67)  # which leaves less than 40 tokens, even alone
+
+        assert chromium.text("#note").startswith(f"The first {before} messages were left out: ")
+        assert 0 < int(chromium.text("article:last-child .meta").split()[0]) < 40
+
+
+def test_half_of_the_context_is_for_the_prompt_if_answers_may_be_longer(chromium: Browser, file: Path) -> None:
+    model = Model(file, overrides=["generation.max_new_tokens=180"], quiet=True)
+    with open_engine(model, context=200, batch_size=2) as engine, serving(engine) as address:
+        chromium.open(address)
+        chromium.wait("document.getElementById('model').textContent === 'chat'")
+        chromium.run("document.getElementById('settings').open = true")
+        chromium.fill("#max-tokens", FEW_TOKENS)
+        send(chromium, "red")
+        chromium.run("document.getElementById('max-tokens').value = ''; window.limits = []; window.real = fetch")
+        chromium.run("window.fetch = (a, b) => (limits.push(JSON.parse(b.body).max_tokens ?? null), real(a, b))")
+        send(chromium, "blue")
+        assert chromium.run("limits") == [180, 100]
+        assert chromium.text("#note") == ""
+        send(chromium, "green " * 10)
+        assert chromium.run("limits") == [180, 100, 180, 100, 180, 100, None]
+        assert chromium.text("#note").startswith("The first 4 messages were left out: ")
 
 
 def test_the_page_asks_for_the_token_of_the_server(chromium: Browser, engine: Any) -> None:

@@ -39,7 +39,8 @@ async function errorOf(response, token) {
   return new ServerError(message, { status: response.status, code: error.code });
 }
 
-// Return the model that the server runs: its `id`, and `chat`, whether it answers messages.
+// Return the model that the server runs: its `id`, `chat`, whether it answers messages, `max_model_len`, most tokens of
+// a prompt and its answer, and `default_max_tokens`, most tokens of an answer that asks for no limit.
 export async function servedModel(token) {
   const response = await request("v1/models", { token });
   return (await response.json()).data[0];

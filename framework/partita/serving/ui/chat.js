@@ -16,7 +16,7 @@ let messages = []; // MessageView objects without the system prompt
 let numLeftOut = 0; // messages at the beginning that no longer fit into the context of the model
 let running = null; // AbortController of the answer that is being generated
 let isSaved = true;
-let model = null; // the name of the model, once it is known
+let model = null; // the model as /v1/models describes it, once it is known
 
 function show(id, text) {
   at(id).textContent = text;
@@ -91,7 +91,7 @@ async function answer(undo) {
   show("error", "");
   setRunning(new AbortController());
   try {
-    await answerWithinContext({ ...settings(), ...(model && { model }) });
+    await answerWithinContext({ ...settings(), ...(model && { model: model.id }) });
   } catch (error) {
     showError(error);
   }
@@ -104,22 +104,46 @@ async function answer(undo) {
   at("message").focus();
 }
 
-// Generate an answer to as many of the newest messages as the context of the model holds.
+// Generate an answer to as many of the newest messages as fit into the context of the model together with the answer.
 async function answerWithinContext(fields) {
-  for (;;) {
-    const asked = dialogue(numLeftOut).map(({ role, content }) => ({ role, content }));
-    const message = add("assistant", "");
-    message.showTokens(at("probabilities").checked);
-    try {
-      await stream(message, { ...fields, messages: asked });
-      return;
-    } catch (error) {
-      message.end(error.name === "AbortError" ? "stopped" : "incomplete", false);
-      if (!message.content) remove(message);
-      if (error.name === "AbortError") return;
-      if (error.code !== "context_length_exceeded" || message.content || !leaveOutOldest()) throw error;
-    }
+  let tooLong = null;
+  for (const limit of limitsToTry(fields)) {
+    tooLong = await answerIfItFits({ ...fields, ...limit });
+    if (!tooLong) return;
   }
+  throw tooLong;
+}
+
+// Yield limits of the answer to ask for. After all of those that are worth a try, the oldest question is left out.
+function* limitsToTry(fields) {
+  do {
+    const isLast = !messages.some((one, index) => index > numLeftOut && one.role === "user");
+    if ("max_tokens" in fields || !model || isLast) {
+      yield {}; // without a limit, the server gives the answer all that is free, up to the model's default
+    } else {
+      const half = Math.max(1, Math.floor(model.max_model_len / 2));
+      yield { max_tokens: model.default_max_tokens };
+      if (half < model.default_max_tokens) yield { max_tokens: half };
+    }
+  } while (leaveOutOldest());
+}
+
+// Generate an answer to the messages that are not left out. Return the error if they are too long, else null.
+async function answerIfItFits(fields) {
+  const asked = dialogue(numLeftOut).map(({ role, content }) => ({ role, content }));
+  const message = add("assistant", "");
+  message.showTokens(at("probabilities").checked);
+  try {
+    await stream(message, { ...fields, messages: asked });
+  } catch (error) {
+    message.end(error.name === "AbortError" ? "stopped" : "incomplete", false);
+    const isEmpty = !message.content;
+    if (isEmpty) remove(message);
+    if (error.name === "AbortError") return null;
+    if (isEmpty && error.code === "context_length_exceeded") return error;
+    throw error;
+  }
+  return null;
 }
 
 async function stream(message, body) {
@@ -139,7 +163,7 @@ async function stream(message, body) {
 
 function showLeftOut() {
   const which = numLeftOut === 1 ? "message was" : `${numLeftOut} messages were`;
-  const text = `The first ${which} left out of the prompt, which would be longer than the context of the model.`;
+  const text = `The first ${which} left out: with them, prompt and answer do not fit into the context of the model.`;
   show("note", numLeftOut ? text : "");
 }
 
@@ -213,12 +237,11 @@ async function load() {
 
 async function connect() {
   try {
-    const { id, chat } = await servedModel(sessionStorage.getItem(TOKEN_KEY));
-    model = id;
-    at("model").textContent = model;
-    document.title = `${model} - partita chat`;
+    model = await servedModel(sessionStorage.getItem(TOKEN_KEY));
+    at("model").textContent = model.id;
+    document.title = `${model.id} - partita chat`;
     at("sign-in").hidden = true;
-    show("error", chat === false ? NO_CHAT : "");
+    show("error", model.chat === false ? NO_CHAT : "");
   } catch (error) {
     showError(error);
   }
