@@ -183,7 +183,8 @@ def stream_requests(
 ) -> Iterator[tuple[int, str]]:
     """Yield pairs of a request's index and the next piece of its answer; the pieces of a request add up to its answer.
 
-    Without continuous batching, an answer is a single piece. Raises what `generate_requests` raises.
+    Without continuous batching, an answer is a single piece. Raises what `generate_requests` raises, and JobError if an
+    answer that was started again, because memory ran out, begins with other tokens.
 
     Args:
         lm: The model.
@@ -199,6 +200,6 @@ def stream_requests(
     for results in run.steps():
         pieces = [(row, streams[row].add(ids)) for row, ids in run.unfinished()]
         for result in results:
-            text = answer_of(result.generated, result.error).text
-            pieces.append((result.row, streams[result.row].finish(text)))
+            answer = answer_of(result.generated, result.error)
+            pieces.append((result.row, streams[result.row].finish(answer.ids, answer.text)))
         yield from ((row, piece) for row, piece in pieces if piece)

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from partita.lm.continuation import decode_continuation
+from partita_schema.errors import JobError
 
+CHANGED = "memory ran out, and the answer that was started again differs from what was sent; ask again"
+"""The error of an answer whose pieces would not add up to it."""
 INCOMPLETE = "\ufffd"
 """What a tokenizer decodes incomplete characters to."""
 
@@ -25,14 +28,22 @@ class TextStream:
         """Text that was returned."""
         self.context = self.decoded = 0
         """Tokens before these are not decoded any more; and those after `context` are, as the context of later ones."""
+        self._ids: Sequence[int] = ()
+        self._num_seen = 0
+        """How many of `_ids` were there at the last call: the generator appends to the same list."""
 
     def add(self, ids: Sequence[int]) -> str:
         """Return the next piece, given all tokens so far; empty if no character is complete.
 
-        Fewer tokens than before, of an answer that was started again, change nothing.
+        An answer that was started again, in another list, has no new text until it is longer than before.
+
+        Raises:
+            JobError: The answer was started again, and begins with other tokens.
         """
-        if len(ids) <= self.decoded:
+        self._check_begins_alike(ids)
+        if len(ids) <= self._num_seen:
             return ""
+        self._ids, self._num_seen = ids, len(ids)
         before = decode_continuation(self.tokenizer, ids[self.context : self.decoded])
         now = decode_continuation(self.tokenizer, ids[self.context :])
         new = now[len(before) :]
@@ -43,9 +54,18 @@ class TextStream:
         held = max((overlap(complete, end) for end in self.stop), default=0)
         return self._piece(complete[: len(complete) - held])
 
-    def finish(self, text: str) -> str:
-        """Return the last piece, given the text of the whole answer."""
+    def finish(self, ids: Sequence[int], text: str) -> str:
+        """Return the last piece, given the tokens and the text of the whole answer. Raises what `add` raises."""
+        self._check_begins_alike(ids)
+        if len(ids) < self._num_seen:
+            raise JobError(CHANGED)
         return self._piece(text) if text.startswith(self.shown) else ""
+
+    def _check_begins_alike(self, ids: Sequence[int]) -> None:
+        """Raise JobError if tokens of another list differ from those before."""
+        common = min(len(ids), self._num_seen)
+        if ids is not self._ids and tuple(ids[:common]) != tuple(self._ids[:common]):
+            raise JobError(CHANGED)
 
     def _piece(self, text: str) -> str:
         """Return what a longer beginning of the answer adds to what was returned."""

@@ -323,7 +323,7 @@ class ServingEngine:
         if pending.cancelled:
             return
         pending.finish(generated, error)
-        self.counts.add(pending, failed=generated is None)
+        self.counts.add(pending, failed=pending.error is not None)
 
     def _drop_cancelled(self) -> None:
         """Free the slots of cancelled requests."""
@@ -338,8 +338,11 @@ class ServingEngine:
         if stopped and self._scheduler is not None:
             self._scheduler.cancel(stopped)
         for row in stopped:
-            self.queue.release(row)
-        self.counts.cancelled += len(stopped)
+            pending = self.queue.release(row)
+            if pending.error is None:
+                self.counts.cancelled += 1
+            else:
+                self.counts.add(pending, failed=True)
 
     def _give_up(self, reason: str) -> None:
         """Accept nothing more, and end all requests with an error."""

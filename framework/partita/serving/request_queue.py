@@ -14,6 +14,7 @@ from partita.generation.scheduler import Scheduler
 from partita.generation.text_stream import TextStream
 from partita.lm.base import AnsweringSlots, Generated, GenerationOptions, SlotRequest, TokenLogprob, common_tokens
 from partita.lm.cheapest_split import cheapest_split
+from partita_schema.errors import JobError
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,9 @@ class PendingAnswer:
     reported: int = 0
     """Tokens whose log probabilities were sent."""
     cancelled: bool = False
+    """Whether no further event is sent, and its slot is to be freed."""
+    error: str | None = None
+    """Why it has ended without an answer."""
     first_token: float | None = None
     """When its first token was generated."""
 
@@ -89,8 +93,15 @@ class PendingAnswer:
         if self.first_token is None and ids:
             self.first_token = time.perf_counter()
         self.num_tokens = max(self.num_tokens, len(ids))
-        if self.stream is not None:
-            self.send_piece(self.stream.add(ids), logprobs)
+        if self.stream is None:
+            return
+        try:
+            text = self.stream.add(ids)
+        except JobError as changed:
+            self.finish(None, str(changed))
+            self.cancelled = True
+        else:
+            self.send_piece(text, logprobs)
 
     def finish(self, generated: Generated | None, error: str | None) -> None:
         """Send the last piece if pieces are wanted, and the end."""
@@ -98,7 +109,13 @@ class PendingAnswer:
             self.first_token = self.first_token or time.perf_counter()
             self.num_tokens = generated.num_tokens
             if self.stream is not None:
-                self.send_piece(self.stream.finish(generated.text), generated.token_logprobs)
+                try:
+                    text = self.stream.finish(generated.ids, generated.text)
+                except JobError as changed:
+                    generated, error = None, str(changed)
+                else:
+                    self.send_piece(text, generated.token_logprobs)
+        self.error = error
         self.send(AnswerEnd(generated, error))
 
     def send_piece(self, text: str, logprobs: Sequence[TokenLogprob]) -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita import Model
-from partita.generation.text_stream import TextStream
+from partita.generation.text_stream import CHANGED, TextStream
 from partita.tokenizers.load import byte_tokenizer
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, JobError
 
 CONFIG: dict[str, Any] = {
     "base_model": {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": 64},
@@ -114,4 +114,31 @@ def test_pieces_end_neither_within_a_character_nor_within_a_possible_stop_string
         assert complete.startswith(shown)
         held = [size for size in range(1, len(complete) + 1) if any(end.startswith(complete[-size:]) for end in stop)]
         assert len(complete) - len(shown) == max(held, default=0)
-    assert shown + stream.finish(text) == text
+    assert shown + stream.finish(ids, text) == text
+
+
+@given(st.binary(min_size=1, max_size=8), st.data())
+def test_an_answer_that_was_started_again_is_continued_or_refused(first: bytes, data: st.DataObject) -> None:
+    tokenizer = byte_tokenizer()
+    ids = tokenizer.encode("abcdefgh", add_special_tokens=False)
+    other = data.draw(st.lists(st.sampled_from(ids), max_size=10))
+    stream = TextStream(tokenizer)
+    seen = ids[: len(first)]
+    live = list[int]()
+    for token in seen:
+        live.append(token)
+        stream.add(live)
+    live.append(ids[0])  # computed in the step in which memory ran out, and never seen
+    again, shown = list[int](), tokenizer.decode(seen)
+    differs = other[: len(seen)] != seen
+    try:
+        for token in other[:-1]:
+            again.append(token)
+            shown += stream.add(again)
+        shown += stream.finish(other, tokenizer.decode(other))
+    except JobError as error:
+        assert str(error) == CHANGED  # noqa: PT017 -- both outcomes are right, each for other tokens
+        assert differs
+    else:
+        assert not differs
+        assert shown == tokenizer.decode(other)

@@ -4,9 +4,10 @@ import queue
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from partita import Model
 from partita.data.sources.in_memory import open_in_memory
@@ -14,6 +15,7 @@ from partita.generation.generator import generate_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import generate_for_rows
 from partita.generation.requests import GenerationSettings
+from partita.generation.text_stream import CHANGED
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.model import open_engine
 from partita.serving.chat_prompts import sampling_options
@@ -305,6 +307,49 @@ def test_rows_of_several_jobs_share_batches_and_keep_their_errors(model: Model) 
     wanted = [(row["answer"], row["error"]) for row in predicted]
     assert [answer for index in range(2) for answer in found[index]] == wanted
     assert wanted[1][1] == "column question is missing or empty"
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_stream_whose_answer_was_started_again_continues_or_ends_with_an_error(tmp_path: Any, changes: bool) -> None:
+    """Results of some devices depend on the number of rows; here the weights change when memory runs out."""
+    model = make_model(tmp_path)
+    with open_engine(model, context=200, batch_size=2) as engine:
+        greedy = sampling_options(engine.options, temperature=0)
+        requests = [AnswerRequest(SHARED, 30, greedy, streams=streams) for streams in (True, False)]
+        wanted = alone(engine, requests[0])
+        receiver, sent, lm = Receiver(), list[str](), cast("Any", engine.lm)
+
+        def run_out_of_memory() -> None:
+            del engine._scheduler.slots.step  # type: ignore[union-attr]
+            with torch.no_grad():
+                lm.module.get_output_embeddings().weight.mul_(-1 if changes else 1)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def receive(event: AnswerPiece | AnswerEnd) -> None:
+            if isinstance(event, AnswerEnd):
+                with receiver.changed:
+                    receiver.ends[0] = event
+                    receiver.changed.notify()
+                return
+            sent.append(event.text)
+            if len(sent) == 4:
+                engine._scheduler.slots.step = run_out_of_memory  # type: ignore[union-attr]
+
+        receiver.submit(engine, 1, requests[1])
+        engine.submit(requests[0], receive)
+        receiver.wait([0, 1])
+        assert engine.budget.out_of_memory == 1
+        assert receiver.ends[1].generated is not None, "it was not streamed, so nothing of it was sent"
+        wait_for(lambda: engine.is_idle)
+        if changes:
+            assert wanted.text.startswith("".join(sent))
+            assert receiver.ends[0] == AnswerEnd(None, CHANGED)
+            assert receiver.ends[1].generated.text != wanted.text
+            assert (engine.counts.errors, engine.counts.cancelled) == (1, 0)
+        else:
+            assert "".join(sent) == wanted.text
+            assert receiver.ends[0].generated == receiver.ends[1].generated == wanted
+            assert engine.counts.errors == 0
 
 
 def test_without_slots_requests_are_answered_in_batches(tmp_path: Any) -> None:
