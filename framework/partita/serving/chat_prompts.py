@@ -52,6 +52,11 @@ class ChatPrompts:
     def _has_template(self) -> bool:
         return bool(getattr(self._pipeline.lm.tokenizer, "chat_template", None))
 
+    @property
+    def system(self) -> str | None:
+        """The system prompt of messages that have none: `prompt.system` of the file."""
+        return self._config.prompt.system or None
+
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The chat template; None if the model has none."""
@@ -83,9 +88,8 @@ class ChatPrompts:
         if self._feature is not None:
             return self._encode_dialogue(common, defined)
         assert self.template is not None, "checked above"
-        system = self._config.prompt.system
-        if system and common[0]["role"] != "system":
-            common = [{"role": "system", "content": system}, *common]
+        if self.system and common[0]["role"] != "system":
+            common = [{"role": "system", "content": self.system}, *common]
         shown = [{key: message[key] for key in TEMPLATE_KEYS if key in message} for message in common]
         try:
             text = self.template.apply(shown, prompt=True, tools=defined)

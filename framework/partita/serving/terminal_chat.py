@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HINT = "Enter sends. Esc Enter, or a backslash at the end, starts a new line. /help lists the commands, Ctrl-D ends."
 UNCHANGED = "nothing was added to the chat"
 HELP = """\
-/system TEXT      use a system prompt; without TEXT, none
+/system TEXT      use a system prompt; without TEXT, that of the file
 /regenerate       answer the last message again
 /reset            start a new chat; the system prompt stays
 /save FILE.jsonl  append the chat to a file that partita train reads
@@ -121,7 +121,11 @@ class TerminalChat:
 
     def _set_system(self, argument: str) -> None:
         self.conversation.system = argument or None
-        self._note("system prompt set" if argument else "no system prompt")
+        of_file = self.engine.prompts.system
+        if argument:
+            self._note("system prompt set")
+        else:
+            self._note("no system prompt" if of_file is None else f"the system prompt is that of the file: {of_file}")
 
     def _reset(self, argument: str) -> None:
         self.conversation.reset()

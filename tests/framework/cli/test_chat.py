@@ -92,6 +92,16 @@ def test_the_system_prompt_is_set_and_removed(chat: Chat) -> None:
     assert saved(chat, "red", "--system", "")[0]["role"] == "user"
 
 
+def test_without_a_text_the_system_prompt_is_that_of_the_file(chat: Chat) -> None:
+    of_file = ("--set", "prompt.system=two words")
+    assert chat("/system\nred\n")[2][0] == "no system prompt"
+    code, out, err = chat("/system be short\n/system\nred\n", *of_file)
+    assert code == 0, err
+    assert err[:2] == ["system prompt set", "the system prompt is that of the file: two words"]
+    assert out == chat("red\n", "--system", "two words")[1]
+    assert out == chat("red\n", "--system", "", *of_file)[1]
+
+
 def test_regenerate_replaces_the_last_answer(chat: Chat) -> None:
     settings = ("--temperature", "2", "--seed", "1")
     first = saved(chat, "red", *settings)
