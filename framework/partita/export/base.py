@@ -47,6 +47,8 @@ class Exporter(ABC):
     lm: AnyModel
     pipeline: Pipeline
     options: ExportOptions
+    folder: Path
+    """The folder to write, which gets the name `options.output` when it is complete."""
     notes: list[str] = field(default_factory=list)
     """Notes on the export, for its report."""
 
@@ -59,11 +61,6 @@ class Exporter(ABC):
         """Raise ModelError if the model cannot be exported in this format."""
         if self.lm.virtual_tokens:
             raise ModelError(VIRTUAL.format(method=self.lm.adapter_method))
-
-    @property
-    def folder(self) -> Path:
-        """The folder to write."""
-        return self.options.output
 
     @property
     @abstractmethod

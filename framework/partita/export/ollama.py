@@ -36,9 +36,10 @@ class OllamaExporter(GgufExporter):
         """Write the GGUF file, the Modelfile, and a page on how to use them."""
         super().write()
         (self.folder / "Modelfile").write_text(self.modelfile(), encoding="utf8")
-        page = PAGE.format(name=self.folder.name, prompt=self.about_prompts())
+        name = self.options.output.resolve().name
+        page = PAGE.format(name=name, prompt=self.about_prompts())
         (self.folder / "README.md").write_text(page, encoding="utf8")
-        self.notes.append(f"create it with `ollama create {self.folder.name} -f Modelfile`; ollama itself was not run")
+        self.notes.append(f"create it with `ollama create {name} -f Modelfile`; ollama itself was not run")
         if self.uses_chat and self.messages is None:
             self.notes.append(NO_TEMPLATE)
 

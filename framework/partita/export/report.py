@@ -101,10 +101,10 @@ class ExportReport:
         own = {"compared": self.compared, "agreement": self.agreement, "passed": self.passed}
         return {**dataclasses.asdict(self), **own}
 
-    def write(self) -> None:
-        """Write the report into the exported folder."""
+    def write(self, folder: Path) -> None:
+        """Write the report into a folder."""
         written = {**self.content(), "folder": "."}
-        write_atomically(Path(self.folder) / REPORT, json.dumps(written, indent=2) + "\n")
+        write_atomically(folder / REPORT, json.dumps(written, indent=2) + "\n")
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""

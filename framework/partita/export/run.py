@@ -1,24 +1,26 @@
 """An export from its start to its report: prompts, answers of the model, the files, and answers of the export."""
 
-import shutil
+import logging
 from collections.abc import Callable
-from contextlib import suppress
 
 from partita.data.rows import Rows
 from partita.export.answers import model_answers
-from partita.export.base import Exporter
+from partita.export.base import ExportAnswers, Exporter
 from partita.export.gguf import GgufExporter
 from partita.export.merged import MergedExporter
 from partita.export.ollama import OllamaExporter
 from partita.export.onnx import OnnxExporter
 from partita.export.options import ExportFormat, ExportOptions
-from partita.export.prompts import check_prompts
+from partita.export.partial_folder import completed, partial_folder
+from partita.export.prompts import CheckPrompts, check_prompts
 from partita.export.report import AnswerAgreement, ExportReport, compare_answers
+from partita.generation.prompts import describe_error
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.pipeline.build import Pipeline
-from partita.runs.files import writing
 from partita.runs.waiting import waiting
+
+logger = logging.getLogger(__name__)
 
 EXPORTERS: dict[ExportFormat, type[Exporter]] = {
     "merged": MergedExporter,
@@ -34,6 +36,8 @@ def export_model(
 ) -> ExportReport:
     """Export a model, compare it with the export, and return the report, which is also written.
 
+    The folder is complete, with its report, or is not there: files are written to a folder next to it until then.
+
     Args:
         pipeline: Loads the model.
         options: What to export.
@@ -47,43 +51,42 @@ def export_model(
     exporter_class.check_options(options)
     parts = pipeline()
     assert isinstance(parts.lm, HuggingFaceModel | HeadModel), "an embedding bag is refused before"
-    exporter = exporter_class(parts.lm, parts, options)
+    exporter = exporter_class(parts.lm, parts, options, partial_folder(options.output))
     exporter.check_model()
     prompts = check_prompts(parts, parts.lm, rows, must_exist=options.dataset is not None)
     with waiting("answering with the model", line=False):
         answers = model_answers(parts.lm, prompts)
-    with writing(options.output), waiting(f"writing {options.output}", line=False):
-        try:
+    with completed(exporter.folder, options.output):
+        with waiting(f"writing {options.output}", line=False):
             exporter.write()
-        except BaseException:
-            remove_content(options)
-            raise
-    with waiting("answering with the export", line=False):
-        asked = exporter.ask(prompts)
-    agreement = AnswerAgreement(None)
-    if asked is not None:
-        agreement = compare_answers(
-            prompts, answers, asked.answers, decode=parts.lm.tokenizer.decode, tolerance=exporter.tolerance
+        with waiting("answering with the export", line=False):
+            asked = answers_of(exporter, prompts)
+        agreement = AnswerAgreement(None)
+        if asked is not None:
+            agreement = compare_answers(
+                prompts, answers, asked.answers, decode=parts.lm.tokenizer.decode, tolerance=exporter.tolerance
+            )
+        report = ExportReport(
+            folder=str(options.output),
+            to=options.to,
+            dtype=exporter.dtype,
+            prompts=prompts.origin,
+            rows=len(prompts.requests),
+            **vars(agreement),
+            prompts_equal=None if asked is None else asked.prompts_equal,
+            template_equal=None if asked is None else asked.template_equal,
+            min_agreement=options.min_agreement,
+            notes=tuple(exporter.notes),
         )
-    report = ExportReport(
-        folder=str(options.output),
-        to=options.to,
-        dtype=exporter.dtype,
-        prompts=prompts.origin,
-        rows=len(prompts.requests),
-        **vars(agreement),
-        prompts_equal=None if asked is None else asked.prompts_equal,
-        template_equal=None if asked is None else asked.template_equal,
-        min_agreement=options.min_agreement,
-        notes=tuple(exporter.notes),
-    )
-    with writing(options.output):
-        report.write()
+        report.write(exporter.folder)
     return report
 
 
-def remove_content(options: ExportOptions) -> None:
-    """Empty the folder of an export that failed, so that the same command can be started again."""
-    for path in options.output.iterdir() if options.output.is_dir() else ():
-        with suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+def answers_of(exporter: Exporter, prompts: CheckPrompts) -> ExportAnswers | None:
+    """Return what the export answers; None, with the reason as a note, if it could not be asked."""
+    try:
+        return exporter.ask(prompts)
+    except Exception as error:
+        logger.debug("the export could not be asked", exc_info=True)
+        exporter.notes.append(f"its answers could not be compared: {describe_error(error)}")
+        return None

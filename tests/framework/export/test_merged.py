@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from partita import DataError, ExportError, Model, ModelError, PartitaError
+from partita import DataError, ExportError, Model, ModelError, PartitaError, WriteError
 
 from ...classifiers import settings as head_settings
 from ...encoder_decoders import save_encoder_decoder
@@ -235,7 +235,62 @@ def test_weights_beyond_float16_are_refused(lora_run: Path, tmp_path: Path) -> N
     advice = "embed_tokens.weight has values that are not finite numbers in float16; write --dtype bfloat16 or float32"
     with pytest.raises(ModelError, match=advice):
         run.export("merged", tmp_path / "half", dtype="float16")
-    assert not list((tmp_path / "half").iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_cannot_be_loaded_stays_with_a_report_that_says_why(
+    lora_run: Path, tmp_path: Path, command: Command, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import PreTrainedModel
+
+    save = PreTrainedModel.save_pretrained
+
+    def damage(model: Any, folder: str, **named: Any) -> None:
+        save(model, folder, **named)
+        (Path(folder) / "config.json").write_text("{", encoding="utf8")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", damage)
+    assert command("merge", lora_run, "-o", tmp_path / "bad", "--quiet") == 1
+    reason = "its answers could not be compared: "
+    assert f"bad is written, but {reason}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad"]
+    report = json.loads((tmp_path / "bad" / "export.json").read_text())
+    assert (report["compared"], report["passed"]) == (False, False)
+    assert report["notes"][-1].startswith(reason)
+    assert "config.json" in report["notes"][-1]
+    assert (tmp_path / "bad" / "model.safetensors").exists()
+    assert command("merge", lora_run, "-o", tmp_path / "any", "--quiet", "--min-agreement", 0) == 0
+    assert reason in capsys.readouterr().out
+
+
+def test_an_export_that_is_interrupted_leaves_nothing(
+    lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "new" / "merged"
+    seen = list[str]()
+
+    def interrupt(*_: Any) -> None:
+        seen.extend(path.name for path in output.parent.iterdir())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("partita.export.merged.merged_answers", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Model.load(lora_run, quiet=True).export("merged", output)
+    assert len(seen) == 1
+    assert seen[0].startswith("merged.partial-"), "the folder has its name only once it is complete"
+    assert list(output.parent.iterdir()) == []
+
+
+def test_the_working_directory_is_filled_if_it_is_empty(
+    lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Model.load(lora_run, quiet=True)
+    monkeypatch.chdir(tmp_path)
+    assert run.export("merged", ".").passed
+    assert {"export.json", "model.safetensors", "partita.json"} <= {path.name for path in Path().iterdir()}
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    with pytest.raises(WriteError, match=r"merged\.partial-.* cannot be written: Not a directory; fix that and rerun"):
+        run.export("merged", tmp_path / "export.json" / "merged")
 
 
 @pytest.mark.long
