@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from partita import Model
+from partita import Model, ModelError
+from partita.export.shared_paths import replaced, shared_name
 
 from ..json_lines import write_json_lines
 from .conftest import Command
@@ -176,10 +177,53 @@ def test_the_model_card_has_what_a_reader_needs_and_no_local_path(
     assert "data: {source: rows.jsonl, " in body
     assert str(pushed_run.parent) not in page
     assert "/home" not in page
-    assert 'Model.load(snapshot_download("somebody/colours"))\nmodel.predict([{"text": ...}])' in body
+    load = 'Model.load(snapshot_download("somebody/colours"), overrides=["base_model=base"])'
+    assert f'{load}\nmodel.predict([{{"text": ...}}])' in body
+    assert (
+        "The adapter was trained on a model in a local folder, `base`. It can only be used with the same model: put "
+        "its folder next to your program, or write its path or Hub id in place of `base`."
+    ) in body
     assert command("push", pushed_run, "somebody/colours", "--dry-run", tmp_path / "dry") == 2
     advice = "dry exists and is not an empty folder; name another folder for the dry run"
     assert advice in capsys.readouterr().err
+
+
+def test_a_pushed_adapter_has_no_local_path_and_loads_with_its_base_model_elsewhere(
+    pushed_run: Path, colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Model.load(pushed_run, quiet=True)
+    run.push_to_hub("somebody/colours", dry_run=tmp_path / "dry")
+    for file in (tmp_path / "dry").iterdir():
+        assert str(pushed_run.parent).encode() not in file.read_bytes(), file.name
+    assert json.loads((tmp_path / "dry" / "adapter_config.json").read_text())["base_model_name_or_path"] == "base"
+    config = json.loads((tmp_path / "dry" / "partita.json").read_text())["config"]
+    assert (config["base_model"], config["data"]["source"]) == ("base", "rows.jsonl")
+    rows = colours.rows(6)
+    wanted = run.predict(rows).to_pandas()
+    (tmp_path / "other").symlink_to(pushed_run.parent / "base")
+    monkeypatch.chdir(tmp_path)
+    loaded = Model.load(tmp_path / "dry", overrides=["base_model=other"], quiet=True)
+    assert loaded.predict(rows).to_pandas().equals(wanted)
+    with pytest.raises(ModelError, match="base_model: there is no folder "):
+        Model.load(tmp_path / "dry", overrides=["base_model=./base"], quiet=True).predict(rows)
+    (tmp_path / "other").rename(tmp_path / "base")
+    assert Model.load(tmp_path / "dry", quiet=True).predict(rows).to_pandas().equals(wanted)
+
+
+def test_only_paths_are_replaced_by_names(tmp_path: Path) -> None:
+    cached = "/root/.cache/huggingface/hub/models--org--name/snapshots/0123abcd"
+    config = {
+        "base_model": cached,
+        "prompt": {"system": "/no_think/ or /think", "task": str(tmp_path), "retrieval": {"dataset": "~/a/pool.csv"}},
+        "data": {"mix": [{"source": "/gone/data/*.jsonl"}, {"source": "relative/rows.csv"}]},
+    }
+    assert replaced(config, shared_name) == {
+        "base_model": "org/name",
+        "prompt": {"system": "/no_think/ or /think", "task": tmp_path.name, "retrieval": {"dataset": "pool.csv"}},
+        "data": {"mix": [{"source": "*.jsonl"}, {"source": "relative/rows.csv"}]},
+    }
+    assert shared_name("/hub/models--gpt2/snapshots/01") == "gpt2"
+    assert shared_name("/models/org/name") == "name"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -9,6 +9,7 @@ import yaml
 
 from partita.export.model_card import CardFacts, model_card
 from partita.export.repository import license_of, read_repository
+from partita.export.shared_paths import without_local_paths
 from partita.lm.saving import PAGE
 from partita.report.run_record import RunRecord, read_run
 from partita.runs.manifest import MANIFESTS
@@ -39,6 +40,7 @@ def push(
     def write(folder: Path) -> None:
         save(folder)
         write_page(folder, name=name, loaded=loaded, run=run)
+        without_local_paths(folder)
 
     if dry_run is not None:
         if dry_run.exists() and (not dry_run.is_dir() or any(dry_run.iterdir())):

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from partita.export.repository import Repository
+from partita.export.shared_paths import is_absolute, shared_name
 from partita.report.charts import Table
 from partita.report.measures import measures_of
 from partita.report.run_record import RunRecord
@@ -101,10 +102,17 @@ def use(facts: CardFacts) -> Iterator[str]:
     row = ", ".join(f'"{name}": ...' for name in inputs)
     call = f"model.predict([{{{row}}}])" if inputs else 'model.generate("...")'
     yield "## Use"
+    base = facts.repository.local_base if facts.repository.method else None
+    if base is not None:
+        yield (
+            f"The adapter was trained on a model in a local folder, `{base}`. It can only be used with the same model: "
+            f"put its folder next to your program, or write its path or Hub id in place of `{base}`."
+        )
+    override = "" if base is None else f', overrides=["base_model={base}"]'
     yield (
         "With partita, which renders the prompt and reads the answer as in training:\n\n```python\n"
         "from huggingface_hub import snapshot_download\n\nfrom partita import Model\n\n"
-        f'model = Model.load(snapshot_download("{facts.name}"))\n{call}\n```'
+        f'model = Model.load(snapshot_download("{facts.name}"){override})\n{call}\n```'
     )
     code = loading_code(facts)
     if code:
@@ -196,7 +204,7 @@ def markdown_table(table: Table) -> str:
 
 
 def without_local_paths(text: str, facts: CardFacts) -> str:
-    """Replace absolute paths of this machine by the names of their files.
+    """Replace absolute paths of this machine by the names of their files, or Hub ids.
 
     These are absolute paths in the values of the configuration, and all paths in the folder of the file, the current
     folder and the home folder.
@@ -204,7 +212,7 @@ def without_local_paths(text: str, facts: CardFacts) -> str:
     paths = {value for value in leaves_of(yaml.safe_load(facts.config_text)) if is_absolute(value)}
     paths |= {value for value in leaves_of(facts.config) if is_absolute(value)}
     for path in sorted(paths, key=len, reverse=True):
-        text = text.replace(path, Path(path).name)
+        text = text.replace(path, shared_name(path))
     roots = {str(folder) for folder in (facts.origin.absolute(), Path.cwd(), Path.home()) if len(folder.parts) > 1}
     for root in sorted(roots, key=len, reverse=True):
         text = re.sub(rf"{re.escape(root)}(?:/[^\s'\"/,\]}}]*)*", lambda found: Path(found[0]).name, text)
@@ -221,8 +229,3 @@ def leaves_of(value: Any) -> Iterator[Any]:
             yield from leaves_of(one)
     else:
         yield value
-
-
-def is_absolute(value: Any) -> bool:
-    """Return whether a value is an absolute path of more than one part."""
-    return isinstance(value, str) and value.startswith(("/", "~/")) and "\n" not in value and len(Path(value).parts) > 2

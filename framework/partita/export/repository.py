@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from partita.export.shared_paths import IN_CACHE, shared_name
 from partita.tokenizers.hub import BASE
 
 CLASSES = {
@@ -92,6 +93,8 @@ def read_repository(folder: Path, config: Mapping[str, Any], *, origin: Path) ->
     base = adapter.get("base_model_name_or_path") if adapter else config.get("base_model")
     named = base if isinstance(base, str) and not has_base else None
     is_local = named is not None and (origin / Path(named).expanduser()).is_dir()
+    if is_local and IN_CACHE.search(str(named)):
+        named, is_local = shared_name(str(named)), False
     return Repository(
         task=adapter.get("task_type") if adapter else None if is_bag else task_of(own),
         method=str(adapter["peft_type"]) if adapter else None,
