@@ -398,4 +398,5 @@ class LocalBackend(Backend):
         """Export the model and compare it with the export; see `Model.export`."""
         self.check_model("export")
         self.context.check_single_process()
-        return export_model(self.parts, options, rows=partial(self.context.rows_to_compare, options.dataset))
+        rows = partial(self.context.rows_to_compare, options.dataset)
+        return export_model(self.parts, options, rows=rows, run=self.context.run)

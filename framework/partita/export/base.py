@@ -1,9 +1,10 @@
 """The base class of exporters. Each format has one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from partita.export.answers import Answers
 from partita.export.options import ExportOptions
@@ -49,6 +50,8 @@ class Exporter(ABC):
     options: ExportOptions
     folder: Path
     """The folder to write, which gets the name `options.output` when it is complete."""
+    run_notes: Mapping[str, Any]
+    """What a model needs of the manifest of its run to be compared with the model before training."""
     notes: list[str] = field(default_factory=list)
     """Notes on the export, for its report."""
 

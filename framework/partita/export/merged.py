@@ -1,5 +1,6 @@
 """The format merged: a plain model of transformers, without adapter and quantization, in a chosen dtype."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ class MergedExporter(Exporter):
     def write(self) -> None:
         pipeline = self.pipeline
         dtype = dtype_of(self.lm, self.options.dtype)
-        write_merged(self.lm, self.folder, dtype=dtype, config=pipeline.config, labels=pipeline.labels)
+        write_merged(
+            self.lm, self.folder, dtype=dtype, config=pipeline.config, labels=pipeline.labels, notes=self.run_notes
+        )
         if self.lm.adapted is None and not quantized_layers(self.lm.module):
             self.notes.append(COPIED)
 
@@ -51,7 +54,15 @@ class MergedExporter(Exporter):
         )
 
 
-def write_merged(lm: AnyModel, folder: Path, *, dtype: torch.dtype, config: Config, labels: Labels) -> None:
+def write_merged(
+    lm: AnyModel,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    config: Config,
+    labels: Labels,
+    notes: Mapping[str, Any] | None = None,
+) -> None:
     """Write the model with its adapter merged into dequantized weights, and its tokenizer.
 
     Args:
@@ -60,6 +71,7 @@ def write_merged(lm: AnyModel, folder: Path, *, dtype: torch.dtype, config: Conf
         dtype: Type of the weights.
         config: The configuration, for partita.json.
         labels: Labels by output.
+        notes: Further keys for partita.json, from the manifest of the run.
 
     Raises:
         ModelError: The weights do not fit in the dtype.
@@ -75,7 +87,7 @@ def write_merged(lm: AnyModel, folder: Path, *, dtype: torch.dtype, config: Conf
         if lm.head is not None:
             lm.head.write_files(folder, model=model, max_length=lm.context_length)
         lm.tokenizer.save_pretrained(folder)
-    write_card(folder, config=config, labels=labels, origin=None)
+    write_card(folder, config=config, labels=labels, origin=None, notes=notes)
 
 
 def check_finite(model: Any, *, dtype: torch.dtype) -> None:

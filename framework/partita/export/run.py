@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from partita.data.rows import Rows
 from partita.export.answers import model_answers
@@ -17,6 +18,7 @@ from partita.export.report import AnswerAgreement, ExportReport, compare_answers
 from partita.generation.prompts import describe_error
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
+from partita.pipeline.before_training import notes_of
 from partita.pipeline.build import Pipeline
 from partita.runs.waiting import waiting
 
@@ -32,7 +34,11 @@ EXPORTERS: dict[ExportFormat, type[Exporter]] = {
 
 
 def export_model(
-    pipeline: Callable[[], Pipeline], options: ExportOptions, *, rows: Callable[[], tuple[str, Rows]]
+    pipeline: Callable[[], Pipeline],
+    options: ExportOptions,
+    *,
+    rows: Callable[[], tuple[str, Rows]],
+    run: Path | None,
 ) -> ExportReport:
     """Export a model, compare it with the export, and return the report, which is also written.
 
@@ -42,6 +48,7 @@ def export_model(
         pipeline: Loads the model.
         options: What to export.
         rows: Returns rows whose prompts are answered, and what they are; raises PartitaError if there are none.
+        run: The run's directory; None for a model without a run.
 
     Raises:
         PartitaError: The model cannot be exported, or an option is invalid.
@@ -51,7 +58,7 @@ def export_model(
     exporter_class.check_options(options)
     parts = pipeline()
     assert isinstance(parts.lm, HuggingFaceModel | HeadModel), "an embedding bag is refused before"
-    exporter = exporter_class(parts.lm, parts, options, partial_folder(options.output))
+    exporter = exporter_class(parts.lm, parts, options, partial_folder(options.output), notes_of(run))
     exporter.check_model()
     prompts = check_prompts(parts, parts.lm, rows, must_exist=options.dataset is not None)
     with waiting("answering with the model", line=False):

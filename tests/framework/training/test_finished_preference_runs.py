@@ -151,6 +151,21 @@ def test_a_saved_model_is_evaluated_with_the_loss_of_its_run(base: Path, tmp_pat
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_merged_run_is_evaluated_with_the_loss_of_its_run(
+    base: Path, kind: str, adapter: str, tmp_path: Path, caplog: Any
+) -> None:
+    model = Model(settings(tmp_path, kind, base_model=str(base), **ADAPTERS[adapter]), quiet=True)
+    trained = of_objective(model.train(run=tmp_path / "run").metrics["test"])
+    Model.load(tmp_path / "run", quiet=True).export("merged", tmp_path / "merged")
+
+    again = Model.load(tmp_path / "merged", quiet=True).evaluate(tmp_path / "held-out.jsonl")
+
+    assert of_objective(again["model"]) == pytest.approx(trained, rel=1e-4, abs=1e-6)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
 @pytest.mark.parametrize("how", ["gone", "changed", "changed, with an adapter"])
 def test_without_the_model_before_training_a_loss_is_missing_and_recorded_rewards_stay(
     base: Path, kind: str, how: str, tmp_path: Path, caplog: Any
