@@ -255,6 +255,8 @@ def test_tokenize(server: RunningServer) -> None:
     assert text["count"] == len(text["tokens"]) == 3
     assert "".join(text["token_strs"]) == "two"
     chat = post(server, "/tokenize", {"messages": USER}).json()
+    named = [{**USER[0], "name": "Anna"}]
+    assert post(server, "/tokenize", {"messages": named}).json() == chat, "name has no effect"
     assert "".join(chat["token_strs"]) == "<|user|>one red ball\n<|assistant|>"
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.formatting.chat import ChatTemplate
+from partita.serving.openai_chats import AskedTools
 from partita.serving.tool_use import CallForm, ToolCall, call_form, calls_in, objects_in
 from partita_schema.errors import RowError
 
@@ -47,6 +48,13 @@ def test_calls_of_an_answer(text: str, content: str, calls: list[tuple[str, dict
     found_content, found = calls_in(text, tools=TOOLS, form=QWEN)
     assert found_content == content
     assert [(one.name, json.loads(one.arguments)) for one in found] == calls
+
+
+def test_without_parallel_calls_only_the_first_call_is_returned() -> None:
+    text = f"I look.\n<tool_call>\n{call('time')}\n</tool_call>\n<tool_call>\n{call('weather')}\n</tool_call>"
+    several, one = (AskedTools(TOOLS, QWEN, None, several=several).calls_in(text) for several in (True, False))
+    assert several == ("I look.", [ToolCall("time", "{}"), ToolCall("weather", "{}")])
+    assert one == ("I look.", [ToolCall("time", "{}")])
 
 
 @given(st.text(alphabet='{}[]":,\\ ab1', max_size=40))
