@@ -341,7 +341,7 @@ class Scheduler:
                 self.budget.current_limit, self.budget.limit_tokens = self.limit_before_oom
             self.limit_before_oom = None
             for row in rows:
-                reason = too_large(int(self.work.lengths[row]), int(self.work.new_tokens[row]))
+                reason = self.why_too_large(row)
                 logger.info("a row %s; continuing with %s rows at a time", reason, f"{self.budget.current_limit:,}")
                 if not self.tolerant:
                     raise OutOfMemory(f"a prompt {reason}") from failure
@@ -358,6 +358,10 @@ class Scheduler:
             f"{self.budget.current_limit:,}",
         )
         logger.debug("device error: %s", failure)
+
+    def why_too_large(self, row: int) -> str:
+        """Return the error of a row that does not fit in memory alone."""
+        return too_large(int(self.work.lengths[row]), int(self.work.new_tokens[row]))
 
     def cancel(self, rows: Collection[int]) -> None:
         """Stop rows, whether they wait or are active; they get no result."""

@@ -147,15 +147,16 @@ class Api:
         """Return the tokens of a text, or of the prompt of a chat."""
         body = await self._body(request, TokenizeBody)
         self._check_model(body.model)
+        return JSONResponse(await asyncio.to_thread(self._tokens, body))
+
+    def _tokens(self, body: TokenizeBody) -> dict[str, Any]:
         core = self.state.engine
         if body.messages is not None:
             ids = core.prompts.encode(body.messages)
         else:
             ids = core.tokenizer(body.prompt, add_special_tokens=body.add_special_tokens, verbose=False)["input_ids"]
         texts = [core.tokenizer.decode([token]) for token in ids]
-        return JSONResponse(
-            {"count": len(ids), "max_model_len": core.context_tokens, "tokens": ids, "token_strs": texts}
-        )
+        return {"count": len(ids), "max_model_len": core.context_tokens, "tokens": ids, "token_strs": texts}
 
     async def health(self, request: Request) -> Response:
         """Return whether requests are accepted."""

@@ -203,6 +203,13 @@ class RequestScheduler(Scheduler):
         self.passes = list[list[SlotRequest]]()
         super().step()
 
+    def why_too_large(self, row: int) -> str:
+        """Return the error of a request: its slot has `context_tokens`, however short it is."""
+        return (
+            f"does not fit in memory even alone, since every request gets the memory for {self.context_tokens:,} "
+            "tokens; start again with a smaller --context, quantization or a smaller model"
+        )
+
     def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
         """Remove the next prompts to prefill together from the queue."""
         if not self.passes or any(self.lost_tokens(one, slots) for one in self.passes[-1]):

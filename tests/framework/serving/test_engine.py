@@ -309,6 +309,21 @@ def test_rows_of_several_jobs_share_batches_and_keep_their_errors(model: Model) 
     assert wanted[1][1] == "column question is missing or empty"
 
 
+def test_a_context_that_does_not_fit_in_memory_is_named(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out_of_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with open_engine(make_model(tmp_path), context=200, batch_size=2) as engine:
+        monkeypatch.setattr(engine.lm, "open_slots", run_out_of_memory)
+        receiver = Receiver()
+        receiver.submit(engine, 0, AnswerRequest(SHARED, 5, engine.options))
+        receiver.wait([0])
+        assert receiver.ends[0].error == (
+            "does not fit in memory even alone, since every request gets the memory for 200 tokens; start again with a "
+            "smaller --context, quantization or a smaller model"
+        )
+
+
 @pytest.mark.parametrize("changes", [False, True])
 def test_a_stream_whose_answer_was_started_again_continues_or_ends_with_an_error(tmp_path: Any, changes: bool) -> None:
     """Results of some devices depend on the number of rows; here the weights change when memory runs out."""

@@ -4,6 +4,7 @@ import base64
 import json
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -258,6 +259,29 @@ def test_tokenize(server: RunningServer) -> None:
     named = [{**USER[0], "name": "Anna"}]
     assert post(server, "/tokenize", {"messages": named}).json() == chat, "name has no effect"
     assert "".join(chat["token_strs"]) == "<|user|>one red ball\n<|assistant|>"
+
+
+def test_other_requests_are_answered_while_a_large_text_is_tokenized(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, started = threading.Event(), threading.Event()
+    tokenizer: Any = type(server.engine.tokenizer)
+    decode = tokenizer.decode
+
+    def slow(self: Any, *arguments: Any, **options: Any) -> str:
+        started.set()
+        assert go.wait(20)
+        return str(decode(self, *arguments, **options))
+
+    monkeypatch.setattr(tokenizer, "decode", slow)
+    with ThreadPoolExecutor(1) as pool:
+        response = pool.submit(post, server, "/tokenize", {"prompt": "two"})
+        try:
+            assert started.wait(20)
+            assert httpx2.get(server.url + "/health", timeout=10).json() == {"status": "ok"}
+        finally:
+            go.set()
+        assert response.result().json()["count"] == 3
 
 
 def test_health_and_metrics(server: RunningServer) -> None:
