@@ -1,6 +1,7 @@
 """The public class: a configuration and the verbs that work on it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -307,7 +308,7 @@ class Model:
         """
         limits = ServerLimits(body_bytes=max_body, answer_seconds=max_seconds, finish_seconds=finish_seconds)
         options = ServeOptions(host=host, port=port, name=name or self.name, ui=ui, needs_token=token, limits=limits)
-        engine = open_engine(self, context=context, batch_size=batch_size, max_waiting=max_waiting)
+        engine = partial(open_engine, self, context=context, batch_size=batch_size, max_waiting=max_waiting)
         serve(engine, options, say=say)
 
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:

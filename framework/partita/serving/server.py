@@ -6,7 +6,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,16 +44,26 @@ def token_for(host: str, *, wanted: bool) -> str | None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address. Raise DataError if it is taken or not of this machine."""
+    """Return a socket with an address, which does not listen. Raise DataError if it is taken or not of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family=family)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((host, port))
-    except (OSError, OverflowError) as error:
+        with readable_errors(host, port):
+            sock.bind((host, port))
+    except BaseException:
         sock.close()
-        raise DataError(f"cannot listen on {host} port {port}: {error}; write another --host or --port") from None
+        raise
     return sock
+
+
+@contextmanager
+def readable_errors(host: str, port: int) -> Iterator[None]:
+    """Raise DataError if a socket cannot have an address, or cannot listen."""
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        raise DataError(f"cannot listen on {host} port {port}: {error}; write another --host or --port") from None
 
 
 def run_server(
@@ -108,11 +119,11 @@ class ServeOptions:
     limits: ServerLimits = field(default_factory=ServerLimits)
 
 
-def serve(engine: ServingEngine, options: ServeOptions, *, say: Callable[[str], None]) -> None:
+def serve(engine: Callable[[], ServingEngine], options: ServeOptions, *, say: Callable[[str], None]) -> None:
     """Serve a model until SIGTERM or Ctrl-C.
 
     Args:
-        engine: The engine, not started.
+        engine: Loads the model, and returns the engine, not started. Called once the address is known to be free.
         options: How the server is reached.
         say: Receives lines for the person who starts the server: the address, and a new token.
 
@@ -121,19 +132,23 @@ def serve(engine: ServingEngine, options: ServeOptions, *, say: Callable[[str], 
         PartitaError: The engine failed, or packages are missing.
     """
     try:
+        import uvicorn  # noqa: F401 -- needed once the model is loaded, which takes long
+
         from partita.serving.app import ServerState, make_app
     except ImportError as error:
         raise PartitaError(f"{INSTALL} ({error})") from None
     token = token_for(options.host, wanted=options.needs_token)
-    sock = bound(options.host, options.port)
-    port = sock.getsockname()[1]
-    host = f"[{options.host}]" if ":" in options.host else options.host
+    with bound(options.host, options.port) as sock:
+        port = sock.getsockname()[1]
+        host = f"[{options.host}]" if ":" in options.host else options.host
 
-    def ready() -> None:
-        say(f"{options.name} is served at http://{host}:{port}")
-        if token is not None and not os.environ.get(TOKEN):
-            say(f"token: {token}")
+        def ready() -> None:
+            say(f"{options.name} is served at http://{host}:{port}")
+            if token is not None and not os.environ.get(TOKEN):
+                say(f"token: {token}")
 
-    with sock, engine:
-        state = ServerState(engine, options.name, int(time.time()), token=token, limits=options.limits, ui=options.ui)
-        run_server(make_app(state), engine, sock, finish_seconds=options.limits.finish_seconds, ready=ready)
+        with engine() as started:
+            with readable_errors(options.host, port):
+                sock.listen()  # another program may have begun to listen while the model was loaded
+            state = ServerState(started, options.name, int(time.time()), token, options.limits, ui=options.ui)
+            run_server(make_app(state), started, sock, finish_seconds=options.limits.finish_seconds, ready=ready)

@@ -14,8 +14,11 @@ import httpx2
 import pytest
 import yaml
 
+from partita import Model, ModelError
+from partita.model import open_engine
+from partita.serving.engine import ServingEngine
 from partita.serving.hosts import is_loopback, why_foreign
-from partita.serving.server import TOKEN, bound, token_for
+from partita.serving.server import TOKEN, ServeOptions, bound, serve, token_for
 from partita_schema.errors import DataError, PartitaError
 
 from .conftest import CONFIG
@@ -143,5 +146,23 @@ def test_an_address_that_is_taken() -> None:
     with bound("127.0.0.1", 0) as sock:
         sock.listen()
         port = sock.getsockname()[1]
-        with pytest.raises(DataError, match=f"cannot listen on 127.0.0.1 port {port}: .*; write another --host or"):
+        expected = f"cannot listen on 127.0.0.1 port {port}: .*; write another --host or --port"
+        with pytest.raises(DataError, match=expected):
             bound("127.0.0.1", port)
+        missing = {**CONFIG, "base_model": "./missing"}
+        with pytest.raises(DataError, match=expected):
+            Model(missing, quiet=True).serve(port=port)
+    with pytest.raises(ModelError, match="base_model: there is no folder missing"):
+        Model(missing, quiet=True).serve(port=port)
+
+
+def test_an_address_that_is_taken_while_the_model_is_loaded(model: Model) -> None:
+    with bound("127.0.0.1", 0) as other:
+        port = other.getsockname()[1]
+
+        def load() -> ServingEngine:
+            other.listen()
+            return open_engine(model, context=200, batch_size=2)
+
+        with pytest.raises(DataError, match=f"cannot listen on 127.0.0.1 port {port}: .*; write another --host or"):
+            serve(load, ServeOptions(port=port, name="x"), say=print)

@@ -7,21 +7,24 @@ import pytest
 
 PROGRAM = """
 import sys
-for name in ("starlette", "uvicorn", "prometheus_client", "prompt_toolkit"):
+for name in sys.argv[1].split():
     sys.modules[name] = None
 import partita.model
 from partita.cli.main import app
 from partita.serving.server import ServeOptions, serve
 from partita_schema.errors import PartitaError
 try:
-    serve(None, ServeOptions(name="x", port=0), say=print)
+    serve(lambda: print("the model is loaded"), ServeOptions(name="x", port=0), say=print)
 except PartitaError as error:
     print(error)
 """
 
 
 @pytest.mark.long
-def test_without_the_packages_only_serving_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
+@pytest.mark.parametrize("missing", ["starlette uvicorn prometheus_client prompt_toolkit", "uvicorn"])
+def test_without_the_packages_only_serving_is_refused_before_a_model_is_loaded(missing: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, missing], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith('partita serve needs further packages: pip install "partita[serve]" (')
