@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LLAMA_CPP := $(VENV)/llama.cpp
 
 .PHONY: help demo test test-long test-all check format docs lock clean package latest
 
@@ -26,6 +27,16 @@ $(READY): requirements-torch.txt requirements-dev.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $(READY)
 
+# The converter of llama.cpp. Without it, the tests of GGUF files are skipped.
+$(LLAMA_CPP): requirements-llama-cpp.txt $(READY)
+	rm -rf $@ $@.download
+	mkdir -p $@
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary llama-cpp-python --require-hashes \
+		--requirement requirements-llama-cpp.txt --dest $@.download \
+	&& tar -xzf $@.download/*.tar.gz -C $@ --strip-components=3 --wildcards '*/vendor/llama.cpp/*.py' \
+	|| echo "llama.cpp was not downloaded"
+	rm -rf $@.download
+
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/table_booking/demo.py
 
@@ -34,8 +45,8 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscop
 test: $(READY)
 	$(PYTEST) -n 2 -m "not long"
 
-test-long: $(READY)
-	$(PYTEST) -n 2 -m "long or property" --hypothesis-profile=full --no-cost-limit
+test-long: $(READY) $(LLAMA_CPP)
+	PARTITA_LLAMA_CPP=$(abspath $(LLAMA_CPP)) $(PYTEST) -n 2 -m "long or property" --hypothesis-profile=full --no-cost-limit
 
 test-all: test test-long
 

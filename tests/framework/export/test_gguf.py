@@ -22,8 +22,8 @@ from .conftest import TEMPLATE, sentences, text_config
 STORIES = Path(__file__).parents[4] / "shared" / "models" / "stories260k"
 needs_llama_cpp = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("gguf", "sentencepiece", "xllamacpp"))
-    or not os.environ.get("PARTITA_LLAMA_CPP"),
-    reason="needs pip install 'partita[gguf]' and a checkout of llama.cpp in PARTITA_LLAMA_CPP",
+    or not Path(os.environ.get("PARTITA_LLAMA_CPP", ""), "convert_hf_to_gguf.py").is_file(),
+    reason="needs pip install 'partita[gguf]' and a checkout of llama.cpp in PARTITA_LLAMA_CPP, as of `make test-long`",
 )
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>\n' }}{% endfor %}"
@@ -158,8 +158,10 @@ def test_a_converter_that_fails_is_named_with_its_last_lines(lora_run: Path, tmp
         Model.load(lora_run, quiet=True).export("gguf", tmp_path / "out", llama_cpp=tmp_path)
 
 
-@pytest.mark.skipif(find_spec("xllamacpp") is not None, reason="a binding of llama.cpp is installed")
-def test_without_a_binding_the_export_says_that_it_was_not_compared(lora_run: Path, tmp_path: Path) -> None:
+def test_without_a_binding_the_export_says_that_it_was_not_compared(
+    lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partita.export.llama_cpp.BINDING", "a_package_that_is_missing")
     writes = "import sys\nopen(sys.argv[sys.argv.index('--outfile') + 1], 'w').write('GGUF')\n"
     (tmp_path / "convert_hf_to_gguf.py").write_text(writes, encoding="utf8")
     run = Model.load(lora_run, quiet=True)

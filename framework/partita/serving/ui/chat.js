@@ -156,7 +156,7 @@ async function stream(message, body) {
   });
   if (!message.content) throw new Error("The model answered without any text.");
   const seconds = (performance.now() - started) / 1000;
-  const counts = numTokens === null ? "" : `${numTokens} tokens, ${(numTokens / seconds).toFixed(1)} tokens/s`;
+  const counts = numTokens === null ? "" : `${numTokens} ${numTokens === 1 ? "token" : "tokens"}, ${(numTokens / seconds).toFixed(1)} tokens/s`;
   const end = finishReason === "length" ? "the answer ended at the limit of tokens" : "";
   message.end([counts, end].filter(Boolean).join("; "), !end);
 }
