@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,6 +188,33 @@ def run_script(words: Sequence[Any]) -> str:
 
 def one_thread() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def peer_environment(folder: Path, *packages: str, same: Sequence[str]) -> tuple[Path | None, str]:
+    """Create an environment with packages of a peer; return its folder of programs, or a reason why not.
+
+    Args:
+        folder: Where its folder is made.
+        packages: Requirements of pip.
+        same: Further packages, in our versions. torch always is one.
+    """
+    programs = folder / "environment" / "bin"
+    install = [str(programs / "pip"), "install", "--quiet"]
+    ours = [f"{name}=={version(name).split('+')[0]}" for name in ("torch", *same)]
+    commands = [
+        [sys.executable, "-m", "venv", str(programs.parent)],
+        [*install, "--requirement", str(ROOT / "requirements-torch.txt")],
+        [*install, *packages, *ours],
+        [str(programs / "python"), "-c", "import torch; print(torch.__version__)"],
+    ]
+    for words in commands:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip() or "no output").splitlines()[-1]
+            return None, f"{', '.join(packages)} cannot be installed: {reason}"
+    if (found := done.stdout.strip()) != version("torch"):
+        return None, f"{', '.join(packages)} came with torch {found} instead of {version('torch')}"
+    return programs, ""
 
 
 def script_path() -> str:

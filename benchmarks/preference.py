@@ -5,12 +5,11 @@ import random
 import resource
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fixtures import make_model, spending
-from harness import Limit, Result, Row, call, main, one_thread
+from harness import Limit, Result, Row, call, main, one_thread, peer_environment
 
 TRL = "1.16.0"
 LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
@@ -126,17 +125,8 @@ def epochs(folder: Path, python: str, layers: int, vocabulary: int, quick: bool)
 
 def environment(folder: Path) -> tuple[str | None, str]:
     """Create an environment with TRL and our versions of its requirements; return its Python, or a reason why not."""
-    place = folder / "environment"
-    packages = [f"{name}=={version(name).split('+')[0]}" for name in ("torch", "transformers", "peft", "accelerate")]
-    commands = [
-        [sys.executable, "-m", "venv", str(place)],
-        [str(place / "bin" / "pip"), "install", "--quiet", f"trl=={TRL}", *packages],
-    ]
-    for words in commands:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            return None, f"TRL {TRL} cannot be installed: {done.stderr.strip().splitlines()[-1]}"
-    return str(place / "bin" / "python"), ""
+    programs, reason = peer_environment(folder, f"trl=={TRL}", same=("transformers", "peft", "accelerate"))
+    return (str(programs / "python") if programs else None), reason
 
 
 def peer(python: str, folder: Path, **job: Any) -> Row:
