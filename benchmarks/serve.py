@@ -1,7 +1,8 @@
-"""The HTTP server: its CPU time compared with predict, time to the first token, and clients that misbehave."""
+"""The HTTP server: its CPU time compared with predict and transformers serve, first tokens, clients that misbehave."""
 
 import http.client
 import json
+import operator
 import os
 import random
 import statistics
@@ -9,12 +10,14 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fixtures import make_model, read_rows, words, write_rows, zero_shot
-from harness import SHARED, Limit, Result, Row, call, main, run_script
+from harness import SHARED, Limit, Result, Row, call, main, peer_environment, run_script
 from served import (
     ServerProcess,
     all_clients,
@@ -29,6 +32,9 @@ from served import (
 
 CLIENTS = 64
 NEW_TOKENS = 32
+OPTIONS = ("--batch-size", str(CLIENTS), "--context", "512", "--quiet")
+BATCHING = ("--continuous-batching", "--cb-num-blocks", "160")
+"""Options of transformers serve: 160 pages of 256 tokens for 64 requests of up to 512."""
 FUZZED = 1000
 SLOW_CONNECTIONS = 200
 STOPS = 20
@@ -82,13 +88,13 @@ def load(folder: Path, quick: bool) -> Result:
     return rows, limits
 
 
-def write_config(folder: Path, name: str, *, tokens: int = NEW_TOKENS) -> Path:
-    """Write the configuration of a model of the folder without training."""
+def write_config(folder: Path, name: str, *, tokens: int = NEW_TOKENS, at_least: int | None = None) -> Path:
+    """Write the configuration of a model without training; answers have `tokens` tokens, or `at_least` to `tokens`."""
     path = folder / f"{name}.json"
     config = zero_shot(
         f"{folder}/{name}", "prompt response", tokens=tokens, prompt={"template": "{prompt}", "chat": False}
     )
-    config["generation"] |= {"min_new_tokens": tokens, "do_sample": False}
+    config["generation"] |= {"min_new_tokens": tokens if at_least is None else at_least, "do_sample": False}
     path.write_text(json.dumps(config), encoding="utf8")
     return path
 
@@ -116,24 +122,24 @@ def predict_all(folder: str, name: str) -> Row:
 def serve_all(folder: Path, config: Path, path: str) -> Row:
     """Answer the rows by a server; return its CPU seconds."""
     prompts = [row["prompt"] for row in read_rows(folder / "rows.jsonl")]
-    options = ("--batch-size", str(CLIENTS), "--context", "512", "--quiet")
-    with partita_server(config, *options, log=folder / "server.log") as server:
-        ask_all(server, path, [row["prompt"] for row in warm_up_rows()])
+    answer = {"/predict": predicted, "/v1/completions": completed}[path]
+    with partita_server(config, *OPTIONS, log=folder / "server.log") as server:
+        ask_all(server, answer, [row["prompt"] for row in warm_up_rows()])
         before, started = server.cpu_seconds, time.perf_counter()
-        answers = ask_all(server, path, prompts)
+        answers = ask_all(server, answer, prompts)
         seconds, spent = time.perf_counter() - started, server.cpu_seconds - before
     name = f"{config.stem}{path.replace('/', '-')}.jsonl"
-    write_rows(folder / name, [{"answer": answer} for answer in answers])
+    write_rows(folder / name, [{"answer": answer["text"].strip()} for answer in answers])
     return {"CPU s": round(spent, 2), "seconds": round(seconds, 2)}
 
 
-def ask_all(server: ServerProcess, path: str, prompts: list[str], **more: Any) -> list[str]:
+def ask_all(server: ServerProcess, answer: Callable[..., Row], prompts: Sequence[str], **more: Any) -> list[Row]:
     """Answer prompts with 64 clients; return the answers in the order of the prompts."""
 
-    def client(number: int) -> list[str]:
+    def client(number: int) -> list[Row]:
         connection = server.connection()
         try:
-            return [answer_of(connection, path, prompt, **more) for prompt in prompts[number::CLIENTS]]
+            return [answer(connection, prompt, **more) for prompt in prompts[number::CLIENTS]]
         finally:
             connection.close()
 
@@ -141,19 +147,101 @@ def ask_all(server: ServerProcess, path: str, prompts: list[str], **more: Any) -
     return [found[index % CLIENTS][index // CLIENTS] for index in range(len(prompts))]
 
 
-def answer_of(connection: Any, path: str, prompt: str, **more: Any) -> str:
-    """Return the answer to a prompt."""
-    if path == "/predict":
-        answer = ask(connection, path, {"rows": [{"prompt": prompt}]})
-        assert answer.status == 200, answer
-        return str(answer.json["predictions"][0]["response"])
-    if path == "/v1/chat/completions":
-        answer = ask(connection, path, {"messages": [{"role": "user", "content": prompt}], **more})
-        assert answer.status == 200, answer
-        return str(answer.json["choices"][0]["message"]["content"])
-    answer = ask(connection, path, {"prompt": prompt, "max_tokens": NEW_TOKENS, **more})
+def predicted(connection: http.client.HTTPConnection, prompt: str) -> Row:
+    """Return the answer of /predict."""
+    answer = ask(connection, "/predict", {"rows": [{"prompt": prompt}]})
     assert answer.status == 200, answer
-    return str(answer.json["choices"][0]["text"]).strip()
+    return {"text": answer.json["predictions"][0]["response"]}
+
+
+def completed(connection: http.client.HTTPConnection, prompt: str, tokens: int = NEW_TOKENS) -> Row:
+    """Return the greedy answer of /v1/completions, with its number of tokens."""
+    answer = ask(connection, "/v1/completions", {"prompt": prompt, "max_tokens": tokens, "temperature": 0})
+    assert answer.status == 200, answer
+    return {"text": answer.json["choices"][0]["text"], "tokens": answer.json["usage"]["completion_tokens"]}
+
+
+# transformers serve
+
+
+def peer(folder: Path, quick: bool) -> Result:
+    """Requests per CPU second of partita serve, and of transformers serve for the same requests of 64 clients.
+
+    Needs the shared folder next to the repository. The models and prompts of the part load: 256 rows for tiny, 64 for
+    small, to /v1/completions, which has no chat template; up to 32 new tokens, greedy, fp32, one thread for the model.
+    transformers serve has the same versions of torch and transformers, in a separate environment, which the script
+    creates. By default it answers one request after the other. With --continuous-batching its cache has 160 pages of
+    256 tokens, enough for 64 requests: without that setting the cache takes most of the memory. The servers run one
+    after the other, each as a new process, three times; the table has medians. CPU seconds are those of the server and
+    its child processes, after 64 other requests of 4 tokens. An answer differs if its text or its number of tokens is
+    not that of partita in the first round. The limits are for the faster mode of transformers serve.
+    """
+    package = f"transformers[serving]=={version('transformers')}"
+    programs, reason = peer_environment(folder, package, same=("tokenizers",))
+    if programs is None:
+        return [{"server": "skipped", "reason": reason}], []
+    run_script([SHARED / "peers" / "workload.py", folder])
+    prompts = [row["prompt"] for row in read_rows(folder / "rows.jsonl")]
+    rows, limits = [], []
+    for name, count in (("tiny", 64),) if quick else (("tiny", 256), ("small", 64)):
+        found = serve_in_turn(folder, programs, name, prompts[:count], rounds=1 if quick else 3)
+        own, *others = table = [median_row(name, server, runs, found["partita"][0]) for server, runs in found.items()]
+        rows += table
+        rates = [row["requests per CPU s"] for row in others if "error" not in row]
+        if rates:
+            ratio = round(own["requests per CPU s"] / max(rates), 2)
+            limits.append(Limit(f"requests per CPU second over those of transformers, {name}", ratio, 2.0, "min"))
+    differ = sum(row.get("answers that differ", 0) for row in rows)
+    return rows, [*limits, Limit("answers that differ", differ, 0, "max")]
+
+
+def serve_in_turn(
+    folder: Path, programs: Path, name: str, prompts: Sequence[str], *, rounds: int
+) -> dict[str, list[Row]]:
+    """Answer the prompts by each server in turn; return the results of each. A server that failed is not run again."""
+    config = write_config(folder, name, at_least=0)
+    log = folder / "server.log"
+    words = [str(programs / "transformers"), "serve", str(folder / name), "--device", "cpu", "--dtype", "float32"]
+    found: dict[str, list[Row]] = {}
+    for _ in range(rounds):
+        servers = {
+            "partita": partita_server(config, *OPTIONS, log=log),
+            "transformers": ServerProcess(words, log=log, HF_HUB_OFFLINE="1"),
+            "transformers, continuous batching": ServerProcess([*words, *BATCHING], log=log, HF_HUB_OFFLINE="1"),
+        }
+        for way, server in servers.items():
+            runs = found.setdefault(way, [])
+            if runs and "error" in runs[-1]:
+                continue
+            try:
+                runs.append(serve_prompts(server, prompts))
+            except Exception as error:  # a peer may fail in any way
+                if way == "partita":
+                    raise
+                runs.append({"error": " ".join(f"{type(error).__name__}: {error}".split())[-300:].replace("|", "/")})
+            print(name, way, {key: value for key, value in runs[-1].items() if key != "answers"}, flush=True)
+    return found
+
+
+def serve_prompts(server: ServerProcess, prompts: Sequence[str]) -> Row:
+    """Answer the prompts by a new server after others; return its use of the machine, and the answers."""
+    with server:
+        ask_all(server, completed, [row["prompt"] for row in warm_up_rows()], tokens=4)
+        before, started = server.cpu_seconds, time.perf_counter()
+        answers = ask_all(server, completed, prompts)
+        seconds, spent = time.perf_counter() - started, server.cpu_seconds - before
+        return {"CPU s": round(spent, 2), "seconds": round(seconds, 2), "MB": server.resident_mb, "answers": answers}
+
+
+def median_row(name: str, server: str, runs: list[Row], first: Row) -> Row:
+    """Return the row of a server: medians of its runs, and the most answers that differ from those of `first`."""
+    row: Row = {"model": name, "server": server, "requests": len(first["answers"])}
+    if "error" in runs[-1]:
+        return row | {"error": runs[-1]["error"]}
+    seconds, wall, memory = (statistics.median(run[key] for run in runs) for key in ("CPU s", "seconds", "MB"))
+    differ = max(sum(map(operator.ne, run["answers"], first["answers"])) for run in runs)
+    row |= {"CPU s": seconds, "requests per CPU s": round(row["requests"] / seconds, 2), "seconds": wall}
+    return row | {"MB": memory, "answers that differ": differ}
 
 
 # Time to the first token
@@ -407,4 +495,4 @@ def outcomes_of(server: ServerProcess, number: int) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    main(load, first_token, cancel, fuzz, stop)
+    main(load, peer, first_token, cancel, fuzz, stop)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import psutil
 from harness import Row, one_thread
 
 HOST = "127.0.0.1"
@@ -72,9 +73,9 @@ class ServerProcess:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of all its threads so far, in user and kernel mode."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf8").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """CPU time of all its threads and child processes so far, in user and kernel mode."""
+        process = psutil.Process(self.process.pid)
+        return sum(sum(one.cpu_times()[:4]) for one in [process, *process.children(recursive=True)])
 
     @property
     def resident_mb(self) -> float:
