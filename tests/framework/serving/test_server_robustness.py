@@ -1,4 +1,4 @@
-"""Clients that send nonsense, are slow, or are interrupted by a stop; benchmarks/serve.py runs more of each."""
+"""Clients that send nonsense, are slow, or are interrupted by a stop; benchmarks/serve_robustness.py runs more."""
 
 import errno
 import http.client
@@ -30,12 +30,12 @@ from .conftest import RunningServer, running, wait_for
 
 @pytest.fixture(scope="module")
 def clients() -> ModuleType:
-    """Return the module with the clients of the benchmark."""
+    """Return the module with the bad clients of the benchmark."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-        import served
+        import bad_requests
 
-        return served
+        return bad_requests
 
 
 def port_of(server: RunningServer) -> int:
@@ -79,7 +79,8 @@ def test_a_thousand_fuzzed_requests(
 
 def test_slow_and_half_closed_connections_leave_nothing(server: RunningServer, clients: ModuleType) -> None:
     number = 2 * len(clients.SLOW)
-    clients.all_clients(number, lambda index: clients.slow_connection(port_of(server), index, seconds=0.3))
+    with ThreadPoolExecutor(number) as pool:
+        list(pool.map(lambda index: clients.slow_connection(port_of(server), index, seconds=0.3), range(number)))
     wait_for(lambda: server.engine.is_idle)
     with open_socket(server) as connection:
         connection.sendall(completion())
