@@ -199,7 +199,7 @@ def peer_environment(folder: Path, *packages: str, same: Sequence[str]) -> tuple
         same: Further packages, in our versions. torch always is one.
     """
     programs = folder / "environment" / "bin"
-    install = [str(programs / "pip"), "install", "--quiet"]
+    install = [str(programs / "pip"), "install", "--quiet", "--disable-pip-version-check"]
     ours = [f"{name}=={version(name).split('+')[0]}" for name in ("torch", *same)]
     commands = [
         [sys.executable, "-m", "venv", str(programs.parent)],
