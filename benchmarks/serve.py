@@ -152,9 +152,9 @@ def peer(folder: Path, quick: bool) -> Result:
         found = serve_in_turn(folder, programs, name, prompts[:count], rounds=1 if quick else 3)
         own, *others = table = [median_row(name, server, runs, found["partita"][0]) for server, runs in found.items()]
         rows += table
-        rates = [row["requests per CPU s"] for row in others if "error" not in row]
-        if rates:
-            ratio = round(own["requests per CPU s"] / max(rates), 2)
+        seconds = [row["CPU s"] for row in others if "error" not in row]
+        if seconds:
+            ratio = round(min(seconds) / own["CPU s"], 2)
             limits.append(Limit(f"requests per CPU second over those of transformers, {name}", ratio, 2.0, "min"))
     differ = sum(row.get("answers that differ", 0) for row in rows)
     return rows, [*limits, Limit("answers that differ", differ, 0, "max")]
