@@ -17,8 +17,6 @@ OWN = {"partita", "partita_schema", "partita_trainers"}
 CALLER_HAS = {"IPython"}
 """Packages that are used only in a process that has imported them: IPython in a notebook."""
 EXTRAS = sorted(PROJECT["optional-dependencies"])
-APART = {"gguf"}
-"""Extras that are not installed for development; tests that need them, and a checkout of llama.cpp, are skipped."""
 
 
 def canonical(name: str) -> str:
@@ -82,7 +80,7 @@ def test_every_declared_dependency_is_imported() -> None:
     assert names(PROJECT["dependencies"]) - imported == set()
 
 
-@pytest.mark.parametrize("extra", sorted({*EXTRAS} - APART))
+@pytest.mark.parametrize("extra", EXTRAS)
 def test_every_extra_is_installed(extra: str) -> None:
     missing = []
     for name in names(PROJECT["optional-dependencies"][extra]):
@@ -95,4 +93,4 @@ def test_every_extra_is_installed(extra: str) -> None:
 
 def test_the_development_extra_contains_all_others() -> None:
     (own,) = (one for one in PROJECT["optional-dependencies"]["dev"] if one.startswith("partita["))
-    assert set(own.removeprefix("partita[").removesuffix("]").split(",")) == {*EXTRAS} - {"dev"} - APART
+    assert set(own.removeprefix("partita[").removesuffix("]").split(",")) == {*EXTRAS} - {"dev"}
