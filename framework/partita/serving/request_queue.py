@@ -18,7 +18,7 @@ from partita_schema.errors import JobError
 
 logger = logging.getLogger(__name__)
 
-PASS_TOKENS = 32
+PASS_TOKENS = 64
 """Tokens that are prefilled in the time that one more pass takes, for a small model on a CPU."""
 PLANNED_PROMPTS = 64
 """Prompts among which the next ones to prefill together are chosen."""
