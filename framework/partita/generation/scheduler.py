@@ -185,14 +185,18 @@ class Scheduler:
             if not slots.live:
                 self.close_slots()
                 return
-        elif self.should_prefill(slots):
+        elif self.queue and self.should_prefill(slots):
             while self.queue and len(slots.live) < self.num_slots:
                 if not self.prefill(slots, self.next_group(slots)):
                     return
+                self.on_first_tokens()
                 if not slots.live and self.is_due():
                     return
         if slots.live:
             self.decode_step(slots)
+
+    def on_first_tokens(self) -> None:
+        """Called when prompts were prefilled, which gives the first token of each, before the next ones are decoded."""
 
     def max_slots_for(self, tokens: int) -> int:
         """Return the number of slots for rows of up to `tokens` tokens."""

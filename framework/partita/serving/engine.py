@@ -37,6 +37,8 @@ LONGEST_STEP_SECONDS = 30.0
 """Time to wait for the step that is computed when the engine is to end."""
 MAX_REQUESTS = 256
 """Requests that are answered at a time at most."""
+GAP_SECONDS = 0.005
+"""Time without a new request after which the engine no longer waits for others that follow the answers of a step."""
 DEFAULT_CONTEXT = 8192
 """Maximum number of tokens of a prompt and its answer, if no other is given and the model's context is not smaller."""
 STOPPING = "the server is stopping"
@@ -125,6 +127,10 @@ class ServingEngine:
         """Whether a request was cancelled since the last step."""
         self._stopping = False
         """Whether no request is accepted any more."""
+        self._ended = 0
+        """Answers that ended in the last step."""
+        self._gather_until = 0.0
+        """When the engine no longer waits for requests that follow these answers."""
         self._finish_until: float | None = None
         """When accepted requests are given up."""
         options = pipeline.generation.free
@@ -136,6 +142,7 @@ class ServingEngine:
         if self.why_batches is None:
             self._scheduler = RequestScheduler(self.lm, self.queue.requests(), self._settings, rows=self.queue)
             self._scheduler.context_tokens = context_tokens
+            self._scheduler.send_tokens = self._send_tokens
         self._thread = threading.Thread(target=self._run, name="partita engine", daemon=True)
 
     def __enter__(self) -> Self:
@@ -274,6 +281,7 @@ class ServingEngine:
         try:
             with self.lm.evaluating():
                 while self._wait():
+                    self._gather()
                     self._drop_cancelled()
                     self._answer_some()
         except Exception as error:
@@ -295,6 +303,22 @@ class ServingEngine:
                     return True
                 self._changed.wait()
 
+    def _gather(self) -> None:
+        """Wait for further requests if most answers of the batch have just ended, for the time of a step at most.
+
+        Clients often send the next request when they have an answer. If the first of them started alone, the others
+        would wait for that step, and the batch would fall apart into small ones.
+        """
+        ended, self._ended = self._ended, 0
+        if ended < 2 or ended < self._live:
+            return
+        with self._changed:
+            while len(self.queue.waiting) < ended and (left := self._gather_until - time.monotonic()) > 0:
+                before = self.counts.requests
+                self._changed.wait(min(GAP_SECONDS, left))
+                if self.counts.requests == before:
+                    return
+
     def _answer_some(self) -> None:
         """Answer the jobs that wait, and run a step of the scheduler, or a batch."""
         self.jobs.run()
@@ -307,16 +331,24 @@ class ServingEngine:
 
     def _step(self, scheduler: RequestScheduler) -> None:
         """Decode a token of every active request, and send pieces and answers."""
+        started = time.monotonic()
         if scheduler.refill():
             scheduler.step()
             self.counts.steps += 1
         results, scheduler.results = scheduler.results, []
-        for active in scheduler.slots.live if scheduler.slots is not None else ():
+        self._send_tokens()
+        for result in results:
+            self._finish(self.queue.release(result.row), result.generated, result.error)
+        now = time.monotonic()
+        self._ended, self._gather_until = len(results), now + (now - started)
+
+    def _send_tokens(self) -> None:
+        """Send the new tokens of active requests."""
+        slots = self._scheduler.slots if self._scheduler is not None else None
+        for active in slots.live if slots is not None else ():
             pending = self.queue.taken[active.request.row]
             if pending.stream is not None or pending.first_token is None:
                 pending.advance(active.new, active.token_logprobs)
-        for result in results:
-            self._finish(self.queue.release(result.row), result.generated, result.error)
 
     def _finish(self, pending: PendingAnswer, generated: Generated | None, error: str | None) -> None:
         """Send the end of an answer, and count it."""

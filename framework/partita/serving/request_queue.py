@@ -189,6 +189,8 @@ class RequestScheduler(Scheduler):
 
     context_tokens = 0
     """Maximum number of tokens of a prompt and its answer together."""
+    send_tokens: Callable[[], None]
+    """Sends the new tokens of active requests."""
     passes: list[list[SlotRequest]]
     """Prompts to prefill together in this step, the next ones last."""
     unread: Mapping[int, int]
@@ -197,6 +199,10 @@ class RequestScheduler(Scheduler):
     def longest(self, rows: Sequence[int]) -> int:
         """Return `context_tokens`: the lengths of later requests are unknown."""
         return self.context_tokens
+
+    def on_first_tokens(self) -> None:
+        """Send the first tokens without waiting for the next ones."""
+        self.send_tokens()
 
     def step(self) -> None:
         """Prefill free slots if worthwhile, and decode one token for every row."""

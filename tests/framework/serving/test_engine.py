@@ -3,6 +3,7 @@
 import queue
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.model import open_engine
 from partita.serving.chat_prompts import sampling_options
 from partita.serving.engine import EngineStoppedError, ServingEngine, Ticket, TooManyWaitingError, context_of
-from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest
+from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest, RequestScheduler
 from partita.serving.row_jobs import RowJob
 from partita_schema.errors import DataError
 
@@ -90,6 +91,31 @@ class Receiver:
     def wait(self, indices: Sequence[int]) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: set(indices) <= set(self.ends), timeout=30)
+
+
+def test_requests_that_follow_the_answers_of_a_batch_start_together(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = RequestScheduler.step
+
+    def slow(scheduler: RequestScheduler) -> None:
+        time.sleep(0.3)  # a step of a larger model
+        step(scheduler)
+
+    monkeypatch.setattr(RequestScheduler, "step", slow)
+    monkeypatch.setattr("partita.serving.engine.GAP_SECONDS", 5.0)  # on a busy machine
+    receiver, engine = Receiver(), open_engine(model, context=200, batch_size=4)
+    request = AnswerRequest([5, 6, 7], 3, sampling_options(engine.options, more={"min_new_tokens": 3}))
+    for index in range(4):
+        receiver.submit(engine, index, request)
+    with engine:
+        receiver.wait(range(4))
+        steps = engine.counts.steps
+        for index in range(4, 8):
+            time.sleep(0.02)  # a client after the other sends its next request
+            receiver.submit(engine, index, request)
+        receiver.wait(range(4, 8))
+        assert engine.counts.steps == 2 * steps
 
 
 def test_answers_equal_those_of_each_request_alone(model: Model, engine: ServingEngine) -> None:
