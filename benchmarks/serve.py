@@ -1,21 +1,28 @@
 """The HTTP server: its CPU time compared with predict and with transformers serve, and time to the first token."""
 
 import http.client
+import json
 import operator
 import os
 import random
+import signal
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fixtures import read_rows, words, write_rows
-from harness import SHARED, Limit, Result, Row, call, main, peer_environment, run_script
+from harness import SHARED, Limit, Result, Row, call, command, main, one_thread, peer_environment, run_script
 from served import NEW_TOKENS, ServerProcess, all_clients, ask, partita_server, pieces, write_config
 
 CLIENTS = 64
+TURN_SECONDS = 2.0
 OPTIONS = ("--batch-size", str(CLIENTS), "--context", "512", "--quiet")
 BATCHING = ("--continuous-batching", "--cb-num-blocks", "160")
 """Options of transformers serve: 160 pages of 256 tokens for 64 requests of up to 512."""
@@ -29,39 +36,65 @@ def load(folder: Path, quick: bool) -> Result:
 
     Needs the shared folder next to the repository. 512 rows with prompts of 4 to 480 tokens, 32 new tokens each,
     greedy, fp32, one thread for the model, 64 slots. tiny has 5 M parameters, small 99 M. A client sends its next
-    request when it has the answer to the last, on one connection, one row for each request. Each measurement is a new
-    process, which has answered 64 other rows before. `predict` reads the rows from a file and writes one. Answers are
-    compared as texts. The limit is for the larger model: with tiny, a request costs 20 ms, and HTTP counts.
+    request when it has the answer to the last, on one connection, one row for each request. `predict` reads the rows
+    from a file and writes one. Each way is a new process, which has answered 64 other rows before. The three processes
+    run in turns of two seconds and are stopped in between (SIGSTOP), because the speed of the machine drifts by more
+    than the difference. Answers are compared as texts. The limit is for the larger model: with tiny, a request costs
+    20 ms, and HTTP counts.
     """
     run_script([SHARED / "peers" / "workload.py", folder])
     rows: list[Row] = []
-    for name, rounds in (("tiny", 1),) if quick else (("tiny", 1), ("small", 1)):
-        config = write_config(folder, name)
-        runs: dict[str, list[Row]] = {}
-        for _ in range(rounds):
-            runs.setdefault("predict", []).append(call(predict_all, folder, name))
-            for path in ("/predict", "/v1/completions"):
-                runs.setdefault(path, []).append(serve_all(folder, config, path))
-            print({way: found[-1] for way, found in runs.items()}, flush=True)
-        answers = read_rows(folder / f"{name}-answers.jsonl")
-        base = statistics.median(run["CPU s"] for run in runs["predict"])
-        for way, found in runs.items():
-            seconds = statistics.median(run["CPU s"] for run in found)
-            served = read_rows(folder / f"{name}{way.replace('/', '-')}.jsonl") if way != "predict" else answers
-            differ = sum(one["answer"] != other["answer"] for one, other in zip(answers, served, strict=True))
-            wall = statistics.median(run["seconds"] for run in found)
-            row = {"model": name, "way": way, "CPU s": seconds, "over predict": round(seconds / base, 3)}
-            rows.append(row | {"seconds": wall, "rows": len(served), "answers that differ": differ})
+    for name in ("tiny",) if quick else ("tiny", "small"):
+        found = load_of(folder, name)
+        base = found["predict"]
+        for way, run in found.items():
+            differ = sum(map(operator.ne, run["answers"], base["answers"]))
+            row = {
+                "model": name,
+                "way": way,
+                "CPU s": run["CPU s"],
+                "over predict": round(run["CPU s"] / base["CPU s"], 3),
+            }
+            rows.append(row | {"rows": len(run["answers"]), "answers that differ": differ})
     largest = rows[-1]["model"]
     limits = [
         Limit(f"CPU seconds of {path} over those of predict, {largest}", row["over predict"], 1.1, "max")
         for row in rows
         if row["model"] == largest and (path := row["way"]) != "predict"
     ]
-    limits += [
-        Limit("answers that differ", sum(row["answers that differ"] for row in rows), 0, "max"),
-    ]
-    return rows, limits
+    return rows, [*limits, Limit("answers that differ", sum(row["answers that differ"] for row in rows), 0, "max")]
+
+
+def load_of(folder: Path, name: str) -> dict[str, Row]:
+    """Answer the rows by `predict` and two servers, in turns; return the CPU seconds and answers of each."""
+    config, log = write_config(folder, name), folder / "server.log"
+    prompts = [row["prompt"] for row in read_rows(folder / "rows.jsonl")]
+    ways: dict[str, Callable[..., Row]] = {"/predict": predicted, "/v1/completions": completed}
+    with ExitStack() as opened:
+        worker = opened.enter_context(started(predict_all, folder, name))
+        jobs: dict[str, Callable[[], Row]] = {"predict": partial(result_of, worker)}
+        processes = [worker]
+        for way, answer in ways.items():
+            server = opened.enter_context(partita_server(config, *OPTIONS, log=log))
+            ask_all(server, answer, [row["prompt"] for row in warm_up_rows()])
+            jobs[way] = partial(serve_all, server, answer, prompts)
+            processes.append(server.process)
+        return dict(zip(jobs, in_turns(processes, list(jobs.values())), strict=True))
+
+
+def in_turns(processes: Sequence[subprocess.Popen[Any]], jobs: Sequence[Callable[[], Row]]) -> list[Row]:
+    """Run one of several processes at a time, for TURN_SECONDS each, until the job of each has returned."""
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        results = [pool.submit(job) for job in jobs]
+        while any(not result.done() for result in results):
+            for process, result in zip(processes, results, strict=True):
+                if not result.done():
+                    process.send_signal(signal.SIGCONT)
+                    wait([result], timeout=TURN_SECONDS)
+                    process.send_signal(signal.SIGSTOP)
+        return [result.result() for result in results]
 
 
 def warm_up_rows(count: int = CLIENTS) -> list[Row]:
@@ -70,32 +103,47 @@ def warm_up_rows(count: int = CLIENTS) -> list[Row]:
 
 
 def predict_all(folder: str, name: str) -> Row:
-    """Predict the rows of a file after others; return the CPU seconds."""
+    """Predict other rows, wait for a line, and predict the rows of a file; return the CPU seconds and the answers."""
     from partita.model import Model
 
     os.chdir(folder)
     model = Model(f"{name}.json", quiet=True)
     model.predict(warm_up_rows(), batch_size=CLIENTS, fresh=True)
     write_rows(Path("prompts.jsonl"), [{"prompt": row["prompt"]} for row in read_rows(Path("rows.jsonl"))])
-    cpu, started = time.process_time(), time.perf_counter()
+    print("ready", flush=True)
+    input()
+    cpu = time.process_time()
     found = model.predict("prompts.jsonl", Path(f"{name}-predict.jsonl"), batch_size=CLIENTS, fresh=True)
-    spent, seconds = time.process_time() - cpu, time.perf_counter() - started
-    write_rows(Path(f"{name}-answers.jsonl"), [{"answer": row["response"]} for row in found])
-    return {"CPU s": round(spent, 2), "seconds": round(seconds, 2)}
+    spent = time.process_time() - cpu
+    return {"CPU s": round(spent, 2), "answers": [row["response"] for row in found]}
 
 
-def serve_all(folder: Path, config: Path, path: str) -> Row:
-    """Answer the rows by a server; return its CPU seconds."""
-    prompts = [row["prompt"] for row in read_rows(folder / "rows.jsonl")]
-    answer = {"/predict": predicted, "/v1/completions": completed}[path]
-    with partita_server(config, *OPTIONS, log=folder / "server.log") as server:
-        ask_all(server, answer, [row["prompt"] for row in warm_up_rows()])
-        before, started = server.cpu_seconds, time.perf_counter()
-        answers = ask_all(server, answer, prompts)
-        seconds, spent = time.perf_counter() - started, server.cpu_seconds - before
-    name = f"{config.stem}{path.replace('/', '-')}.jsonl"
-    write_rows(folder / name, [{"answer": answer["text"].strip()} for answer in answers])
-    return {"CPU s": round(spent, 2), "seconds": round(seconds, 2)}
+@contextmanager
+def started(function: Callable[..., Row], *arguments: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a function of this script in a process, and wait until it has printed a line."""
+    words, pipe = command(function, *arguments), subprocess.PIPE
+    with subprocess.Popen(words, env=one_thread(), stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def result_of(process: subprocess.Popen[str]) -> Row:
+    """Send a line to a process of `started`, and return its result."""
+    output = process.communicate("\n")[0]
+    result: Row = json.loads(output.splitlines()[-1])
+    return result
+
+
+def serve_all(server: ServerProcess, answer: Callable[..., Row], prompts: Sequence[str]) -> Row:
+    """Answer the prompts by a server; return its CPU seconds and the answers."""
+    before = server.cpu_seconds
+    answers = ask_all(server, answer, prompts)
+    spent = server.cpu_seconds - before
+    return {"CPU s": round(spent, 2), "answers": [answer["text"].strip() for answer in answers]}
 
 
 def ask_all(server: ServerProcess, answer: Callable[..., Row], prompts: Sequence[str], **more: Any) -> list[Row]:

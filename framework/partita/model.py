@@ -73,6 +73,13 @@ class Model:
         return self._backend.context.name
 
     @property
+    def _served_name(self) -> str:
+        """Name for clients: the stem of the file name; without a file, the name of the folder that was loaded."""
+        if self.run is None or self._backend.context.loaded.file:
+            return self.name
+        return self.run.resolve().name
+
+    @property
     def run(self) -> Path | None:
         """Directory of the run that was trained or loaded."""
         return self._backend.context.run
@@ -291,7 +298,7 @@ class Model:
         Args:
             host: Address to listen on. Other than 127.0.0.1, clients need a token.
             port: Port; 0 for a free one.
-            name: Name of the model for clients. Default: that of the file.
+            name: Name of the model for clients. Default: that of the file, or of the folder of the run.
             ui: Serve a page to chat in a browser, at `/`.
             token: Demand a token on 127.0.0.1 too: that of the variable PARTITA_TOKEN, or a new one.
             context: Maximum number of tokens of a prompt and its answer. Default: the model's, at most 8,192.
@@ -307,7 +314,9 @@ class Model:
             PartitaError: The engine failed, or packages of the extra `serve` are missing.
         """
         limits = ServerLimits(body_bytes=max_body, answer_seconds=max_seconds, finish_seconds=finish_seconds)
-        options = ServeOptions(host=host, port=port, name=name or self.name, ui=ui, needs_token=token, limits=limits)
+        options = ServeOptions(
+            host=host, port=port, name=name or self._served_name, ui=ui, needs_token=token, limits=limits
+        )
         engine = partial(open_engine, self, context=context, batch_size=batch_size, max_waiting=max_waiting)
         serve(engine, options, say=say)
 

@@ -19,7 +19,7 @@ from partita.pipeline.build import Labels
 from partita.pipeline.row_recorder import RecordedEvaluation
 from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.directory import RunDirectory
-from partita.runs.manifest import MANIFESTS, manifest_path, read_manifest, read_status, sibling_runs
+from partita.runs.manifest import MANIFESTS, RUNS, manifest_path, read_manifest, read_status, sibling_runs
 from partita.runs.notebook import show_in_notebook
 from partita.runs.opening import log_run, open_run_of_group
 from partita.runs.progress import show_progress
@@ -35,9 +35,6 @@ from partita_trainers.process_group import ProcessGroup
 logger = logging.getLogger(__name__)
 file_logger = logging.getLogger("partita.file")
 """Logger for warnings about the configuration file."""
-
-RUNS = Path("runs")
-"""Default parent of run directories."""
 
 
 def name_of_dataset(dataset: Any, *, splits: Collection[str]) -> str:
@@ -95,7 +92,7 @@ class RunContext:
         if "config" not in manifest:
             raise PartitaError(f"{path} has no config, so its prompt and outputs are unknown; restore it")
         try:
-            context = cls(load_config(manifest["config"], overrides=overrides), quiet=quiet)
+            context = cls(load_config(manifest["config"], overrides=overrides, finished=True), quiet=quiet)
         except ConfigError as error:
             problems = [replace(problem, file=problem.file or str(path)) for problem in error.problems]
             raise ConfigError(problems) from None

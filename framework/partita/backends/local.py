@@ -349,7 +349,9 @@ class LocalBackend(Backend):
         tokens = context_of(pipeline.lm.context_length, context)
         new_tokens = min(pipeline.max_new_tokens, tokens // 2)
         lengths = np.full(MAX_REQUESTS, max(1, tokens - new_tokens))
-        size = self.tuner.generation(lengths, batch_size=batch_size, max_new_tokens=new_tokens)
+        # A server keeps its rows in slots.
+        options = replace(pipeline.generation, kv_cache="slots")
+        size = self.tuner.generation(lengths, batch_size=batch_size, max_new_tokens=new_tokens, options=options)
         return ServingEngine(
             pipeline,
             budget=self.tuner.budget("generation", size),

@@ -120,8 +120,7 @@ def check_there(path: Path) -> None:
     """Raise ConfigError if a path is neither a file nor a run, and list the existing ones."""
     if path.exists() or path.suffix in (".yaml", ".yml"):
         return
-    from partita.backends.context import RUNS
-    from partita.runs.manifest import sibling_runs
+    from partita.runs.manifest import RUNS, sibling_runs
     from partita_schema.yaml.files import near_files
 
     runs = sibling_runs(path) or near_files(path) + sibling_runs(RUNS / path.name)

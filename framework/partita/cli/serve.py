@@ -25,7 +25,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for a free one.")] = 8000,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the model for clients. Default: the name in the file.", show_default=False),
+        typer.Option(help="Name of the model for clients. Default: that of the file or run.", show_default=False),
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Serve a page for chatting in a browser, at /.")] = False,
     token: Annotated[

@@ -19,6 +19,8 @@ from partita_schema.records import FORMAT_VERSION, ManifestRecord
 
 PACKAGES = ("partita", "torch", "transformers", "peft", "bitsandbytes", "datasets", "accelerate", "tokenizers", "numpy")
 
+RUNS = Path("runs")
+"""Default parent of run directories."""
 MANIFESTS = ("manifest.json", "partita.json")
 """Names of the description: of a run, and of a model saved outside of one."""
 RUNS_WITHIN = (f"*/{MANIFESTS[0]}", f"*/*/{MANIFESTS[0]}")

@@ -14,6 +14,7 @@ from partita.data.formatting.dialogue import TEMPLATE_KEYS
 from partita.lm.base import GenerationOptions
 from partita.pipeline.build import Pipeline
 from partita_schema.dialogues.common_form import FormatError
+from partita_schema.dialogues.formats import dialogue_of
 from partita_schema.dialogues.messages import OPENAI, KnownKeys, messages_of
 from partita_schema.dialogues.tools import tools_of
 from partita_schema.errors import ModelError, RowError
@@ -102,7 +103,10 @@ class ChatPrompts:
     def _encode_dialogue(self, messages: Sequence[Mapping[str, Any]], tools: Messages) -> list[int]:
         """Return the prompt tokens of a chat as those of a row of the file."""
         assert self._feature is not None, "the file has a dialogue input"
-        dialogue = {"messages": list(messages), "labels": [], "train_all": False}
+        try:
+            dialogue = dialogue_of(messages) | {"train_all": False}
+        except FormatError as error:
+            raise RowError(str(error)) from None
         row = {self._feature.name: {**dialogue, "tools": tools} if tools else dialogue}
         encoder = replace(self._pipeline.encoder, max_length=None)  # the caller checks the length
         [prompt] = encoder.encode_prompts([row], [""])

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -133,7 +133,12 @@ class ServingEngine:
         """When the engine no longer waits for requests that follow these answers."""
         self._finish_until: float | None = None
         """When accepted requests are given up."""
-        options = pipeline.generation.free
+        if pipeline.generation.kv_cache == "paged":
+            logger.warning(
+                "generation.kv_cache: paged is not used: requests have their own settings, and a paged KV cache has "
+                "one set of settings for all rows"
+            )
+        options = replace(pipeline.generation.free, kv_cache="slots")
         self.why_batches = self.lm.why_no_slots(options, tokens=context_tokens)
         """Why requests are answered in batches; None with continuous batching."""
         self._settings = GenerationSettings(options, budget, pipeline.sampling_seed)

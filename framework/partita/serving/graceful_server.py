@@ -1,13 +1,16 @@
 """A server that ends after the requests that it has accepted."""
 
 import asyncio
+import ctypes
 import logging
 import select
 import signal
 import socket
+import struct
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -18,6 +21,15 @@ logger = logging.getLogger(__name__)
 
 LINGER_SECONDS = 1.0
 """Time in which clients of open connections still get an answer once the server has stopped listening."""
+
+
+HANDSHAKE_SECONDS = 0.2
+"""Time in which handshakes that have begun end, before a socket is closed."""
+
+# from linux/filter.h and asm-generic/socket.h; Python's socket module has no names for them
+SO_ATTACH_FILTER = 26
+LOAD_BYTE, JUMP_IF_ANY_BIT, RETURN = 0x30, 0x45, 0x06
+TCP_FLAGS_BYTE, TCP_SYN = 13, 0x02
 
 
 class GracefulServer(uvicorn.Server):
@@ -80,40 +92,39 @@ class GracefulServer(uvicorn.Server):
 
 
 async def stop_listening(server: uvicorn.Server, sock: socket.socket) -> None:
-    """Accept no more connections, and answer what clients send on open ones for up to LINGER_SECONDS."""
+    """Accept no more connections, and answer what clients send on open ones for up to LINGER_SECONDS.
+
+    A connection that waits to be accepted when its socket is closed is reset. So handshakes that have begun may end
+    for HANDSHAKE_SECONDS, while no new ones begin, and the event loop accepts all before the socket is closed.
+    """
     loop = asyncio.get_running_loop()
-    sock.listen(0)  # the queue has room for one connection
-    until = loop.time() + LINGER_SECONDS
-    with occupied_queue(sock) as is_occupied:
-        while not is_occupied() and loop.time() < until:
-            await asyncio.sleep(0.001)  # the event loop accepts the waiting connections
-        for listener in server.servers:
-            listener.close()
+    drop_new_handshakes(sock)
+    ended, until = loop.time() + HANDSHAKE_SECONDS, loop.time() + HANDSHAKE_SECONDS + LINGER_SECONDS
+    while loop.time() < ended or (select.select([sock], [], [], 0)[0] and loop.time() < until):
+        await asyncio.sleep(0.01)
+    for listener in server.servers:
+        listener.close()
     connections, until = server.server_state.connections, loop.time() + LINGER_SECONDS
     while connections and loop.time() < until:
         await asyncio.sleep(0.02)
 
 
-@contextmanager
-def occupied_queue(sock: socket.socket) -> Iterator[Callable[[], bool]]:
-    """Yield a function that takes the only place in a socket's queue of connections; it returns whether it did.
+def drop_new_handshakes(sock: socket.socket) -> None:
+    """Let the kernel drop the first packet of new connections to a socket; on Linux only.
 
-    A connection that waits in the queue is reset when the socket is closed. Once a connection from this process has
-    the only place, no client's can enter: the kernel drops its first packet, and refuses it when it is sent again.
+    A client sends it again, after one second at first, and is refused once the socket is closed.
+
+    Source: the packet filters of Linux (Documentation/networking/filter.rst). A filter of TCP sees the TCP header
+    first, whose byte 13 holds the flags.
     """
-    host, port = sock.getsockname()[:2]
-    address = ({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
-    with ExitStack() as opened:
-
-        def occupy() -> bool:
-            if select.select([sock], [], [], 0)[0]:
-                return False
-            own = opened.enter_context(socket.socket(sock.family))
-            own.setblocking(False)
-            own.connect_ex(address)
-            connected = select.select([], [own], [], 0.01)[1] and not own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if not connected:
-                own.close()
-            return bool(connected)
-
-        yield occupy
+    if sys.platform != "linux":
+        return
+    program = [  # operation, offset if true, offset if false, operand
+        (LOAD_BYTE, 0, 0, TCP_FLAGS_BYTE),
+        (JUMP_IF_ANY_BIT, 0, 1, TCP_SYN),
+        (RETURN, 0, 0, 0),  # drop the packet
+        (RETURN, 0, 0, 0xFFFFFFFF),  # keep all of it
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
+    with suppress(OSError):  # kernels of some sandboxes have no filters
+        sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", len(program), ctypes.addressof(code)))

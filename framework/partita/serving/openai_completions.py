@@ -3,16 +3,40 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from partita.lm.base import TokenLogprob
 from partita.serving.answers import AsyncEngine, checked
 from partita.serving.bodies import CompletionBody
 from partita.serving.errors import RequestError
 from partita.serving.openai_format import DONE, ResponseHead, completion_logprobs, event_of, usage_of
 from partita.serving.openai_requests import EngineRequests, streamed
 from partita.serving.request_queue import AnswerPiece, AnswerRequest
+
+
+@dataclass
+class SentLogprobs:
+    """Log probabilities of an answer, which a stream sends in parts."""
+
+    requests: EngineRequests
+    asked: bool
+    """Whether the client has asked for them."""
+    num_tokens: int = 0
+    """Tokens that were sent."""
+    offset: int = 0
+    """Offset of the next token in the text."""
+
+    def part(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """Return the log probabilities of the next tokens; None if they were not asked for."""
+        if not self.asked:
+            return None
+        part = completion_logprobs(entries, tokens=self.requests.token_texts, start=self.offset)
+        self.num_tokens += len(entries)
+        self.offset += sum(map(len, part["tokens"]))
+        return part
 
 
 class CompletionAnswers:
@@ -51,21 +75,19 @@ class CompletionAnswers:
         self, body: CompletionBody, requests: Sequence[AnswerRequest], head: ResponseHead
     ) -> AsyncGenerator[bytes]:
         """Yield the parts of completions: pieces of text, the reason of the end, and usage."""
-        tokens, offsets = 0, dict.fromkeys(range(len(requests)), 0)
+        tokens, sent = 0, [SentLogprobs(self.requests, asked=body.logprobs is not None) for _ in requests]
         async with aclosing(self.engine.events(requests)) as events:
             async for index, event in events:
                 choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
                 if isinstance(event, AnswerPiece):
                     choice["text"] = event.text
-                    if body.logprobs is not None:
-                        choice["logprobs"] = completion_logprobs(
-                            event.token_logprobs, tokens=self.requests.token_texts, start=offsets[index]
-                        )
-                    offsets[index] += len(event.text)
+                    choice["logprobs"] = sent[index].part(event.token_logprobs)
                 else:
                     answer = checked(event)
                     tokens += answer.num_tokens
                     choice["finish_reason"] = answer.finish_reason
+                    rest = answer.token_logprobs[sent[index].num_tokens :]
+                    choice["logprobs"] = sent[index].part(rest) if rest else None
                 yield event_of(head.response([choice], None))
         if body.stream_options is not None and body.stream_options.include_usage:
             yield event_of(head.response([], usage_of(sum(len(one.input_ids) for one in requests[:: body.n]), tokens)))

@@ -46,7 +46,8 @@ def token_for(host: str, *, wanted: bool) -> str | None:
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket with an address, which does not listen. Raise DataError if it is taken or not of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family=family)
+    # With the protocol given, asyncio sends each part of a stream at once (TCP_NODELAY), without waiting for an ACK.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         with readable_errors(host, port):

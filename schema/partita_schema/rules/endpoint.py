@@ -115,6 +115,8 @@ def refused_generation(config: ConfigSections) -> Iterator[Refusal]:
         yield "generation.defaults", f"the server applies the defaults of its checkpoint; {advice}"
     if not config.generation.slots:
         yield "generation.slots", "the server makes its own batches; remove it"
+    if config.generation.kv_cache != "auto":
+        yield "generation.kv_cache", "the server keeps its own KV cache; remove it"
 
 
 def sends_chat(config: ConfigSections) -> bool:

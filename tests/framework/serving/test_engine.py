@@ -407,6 +407,19 @@ def test_without_slots_requests_are_answered_in_batches(tmp_path: Any) -> None:
         assert [receiver.ends[index].generated for index in range(5)] == wanted
 
 
+def test_a_server_says_that_its_cache_is_not_paged(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model(tmp_path, generation={"kv_cache": "paged"})
+    with open_engine(model, context=50, batch_size=2) as engine:
+        receiver = Receiver()
+        receiver.submit(engine, 0, make_requests(engine.options, count=1)[0])
+        receiver.wait([0])
+        assert receiver.ends[0].error is None
+    assert caplog.messages[0] == (
+        "generation.kv_cache: paged is not used: requests have their own settings, and a paged KV cache has one set of "
+        "settings for all rows"
+    )
+
+
 @pytest.mark.parametrize(
     ("limit", "wanted", "tokens"),
     [(None, None, 8192), (100, None, 100), (9000, None, 8192), (100, 50, 50), (None, 9, 9)],

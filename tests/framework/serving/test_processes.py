@@ -142,6 +142,22 @@ def test_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
             token_for("127.0.0.1", wanted=False)
 
 
+class Said(Exception):  # noqa: N818 -- ends a server that is ready
+    """A line that a server has said."""
+
+
+@pytest.mark.parametrize(("name", "served"), [(None, "tickets"), ("shop", "shop")])
+def test_a_run_is_served_by_the_name_of_its_folder(
+    name: str | None, served: str, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say(line: str) -> None:
+        raise Said(line)
+
+    monkeypatch.chdir(model.save(tmp_path / "tickets"))
+    with pytest.raises(Said, match=f"^{served} is served at http://"):
+        Model.load(".", quiet=True).serve(port=0, name=name, context=200, batch_size=2, say=say)
+
+
 def test_an_address_that_is_taken() -> None:
     with bound("127.0.0.1", 0) as sock:
         sock.listen()

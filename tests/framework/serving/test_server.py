@@ -163,6 +163,23 @@ def test_log_probabilities_of_a_completion(client: OpenAI) -> None:
     assert (logprobs.text_offset or [])[0] == 0
 
 
+@pytest.mark.parametrize("is_held_back", [True, False])
+def test_log_probabilities_of_a_streamed_completion_are_those_of_the_whole_one(
+    client: OpenAI, is_held_back: bool
+) -> None:
+    asked: dict[str, Any] = {"model": "small", "prompt": "two", "max_tokens": 8, "temperature": 0, "logprobs": 2}
+    [free] = client.completions.create(**asked).choices
+    # The beginning of a stop string is held back until the next tokens show that it is none, or removed if it is one.
+    asked["stop"] = free.text[2:5] + ("\0" if is_held_back else "")
+    [whole] = client.completions.create(**asked).choices
+    parts = [part.choices[0] for part in client.completions.create(**asked, stream=True)]
+    assert whole.finish_reason == ("length" if is_held_back else "stop")
+    assert "".join(part.text for part in parts) == whole.text
+    wanted, sent = whole.logprobs, [part.logprobs for part in parts if part.logprobs is not None]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert [one for part in sent for one in getattr(part, name)] == getattr(wanted, name), name
+
+
 def test_several_choices_and_seeds(client: OpenAI) -> None:
     def texts(seed: int) -> list[str]:
         found = client.completions.create(model="small", prompt="two", max_tokens=8, temperature=1.0, n=3, seed=seed)

@@ -7,6 +7,7 @@ import logging
 import re
 import select
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -20,8 +21,9 @@ import pytest
 
 from partita import Model
 from partita.lm.base import GenerationOptions
+from partita.serving.connections import Connection
 from partita.serving.engine import ServingEngine
-from partita.serving.graceful_server import occupied_queue
+from partita.serving.graceful_server import drop_new_handshakes
 from partita.serving.request_queue import AnswerRequest, RequestScheduler
 from partita.serving.server import bound
 
@@ -161,18 +163,36 @@ def test_a_stop_answers_requests_on_connections_that_are_open_or_wait(
             connection.close()
 
 
-def test_no_client_enters_the_queue_of_a_socket_that_is_about_to_be_closed() -> None:
+def test_no_part_of_a_stream_waits_for_the_client_to_acknowledge_the_last_one(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = []
+
+    def record(connection: Connection, transport: Any) -> None:
+        options.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        connection_made(connection, transport)
+
+    connection_made = Connection.connection_made
+    monkeypatch.setattr(Connection, "connection_made", record)
+    with running(model) as server, open_socket(server) as connection:
+        connection.sendall(completion())
+        assert whole_answer(connection).startswith(b"HTTP/1.1 200 ")
+    assert options == [1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux filters packets of a socket")
+def test_no_client_connects_to_a_socket_that_is_about_to_be_closed() -> None:
     with bound("127.0.0.1", 0) as sock, socket.socket() as first, socket.socket() as late:
         sock.listen(5)
-        sock.listen(0)
         first.connect(sock.getsockname())
+        drop_new_handshakes(sock)
         late.setblocking(False)
-        with occupied_queue(sock) as is_occupied:
-            assert not is_occupied()  # a client waits
-            sock.accept()[0].close()
-            assert is_occupied()
-            late.connect_ex(sock.getsockname())
-            sock.close()
+        late.connect_ex(sock.getsockname())
+        with sock.accept()[0] as accepted:  # the connection that was there before works
+            first.sendall(b"still here")
+            assert accepted.recv(10) == b"still here"
+        assert not select.select([sock], [late], [], 0.1)[0]
+        sock.close()
         assert select.select([], [late], [], 20)[1]
         assert late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
 

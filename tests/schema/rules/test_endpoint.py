@@ -225,6 +225,7 @@ def test_an_api_key_in_the_configuration_is_refused_without_showing_it() -> None
             ),
         ),
         ({"generation": {"slots": False}}, "generation.slots: the server makes its own batches; remove it"),
+        ({"generation": {"kv_cache": "paged"}}, "generation.kv_cache: the server keeps its own KV cache; remove it"),
     ],
 )
 def test_settings_for_local_models_are_refused(sections: dict[str, Any], text: str) -> None:
@@ -270,7 +271,9 @@ def test_every_option_of_generation_is_sent_or_refused() -> None:
     assert load_config(FILE | {"generation": ALL_SENT}).config.generation.top_k == 5
     beams = {"length_penalty", "early_stopping"}  # need num_beams
     samples = {"best_of", "reward", "keep_samples"}  # are separate requests
-    assert {*ALL_SENT, *NOT_ON_SERVERS, "slots", "defaults"} | beams | samples == set(Generation.model_fields)
+    assert {*ALL_SENT, *NOT_ON_SERVERS, "slots", "kv_cache", "defaults"} | beams | samples == set(
+        Generation.model_fields
+    )
 
 
 def test_a_server_applies_the_defaults_of_its_own_checkpoint() -> None:

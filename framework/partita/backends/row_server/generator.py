@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,8 @@ from partita.serving.errors import NO_COLUMN, OTHER_MODEL
 from partita_schema.cells import CellError, is_missing, plain_text
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError, PartitaError, ServerError
-from partita_schema.rows import check_rows, row_schema
+from partita_schema.rows import RowSchema, check_rows, row_schema
 from partita_schema.sections.backend import EndpointBackendConfig
-
-if TYPE_CHECKING:
-    from marshmallow import Schema
 
 CONCURRENCY = 4
 """Number of requests that are sent at a time."""
@@ -235,7 +232,7 @@ class WireRows:
     def __init__(self, rows: PromptRows, config: Config) -> None:
         """Choose the columns to send: all if a dialogue, a pair or a reward model may read them."""
         self.rows = rows
-        self.schema: Schema = row_schema(config, supervised=False)
+        self.schema: RowSchema = row_schema(config, supervised=False)
         dialogue = config.dialogue_input
         names = {feature.name: feature.source_column for feature in config.input_features}
         whole = dialogue is not None or config.scores_answers or config.generation.best_of is not None

@@ -1,0 +1,47 @@
+"""Tests of prompts of chats: they are those of the rows of the file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import Model
+from partita.serving.chat_prompts import ChatPrompts
+from partita.tokenizers.load import read_tokenizer
+from partita_schema.errors import RowError
+from partita_schema.rows import row_schema
+from partita_trainers.file_sums import FILE as SUMS
+
+from ...json_lines import write_json_lines
+from .chat_model import TEMPLATE, chat_config
+
+GREETING = {"role": "assistant", "content": "hello"}
+ASKED = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "blue"}, {"role": "user", "content": "x"}]
+
+
+@pytest.fixture(params=[None, TEMPLATE], ids=["speakers", "template"])
+def pipeline(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    rows = tmp_path / "rows.jsonl"
+    write_json_lines(rows, [{"messages": ASKED[:2]}])
+    data = {"source": str(rows), "dialogue": {"mode": "packed_dialogue"}}
+    base = Model(chat_config(data=data), quiet=True).save(tmp_path / "model")
+    tokenizer = read_tokenizer(str(base))
+    tokenizer.chat_template = request.param
+    tokenizer.save_pretrained(base)
+    (base / SUMS).unlink()
+    return Model(chat_config(base_model=str(base), data=data), quiet=True)._backend.parts()
+
+
+@pytest.mark.parametrize(
+    "messages", [ASKED, [GREETING, *ASKED], [{"role": "system", "content": "s"}, GREETING, *ASKED]]
+)
+def test_a_chat_has_the_prompt_of_a_row_with_its_messages(messages: list[dict[str, Any]], pipeline: Any) -> None:
+    row = row_schema(pipeline.config, supervised=False).load({"messages": messages})
+    [prompt] = pipeline.encoder.encode_prompts([row], [""])
+    assert prompt.error is None
+    assert ChatPrompts(pipeline).encode(messages) == list(prompt.input_ids)
+
+
+def test_a_chat_without_a_question_is_refused(pipeline: Any) -> None:
+    with pytest.raises(RowError, match="there is no question: no message has the role user"):
+        ChatPrompts(pipeline).encode([GREETING])
