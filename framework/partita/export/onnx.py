@@ -5,10 +5,11 @@ KV cache, so each new token computes the whole sequence again.
 """
 
 import json
+import logging
 import tempfile
 import warnings
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -139,7 +140,7 @@ def write_graph(model: Any, path: Path, *, names: Sequence[str], output: str) ->
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    with warnings.catch_warnings(), redirect_stdout(StringIO()):
+    with warnings.catch_warnings(), redirect_stdout(StringIO()), only_errors("torch.onnx"):
         warnings.simplefilter("ignore")
         try:
             torch.onnx.export(
@@ -157,6 +158,18 @@ def write_graph(model: Any, path: Path, *, names: Sequence[str], output: str) ->
             raise ExportError(
                 f"torch cannot write {type(model).__name__} as ONNX: {reason[0] if reason else type(error).__name__}"
             ) from error
+
+
+@contextmanager
+def only_errors(name: str) -> Iterator[None]:
+    """Log only errors of a library, such as torch, which warns that torchvision is missing."""
+    named = logging.getLogger(name)
+    level = named.level
+    named.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        named.setLevel(level)
 
 
 def open_graph(path: Path) -> Any:

@@ -84,8 +84,11 @@ def test_an_encoder_has_the_same_outputs_for_all_tokens_in_onnxruntime(tmp_path:
 
 
 @pytest.mark.long
-def test_a_model_that_writes_text_answers_the_same_in_onnxruntime(lora_run: Path, tmp_path: Path) -> None:
+def test_a_model_that_writes_text_answers_the_same_in_onnxruntime(
+    lora_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     report = Model.load(lora_run, quiet=True).export("onnx", tmp_path / "onnx")
+    assert "torchvision" not in capfd.readouterr().err, "a package that the export does not need"
     assert report.rows_equal == 32
     assert report.tokens_equal == report.tokens > 32
     [note] = report.notes
