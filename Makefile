@@ -80,7 +80,7 @@ COMPILE = $(VENV)/uv/bin/uv pip compile pyproject.toml --quiet --generate-hashes
 lock:
 	test -x $(VENV)/uv/bin/uv || $(PYTHON) -m venv $(VENV)/uv
 	$(VENV)/uv/bin/python -m pip install --quiet uv
-	$(COMPILE) --output-file requirements.lock
+	$(COMPILE) --extra chat --extra serve --output-file requirements.lock
 	$(COMPILE) --extra dev --constraint requirements.lock --output-file requirements-dev.lock
 
 clean:

@@ -44,6 +44,13 @@ def test_the_runtime_lock_has_the_requirements_and_no_development_tools() -> Non
     assert tools <= set(pins("requirements-dev.lock"))
 
 
+def test_containers_made_from_the_runtime_lock_can_serve_and_chat() -> None:
+    extras = PROJECT["optional-dependencies"]
+    for file in ("Dockerfile", "Dockerfile.cuda"):
+        assert "--requirement requirements.lock" in (ROOT / file).read_text(encoding="utf8")
+    assert names(extras["serve"]) | names(extras["chat"]) <= set(pins("requirements.lock"))
+
+
 def test_both_locks_agree() -> None:
     runtime, development = pins("requirements.lock"), pins("requirements-dev.lock")
     assert {name: development[name] for name in runtime} == runtime
