@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fixtures import make_model, spending
+from fixtures import TRL, make_model, spending
 from harness import Limit, Result, Row, call, main, one_thread, peer_environment
 
-TRL = "1.16.0"
 LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
 ADAPTER = {"type": "lora", "r": 8, "alpha": 16, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
 PEER = Path(__file__).with_name("preference_peer.py")
@@ -24,6 +23,12 @@ LOSSES: list[tuple[str, str, Row, Row]] = [
         for name in ("sigmoid", "hinge", "ipo", "sppo_hard", "apo_zero", "apo_down", "nca_pair", "bco_pair")
     ),
     ("sigmoid_norm", "dpo", {"loss_type": ["sigmoid_norm"]}, {"type": "dpo", "variant": "sigmoid_norm"}),
+    (
+        "sigmoid, label smoothing",
+        "cpo",
+        {"loss_type": "sigmoid", "beta": 0.1, "label_smoothing": 0.2, "cpo_alpha": 0.0},
+        {"type": "dpo", "label_smoothing": 0.2},
+    ),
     (
         "robust",
         "dpo",
@@ -48,8 +53,9 @@ def parity(folder: Path, quick: bool) -> Result:
 
     TRL's ORPO averages the cross-entropy over all tokens of the micro-batch, also those of the prompts. partita
     averages it over the tokens of each chosen answer. Both are equal if prompts have one token and chosen answers have
-    equal lengths, so ORPO is compared on such rows. Reward models start with equal weights of the new head, and their
-    pairs have margins.
+    equal lengths, so ORPO is compared on such rows. TRL's DPOTrainer applies no label smoothing to sigmoid. Its
+    CPOTrainer does, without a reference, so both are compared with references of 0. Reward models start with equal
+    weights of the new head, and their pairs have margins.
     """
     python, reason = environment(folder)
     if python is None:
@@ -292,6 +298,8 @@ def own_losses(folder: str) -> dict[str, float]:
         context = ObjectiveContext(lm, lm.module)
         lm.module.eval()
         objective.prepare(context, [batch])
+        if kind == "cpo" and objective.references is not None:
+            objective.references.log_probs = dict.fromkeys(objective.references.log_probs, (0.0, 0.0))
         loss = objective.loss(context, batch)[0] / objective.denominator(batch)
         loss.backward()
         losses[name] = loss.item()

@@ -93,10 +93,12 @@ def plain_scores(model: Any, folder: Path, rows: list[dict[str, Any]], column: s
         ]
 
 
-def test_predictions_equal_the_scores_of_plain_transformers(place: Path) -> None:
+def test_predictions_equal_the_scores_of_plain_transformers(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     from transformers import AutoModelForSequenceClassification
 
-    train(settings(), place / "run")
+    with caplog.at_level("INFO", logger="partita"):
+        train(settings(), place / "run")
+    assert "answers are scored for 8 rows at a time, as trainer.batch_size says" in caplog.text
     folder, rows = place / "run" / "model", make_rows(6, seed=3)
     plain = AutoModelForSequenceClassification.from_pretrained(folder)
     assert plain.config.num_labels == 1

@@ -296,7 +296,7 @@ def test_references_of_a_stream_are_computed_in_steps(tmp_path: Path) -> None:
     work = Work(tmp_path / "stream", batches=Stream(), skip_all_evaluation=True).train()
     assert_same_run(Work(tmp_path / "rows", skip_all_evaluation=True).train(), work, rel=1e-6)
     assert not (work.run.folder / "references.jsonl").exists()
-    assert len(work.trainer.objective.references.log_probs) == 8  # those of the last step
+    assert len(work.trainer.objective.references.in_step_rows) == 8  # those of the last step
 
 
 def test_a_row_without_a_reference_is_named() -> None:
@@ -306,10 +306,10 @@ def test_a_row_without_a_reference_is_named() -> None:
     objective.references.started = True
     objective.prepare(ObjectiveContext(lm, lm.module), [pair_batch([2, 1])])
     with pytest.raises(TrainingError) as caught:
-        objective.prepare(ObjectiveContext(lm, lm.module), [pair_batch([1, 3])])
+        objective.prepare(ObjectiveContext(lm, lm.module), [pair_batch([1, 3]), pair_batch([2, 4])])
     assert str(caught.value) == (
-        "row row:003 has no log-probability of the model before training, because it was not in the data when training "
-        "began: write trainer.references: in_step, and start a new run"
+        "2 of 4 rows, such as row:003, cannot be compared with the model before training, because they were not in the "
+        "data when training began: write trainer.references: in_step, and start a new run"
     )
 
 

@@ -8,18 +8,18 @@ Shapes: R rows of a batch.
 """
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.sections.trainer import KtoTrainer
 from partita_trainers.base import Batch, IndexedBatches, ProbeContext
+from partita_trainers.device_copies import to_device
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
 from partita_trainers.prepare_references import prepare_references, with_copy
@@ -52,19 +52,41 @@ class LabelledRow:
     is_good: bool
 
 
+class StepRows(NamedTuple):
+    """The rows of a step."""
+
+    rows: list[LabelledRow]
+    """Those of all ranks, in order."""
+    places: list[int]
+    """Indices in `rows` of the rows of this rank, in its order."""
+
+    @classmethod
+    def of(cls, of_ranks: Sequence[Sequence[LabelledRow]], *, rank: int) -> "StepRows":
+        """Return the rows of all ranks, as `rank` sees them."""
+        ordered = sorted((row, of, index) for of, rows in enumerate(of_ranks) for index, row in enumerate(rows))
+        places = {index: place for place, (_, of, index) in enumerate(ordered) if of == rank}
+        return cls([row for row, _, _ in ordered], [places[index] for index in range(len(places))])
+
+
 @dataclass(frozen=True)
 class Step:
     """What the losses of a step depend on."""
 
-    kl: float = 0.0
-    """z, at least 0; 0 in a step of one row, which has no mismatched pair, and before the first step."""
+    kl: torch.Tensor | float = 0.0
+    """z, at least 0: a scalar on the device that is not read before the end of the step. 0 in a step of one row, which
+    has no mismatched pair, and before the first step."""
     good: int = 0
     """Number of good answers."""
     bad: int = 0
 
 
 def kto(
-    ratio_R: torch.Tensor, is_good_R: torch.Tensor, *, kl: float, beta: float, weights: tuple[float, float]
+    ratio_R: torch.Tensor,
+    is_good_R: torch.Tensor,
+    *,
+    kl: torch.Tensor | float,
+    beta: float,
+    weights: tuple[float, float],
 ) -> torch.Tensor:
     """Return the loss of each answer (arXiv 2402.01306, equations 7 and 8).
 
@@ -90,7 +112,7 @@ class KtoObjective:
         self.undesirable_weight = 1.0 if config.undesirable_weight == "auto" else config.undesirable_weight
         self.references = References(answers=1)
         self.step = Step()
-        self.exchanged: tuple[list[LabelledRow], list[LabelledRow]] | None = None
+        self.exchanged: tuple[list[LabelledRow], StepRows] | None = None
         self.labels: Counter[bool] | None = None
         """Number of good and of bad answers that training has read; None if all labels are known before training."""
         self.last: tuple[torch.Tensor, ...] = ()
@@ -102,64 +124,59 @@ class KtoObjective:
 
     def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
         """Compute the references that are not known yet, and the KL term of the step."""
-        rows = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
-        differences = dict[LabelledRow, float]()
+        rows, places = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
+        has_kl, ratios_R = self.references.started and len(rows) > 1, None
         with context.full_weights():
             self.references.compute(context, batches)
-            if self.references.started and len(rows) > 1:
-                own = [row for batch in batches for row in labelled_rows(batch)]
-                mixed = mismatched_batches(rows, batches)
-                differences |= zip(own, self.ratios(context, mixed), strict=True)
-        of_ranks = context.process_group.all_gather_object(differences, "the KL term of a step")
+            if has_kl and places:
+                ratios_R = self.ratios(context, mismatched_batches(rows, batches))
+        kl = mean_of_ranks(context, ratios_R, places, len(rows)).clamp(min=0) if has_kl else 0.0
         self.exchanged = None
-        # In one order on all ranks, so that rounding is the same for any number of them.
-        whole = {row: value for of_rank in of_ranks for row, value in of_rank.items()}
-        kl = math.fsum(whole[row] for row in rows) / len(rows) if whole else 0.0
         good = sum(row.is_good for row in rows)
-        self.step = Step(kl=max(0.0, kl), good=good, bad=len(rows) - good)
+        self.step = Step(kl=kl, good=good, bad=len(rows) - good)
 
-    def exchange(self, context: ObjectiveContext, own: list[LabelledRow]) -> list[LabelledRow]:
+    def exchange(self, context: ObjectiveContext, own: list[LabelledRow]) -> "StepRows":
         """Return the rows of all ranks in order. A repetition, after memory ran out, exchanges nothing."""
         if self.exchanged is None or self.exchanged[0] != own:
             of_ranks = context.process_group.all_gather_object(own, "the rows of a step")
-            self.exchanged = own, sorted(row for of_rank in of_ranks for row in of_rank)
+            self.exchanged = own, StepRows.of(of_ranks, rank=context.process_group.rank)
             if self.labels is not None and context.noise_seed is not None:
-                self.labels.update(row.is_good for row in self.exchanged[1])
+                self.labels.update(row.is_good for row in self.exchanged[1].rows)
                 refuse_one_label(self.labels)
         return self.exchanged[1]
 
     def reference_batches(self, context: ObjectiveContext, batches: Iterable[Batch]) -> Iterable[Batch]:
         """Return the batches, and those of the mismatched answers of the KL term."""
-        rows = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
+        rows, _ = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
         return [*batches, *(mismatched_batches(rows, batches) if len(rows) > 1 else ())]
 
-    def ratios(self, context: ObjectiveContext, batches: Sequence[Batch]) -> list[float]:
-        """Return L - R of each row of the batches."""
+    def ratios(self, context: ObjectiveContext, batches: Sequence[Batch]) -> torch.Tensor:
+        """Return L - R of each row of the batches [R]; at least one row."""
         with torch.no_grad():
             policy = log_probs(context, batches)
         if self.references.recorded:
-            like = torch.zeros((), dtype=torch.float64)
-            reference = [one for batch in batches for (one,) in self.references.of(batch, like=like).tolist()]
+            reference = torch.cat([self.references.of(batch, like=policy)[:, 0] for batch in batches])
         else:
             # Once for all batches: their number differs between ranks that share the weights.
             with cast(ReferenceModel, context.lm).reference():
                 reference = log_probs(context, batches)
-        return [own - before for own, before in zip(policy, reference, strict=True)]
+        return policy - reference
 
     def loss(self, context: ObjectiveContext, batch: Batch) -> tuple[torch.Tensor, Mapping[str, WeightedMean]]:
         """Return the sum of the losses of the answers, and the metrics of `metrics`."""
         log_probs_RA = answer_sums(context.token_log_probs(batch), batch, answers=1).log_probs_RA
-        with_loss = rows_with_loss(batch).to(log_probs_RA.device)
+        is_good = good_rows(batch)[rows_with_loss(batch)]
+        with_loss = to_device(rows_with_loss(batch), log_probs_RA.device)
         log_probs_R = log_probs_RA[with_loss, 0]
         ratio_R = log_probs_R - self.references.of(batch, like=log_probs_RA)[with_loss, 0]
-        is_good_R = good_rows(batch).to(ratio_R.device)[with_loss]
+        is_good_R = to_device(is_good, ratio_R.device)
         weights = self.desirable_weight, self.undesirable_weight
         losses_R = kto(ratio_R, is_good_R, kl=self.step.kl, beta=self.beta, weights=weights)
         total = losses_R.sum().float()
         with torch.no_grad():
             rewards_R = self.beta * ratio_R
             self.last = losses_R.detach(), rewards_R, log_probs_R.detach(), is_good_R
-            return total, self.metrics(rewards_R, log_probs_R, is_good_R)
+            return total, self.metrics(rewards_R, log_probs_R, is_good)
 
     def objective_rows(self, batch: Batch) -> list[ObjectiveRow]:
         """Return the loss of each answer, its reward and its log-probability, and whether it is good (1 or 0)."""
@@ -169,19 +186,25 @@ class KtoObjective:
         ]
 
     def metrics(
-        self, rewards_R: torch.Tensor, log_probs_R: torch.Tensor, is_good_R: torch.Tensor
+        self, rewards_R: torch.Tensor, log_probs_R: torch.Tensor, is_good: torch.Tensor
     ) -> dict[str, WeightedMean]:
         """Return means over good answers (`chosen`) and over bad ones (`rejected`), and z, under the names of TRL.
 
         `rewards/margins` is the difference of the mean rewards of the step's good and bad answers.
+
+        Args:
+            rewards_R: Reward of each answer.
+            log_probs_R: Log-probability of each answer.
+            is_good: Which answers are good, bool [R], on the host.
         """
-        good, rows, step = int(is_good_R.sum()), len(is_good_R), self.step
+        rows, step = len(is_good), self.step
+        good_G, bad_G = (to_device(which.nonzero()[:, 0], rewards_R.device) for which in (is_good, ~is_good))
         result = {"kl": WeightedMean(step.kl * rows, rows)}
         for name, values_R in (("rewards", rewards_R), ("logps", log_probs_R)):
-            result[f"{name}/chosen"] = WeightedMean(values_R[is_good_R].sum(), good)
-            result[f"{name}/rejected"] = WeightedMean(values_R[~is_good_R].sum(), rows - good)
+            result[f"{name}/chosen"] = WeightedMean(values_R[good_G].sum(), len(good_G))
+            result[f"{name}/rejected"] = WeightedMean(values_R[bad_G].sum(), len(bad_G))
         if step.good and step.bad:
-            margin = rewards_R[is_good_R].sum() / step.good - rewards_R[~is_good_R].sum() / step.bad
+            margin = rewards_R[good_G].sum() / step.good - rewards_R[bad_G].sum() / step.bad
             result["rewards/margins"] = WeightedMean(margin, rows / (step.good + step.bad))
         return result
 
@@ -235,10 +258,31 @@ def mismatched_batches(rows: Sequence[LabelledRow], batches: Iterable[Batch]) ->
     return result
 
 
-def log_probs(context: ObjectiveContext, batches: Iterable[Batch]) -> list[float]:
-    """Return the log-probability of the answer of each row of the batches, with the weights as they are."""
+def log_probs(context: ObjectiveContext, batches: Iterable[Batch]) -> torch.Tensor:
+    """Return the log-probability of the answer of each row of the batches [R], with the weights as they are."""
     sums = (answer_sums(context.token_log_probs(batch), batch, answers=1) for batch in batches)
-    return [value for one in sums for value in one.log_probs_RA[:, 0].tolist()]
+    return torch.cat([one.log_probs_RA[:, 0] for one in sums])
+
+
+def mean_of_ranks(
+    context: ObjectiveContext, own_R: torch.Tensor | None, places: Sequence[int], rows: int
+) -> torch.Tensor:
+    """Return the mean of a value of each row of a step, a scalar on the device that is not read.
+
+    The values are added up in one order on all ranks, so that rounding is the same for any number of them.
+
+    Args:
+        context: The model and its process group.
+        own_R: The values of this rank's rows; None if it has none.
+        places: Their indices in the rows of the step.
+        rows: Number of rows of the step.
+    """
+    device = next(context.module.parameters()).device
+    values_S = torch.zeros(rows, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+    if own_R is not None:
+        values_S = values_S.index_copy(0, to_device(torch.tensor(places), device), own_R)
+    context.process_group.all_reduce_sum_([values_S])
+    return values_S.mean()
 
 
 def batches_of(rows: Sequence[LabelledRow], *, places: int) -> Iterator[Batch]:

@@ -14,6 +14,7 @@ import torch
 from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
 from partita_schema.sections.trainer import PreferenceTrainer
 from partita_trainers.base import Batch, ProbeContext
+from partita_trainers.device_copies import to_device
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
 from partita_trainers.pair_losses import Pairs, pair_function
@@ -58,7 +59,7 @@ class PairObjective:
             references_RA = torch.zeros_like(sums.log_probs_RA)
         else:
             references_RA = self.references.of(batch, like=sums.log_probs_RA)
-        with_loss = rows_with_loss(batch).to(references_RA.device)
+        with_loss = to_device(rows_with_loss(batch), references_RA.device)
         pairs = Pairs(
             chosen_P=sums.log_probs_RA[with_loss, 0],
             rejected_P=sums.log_probs_RA[with_loss, 1],

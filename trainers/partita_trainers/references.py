@@ -16,8 +16,10 @@ from typing import Protocol, cast, runtime_checkable
 import torch
 
 from partita_schema.common.files import replacing
+from partita_schema.common.text import counted
 from partita_schema.errors import ResumeError, TrainingError
 from partita_trainers.base import Batch, LanguageModel
+from partita_trainers.device_copies import to_device
 from partita_trainers.objective import ObjectiveContext
 
 FILE = "references.jsonl"
@@ -59,6 +61,10 @@ class References:
     """Whether the weights may differ from those before the first step."""
     log_probs: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """By the digest of the row, one for each answer."""
+    in_step_rows: dict[str, int] = field(default_factory=dict)
+    """By the digest of a row of the present step, its index in `in_step_values`, if they are computed in each step."""
+    in_step_values: torch.Tensor | None = None
+    """Log-probabilities of the rows of the present step [R, A], on the device: they are not read."""
     recorded: bool = False
     """Whether they are those of a finished run: all that losses need are here, and the model is the trained one."""
 
@@ -80,15 +86,24 @@ class References:
         Raises TrainingError for an unknown row after the first step, if references are not computed in steps.
         """
         if self.in_step and self.started:
-            self.log_probs.clear()
             with context.full_weights(), cast(ReferenceModel, context.lm).reference():
-                self.add(context, batches)
+                self.compute_in_step(context, batches)
             return
         if self.started:
             self.check_known(batches)
             return
         with torch.no_grad():
             self.add(context, batches)
+
+    def compute_in_step(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
+        """Replace the log-probabilities of the last step by those of the batches with the weights as they are."""
+        self.log_probs.clear()
+        self.in_step_rows, values = {}, list[torch.Tensor]()
+        for batch in batches:
+            values.append(answer_sums(context.token_log_probs(batch), batch, answers=self.answers).log_probs_RA)
+            first = sum(map(len, values[:-1]))
+            self.in_step_rows |= {digest: first + row for row, digest in enumerate(row_digests(batch))}
+        self.in_step_values = torch.cat(values) if values else None
 
     def add(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
         """Compute the rows of the batches that are not known yet with the weights as they are."""
@@ -98,19 +113,24 @@ class References:
                 self.log_probs |= zip(row_digests(batch), map(tuple, sums.log_probs_RA.tolist()), strict=True)
 
     def check_known(self, batches: Iterable[Batch]) -> None:
-        """Raise TrainingError if a row of the batches is not known."""
-        for batch in batches:
-            for key, digest in zip(batch.keys, row_digests(batch), strict=True):
-                if digest not in self.log_probs:
-                    raise TrainingError(
-                        f"row {key} has no log-probability of the model before training, because it was not in the "
-                        "data when training began: write trainer.references: in_step, and start a new run"
-                    )
+        """Raise TrainingError if a row of the batches is not known, with the number of such rows."""
+        rows = [row for batch in batches for row in zip(batch.keys, row_digests(batch), strict=True)]
+        unknown = [key for key, digest in rows if digest not in self.log_probs]
+        if unknown:
+            raise TrainingError(
+                f"{len(unknown):,} of {counted(len(rows), 'row')}, such as {unknown[0]}, cannot be compared with the "
+                "model before training, because they were not in the data when training began: write "
+                "trainer.references: in_step, and start a new run"
+            )
 
     def of(self, batch: Batch, like: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities of the rows of a batch [R, A], with the type and device of `like`."""
-        values = [self.log_probs[digest] for digest in row_digests(batch)]
-        return like.new_tensor(values).view(len(values), self.answers)
+        digests = row_digests(batch)
+        if self.in_step_values is not None and self.in_step_rows.keys() >= set(digests):
+            rows_R = torch.tensor([self.in_step_rows[digest] for digest in digests], dtype=torch.int64)
+            return self.in_step_values[to_device(rows_R, like.device)].to(like.dtype)
+        values = torch.tensor([self.log_probs[digest] for digest in digests], dtype=like.dtype)
+        return to_device(values.view(len(digests), self.answers), like.device)
 
 
 @runtime_checkable
@@ -142,9 +162,10 @@ def answer_sums(log_probs_N: torch.Tensor, batch: Batch, *, answers: int) -> Ans
     if log_probs_N.device.type != "mps":
         log_probs_N = log_probs_N.double()  # sums of hundreds of tokens are compared: their differences are small
     index_N = answers * batch.loss_token_rows + batch.loss_token_branches
-    tokens_RA = index_N.bincount(minlength=answers * batch.rows).clamp(min=1)
-    sums_RA = log_probs_N.new_zeros(answers * batch.rows).index_add(0, index_N.to(log_probs_N.device), log_probs_N)
-    return AnswerSums(sums_RA.view(-1, answers), tokens_RA.to(sums_RA).view(-1, answers))
+    tokens_RA = index_N.bincount(minlength=answers * batch.rows).clamp(min=1).to(log_probs_N.dtype)
+    zeros_RA = log_probs_N.new_zeros(answers * batch.rows)
+    sums_RA = zeros_RA.index_add(0, to_device(index_N, log_probs_N.device), log_probs_N)
+    return AnswerSums(sums_RA.view(-1, answers), to_device(tokens_RA, sums_RA.device).view(-1, answers))
 
 
 def rows_with_loss(batch: Batch) -> torch.Tensor:

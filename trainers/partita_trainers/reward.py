@@ -16,6 +16,7 @@ from torch.nn.functional import logsigmoid
 
 from partita_schema.sections.trainer import RewardTrainer
 from partita_trainers.base import Batch, LanguageModel
+from partita_trainers.device_copies import to_device
 from partita_trainers.finetune import Finetune
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
 from partita_trainers.references import rows_with_loss
@@ -74,11 +75,11 @@ class RewardObjective:
         the share of pairs whose chosen answer has the higher score.
         """
         scores_RA = cast(ScoringModel, context.lm).answer_scores(context.module, batch)
-        with_loss = rows_with_loss(batch).to(scores_RA.device)
-        chosen_P, rejected_P = scores_RA[with_loss].unbind(1)
+        with_loss = rows_with_loss(batch)
+        chosen_P, rejected_P = scores_RA[to_device(with_loss, scores_RA.device)].unbind(1)
         margin_P: torch.Tensor | float = 0.0
         if batch.row_values_NK is not None:
-            margin_P = batch.row_values_NK[:, 0].to(scores_RA.device)[with_loss]
+            margin_P = to_device(batch.row_values_NK[with_loss, 0], scores_RA.device)
         loss_P = reward_loss(chosen_P, rejected_P, margin_P=margin_P, center=self.center)
         total = loss_P.sum()
         with torch.no_grad():

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
+from partita.data.splits import VALIDATION
+from partita.data.training_rows import only_label
 from partita.lm.branch_plan import cost
 from partita.lm.exporting import origin
 from partita.lm.loaded_model import LoadedModel
+from partita.lm.number_formats import number_format
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.before_training import ORIGIN
 from partita.pipeline.build import Pipeline
@@ -19,7 +22,8 @@ from partita.training.recorded_data import length_histograms, write_samples
 from partita_schema.base import is_set
 from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.sections.trainer import FinetuneTrainer
+from partita_schema.errors import ConfigError, Problem
+from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import ProcessGroup
 from partita_trainers.registry import compares_with_start
@@ -51,12 +55,40 @@ def note_missing_validation(config: Config) -> None:
         logger.info("there are no validation rows: the last weights are the result")
 
 
+def check_labels(config: Config, datasets: TrainingDatasets) -> None:
+    """Warn of each split to evaluate on whose answers are all good, or all bad: it lacks metrics of kto.
+
+    Raises ConfigError if `trainer.validation_metric` is one of them.
+    """
+    trainer, output = config.trainer, config.output_features[0]
+    if not isinstance(trainer, KtoTrainer) or trainer.skip_all_evaluation:
+        return
+    for split, dataset in datasets.eval_datasets.items():
+        only = only_label(dataset.encoded)
+        if only is None:
+            continue
+        answers = f"all {len(dataset.encoded):,} {split} answers are {only} by the column {output.more_columns[0]}"
+        metric = trainer.validation_metric
+        is_missing = metric == "rewards/margins" if only == "good" else metric != "loss"
+        if split == VALIDATION and is_missing:
+            message = f"{answers}, so they have no {metric}; add rows of the other kind, or write loss"
+            raise ConfigError([Problem("trainer.validation_metric", message)])
+        other = "rejected" if only == "good" else "chosen"
+        logger.warning("%s: they have no rewards/margins, rewards/%s and logps/%s", answers, other, other)
+
+
 def note_origin(directory: RunDirectory, pipeline: Pipeline) -> None:
     """Record what the weights were loaded from, if the loss compares with the model before training."""
     if not compares_with_start(pipeline.config) or (directory.has_checkpoints and ORIGIN in directory.manifest):
         return
     if isinstance(pipeline.lm, LoadedModel):
         directory.note(**{ORIGIN: origin(pipeline.lm)})
+
+
+def note_number_format(directory: RunDirectory, pipeline: Pipeline) -> None:
+    """Record the number formats of the weights: the machine may have chosen them."""
+    if isinstance(pipeline.lm, LoadedModel):
+        directory.note(number_format=number_format(pipeline.lm.module))
 
 
 def note_branches(directory: RunDirectory, pipeline: Pipeline, datasets: TrainingDatasets) -> None:

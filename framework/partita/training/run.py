@@ -20,12 +20,14 @@ from partita.training.base_evaluation import evaluate_base
 from partita.training.datasets import PlannedLoader, TrainingDatasets, build_training_datasets, training_loader
 from partita.training.evaluations import Evaluations
 from partita.training.notes import (
+    check_labels,
     log_left_out,
     note_batches,
     note_branches,
     note_cuts,
     note_left_out,
     note_missing_validation,
+    note_number_format,
     note_origin,
     note_work,
     record_data,
@@ -68,6 +70,7 @@ def train_in(
         pipeline = assemble(tokenizer)
     if process_group.rank == 0:
         note_origin(directory, pipeline)
+        note_number_format(directory, pipeline)
     tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
     with tokens_made_once(process_group, pipeline, folder=folder) as parts:
         result = run_trainer(
@@ -156,6 +159,7 @@ def prepare_run(
     datasets, ledger = build_datasets(pipeline, data, directory, process_group=process_group)
     if process_group.rank == 0 and VALIDATION not in datasets.eval_datasets:
         note_missing_validation(config)
+    check_labels(config, datasets)
     recorded = recorded_sizes(directory, datasets)
     sizes = run_sizes(
         trainer, pipeline, tuner, shape=datasets.shape, eval_datasets=datasets.eval_datasets, recorded=recorded

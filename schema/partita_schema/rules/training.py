@@ -7,14 +7,16 @@ from partita_schema.metrics import metric_problem
 from partita_schema.sections.batching import separates_rows
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.model import ScratchModel
+from partita_schema.sections.quantization import DynamicInt8Quantization
 from partita_schema.sections.trainer import FinetuneTrainer
 
 
 def trained_quantization(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a quantization that cannot be trained or has no effect."""
-    if config.quantization is not None and isinstance(config.base_model, ScratchModel):
+    int8 = isinstance(config.quantization, DynamicInt8Quantization)  # refused by trained_format, where it is trained
+    if config.quantization is not None and isinstance(config.base_model, ScratchModel) and not (int8 and config.trains):
         yield "quantization", "a new model has no weights worth quantizing; remove quantization"
-    if config.quantization is not None and config.adapter is None and config.trains:
+    if config.quantization is not None and not int8 and config.adapter is None and config.trains:
         yield "quantization", "quantized weights cannot be trained; add adapter: {type: lora} or remove quantization"
 
 
@@ -71,12 +73,6 @@ def meaningless_base(config: ConfigSections) -> Iterator[Refusal]:
         reason = "new virtual tokens disturb the model until they are trained"
     if reason is not None:
         yield "trainer.evaluate_base", f"{reason}, so that its metrics say nothing; remove evaluate_base"
-
-
-def fastest_dtype(config: ConfigSections) -> Iterator[Refusal]:
-    """Yield a dtype that is meant for inference only."""
-    if config.model_parameters.dtype == "fastest" and config.trains:
-        yield "model_parameters.dtype", "fastest is for answers alone; write auto, or with an adapter bfloat16"
 
 
 def packed_attention(config: ConfigSections) -> Iterator[Refusal]:

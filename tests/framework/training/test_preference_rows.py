@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita import Model
+from partita import ConfigError, Model
 from partita.report.evaluation import Evaluation, read_evaluation
 from partita.report.measures import measure_rows
 from partita.report.preference_rows import labelled_of, pairs_of
@@ -124,17 +124,54 @@ def test_answers_that_are_labelled_bad_are_not_expected_of_the_model(tmp_path: P
     assert Model.load(tmp_path / "run", quiet=True).evaluate(rows)["reply"]["n"] == 16
 
 
-def test_a_split_of_bad_answers_alone_has_no_generated_ones(tmp_path: Path) -> None:
-    rows = [{"text": "one", "reply": "blue", "good": number < 4, "part": number // 6} for number in range(8)]
-    config: dict[str, Any] = {
+LABELLED = [{"text": "one", "reply": "blue", "good": number < 4, "part": number // 6} for number in range(8)]
+
+
+def labelled(**trainer: Any) -> dict[str, Any]:
+    """Return sections of kto."""
+    return {
         "output_features": [{"name": "reply", "type": "text", "label": "good"}],
-        "trainer": {"type": "kto"} | TRAINER,
+        "trainer": {"type": "kto"} | TRAINER | trainer,
     }
 
-    evaluation, metrics = train(tmp_path, rows, **config)
+
+def test_a_split_of_bad_answers_alone_has_no_generated_ones(tmp_path: Path, caplog: Any) -> None:
+    evaluation, metrics = train(tmp_path, LABELLED, **labelled())
 
     assert not [name for name in metrics if name.startswith("reply.")]
     assert (len(evaluation), evaluation.header.answered) == (2, False)
+    assert metrics.keys() == {"loss", "kl", "rewards/rejected", "logps/rejected"}
+    assert (
+        "all 2 validation answers are bad by the column good: they have no rewards/margins, rewards/chosen and "
+        "logps/chosen"
+    ) in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("good", "metric", "only"),
+    [(True, "rewards/margins", "good"), (False, "rewards/chosen", "bad"), (False, "reply.exact_match", "bad")],
+)
+def test_a_metric_that_answers_of_one_label_do_not_have_is_refused_before_training(
+    tmp_path: Path, good: bool, metric: str, only: str
+) -> None:
+    rows = [row if row["part"] == 0 else row | {"good": good} for row in LABELLED]
+    with pytest.raises(ConfigError) as error:
+        train(tmp_path, rows, **labelled(validation_metric=metric))
+
+    assert str(error.value) == (
+        f"trainer.validation_metric: all 2 validation answers are {only} by the column good, so they have no {metric}; "
+        "add rows of the other kind, or write loss"
+    )
+    assert not (tmp_path / "run/log.jsonl").exists()
+
+
+def test_good_answers_alone_can_choose_checkpoints_by_their_reward(tmp_path: Path) -> None:
+    rows = [row if row["part"] == 0 else row | {"good": True} for row in LABELLED]
+
+    _, metrics = train(tmp_path, rows, **labelled(validation_metric="rewards/chosen"))
+
+    assert "rewards/chosen" in metrics
+    assert "rewards/margins" not in metrics
 
 
 def test_pairs_without_inputs_are_recorded_with_their_common_beginning(tmp_path: Path) -> None:

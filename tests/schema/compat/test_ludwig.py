@@ -13,6 +13,7 @@ from partita_schema.sections.outputs.preference import PreferenceOutput
 from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer, PreferenceTrainer
 
 FOLDER = Path(__file__).parent / "ludwig"
+GUIDE = Path(__file__).parents[3] / "docs/guides/ludwig.md"
 FILES = sorted(FOLDER.glob("*.yaml"))
 HEAD = "model_type: llm\nbase_model: m\ninput_features: [{name: a}]\noutput_features: [{name: b, type: text}]\n"
 
@@ -237,11 +238,12 @@ def test_a_typo_in_a_ludwig_file_is_an_error_with_the_nearest_key() -> None:
     )
 
 
-def test_an_unsupported_trainer_is_an_error() -> None:
-    assert problem_of(HEAD + "trainer: {type: grpo, beta: 0.1}\n") == (
-        "5:17: trainer.type: grpo is not available yet; write one of none, finetune, preference, kto, reward, "
-        "hogwild, custom"
+def test_an_unsupported_trainer_is_an_error_that_the_guide_quotes() -> None:
+    problem = (
+        "trainer.type: grpo is not available yet; write one of none, finetune, preference, kto, reward, hogwild, custom"
     )
+    assert problem_of(HEAD + "trainer: {type: grpo, beta: 0.1}\n") == f"5:17: {problem}"
+    assert problem in GUIDE.read_text(encoding="utf8")
 
 
 def test_a_wrong_value_of_a_renamed_key_is_reported_with_the_key_as_written() -> None:
