@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from partita.lm.attention_windows import AttentionSpan, spans_of
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.packing_check import logits_of, relative_error, rounding_limit
 from partita.lm.transformers_internals import attention_of
@@ -67,7 +68,8 @@ def branch_error(lm: LoadedModel) -> float | None:
     with lm.evaluating():
         alone_NTV = outputs_of(lm, rows.input_ids_BT.to(lm.device))
         try:
-            inputs = branch_inputs(batch.position_ids_BT.to(lm.device), model=lm.base)
+            ends_BT = ends_of_sight(batch.position_ids_BT).to(lm.device)
+            inputs = branch_inputs(batch.position_ids_BT.to(lm.device), ends_BT, model=lm.base)
             together_BTV = outputs_of(lm, batch.input_ids_BT.to(lm.device), **inputs)
         except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as refusal:
             logger.debug("branches with a mask: %s", refusal)
@@ -107,41 +109,33 @@ def probe_rows(token_ids: Any) -> Batch:
     )
 
 
-def branch_inputs(positions_BT: torch.Tensor, *, model: Any) -> dict[str, Any]:
+def branch_inputs(positions_BT: torch.Tensor, ends_BT: torch.Tensor, *, model: Any) -> dict[str, Any]:
     """Return the model inputs of rows with branches in addition to the ids, on the device of `positions_BT`.
 
     The attention mask [B, 1, T, T] is one tensor, or one for each type of layer if the model has several types.
+
+    Args:
+        positions_BT: Positions of the tokens.
+        ends_BT: Result of `ends_of_sight` for them, on the same device.
+        model: The model.
     """
-    config = model.config.get_text_config()
-    kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
-    masks = {kind: additive(mask(positions_BT, kind, config=config), model=model) for kind in kinds or [None]}
+    spans = spans_of(model.config.get_text_config())
+    masks = {kind: additive(mask(positions_BT, ends_BT, span), model=model) for kind, span in spans.items()}
     attention_mask = masks if len(masks) > 1 else next(iter(masks.values()))
     return {"position_ids": positions_BT, "attention_mask": attention_mask}
 
 
-def mask(positions_BT: torch.Tensor, kind: str | None, *, config: Any) -> torch.Tensor:
-    """Return what tokens of packed rows and branches attend to, bool [B, 1, T, T].
-
-    Args:
-        positions_BT: Positions.
-        kind: transformers' name of the type of the layer; None if all layers are alike and have none.
-        config: Config of the text model, which has the size of windows and chunks.
-    """
-    seen_BTT = seen_tokens(positions_BT)
-    window = getattr(config, "sliding_window", None) if kind in (None, "sliding_attention") else None
-    chunk = getattr(config, "attention_chunk_size", None) if kind in (None, "chunked_attention") else None
-    queries_BT1, keys_B1T = positions_BT[:, :, None], positions_BT[:, None, :]
-    if window:
-        seen_BTT &= queries_BT1 - keys_B1T < window
-    if chunk:
-        seen_BTT &= queries_BT1 // chunk == keys_B1T // chunk
+def mask(positions_BT: torch.Tensor, ends_BT: torch.Tensor, span: AttentionSpan) -> torch.Tensor:
+    """Return what tokens of packed rows and branches attend to in a layer, bool [B, 1, T, T]."""
+    seen_BTT = seen_tokens(ends_BT)
+    if (near_BTT := span.visible(positions_BT[:, :, None], positions_BT[:, None, :])) is not None:
+        seen_BTT &= near_BTT
     return seen_BTT[:, None]
 
 
-def seen_tokens(positions_BT: torch.Tensor) -> torch.Tensor:
+def seen_tokens(ends_BT: torch.Tensor) -> torch.Tensor:
     """Return for each token which tokens of its row and branch it follows, with itself, bool [B, T, T]."""
-    columns_T = torch.arange(positions_BT.shape[1], device=positions_BT.device)
-    ends_BT = ends_of_sight(positions_BT)
+    columns_T = torch.arange(ends_BT.shape[1], device=ends_BT.device)
     seen_BTT: torch.Tensor = columns_T[:, None] < ends_BT[:, None, :]
     return seen_BTT.tril_()
 
@@ -149,7 +143,8 @@ def seen_tokens(positions_BT: torch.Tensor) -> torch.Tensor:
 def ends_of_sight(positions_BT: torch.Tensor) -> torch.Tensor:
     """Return for each token the first later one whose position is not larger, which does not attend to it; T if none.
 
-    Between starts of rows and branches positions increase, so that one is always a start.
+    Call it with positions on the host, because it reads how many starts there are. Between starts of rows and branches
+    positions increase, so that one is always a start.
     """
     width = positions_BT.shape[1]
     columns_T = torch.arange(width, device=positions_BT.device)

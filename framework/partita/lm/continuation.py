@@ -39,6 +39,12 @@ class Continuation:
         backend = self._tokenizer.backend_tokenizer
         return any(map(marks_beginning, (*steps(backend.normalizer), *steps(backend.pre_tokenizer))))
 
+    @cached_property
+    def is_needed(self) -> bool:
+        """Whether some text is encoded differently where it follows other text; else `anchors` are only the empty
+        text."""
+        return self.marks_beginnings or bool(self._added_tokens)
+
     def anchors(self, before: str) -> Sequence[str]:
         """Return candidate anchors for a text that follows `before`, the best first, the empty text last.
 

@@ -18,8 +18,7 @@ from partita.lm.slot_kv_cache import SlotKVCache
 class PromptForks:
     """The shared prompts of active rows, with the logits after each."""
 
-    def __init__(self, pool: SlotKVCache) -> None:
-        self.pool = pool
+    def __init__(self) -> None:
         self.logits: dict[int, torch.Tensor] = {}
         """Logits [V] after a prompt, by the prompt's name."""
 
@@ -56,10 +55,13 @@ class PromptForks:
             if request.shared is not None:
                 self.logits[request.shared] = logits_V.clone()
 
-    def copy(self, requests: Sequence[SlotRequest], sources: Sequence[SlotRequest], *, first: int) -> torch.Tensor:
+    def copy(
+        self, pool: SlotKVCache, requests: Sequence[SlotRequest], sources: Sequence[SlotRequest], *, first: int
+    ) -> torch.Tensor:
         """Copy shared prompts to the slots from `first` on; return the logits after them [N, V].
 
         Args:
+            pool: The KV cache.
             requests: The requests to fork, those with the same prompt next to each other.
             sources: The request in each slot before `first`.
             first: Slot of the first of `requests`.
@@ -69,10 +71,10 @@ class PromptForks:
         while start < len(requests):
             name = requests[start].shared
             end = next((i for i in range(start, len(requests)) if requests[i].shared != name), len(requests))
-            self.pool.fork(
+            pool.fork(
                 slots[name],
                 targets=range(first + start, first + end),
-                start=self.pool.layout.prefix,
+                start=pool.layout.prefix,
                 end=len(requests[start].input_ids),
             )
             start = end

@@ -4,11 +4,14 @@ Shapes: N rows, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 
-from partita.lm.base import GenerationOptions, SlotRequest
-from partita.lm.generation import answer_ends
+from partita.lm.base import Generated, GenerationOptions, SlotRequest
+from partita.lm.continuation import decode_continuation
+from partita.lm.generation import answer_ends, finish, first_stop
 from partita.lm.loaded_model import TextModel
 from partita.lm.row import Row
 from partita.lm.sampler import Sampler
@@ -33,7 +36,7 @@ class RowSettings:
         Raises:
             ModelError: A grammar is not valid.
         """
-        self.options = options
+        self.options, self.tokenizer = options, lm.tokenizer
         self.ends = answer_ends(lm, options)
         texts = [form.grammar for form in options.forms] if options.forms else [options.grammar]
         grammars = [None if text is None else lm.grammar(text, ends=self.ends) for text in texts]
@@ -45,6 +48,26 @@ class RowSettings:
 
         Reported log probabilities, and sampling among thousands of tokens, expose the last digits of every sum.
         """
+
+    def has_ended(self, row: Row) -> bool:
+        """Return whether a row ended with its last token."""
+        if row.new[-1] in self.ends or len(row.new) >= row.request.max_new_tokens:
+            return True
+        if not self.options.stop:
+            return False
+        return first_stop(decode_continuation(self.tokenizer, row.new[-self.tail :]), self.options.stop) is not None
+
+    def answer(self, row: Row) -> Generated:
+        """Return the answer of a row that has ended."""
+        answer = finish(
+            row.new,
+            limit=row.request.max_new_tokens,
+            ends=self.ends,
+            stop=self.options.stop,
+            decode=partial(decode_continuation, self.tokenizer),
+            logprob=row.logprob if self.options.logprobs else None,
+        )
+        return replace(answer, token_logprobs=tuple(row.token_logprobs[: len(answer.ids)]))
 
 
 class SettingsOfRows:

@@ -6,9 +6,11 @@ slots and alone, token by token and then all at once, and the logits are compare
 """
 
 import logging
+from collections.abc import Callable, Sequence
 
 import torch
 
+from partita.lm.attention_windows import window_set_to
 from partita.lm.base import GenerationOptions
 from partita.lm.batch_check import REFUSALS
 from partita.lm.loaded_model import TextModel
@@ -29,9 +31,11 @@ TOO_SMALL = (
     f"{len(LENGTHS)} rows of {max(LENGTHS) + STEPS} tokens do not fit in memory next to the model; free some, or write "
     "quantization: {bits: 4} or a smaller base_model"
 )
-WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "keep_window_size", "floor_scale")
-"""Config keys with the number of tokens up to which a model needs no mask and no scale that depend on the longest row.
-The last three are those of GPT-Neo, Doge and Llama 4."""
+OTHER_WINDOWS = ("window_size", "keep_window_size", "floor_scale")
+"""Config keys of GPT-Neo, Doge and Llama 4 with the number of tokens beyond which a token's mask or scale is of a kind
+that slots do not have."""
+TESTED_WINDOW = 4
+"""Tokens of a sliding window in the test: fewer than those of a row, and more than those of the prefix."""
 
 
 def why_unsupported(lm: TextModel, options: GenerationOptions, *, tokens: int) -> str | None:
@@ -39,7 +43,7 @@ def why_unsupported(lm: TextModel, options: GenerationOptions, *, tokens: int) -
     config = lm.base.config
     text = config.get_text_config()
     attention = attention_of(config)
-    windows = [size for name in WINDOWS if isinstance(size := getattr(text, name, None), int) and size > 0]
+    windows = [size for name in OTHER_WINDOWS if isinstance(size := getattr(text, name, None), int) and size > 0]
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention", "chunked_attention"}
     scaling = str(getattr(text, "rope_parameters", None) or "")
     if not options.slots:
@@ -59,18 +63,37 @@ def why_unsupported(lm: TextModel, options: GenerationOptions, *, tokens: int) -
     if "dynamic" in scaling or "longrope" in scaling:
         return "rotary positions that depend on the longest row"
     if windows and tokens > min(windows):
-        return f"a sliding window of {min(windows):,} tokens, and rows of up to {tokens:,}"
+        return window_reason(min(windows), tokens)
     return None
 
 
-def find_way(lm: TextModel) -> SlotWay:
+def window_reason(window: int, tokens: int) -> str:
+    """Return the reason against slots with rows that are longer than a window."""
+    return f"a sliding window of {window:,} tokens, and rows of up to {tokens:,}"
+
+
+def why_not_beyond_window(lm: TextModel, way: SlotWay) -> str | None:
+    """Return why rows longer than a sliding window are not supported; None if the logits equal those of rows alone.
+
+    Raises:
+        OutOfMemory: Even the short rows do not fit.
+    """
+    with window_set_to(lm.base.config.get_text_config(), TESTED_WINDOW):
+        return find_way(lm, candidates=[way]).reason
+
+
+def find_way(lm: TextModel, *, candidates: Sequence[SlotWay] = ()) -> SlotWay:
     """Return how a model supports slots, or why it does not.
+
+    Args:
+        lm: The model.
+        candidates: The candidates; by default all.
 
     Raises:
         OutOfMemory: Even the short rows do not fit, which says nothing about the model.
     """
     reason = None
-    for way in ways(lm):
+    for way in candidates or ways(lm):
         try:
             error = largest_error(lm, way=way)
         except REFUSALS as refusal:
@@ -92,39 +115,53 @@ def ways(lm: TextModel) -> list[SlotWay]:
     return [SlotWay(narrows, here) for narrows in (True, False) for here in lean]
 
 
-@torch.no_grad()
 def largest_error(lm: TextModel, *, way: SlotWay) -> float:
     """Return the root mean square difference between logits in slots and alone, over their spread, at worst."""
+
+    def compute(rows: list[list[int]]) -> list[list[torch.Tensor]]:
+        slots = Slots(
+            lm,
+            GenerationOptions({}),
+            slots=len(rows) + 1,
+            tokens=max(LENGTHS) + STEPS + 1,
+            prefix=rows[0][:PREFIX],
+            seed=0,
+            way=way,
+        )
+        try:
+            return read_in_slots(slots, rows)
+        finally:
+            slots.close()
+
+    return largest_difference(lm, compute)
+
+
+@torch.no_grad()
+def largest_difference(lm: TextModel, compute: Callable[[list[list[int]]], Sequence[Sequence[torch.Tensor]]]) -> float:
+    """Return the root mean square difference between logits computed alone and otherwise, over their spread, at worst.
+
+    Args:
+        lm: The model.
+        compute: Returns the logits of a few rows with a common prefix: of each row after the prompt, after each further
+            token, and possibly after the last one once more.
+    """
     chance = torch.Generator().manual_seed(0)
     ordinary = torch.tensor(lm.token_ids)
     rows = [ordinary[torch.randint(len(ordinary), (length + STEPS,), generator=chance)].tolist() for length in LENGTHS]
-    prefix = rows[0][:PREFIX]
-    rows = [[*prefix, *row[PREFIX:]] for row in rows]
+    rows = [[*rows[0][:PREFIX], *row[PREFIX:]] for row in rows]
     with lm.evaluating():
         alone = []
         for row in rows:
             ids = torch.tensor([row], device=lm.device)
             logits = lm.base(input_ids=ids, use_cache=False).logits[0, -STEPS - 1 :].double()
             alone.append(torch.cat([logits, logits[-1:]]))
-        slots = Slots(
-            lm,
-            GenerationOptions({}),
-            slots=len(rows) + 1,
-            tokens=max(LENGTHS) + STEPS + 1,
-            prefix=prefix,
-            seed=0,
-            way=way,
-        )
-        try:
-            in_slots = read_in_slots(slots, rows)
-        finally:
-            slots.close()
+        otherwise = compute(rows)
     spread = torch.cat(alone)
     spread = (spread - spread.mean(dim=-1, keepdim=True)).std()
     errors = [
-        (there[step] - here[step]).square().mean().sqrt() / spread
-        for here, there in zip(alone, in_slots, strict=True)
-        for step in range(len(here))
+        (there[step].double() - here[step]).square().mean().sqrt() / spread
+        for here, there in zip(alone, otherwise, strict=True)
+        for step in range(len(there))
     ]
     worst = float(torch.stack(errors).max())
     return worst if worst == worst else float("inf")

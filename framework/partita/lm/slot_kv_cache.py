@@ -32,6 +32,7 @@ class CacheLayout:
         self.layer: SlotLayer | None = None
         """The layer that was written last, during a pass."""
         self.chunks: Sequence[tuple[int, int, int]] = ()
+        self.lengths: Sequence[int] = ()
         self.read(0, 1, start=0)
 
     def read(self, first: int, rows: int, *, start: int) -> None:
@@ -42,7 +43,13 @@ class CacheLayout:
         self.indices: dict[int, torch.Tensor] = {}
 
     def extend(
-        self, first: int, positions_NL: torch.Tensor, *, width: int, chunks: Sequence[tuple[int, int, int]] = ()
+        self,
+        first: int,
+        positions_NL: torch.Tensor,
+        *,
+        width: int,
+        chunks: Sequence[tuple[int, int, int]] = (),
+        lengths: Sequence[int] = (),
     ) -> None:
         """Set up a pass over L tokens of each of N slots, at positions per slot.
 
@@ -51,11 +58,17 @@ class CacheLayout:
             positions_NL: Positions in the slot.
             width: Number of positions that are attended to.
             chunks: First row, end and width of rows that attend to fewer positions.
+            lengths: Length of each row with the new token, if known: a sliding window is then read from its start on.
         """
         self.first, self.rows = first, len(positions_NL)
         self.positions_NL, self.width = positions_NL, width
         self.chunks = chunks or [(0, self.rows, width)]
+        self.lengths = lengths
         self.indices = {}
+
+    def first_seen(self, start: int, end: int, window: int | None) -> int:
+        """Return the first position that the new tokens of these rows may attend to in a layer with this window."""
+        return max(0, min(self.lengths[start:end]) - window) if window and self.lengths else 0
 
     def index(self, heads: int) -> torch.Tensor:
         """Return the indices [N * heads * L] of the pass in a cache viewed as [S * heads * T]."""

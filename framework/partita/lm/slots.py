@@ -13,16 +13,13 @@ row.
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
 
-from partita.lm.base import Generated, GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.continuation import decode_continuation
-from partita.lm.generation import finish, first_stop
+from partita.lm.attention_windows import Mask, SlotMasks
+from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.last_layer import LastTokens, last_layer
 from partita.lm.loaded_model import TextModel
 from partita.lm.onednn_linear import round_up, using_onednn
@@ -30,7 +27,7 @@ from partita.lm.prefix_cache import PrefixCache
 from partita.lm.prompt_forks import PromptForks
 from partita.lm.row import Row
 from partita.lm.row_settings import SettingsOfRows, choose_tokens
-from partita.lm.slot_attention import attending, chunks
+from partita.lm.slot_attention import attending, attends, chunks
 from partita.lm.slot_kv_cache import SlotKVCache
 
 logger = logging.getLogger(__name__)
@@ -98,10 +95,13 @@ class Slots:
         """Whether rows that keep their slot are recomputed at near ties."""
         last = last_layer(lm.base) if way.narrows_reads else None
         self.narrow = LastTokens(last[0], number=last[1]) if last is not None else None
+        self.has_own_attention = attends(lm.base)
+        """Whether passes use the attention for slots."""
+        self.masks = SlotMasks(lm.base.config.get_text_config(), tokens=tokens)
         self.pool = SlotKVCache(slots=slots, tokens=tokens)
         self.pool.layout.prefix_in_first_slot = way.shares_prefix
         self.kept = PrefixCache(self.pool)
-        self.forks = PromptForks(self.pool)
+        self.forks = PromptForks()
         # Row i is always in slot i, so that a decode step sees the first N slots as one view of the cache. The slots
         # after them are free, or hold the cache of finished rows (`kept`).
         self.rows: list[Row] = []
@@ -204,7 +204,7 @@ class Slots:
             self.forks.remember(computed, logits[0])
         if forked:
             sources = [*(row.request for row in self.rows), *computed]
-            logits.append(self.forks.copy(forked, sources, first=first + len(computed)))
+            logits.append(self.forks.copy(self.pool, forked, sources, first=first + len(computed)))
         return [*computed, *forked], torch.cat(logits) if len(logits) > 1 else logits[0]
 
     def step(self) -> list[SlotAnswer]:
@@ -262,8 +262,10 @@ class Slots:
         length = self.read_length(max(map(len, prompts)), start=start)
         positions_L = torch.arange(start, start + length, device=self.lm.device)
         self.pool.layout.read(first, len(prompts), start=start)
-        mask = self.mask(positions_L[None], width=start + length) if start else None
-        return self.read(prompts, positions_L.expand(len(prompts), -1), mask, width=start + length)
+        end = start + length
+        # Without a mask, attention is causal, and the kernel is faster.
+        mask = self.mask(positions_L[None], width=end) if start or self.masks.are_needed_for(end) else None
+        return self.read(prompts, positions_L.expand(len(prompts), -1), mask, width=end)
 
     def prefill_rest(self, prompts: Sequence[Sequence[int]], unread: int, *, first: int) -> torch.Tensor:
         """Prefill at least the last `unread` tokens of prompts whose earlier tokens are cached; return logits [N, V].
@@ -281,14 +283,14 @@ class Slots:
         return self.read(last, positions_NL, self.mask(positions_NL, width=width), width=width)
 
     def read(
-        self, parts: Sequence[Sequence[int]], positions_NL: torch.Tensor, mask: torch.Tensor | None, *, width: int
+        self, parts: Sequence[Sequence[int]], positions_NL: torch.Tensor, mask: Mask | None, *, width: int
     ) -> torch.Tensor:
         """Prefill parts of prompts at these positions of their slots; return logits [N, V].
 
         Args:
             parts: Tokens of each row.
             positions_NL: Positions in the slot.
-            mask: Attention mask [N, 1, L, W], or None for a causal mask.
+            mask: Attention mask, or None for a causal mask.
             width: Number of positions of each slot that are attended to.
         """
         length = positions_NL.shape[1]
@@ -303,7 +305,8 @@ class Slots:
                 logits = self.run(ids_NL, positions_NL, mask)
             return logits[0] if self.lm.positions.attached else logits[rows_N, ends_N]
         lasts_N1 = positions_NL[rows_N, ends_N][:, None]
-        self.narrow.aim(self.pool, ends_N, lasts_N1, self.mask(lasts_N1, width=width))
+        last_mask = self.masks.of_last_layer(self.mask(lasts_N1, width=width))
+        self.narrow.aim(self.pool, ends_N, lasts_N1, last_mask)
         try:
             return self.run(ids_NL, positions_NL, mask)[:, -1]
         finally:
@@ -323,15 +326,16 @@ class Slots:
             # cached.
             positions_N1[rows:] = self.pool.layout.tokens - 1
         width = max(lengths)
-        self.pool.layout.extend(0, positions_N1, width=width, chunks=chunks(lengths))
+        self.pool.layout.extend(0, positions_N1, width=width, chunks=chunks(lengths), lengths=lengths)
         return self.run(ids_N1, positions_N1, self.mask(positions_N1, width=width))[:rows, -1]
 
     @torch.no_grad()
-    def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: Mask | None) -> torch.Tensor:
         """Run a forward pass with the slots as KV cache; return logits."""
         self.tokens_read += ids_NL.numel()
+        attention = attending(self.lm.base, self.pool.layout) if self.has_own_attention else nullcontext()
         try:
-            with attending(self.lm.base, self.pool.layout), using_onednn(self.wide):
+            with attention, using_onednn(self.wide):
                 logits: torch.Tensor = self.lm.base(
                     input_ids=ids_NL,
                     position_ids=positions_NL,
@@ -344,12 +348,9 @@ class Slots:
             self.pool.layout.layer = None
         return logits
 
-    def mask(self, positions_NL: torch.Tensor, *, width: int) -> torch.Tensor:
-        """Return the additive causal attention mask [N, 1, L, W]."""
-        positions_W = torch.arange(width, device=self.lm.device)
-        later_NLW = positions_W > positions_NL[:, :, None]
-        zeros = torch.zeros(later_NLW.shape, dtype=self.lm.base.dtype, device=self.lm.device)
-        return zeros.masked_fill_(later_NLW, -torch.inf)[:, None]
+    def mask(self, positions_NL: torch.Tensor, *, width: int) -> Mask:
+        """Return the additive attention mask of a pass over these positions, attending to the first `width`."""
+        return self.masks.of(positions_NL, width=width, dtype=self.lm.base.dtype)
 
     def take(self, tokens_N: torch.Tensor, rows: Sequence[Row]) -> list[SlotAnswer]:
         """Append a token to each row, and remove finished rows."""
@@ -360,33 +361,11 @@ class Slots:
                 ended[id(row)] = SlotAnswer(row.request, None, error=row.reason)
                 continue
             row.new.append(token)
-            if self.has_ended(row):
-                ended[id(row)] = SlotAnswer(row.request, self.answer(row))
+            if row.settings.has_ended(row):
+                ended[id(row)] = SlotAnswer(row.request, row.settings.answer(row))
         if ended:
             self.free_slots({index for index, row in enumerate(self.rows) if id(row) in ended})
         return list(ended.values())
-
-    def answer(self, row: Row) -> Generated:
-        """Return the answer of a row that has ended."""
-        options = row.settings.options
-        answer = finish(
-            row.new,
-            limit=row.request.max_new_tokens,
-            ends=row.settings.ends,
-            stop=options.stop,
-            decode=partial(decode_continuation, self.lm.tokenizer),
-            logprob=row.logprob if options.logprobs else None,
-        )
-        return replace(answer, token_logprobs=tuple(row.token_logprobs[: len(answer.ids)]))
-
-    def has_ended(self, row: Row) -> bool:
-        """Return whether a row ended with its last token."""
-        settings, stop = row.settings, row.settings.options.stop
-        if row.new[-1] in settings.ends or len(row.new) >= row.request.max_new_tokens:
-            return True
-        if not stop:
-            return False
-        return first_stop(decode_continuation(self.lm.tokenizer, row.new[-settings.tail :]), stop) is not None
 
     def free_slots(self, indices: set[int]) -> None:
         """Free the slots of rows and move the last rows into them; rows that keep their cache swap with those."""

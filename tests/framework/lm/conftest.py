@@ -1,6 +1,7 @@
 """Small real models and batches for the tests of this folder."""
 
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +85,30 @@ def load_sharp(folder: Path, *, wide: bool | None = None) -> HuggingFaceModel:
     lm = load(build_config(base_model=str(folder / "base"), trainer={"type": "none"}), trainable=False)
     if wide is not None:
         lm.wide = wide and widen(lm.module, least=SMALLEST) > 0
+    return lm
+
+
+def make_foreign(kind: str, shape: dict[str, Any], *, like: Path, folder: Path) -> Any:
+    """Return a sharpened model of any architecture of transformers.
+
+    Args:
+        kind: The model type of transformers.
+        shape: Keys of its configuration.
+        like: Folder of a model whose tokenizer it takes.
+        folder: Where the model is saved.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(like)
+    special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = AutoConfig.for_model(kind, **shape, **special, vocab_size=len(tokenizer))
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    lm = load(build_config(base_model=str(folder)))
+    sharpen(lm.module)
     return lm
 
 
@@ -187,6 +212,16 @@ def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "small"
     load(build_config()).save(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def foreign(base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, dict[str, Any]], Any]:
+    """Return a function that creates a model of any architecture of transformers."""
+
+    def make(kind: str, shape: dict[str, Any]) -> Any:
+        return make_foreign(kind, shape, like=base_folder, folder=tmp_path_factory.mktemp(kind))
+
+    return make
 
 
 @pytest.fixture(scope="module")

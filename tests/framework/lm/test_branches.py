@@ -46,7 +46,7 @@ def test_positions_alone_say_what_a_token_of_a_forest_sees(seed: int) -> None:
             while ancestor >= 0:
                 expected[line, token, ancestor] = True
                 ancestor = parents[ancestor]
-    assert torch.equal(seen_tokens(positions_BT), expected)
+    assert torch.equal(seen_tokens(ends_of_sight(positions_BT)), expected)
     before_BT = predecessors(positions_BT)
     for line, (parents, positions) in enumerate(forests):
         for token, (parent, position) in enumerate(zip(parents, positions, strict=True)):
@@ -105,7 +105,8 @@ def test_branches_longer_than_a_sliding_window_equal_rows_alone(small: Any, arch
     assert lm.base.config.sliding_window == 4
     assert lm.branch_way.reason is None
     assert_same_as_alone(lm)
-    mask = branch_inputs(rows(lm).position_ids_BT, model=lm.base)["attention_mask"]
+    positions_BT = rows(lm).position_ids_BT
+    mask = branch_inputs(positions_BT, ends_of_sight(positions_BT), model=lm.base)["attention_mask"]
     kinds = sorted(mask) if isinstance(mask, dict) else None
     assert kinds == (["full_attention", "sliding_attention"] if architecture == "gemma2" else None)
 

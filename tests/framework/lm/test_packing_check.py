@@ -51,7 +51,7 @@ def gradients(loss: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
 def logits(lm: Any, batch: Batch) -> torch.Tensor:
     """Return the logits of every token, row by row."""
     with torch.no_grad():
-        found = lm.module(input_ids=batch.input_ids_BT, use_cache=False, **lm.more_inputs(batch)).logits
+        found = lm.module(input_ids=batch.input_ids_BT, use_cache=False, **lm.more_inputs(lm.copy_inputs(batch))).logits
     real = torch.arange(batch.input_ids_BT.shape[1]) < batch.lengths_B[:, None]
     return found[real]
 

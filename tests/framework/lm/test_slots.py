@@ -3,9 +3,8 @@
 import gc
 import json
 import typing
-import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.lm import slot_attention
+from partita.lm.attention_windows import AttentionSpan, SlotMasks, spans_of
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.last_layer import last_layer
 from partita.lm.onednn_linear import round_up
@@ -28,9 +28,9 @@ from partita_schema.sections.model import Architecture
 from partita_trainers.file_sums import FILE as SUMS
 
 from ...properties import ends, examples
+from .foreign_models import CONTEXT, EXPERTS, FOREIGN, LOCAL, SHAPE, WINDOW, WINDOWED
 
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
-CONTEXT = 64
 SIZES = ((1, 5), (63, 1), (2, 1), (17, 4), (1, 63), (9, 8), (40, 3), (5, 2), (30, 2))
 """Prompt tokens and maximum new tokens: prompts from 1 token to the context less one, and answers that fill it."""
 PREFIX = (11, 12, 13, 14, 15, 16, 17, 18, 19)
@@ -118,75 +118,7 @@ def test_greedy_answers_equal_those_of_transformers_row_by_row(small, architectu
         assert_equal_to_rows_alone(small, lm, pools=(1, 7), pools_after_prefix=(2, 64))
 
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": CONTEXT,
-}
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
-LATENT = {
-    "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
-LOCAL = {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4}
-FOREIGN: dict[str, dict[str, Any]] = {
-    "qwen2_moe": SHAPE | EXPERTS | {"shared_expert_intermediate_size": 32},
-    "granitemoe": SHAPE | EXPERTS,
-    "gpt_oss": SHAPE | EXPERTS | {"head_dim": 8, "sliding_window": CONTEXT},
-    "deepseek_v3": SHAPE | EXPERTS | LATENT,
-    "phi3": SHAPE,
-    "gemma3_text": SHAPE | {"head_dim": 8, "sliding_window": CONTEXT},
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": CONTEXT},
-    "gptj": GPT | {"rotary_dim": 4},
-    "gpt_bigcode": GPT,
-    "gpt_neo": LOCAL | {"hidden_size": 32, "window_size": CONTEXT, "max_position_embeddings": CONTEXT},
-    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
-    "falcon": SHAPE | {"num_kv_heads": 2},
-    "bart": {
-        "d_model": 32,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 4,
-        "decoder_ffn_dim": 48,
-        "max_position_embeddings": CONTEXT,
-        "is_encoder_decoder": False,
-    },
-}
 MAY_BE_REFUSED = ("bloom", "falcon", "bart")
-
-
-@pytest.fixture(scope="module")
-def foreign(small: Any, base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Return a function that creates a model of any architecture of transformers."""
-
-    def make(kind: str, shape: dict[str, Any]) -> Any:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(base_folder)
-        special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
-        folder = tmp_path_factory.mktemp(kind)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            config = AutoConfig.for_model(kind, **shape, **special, vocab_size=len(tokenizer))
-            torch.manual_seed(0)
-            AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        lm = small.load(small.config(base_model=str(folder)))
-        small.sharpen(lm.module)
-        return lm
-
-    return make
 
 
 @pytest.mark.parametrize("kind", ends(FOREIGN))
@@ -198,6 +130,41 @@ def test_other_architectures_give_the_same_answers_or_are_refused(small, foreign
         assert reason.startswith(type(lm.base).__name__)
         return
     assert_equal_to_rows_alone(small, lm, pools=(3, 64), rows=SIZES[:4])
+
+
+@pytest.mark.parametrize("kind", ends(WINDOWED))
+def test_rows_longer_than_a_window_give_the_answers_of_transformers(small, foreign, kind: str) -> None:
+    lm = foreign(kind, WINDOWED[kind])
+    assert any(span.is_exceeded_by(WINDOW + 1) for span in spans_of(lm.base.config).values())
+    assert lm.why_no_slots(GREEDY, tokens=CONTEXT) is None
+    assert_equal_to_rows_alone(small, lm, pools=(3, 64))
+
+
+def test_layers_with_a_window_attend_to_no_more_than_it(small, foreign, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = foreign("mistral", WINDOWED["mistral"])
+    requests = small.slot_requests(*[(20, 12)] * 4)
+    lm.why_no_slots(GREEDY, tokens=CONTEXT)
+    widths, many = [], slot_attention.many
+
+    def record(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        widths.append(max(left.shape[2], right.shape[2]))
+        return many(left, right)
+
+    monkeypatch.setattr(slot_attention, "many", record)
+    found = small.answer_in_slots(lm, requests, slots=4)
+    assert ids(found) == by_the_library(small, lm, requests)
+    assert widths[0] >= 20, "the last tokens of the prompts"
+    assert set(widths[-20:]) == {WINDOW}
+
+
+def test_slots_are_not_used_beyond_a_window_that_the_model_ignores(
+    small, foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlotMasks, "are_needed_for", lambda masks, tokens: False)
+    monkeypatch.setattr(AttentionSpan, "visible", lambda span, queries, keys: None)
+    lm = foreign("mistral", SHAPE | {"sliding_window": 16})
+    assert lm.why_no_slots(GREEDY, tokens=16) is None
+    assert lm.why_no_slots(GREEDY, tokens=17) == "a sliding window of 16 tokens, and rows of up to 17"
 
 
 @pytest.mark.parametrize(
@@ -617,15 +584,6 @@ def test_the_model_can_be_used_for_other_work_while_rows_are_in_slots(small, lla
 # Refused models and options
 
 
-def test_rows_within_the_sliding_window_are_answered_in_slots(small, tmp_path: Path) -> None:
-    lm = small.load(small.config(base_model=saved(small, tmp_path, architecture="mistral", sliding_window=16)))
-    assert lm.base.config.sliding_window == 16
-    assert lm.why_no_slots(GREEDY, tokens=17) == "a sliding window of 16 tokens, and rows of up to 17"
-    requests = small.slot_requests((1, 15), (15, 1), (8, 8), (3, 9))
-    wanted = by_the_library(small, lm, requests)
-    assert ids(small.answer_in_slots(lm, requests, slots=3)) == wanted
-
-
 @pytest.mark.parametrize(
     ("kind", "shape", "limit"),
     [
@@ -635,7 +593,6 @@ def test_rows_within_the_sliding_window_are_answered_in_slots(small, tmp_path: P
             SHAPE | EXPERTS | {"head_dim": 8, "intermediate_size_mlp": 48, "floor_scale": 16, "no_rope_layers": [0, 1]},
             16,
         ),
-        ("gpt_oss", SHAPE | EXPERTS | {"head_dim": 8, "sliding_window": 16}, 16),
     ],
 )
 def test_rows_beyond_other_attention_windows_are_refused(
