@@ -1,5 +1,8 @@
 """Tests of the private parts of torch that partita uses: they still exist and work the same."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -49,6 +52,29 @@ def test_hooks_of_a_module_are_detected() -> None:
             handle = register(lambda *given: None)
             assert torch_internals.has_hooks(layer)
             handle.remove()
+
+
+def test_the_allocator_of_gpus_reads_the_environment_once_and_then_takes_other_settings() -> None:
+    code = """
+import os
+from partita_trainers.torch_internals import allocator_settings, set_allocator_settings
+print(allocator_settings())
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+print(allocator_settings())
+set_allocator_settings("expandable_segments:True")
+print(allocator_settings())
+"""
+    with reported_as_change("allocator_settings and set_allocator_settings"):
+        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.stdout.split() == ["max_split_size_mb:64"] * 2 + ["expandable_segments:True"], done.stderr
+
+
+def test_a_torch_without_allocator_settings_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    assert torch_internals.allocator_settings() is None
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -3,6 +3,7 @@
 Checked with torch 2.13. If an attribute disappears, tests/trainers/test_torch_internals.py says what to change.
 """
 
+import warnings
 from typing import Any
 
 import torch
@@ -28,6 +29,25 @@ def default_store() -> Any:
     return distributed_c10d._get_default_store()
 
 
+def allocator_settings() -> str | None:
+    """Return the settings of the GPU allocator, "" if nobody set any: `torch._C._accelerator_getAllocatorSettings`.
+
+    The first call reads PYTORCH_ALLOC_CONF, unless torch has read it before; later changes of it have no effect.
+    Returns None for versions of torch before these functions, which keep the settings that they have.
+    """
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    return None if read is None else str(read())
+
+
+def set_allocator_settings(settings: str) -> None:
+    """Set the settings of the GPU allocator, for what it takes from now on.
+
+    `torch._C._accelerator_setAllocatorSettings`, which the deprecated `torch.cuda.memory._set_allocator_settings` names
+    as its successor.
+    """
+    torch._C._accelerator_setAllocatorSettings(settings)
+
+
 def has_onednn_linear() -> bool:
     """Return whether this build of torch has `torch.ops.mkldnn._linear_pointwise`."""
     return bool(torch.backends.mkldnn.is_available()) and hasattr(  # type: ignore[no-untyped-call]
@@ -41,6 +61,43 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     The public `torch.utils.mkldnn` copies the weights and every input and output.
     """
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+def version(tensor: torch.Tensor) -> int | None:
+    """Return a number that changes with each change in place: `torch.Tensor._version`; None in inference mode."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def has_int8_linear() -> bool:
+    """Return whether this build of torch has `torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32`."""
+    return hasattr(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32")
+
+
+def pack_int8(weight_OI: torch.Tensor, scale_O: torch.Tensor) -> Any:
+    """Return a weight in int8, packed for the current engine: `torch.ops.quantized.linear_prepack`.
+
+    The operator takes only a quantized tensor, a class that torch has deprecated without a successor for this kernel.
+    """
+    zeros_O = torch.zeros(len(weight_OI), dtype=torch.long)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        quantized = torch.quantize_per_channel(weight_OI, scale_O, zeros_O, 0, torch.qint8)
+    return torch.ops.quantized.linear_prepack(quantized, None)
+
+
+def unpack_int8(packed: Any) -> torch.Tensor:
+    """Return the weight of `pack_int8` in float32: `torch.ops.quantized.linear_unpack`."""
+    weight: torch.Tensor = torch.ops.quantized.linear_unpack(packed)[0].dequantize()
+    return weight
+
+
+def int8_linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
+    """Return x W^T in float32, with x rounded to integers from -128 to 127.
+
+    The modules of `torch.ao.nn.quantized.dynamic` quantize x by its range over all rows, so that the result of a row
+    depends on the others. This operator, which torch.export writes for static quantization, takes scale and zero point.
+    """
+    product: torch.Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, 1.0, 128, packed)
     return product
 
 

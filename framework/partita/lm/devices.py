@@ -1,6 +1,5 @@
 """The device of a model, and random numbers from a seed on it."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from partita.distributed.init import local_device_index
 from partita.lm.onednn_linear import keep_few_kernels
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import ModelParameters
+from partita_trainers.torch_internals import allocator_settings, set_allocator_settings
 
 
 @contextmanager
@@ -39,8 +39,8 @@ def seeded(seed: int, *, device: torch.device) -> Iterator[None]:
 def find_device(parameters: ModelParameters) -> torch.device:
     """Return the configured device; auto is the first accelerator that torch finds.
 
-    On CUDA the allocator is set to expandable segments, if CUDA is not initialized yet. On a CPU the oneDNN kernel
-    cache is limited.
+    On CUDA the allocator is set to expandable segments, unless it has other settings. On a CPU the oneDNN kernel cache
+    is limited.
 
     Raises:
         ModelError: The device does not exist.
@@ -54,13 +54,15 @@ def find_device(parameters: ModelParameters) -> torch.device:
 
 
 def grow_segments() -> None:
-    """Enable expandable segments of CUDA's allocator, unless the user configured it or CUDA is initialized."""
-    chosen = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    """Enable expandable segments of CUDA's allocator, unless the user or their program configured it.
+
+    PYTORCH_ALLOC_CONF would have no effect here: CUDA may be initialized, as in processes of torchrun and Ray, which
+    choose their device first.
+    """
     # On other platforms torch only warns that it is not supported.
     able = sys.platform == "linux" and torch.version.hip is None
-    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types there
-    if able and not chosen and not begun:
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    if able and allocator_settings() == "":
+        set_allocator_settings("expandable_segments:True")
 
 
 def asked_device(parameters: ModelParameters) -> torch.device:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.splits import has_answers
 from partita.data.tokenized import TokenizedDataset
 from partita.data.training_shape import TrainingShape
+from partita.distributed.process_group import BUCKET_BYTES
 from partita.generation.prompts import EncodedPrompts
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline, PipelineParts
@@ -59,6 +61,8 @@ def run_sizes(
     """
     sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in recorded.items()})
     needed = needs_probe(pipeline, recorded)
+    if shape is not None and needed:
+        sum_once(tuner.process_group, device=pipeline.lm.device)
     with training_probe(trainer, pipeline, shape, needed=needed, process_group=tuner.process_group) as probe:
         if shape is not None and sizes.training is None:
             size = tuner.user_set("training", shape.user_set)
@@ -75,6 +79,15 @@ def run_sizes(
             return evaluation_sizes(pipeline, tuner, eval_datasets, sizes=sizes, objective=objective_of(trainer))
         finally:
             tuner.with_training_state = False
+
+
+def sum_once(process_group: ProcessGroup, *, device: torch.device) -> None:
+    """Sum a tensor over the ranks on a GPU, so that the buffers that NCCL allocates at its first sum count as held.
+
+    Probes sum nothing: without this, the buffers would be allocated in the first step of training.
+    """
+    if device.type != "cpu":
+        process_group.all_reduce_sum_([torch.zeros(BUCKET_BYTES // 4, device=device)])
 
 
 def needs_probe(pipeline: Pipeline, recorded: Mapping[str, Any]) -> bool:

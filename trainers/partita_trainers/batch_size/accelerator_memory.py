@@ -15,7 +15,7 @@ DEVICE_MARGIN = 256 * 10**6
 
 
 class AcceleratorMemory:
-    """The memory of a CUDA, ROCm or XPU GPU, as counted by torch's allocator."""
+    """The memory of a CUDA, ROCm or XPU GPU, as counted by torch's allocator and the driver."""
 
     slows_work = False
 
@@ -24,45 +24,69 @@ class AcceleratorMemory:
         self.library: Any = getattr(torch, device.type)
         self.total = int(self.library.mem_get_info(device)[1])
         self.allowed = within(self.total, allowed)
+        self.limit_name = "memory_budget"
+        # PYTORCH_ALLOC_CONF or the user's program may have limited the allocator.
+        fraction = self.memory_fraction()
+        limit = int(fraction * self.total)
+        if fraction < 1 and (self.allowed is None or limit < self.allowed):
+            self.allowed, self.limit_name = limit, "torch's memory fraction"
+        self.expected_free = 0
+        """Free bytes that the latest budget relies on."""
 
     @property
     def identity(self) -> str:
         """The name of the device and its total memory."""
         return f"{self.library.get_device_name(self.device)}, {self.total} bytes"
 
-    def free_bytes(self) -> int:
-        """Return free device memory plus unused memory in this process's allocator."""
-        free = int(self.library.mem_get_info(self.device)[0])
-        unused = self.library.memory_reserved(self.device) - self.library.memory_allocated(self.device)
-        return free + int(unused)
+    def memory_fraction(self) -> float:
+        """Return the fraction of the device that the allocator may take; 1.0 if torch has no such limit for it."""
+        read = getattr(self.library, "get_per_process_memory_fraction", None)
+        return 1.0 if read is None else float(read(self.device))
+
+    def held(self) -> int:
+        """Return the bytes of this process's tensors."""
+        return int(self.library.memory_allocated(self.device))
+
+    def free_bytes(self, held: int) -> int:
+        """Return free device memory plus unused memory in the allocator, for tensors of `held` bytes."""
+        return int(self.library.mem_get_info(self.device)[0] + self.library.memory_reserved(self.device)) - held
 
     def budget(self) -> int:
-        """Return 98 % of the free memory minus 256 MB, or what the user-set limit leaves if that is less."""
-        free_bytes = int(SHARE_OF_DEVICE * self.free_bytes()) - DEVICE_MARGIN
-        if self.allowed is not None:
-            free_bytes = min(free_bytes, self.allowed - int(self.library.memory_allocated(self.device)))
-        return max(0, free_bytes)
+        """Return 98 % of the free memory minus 256 MB, or what a limit leaves if that is less."""
+        held = self.held()
+        free_bytes = self.free_bytes(held)
+        safe = max(0, int(SHARE_OF_DEVICE * free_bytes) - DEVICE_MARGIN)
+        budget = safe if self.allowed is None else max(0, min(safe, self.allowed - held))
+        self.expected_free = free_bytes - (safe - budget)
+        return budget
 
     def describe(self) -> str:
         """Return the calculation of the budget in one line."""
-        free_bytes, held = self.free_bytes(), int(self.library.memory_allocated(self.device))
+        held = self.held()
+        free_bytes = self.free_bytes(held)
         if self.allowed is not None and self.allowed - held <= SHARE_OF_DEVICE * free_bytes - DEVICE_MARGIN:
-            return f"memory_budget {gigabytes(self.allowed)} less {gigabytes(held)} that the process holds"
+            return f"{self.limit_name} {gigabytes(self.allowed)} less {gigabytes(held)} that the process holds"
         return f"{SHARE_OF_DEVICE} x {gigabytes(free_bytes)} free less {gigabytes(DEVICE_MARGIN)}"
 
     @contextmanager
     def measure(self) -> Iterator[Peak]:
-        """Measure the peaks of allocated and reserved memory above what was allocated before."""
+        """Measure the peaks of allocated and reserved memory above what was allocated before, within the limit.
+
+        What is no longer free since the budget was computed is counted too. Libraries load kernels and allocate
+        buffers outside torch's allocator when they first need them, and other processes may take memory.
+        """
         peak = Peak()
         self.library.synchronize(self.device)
         self.library.empty_cache()
         self.library.reset_peak_memory_stats(self.device)
-        before = self.library.memory_allocated(self.device)
-        try:
-            yield peak
-        finally:
-            peak.used_bytes = int(self.library.max_memory_allocated(self.device) - before)
-            peak.taken_bytes = int(self.library.max_memory_reserved(self.device) - before)
+        before = self.held()
+        with self.guard():
+            try:
+                yield peak
+            finally:
+                lost = max(0, self.expected_free - self.free_bytes(before))
+                peak.used_bytes = int(self.library.max_memory_allocated(self.device)) - before + lost
+                peak.taken_bytes = int(self.library.max_memory_reserved(self.device)) - before + lost
 
     @contextmanager
     def guard(self, *, exact: bool = False) -> Iterator[None]:
@@ -70,7 +94,7 @@ class AcceleratorMemory:
         if self.allowed is None or not hasattr(self.library, "get_per_process_memory_fraction"):
             yield
             return
-        before = self.library.get_per_process_memory_fraction(self.device)
+        before = self.memory_fraction()
         self.library.set_per_process_memory_fraction(min(1.0, self.allowed / self.total), self.device)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Errors that mean that a device is full, that a kernel cannot index so many elements, or that the device is broken."""
+"""Errors that mean that a device is full, that there are too many rows for a kernel, or that the device is broken."""
 
 import gc
 import sys
@@ -17,7 +17,8 @@ FULL = (
     "not enough memory",
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",
-    "cudnn_status_not_supported",
+    "cudnn_status_internal_error_device_allocation_failed",
+    "cudnn_status_internal_error_host_allocation_failed",
     "handles_.at",
     "ur_result_error_out_of_",
     "nvml_success == r",
@@ -27,8 +28,8 @@ FULL = (
 )
 """Texts of plain RuntimeErrors that mean out of memory.
 
-cuDNN reports an unsupported operation if it cannot allocate its workspace, a handle pool asserts, the report of a full
-device fails itself if NVML does not answer, and oneDNN cannot create a primitive.
+A handle pool asserts, the report of a full device fails itself if NVML does not answer, and oneDNN cannot create a
+primitive. The errors of NCCL contain that of CUDA.
 """
 
 TOO_LARGE = (
@@ -42,8 +43,14 @@ TOO_LARGE = (
     "2**31",
     "int_max",
     "invalid buffer size",
+    "cudnn_status_not_supported",
+    "cublas_status_not_initialized when calling `cublascreate",
 )
-"""Texts of errors from kernels that cannot index so many elements or rows."""
+"""Texts of errors that fewer rows may avoid: kernels cannot index so many elements or rows, or the reason is hidden.
+
+cuDNN reports an unsupported operation, and cuBLAS a missing initialization, for large inputs and full devices, but also
+for other reasons.
+"""
 
 BROKEN = (
     "illegal memory access",
@@ -67,7 +74,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_too_large(error: BaseException) -> bool:
-    """Return whether an error means that a kernel cannot index so many rows; fewer rows work."""
+    """Return whether an error means that there are too many rows for a kernel, or may mean it; fewer rows may work."""
     return says(error, TOO_LARGE) and not is_out_of_memory(error) and not is_broken_device(error)
 
 

@@ -5,15 +5,19 @@ longest time, the smallest budget. Rank 0 alone decides what to probe, so that c
 diverge.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from partita_trainers.batch_size.device_errors import attempt
+from partita_schema.common.text import counted
+from partita_trainers.batch_size.device_errors import attempt, is_too_large
 from partita_trainers.batch_size.memory import DeviceMemory
 from partita_trainers.batch_size.probe import BatchSize, Probe, ProbeResult, Timing
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
+
+logger = logging.getLogger(__name__)
 
 BATCH_SIZE_REQUEST, PROBE_RESULT = "a batch size to try", "the result of a batch size"
 
@@ -91,6 +95,7 @@ class ProbeRunner:
     def _warm_up(self, _: None) -> bool:
         with self.memory.guard():
             _nothing, failure = attempt(self.work_probe.warm_up)
+        note_refusal(failure, rows=1)
         self.memory.clear()
         return failure is None
 
@@ -101,6 +106,7 @@ class ProbeRunner:
         started = time.perf_counter()
         with self.memory.measure() as peak:
             timing, failure = attempt(lambda: self.work_probe.run(rows))
+        note_refusal(failure, rows=rows)
         if timing is None or failure is not None:
             seconds = time.perf_counter() - started
             return ProbeResult(rows, "out of memory", used_bytes=None, taken_bytes=None, seconds=seconds)
@@ -133,6 +139,12 @@ class ProbeRunner:
         "step": _step,
     }
     """Operations that rank 0 may request."""
+
+
+def note_refusal(failure: Exception | None, *, rows: int) -> None:
+    """Log an error that does not say that memory is full: with a single row, it may have another reason."""
+    if failure is not None and is_too_large(failure):
+        logger.warning("a batch of %s cannot be measured: %s", counted(rows, "row"), failure)
 
 
 def worst(probes: Sequence[ProbeResult]) -> ProbeResult:
