@@ -18,7 +18,9 @@ import yaml
 
 from partita import Model, PartitaError
 from partita.distributed.process_group import DistributedGroup
+from partita.lm import onednn_linear
 from partita.lm.huggingface import HuggingFaceModel
+from partita.lm.product_speed import Product
 
 Settings = dict[str, Any]
 
@@ -40,6 +42,15 @@ def train(settings: Settings, max_steps: str) -> dict[str, Any]:
     changed = settings | {"trainer": settings["trainer"] | {"max_steps": int(max_steps)}}
     result = Model(changed, quiet=True).train(run="run")
     return {"steps": result.steps, "metrics": result.metrics, "resumed_from": result.resumed_from}
+
+
+def train_by_onednn(settings: Settings, max_steps: str) -> dict[str, Any]:
+    """Train with all products of linear layers by oneDNN."""
+    onednn_linear.LEAST, onednn_linear.LEAST_IN_TRAINING = onednn_linear.Least(weights=0), 0
+    onednn_linear.faster_for_training = lambda layers: {  # type: ignore[assignment]
+        tuple(layer.weight.shape): frozenset(Product) for layer in layers
+    }
+    return train(settings, max_steps)
 
 
 def train_out_of_memory(settings: Settings, call: str) -> None:
@@ -140,6 +151,7 @@ def simulate(settings: Settings, output: str) -> dict[str, Any]:
 
 STEPS: dict[str, Callable[[Settings, str], Any]] = {
     "train": train,
+    "train_by_onednn": train_by_onednn,
     "train_out_of_memory": train_out_of_memory,
     "train_with_callbacks": train_with_callbacks,
     "predict": predict,

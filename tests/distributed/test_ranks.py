@@ -29,14 +29,31 @@ def jobs(processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path_factory
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_steps_equal_those_of_one_process(processes: Any, jobs: Jobs, ranks: int) -> None:
-    one, several = processes.log(jobs[1][0]), processes.log(jobs[ranks][0])
+    check_steps(processes, jobs[1][0], jobs[ranks][0])
+
+
+@pytest.mark.parametrize("adapter", [True, False], ids=["lora", "full"])
+def test_steps_by_onednn_equal_those_of_one_process(processes: Any, adapter: bool, tmp_path: Path) -> None:
+    config = processes.settings(learning_rate=0.02 if adapter else 0.002)
+    if not adapter:
+        del config["adapter"]
+    folders = [processes.prepare(tmp_path / str(ranks), config) for ranks in (1, 2)]
+    for ranks, folder in enumerate(folders, start=1):
+        processes.start(ranks, folder, "train_by_onednn:12")
+    check_steps(processes, *folders)
+
+
+def check_steps(processes: Any, one_process: Path, ranks: Path) -> None:
+    """Check that two jobs took the same steps, up to the order of float32 sums."""
+    one, several = processes.log(one_process), processes.log(ranks)
 
     for key in ("step", "batch_hash", "rows", "tokens", "loss_tokens", "padding", "learning_rate"):
         assert [line[key] for line in several] == [line[key] for line in one]
     for key in ("loss", "gradient_norm"):
         assert [line[key] for line in several] == pytest.approx([line[key] for line in one], rel=2e-4)
     assert len({line["batch_hash"] for line in one}) == len(one) == 12
-    weights = [load_file(jobs[number][0] / "run" / "model" / "adapter_model.safetensors") for number in (1, ranks)]
+    [name] = [path.name for path in (one_process / "run" / "model").glob("*model.safetensors")]
+    weights = [load_file(folder / "run" / "model" / name) for folder in (one_process, ranks)]
     for name, tensor in weights[0].items():
         assert (tensor - weights[1][name]).abs().max() < 2e-3 * tensor.abs().max() + 1e-5, name
 

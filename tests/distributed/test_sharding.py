@@ -50,6 +50,15 @@ def whole(processes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return folder, job(processes, folder, all_weights(processes), 1, "train:12", "predict:more", "evaluate:more")
 
 
+def test_products_by_onednn_take_the_steps_of_one_process(processes: Any, tmp_path: Path) -> None:
+    folders = [tmp_path / str(ranks) for ranks in (1, 2)]
+    for ranks, folder in enumerate(folders, start=1):
+        job(processes, folder, all_weights(processes), ranks, "train_by_onednn:6")
+    one, several = map(processes.log, folders)
+    assert len(one) == 6
+    assert_same_steps(one, several)
+
+
 def test_full_fine_tuning_equals_that_of_one_process(
     processes: Any, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

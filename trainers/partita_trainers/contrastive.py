@@ -21,6 +21,7 @@ import torch
 
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.contrast import Contrast, Embeddings, contrast
+from partita_trainers.device_copies import to_device
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
 
 DEPTHS = (1, 5, 10)
@@ -80,12 +81,14 @@ class Contrastive:
 
         In a training step, dropout is that of `loss`, so that the cached gradient is exact.
         """
-        gradients, rows = torch.is_grad_enabled(), list[RowTexts]()
+        gradients, own, vectors = torch.is_grad_enabled(), list[Batch](), list[torch.Tensor]()
         with torch.no_grad(), context.lm.training() if context.noise_seed is not None else nullcontext():
             for batch in batches:
                 if context.noise_seed is not None:
                     torch.manual_seed(context.noise_seed(batch))
-                rows += row_texts(batch, embeddings(context, batch))
+                own.append(batch)
+                vectors.append(embeddings(context, batch).float())
+        rows = row_texts(own, vectors)
         of_ranks = context.process_group.all_gather_object(rows, "the embeddings of a step")
         # In one order on all ranks, so that rounding is the same for any number of them.
         rows = sorted((row for of_rank in of_ranks for row in of_rank), key=lambda row: row.key)
@@ -97,9 +100,10 @@ class Contrastive:
         `mrr` is the mean reciprocal rank, `recall_at_K` the share of positives among the first K candidates.
         """
         embeddings_ND, step = embeddings(context, batch), self.step
-        total = embeddings_ND.new_tensor(sum(step.losses[key] for key in batch.keys))
+        loss = torch.tensor(sum(step.losses[key] for key in batch.keys), dtype=embeddings_ND.dtype)
+        total = to_device(loss, embeddings_ND.device)
         if step.gradients:
-            gradients_ND = torch.cat([step.gradients[key] for key in batch.keys]).to(embeddings_ND.device)
+            gradients_ND = to_device(torch.cat([step.gradients[key] for key in batch.keys]), embeddings_ND.device)
             product = (embeddings_ND * gradients_ND).sum()
             total = total + (product - product.detach())
         return total, self.metrics([step.ranks[key] for key in batch.keys])
@@ -135,13 +139,16 @@ def text_ends(batch: Batch) -> list[list[int]]:
     ]
 
 
-def row_texts(batch: Batch, embeddings_ND: torch.Tensor) -> list[RowTexts]:
-    """Return the texts of each row of a batch, with their embeddings."""
-    vectors_ND, result, first = embeddings_ND.float().cpu().numpy(), list[RowTexts](), 0
-    for index, (key, ends) in enumerate(zip(batch.keys, text_ends(batch), strict=True)):
-        ids = [batch.input_ids_BT[index, start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        result.append(RowTexts(key, tuple(map(hash_of, ids)), vectors_ND[first : first + len(ends)]))
-        first += len(ends)
+def row_texts(batches: Sequence[Batch], vectors: Sequence[torch.Tensor]) -> list[RowTexts]:
+    """Return the texts of each row of some batches, with their embeddings, which are copied together."""
+    if not batches:
+        return []
+    vectors_ND, result, first = torch.cat(list(vectors)).cpu().numpy(), list[RowTexts](), 0
+    for batch in batches:
+        for index, (key, ends) in enumerate(zip(batch.keys, text_ends(batch), strict=True)):
+            ids = [batch.input_ids_BT[index, start:end] for start, end in zip([0, *ends], ends, strict=False)]
+            result.append(RowTexts(key, tuple(map(hash_of, ids)), vectors_ND[first : first + len(ends)]))
+            first += len(ends)
     return result
 
 

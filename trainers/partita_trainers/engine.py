@@ -16,6 +16,7 @@ from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.accelerate_internals import PREPARED, reset_precision
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.batch_size.device_errors import attempt
+from partita_trainers.device_copies import PrefetchingModel
 from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, WeightedMean
 from partita_trainers.optimizers import build_optimizers, set_learning_rate
 from partita_trainers.preserved_state import clear_gradients
@@ -123,6 +124,11 @@ class TrainEngine:
         self.accelerator.backward(mean)
         return total.detach(), {name: one.detach() for name, one in metrics.items()}
 
+    def prefetch(self, batch: Batch | None) -> None:
+        """Begin to copy a micro-batch to the device, which still computes with another one; None is no batch."""
+        if batch is not None and self.device.type != "cpu" and isinstance(self.lm, PrefetchingModel):
+            self.lm.prefetch(batch)
+
     def forward_backward_idle(self) -> None:
         """Run a pass that changes no gradient, for ranks that have fewer micro-batches than others under FSDP."""
         self.accelerator.backward(self.context.token_log_probs(IDLE).sum() * 0.0)
@@ -144,12 +150,12 @@ class TrainEngine:
                 parameter.grad = torch.zeros_like(parameter)
         self.process_group.all_reduce_sum_([parameter.grad for parameter in parameters if parameter.grad is not None])
 
-    def clip(self) -> float:
-        """Clip the gradients and return their norm before clipping."""
+    def clip(self) -> torch.Tensor:
+        """Clip the gradients and return their norm before clipping, a scalar on the device."""
         clipping = self.config.gradient_clipping
         parameters = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
         limit = math.inf if clipping.clipglobalnorm is None else clipping.clipglobalnorm
-        norm = float(full_tensor(self.accelerator.clip_grad_norm_(parameters, limit)))
+        norm: torch.Tensor = full_tensor(self.accelerator.clip_grad_norm_(parameters, limit))
         if clipping.clipvalue is not None:
             self.accelerator.clip_grad_value_(parameters, clipping.clipvalue)
         return norm
@@ -177,7 +183,7 @@ class TrainEngine:
                 for _ in range(MAX_SKIPPED):
                     for batch in batches:
                         self.forward_backward(batch, denominator=denominator, loss_tokens=loss_tokens)
-                    if not math.isfinite(self.clip()) and self.accelerator.scaler is None:
+                    if not math.isfinite(float(self.clip())) and self.accelerator.scaler is None:
                         clear_gradients(self.lm.module, to_zero=True)
                     self.optimizer_step(1)
                     if not any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):

@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from itertools import zip_longest
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -17,14 +18,22 @@ from partita_schema.common.text import counted
 from partita_schema.errors import DivergenceError, OutOfStepError, TrainingError
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.batch_size.device_errors import attempt
+from partita_trainers.device_copies import read_numbers
 from partita_trainers.engine import IDLE, MicroBatchLoss, TrainEngine
 from partita_trainers.micro_batches import MicroBatchSplitter
-from partita_trainers.objective import LossSums
+from partita_trainers.objective import LossSums, WeightedMean
 from partita_trainers.preserved_state import clear_gradients
 from partita_trainers.sharding import communication_errors
 from partita_trainers.step_stats import StepStats
 
 T = TypeVar("T")
+
+
+class Passes(NamedTuple):
+    """The micro-batches of one rank in a step, and their results, which are not read from the device yet."""
+
+    parts: Sequence[Batch] = ()
+    losses: Sequence[MicroBatchLoss] = ()
 
 
 def captured(call: Callable[[], T]) -> tuple[T | None, TrainingError | None]:
@@ -78,8 +87,10 @@ def accumulate(
     splitter: MicroBatchSplitter,
     seed: int,
     global_stats: StepStats,
-) -> LossSums:
+) -> Passes:
     """Run this rank's micro-batches, leave their gradients in the module and return the sums of the objective.
+
+    Nothing is read from the device.
 
     Args:
         global_batch: The micro-batches of this rank.
@@ -90,7 +101,6 @@ def accumulate(
         global_stats: Counts of the step over all ranks.
 
     Raises:
-        DivergenceError: A loss is not finite.
         TrainingError: One row does not fit in memory.
         OutOfStepError: Memory ran out under FSDP.
     """
@@ -104,17 +114,32 @@ def accumulate(
             global_batch, run_micro_batch, number=number, engine=engine, passes=global_stats.batches
         )
     while True:
-        parts, passes = splitter.split(global_batch.micro_batches), list[MicroBatchLoss]()
-
-        def work(parts: Sequence[Batch] = parts, passes: list[MicroBatchLoss] = passes) -> None:
-            for part in parts:
-                passes.append(run_micro_batch(part))
-
-        _, failure = attempt(work)
+        parts, losses = splitter.split(global_batch.micro_batches), list[MicroBatchLoss]()
+        _, failure = attempt(partial(run_all, parts, losses, run_micro_batch, engine=engine))
         if failure is None:
-            return read_losses(passes, parts, number=number)
+            return Passes(parts, losses)
         clear_gradients(engine.lm.module)
-        splitter.halve(parts[len(passes)], number=number, failure=failure)
+        splitter.halve(parts[len(losses)], number=number, failure=failure)
+
+
+def run_all(
+    parts: Sequence[Batch],
+    losses: list[MicroBatchLoss],
+    run_micro_batch: Callable[[Batch], MicroBatchLoss],
+    *,
+    engine: TrainEngine,
+) -> None:
+    """Run micro-batches and append their results to `losses`.
+
+    Args:
+        parts: The micro-batches.
+        losses: Gets the results, so that the caller knows how many there are when memory runs out.
+        run_micro_batch: Runs forward and backward for one.
+        engine: Copies the next micro-batch to the device while one is computed.
+    """
+    for part, following in zip_longest(parts, parts[1:]):
+        losses.append(run_micro_batch(part))
+        engine.prefetch(following)
 
 
 def accumulate_sharded(
@@ -124,7 +149,7 @@ def accumulate_sharded(
     number: int,
     engine: TrainEngine,
     passes: int,
-) -> LossSums:
+) -> Passes:
     """Accumulate gradients under FSDP, where each pass is a collective and all ranks take the same number of passes.
 
     Args:
@@ -135,14 +160,12 @@ def accumulate_sharded(
         passes: Passes of the rank that has most.
 
     Raises:
-        DivergenceError: A loss is not finite.
         OutOfStepError: Memory ran out. No rank can retry its part alone.
     """
     parts, losses = [batch for batch in global_batch.micro_batches if batch.loss_tokens], list[MicroBatchLoss]()
 
     def work() -> None:
-        for part in parts:
-            losses.append(run_micro_batch(part))
+        run_all(parts, losses, run_micro_batch, engine=engine)
         for _ in range(passes - len(parts)):
             engine.forward_backward_idle()
 
@@ -151,7 +174,7 @@ def accumulate_sharded(
     if failure is not None:
         failed = parts[min(len(losses), len(parts) - 1)] if parts else IDLE
         raise out_of_step(failed, number=number, rank=engine.process_group.rank) from failure
-    return read_losses(losses, parts, number=number)
+    return Passes(parts, losses)
 
 
 def out_of_step(failed: Batch, *, number: int, rank: int) -> OutOfStepError:
@@ -170,25 +193,22 @@ def noise_seed(seed: int, number: int, batch: Batch) -> int:
     return hash_to_int("\0".join((str(seed), str(number), *batch.keys)), num_bytes=7)
 
 
-def read_losses(passes: Sequence[MicroBatchLoss], parts: Sequence[Batch], *, number: int) -> LossSums:
-    """Copy the results of all micro-batches from the device and add them up.
-
-    Args:
-        passes: The results.
-        parts: The micro-batches, in the same order.
-        number: Number of the step, from 1.
-
-    Raises:
-        DivergenceError: A loss is not finite.
-    """
-    losses = torch.stack([total for total, _ in passes]).tolist() if passes else []
-    check_losses(losses, parts, number=number)
-    return LossSums.merge([LossSums(loss, metrics) for loss, (_, metrics) in zip(losses, passes, strict=True)])
+def read_passes(passes: Passes, norm: torch.Tensor) -> tuple[list[LossSums], float]:
+    """Return the results of the micro-batches and the norm of the gradients: one copy from the device, one wait."""
+    totals = [total for total, _ in passes.losses]
+    means = [mean.total for _, metrics in passes.losses for mean in metrics.values()]
+    norm_read, *numbers = read_numbers([norm, *totals, *means])
+    losses, values = numbers[: len(totals)], iter(numbers[len(totals) :])
+    sums = [
+        LossSums(loss, {name: WeightedMean(next(values), mean.weight) for name, mean in metrics.items()})
+        for loss, (_, metrics) in zip(losses, passes.losses, strict=True)
+    ]
+    return sums, norm_read
 
 
-def check_losses(sums: Sequence[float], batches: Sequence[Batch], *, number: int) -> None:
+def check_losses(sums: Sequence[LossSums], batches: Sequence[Batch], *, number: int) -> None:
     """Raise DivergenceError with the rows of the first loss that is not finite."""
-    for total, batch in zip(sums, batches, strict=True):
+    for total, batch in zip((one.loss for one in sums), batches, strict=True):
         if not math.isfinite(total):
             rows = ", ".join(batch.keys[:8]) + (", ..." if batch.rows > 8 else "")
             raise DivergenceError(f"step {number}: the loss is {total} on rows {rows}")

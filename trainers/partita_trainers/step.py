@@ -7,6 +7,10 @@ seed, the step and the rows of the micro-batch, and therefore do not depend on t
 
 Gradients are summed over the ranks after the last backward pass, not during it: a rank that runs out of memory can then
 retry its part of the step without the others.
+
+The host waits for an accelerator once in a step: before the update, when it reads the losses, metrics and the norm of
+the gradients together. The weights are still unchanged then, and the device computes the update while the host logs the
+step and prepares the next one.
 """
 
 import math
@@ -19,11 +23,19 @@ from partita_schema.errors import DivergenceError, OtherRankError, TrainingError
 from partita_trainers.base import Batches, GlobalBatch
 from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.engine import TrainEngine
-from partita_trainers.gradients import accumulate, captured, prepare_objective
+from partita_trainers.gradients import (
+    Passes,
+    accumulate,
+    captured,
+    check_losses,
+    prepare_objective,
+    read_passes,
+)
 from partita_trainers.interrupt import never
 from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import LossSums
 from partita_trainers.optimizers import set_learning_rate
+from partita_trainers.process_group import ProcessGroup
 from partita_trainers.sharding import communication_errors
 from partita_trainers.step_stats import StepResult, StepStats
 
@@ -44,8 +56,6 @@ def open_steps(batches: Batches) -> Iterator[Iterator[GlobalBatch]]:
 class RankResult:
     """What one rank sends to the others after its backward passes."""
 
-    sums: LossSums
-    """The objective over its micro-batches."""
     has_gradients: Sequence[bool]
     """For each trained parameter, whether it has a gradient."""
     parts: int
@@ -97,19 +107,26 @@ def take_step(
         partial(prepare_objective, global_batch, number=number, engine=engine, splitter=splitter, seed=seed)
     )
     with engine.lm.training():
-        sums = None
+        passes = None
         if failure is None:
             work = partial(accumulate, global_batch, global_stats=global_stats)
-            sums, failure = captured(partial(work, number=number, engine=engine, splitter=splitter, seed=seed))
+            passes, failure = captured(partial(work, number=number, engine=engine, splitter=splitter, seed=seed))
         # A failure is sent and not raised yet: every rank must take part in this exchange, or the others would wait.
         events = splitter.events[num_earlier_events:]
-        mine = RankResult(sums or LossSums(), engine.has_gradients(), splitter.parts, events, failure, stop())
+        mine = RankResult(engine.has_gradients(), splitter.parts, events, failure, stop())
         results = process_group.all_gather_object(mine, "the gradients of a step")
-        raise_first_failure(results, own=failure, rank=process_group.rank)
-        norm = update_weights(engine, number=number, has_gradients=[one.has_gradients for one in results])
+        raise_first_failure([one.failure for one in results], own=failure, rank=process_group.rank)
+        there_are = [one.has_gradients for one in results]
+        sums, norm = update_weights(engine, passes or Passes(), number=number, has_gradients=there_are)
     splitter.parts = max(one.parts for one in results)
     splitter.events[num_earlier_events:] = [event for one in results for event in one.events]
-    return step_result(results, norm=norm, global_stats=global_stats)
+    return StepResult(
+        loss=sums.loss / global_stats.denominator,
+        metrics=sums.metrics,
+        gradient_norm=norm,
+        stats=global_stats,
+        stop=any(one.stop for one in results),
+    )
 
 
 def gather_stats(global_batch: GlobalBatch, *, number: int, engine: TrainEngine) -> StepStats:
@@ -125,54 +142,77 @@ def gather_stats(global_batch: GlobalBatch, *, number: int, engine: TrainEngine)
     return global_stats
 
 
-def step_result(results: Sequence[RankResult], *, norm: float, global_stats: StepStats) -> StepResult:
-    """Merge the results of all ranks: the loss is the sum over all ranks, divided by the sum of denominators."""
-    total = LossSums.merge([one.sums for one in results])
-    return StepResult(
-        loss=total.loss / global_stats.denominator,
-        metrics=total.metrics,
-        gradient_norm=norm,
-        stats=global_stats,
-        stop=any(one.stop for one in results),
-    )
+def update_weights(
+    engine: TrainEngine, passes: Passes, *, number: int, has_gradients: Sequence[Sequence[bool]]
+) -> tuple[LossSums, float]:
+    """Clip the gradients of all ranks and update the weights. Return the sums of all ranks and the gradients' norm.
 
-
-def update_weights(engine: TrainEngine, *, number: int, has_gradients: Sequence[Sequence[bool]]) -> float:
-    """Clip the gradients of all ranks and update the weights. Return the norm of the gradients.
+    Args:
+        engine: Has the gradients and the optimizers.
+        passes: The micro-batches of this rank and their results.
+        number: Number of the step, from 1.
+        has_gradients: For each rank, which parameters have a gradient.
 
     Raises:
-        DivergenceError: The norm is not finite; the weights are unchanged.
+        DivergenceError: A loss or the norm is not finite; the weights are unchanged.
         TrainingError: Memory ran out. Some weights may have changed, so the step cannot be retried.
+        OtherRankError: A loss of another rank is not finite.
     """
-    norm, memory_error = attempt(partial(clip_and_update, engine, number=number, has_gradients=has_gradients))
-    if memory_error is not None or norm is None:
+    work = partial(clip_and_update, engine, passes, number=number, has_gradients=has_gradients)
+    results, memory_error = attempt(work)
+    if memory_error is not None or results is None:
         raise TrainingError(
             f"step {number}: out of memory while the weights were updated; some of them may have changed already. The "
             "last checkpoint is intact: free memory on the device and start the run again, or begin a new one with an "
             "adapter or optimizer: {type: adamw_8bit}"
         ) from memory_error
-    return norm
+    return results
 
 
-def raise_first_failure(results: Sequence[RankResult], *, own: TrainingError | None, rank: int) -> None:
+def raise_first_failure(failures: Sequence[TrainingError | None], *, own: TrainingError | None, rank: int) -> None:
     """Raise the failure of the first rank that has one; on the other ranks OtherRankError.
 
     Args:
-        results: The results of all ranks; the exchange copies failures without their causes.
+        failures: The failures of all ranks; the exchange copies them without their causes.
         own: The failure of this rank, which is raised with its cause.
         rank: This rank.
     """
-    failed = next((other for other, result in enumerate(results) if result.failure is not None), None)
+    failed = next((other for other, failure in enumerate(failures) if failure is not None), None)
     if failed is not None:
         raise own if own is not None and failed == rank else OtherRankError(f"rank {failed} failed")
 
 
-def clip_and_update(engine: TrainEngine, *, number: int, has_gradients: Sequence[Sequence[bool]]) -> float:
-    """Sum the gradients over the ranks, clip them, check their norm and update the weights. Return the norm."""
+def clip_and_update(
+    engine: TrainEngine, passes: Passes, *, number: int, has_gradients: Sequence[Sequence[bool]]
+) -> tuple[LossSums, float]:
+    """Sum the gradients over the ranks, clip them, check losses and norm, and update the weights.
+
+    See `update_weights` for the arguments and the result.
+    """
     engine.all_reduce_gradients(has_gradients)
     with communication_errors("the norm of the gradients"):
-        norm = engine.clip()
+        sums, norm = read_passes(passes, engine.clip())
+    total = merge_ranks(sums, passes, number=number, process_group=engine.process_group)
     if not math.isfinite(norm) and engine.accelerator.scaler is None:
         raise DivergenceError(f"step {number}: the norm of the gradients is {norm}")
     engine.optimizer_step(number)
-    return norm
+    return total, norm
+
+
+def merge_ranks(sums: Sequence[LossSums], passes: Passes, *, number: int, process_group: ProcessGroup) -> LossSums:
+    """Return the sums of all ranks together.
+
+    Args:
+        sums: The sums of the micro-batches of this rank.
+        passes: These micro-batches.
+        number: Number of the step, from 1.
+        process_group: All ranks.
+
+    Raises:
+        DivergenceError: A loss of this rank is not finite.
+        OtherRankError: A loss of another rank is not finite.
+    """
+    _, failure = captured(partial(check_losses, sums, passes.parts, number=number))
+    of_ranks = process_group.all_gather_object((LossSums.merge(sums), failure), "the losses of a step")
+    raise_first_failure([one for _, one in of_ranks], own=failure, rank=process_group.rank)
+    return LossSums.merge([one for one, _ in of_ranks])

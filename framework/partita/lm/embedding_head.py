@@ -16,6 +16,7 @@ from partita.lm.heads import Head, check_numbers
 from partita.lm.kinds import describes_encoder
 from partita_trainers.base import Batch
 from partita_trainers.contrastive import text_ends
+from partita_trainers.device_copies import to_device
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -94,9 +95,10 @@ class EmbeddingHead(Head):
         if self.pooling == "cls":
             return functional.normalize(hidden_NTD[:, 0], dim=-1)
         if self.pooling == "last":
-            last_N = (texts.lengths_B - 1).to(hidden_NTD.device)
-            return functional.normalize(hidden_NTD[torch.arange(len(last_N)), last_N], dim=-1)
-        mask_NT1 = texts.attention_mask().to(hidden_NTD.device)[..., None].float()
+            last_N = to_device(texts.lengths_B - 1, hidden_NTD.device)
+            rows_N = torch.arange(len(last_N), device=hidden_NTD.device)
+            return functional.normalize(hidden_NTD[rows_N, last_N], dim=-1)
+        mask_NT1 = to_device(texts.attention_mask(), hidden_NTD.device)[..., None].float()
         means_ND = (hidden_NTD * mask_NT1).sum(1) / mask_NT1.sum(1)
         return functional.normalize(means_ND, dim=-1)
 

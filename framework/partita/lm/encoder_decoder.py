@@ -7,6 +7,7 @@ holds each row as one sequence, as for other models, and the loss splits it wher
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 from typing import Literal
@@ -27,12 +28,25 @@ from partita_schema.errors import ModelError
 from partita_schema.rules.encoder_decoders import GUIDANCE
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Timing
+from partita_trainers.device_copies import to_device
 from partita_trainers.sides import split_sides
 
 logger = logging.getLogger(__name__)
 
 SHORT_PROMPT = 2
 """Tokens of a prompt that are enough to start decoding."""
+
+
+@dataclass(frozen=True)
+class SideInputs:
+    """Both sides of a batch on the device of the model."""
+
+    input_ids_BS: torch.Tensor
+    attention_mask_BS: torch.Tensor
+    decoder_input_ids_BT: torch.Tensor
+    indices_K: torch.Tensor
+    """Indices of the labels in the flattened answers."""
+    labels_K: torch.Tensor
 
 
 class EncoderDecoderModel(HuggingFaceModel):
@@ -65,17 +79,29 @@ class EncoderDecoderModel(HuggingFaceModel):
         if not batch.loss_tokens:
             nothing_K = connected_empty(module, device=self.device)
             return nothing_K.sum() if reduction == "sum" else nothing_K
-        sides = split_sides(batch).to(self.device)
-        is_label_BT = sides.labels_BT != -100
-        with self.positions.only(is_label_BT.flatten().nonzero()[:, 0]):
+        inputs: SideInputs = self._prefetch.take(batch, self.copy_sides)
+        with self.positions.only(inputs.indices_K):
             logits = module(
-                input_ids=sides.input_ids_BS,
-                attention_mask=sides.attention_mask_BS,
-                decoder_input_ids=self.decoder_inputs(sides.labels_BT),
+                input_ids=inputs.input_ids_BS,
+                attention_mask=inputs.attention_mask_BS,
+                decoder_input_ids=inputs.decoder_input_ids_BT,
                 use_cache=False,
             ).logits
-        logits_KV = logits[0] if self.positions.attached else logits[is_label_BT]
-        return cross_entropy(logits_KV.float(), sides.labels_BT[is_label_BT], reduction=reduction)
+        logits_KV = logits[0] if self.positions.attached else logits.flatten(0, 1)[inputs.indices_K]
+        return cross_entropy(logits_KV.float(), inputs.labels_K, reduction=reduction)
+
+    def prefetch(self, batch: Batch) -> None:
+        """Begin to copy both sides of a batch to the device, while it computes with another one."""
+        self._prefetch.begin(batch, self.copy_sides)
+
+    def copy_sides(self, batch: Batch) -> SideInputs:
+        """Return both sides of a batch on the device."""
+        sides = split_sides(batch)
+        labels_N = sides.labels_BT.flatten()
+        indices_K = (labels_N != -100).nonzero()[:, 0]
+        decoder_inputs_BT = self.decoder_inputs(sides.labels_BT)
+        tensors = sides.input_ids_BS, sides.attention_mask_BS, decoder_inputs_BT, indices_K, labels_N[indices_K]
+        return SideInputs(*(to_device(tensor, self.device) for tensor in tensors))
 
     def decoder_inputs(self, labels_BT: torch.Tensor) -> torch.Tensor:
         """Return the decoder's inputs: the labels shifted to the right, as this architecture does."""

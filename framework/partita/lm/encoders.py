@@ -57,7 +57,7 @@ def heads_of_encoder(config: Config, *, folder: Path, saved: Path | None = None)
     sections: dict[str, Any] = config.model_dump(mode="json", exclude_unset=True)
     for output in sections["output_features"]:
         output["head"] = "linear"
-    return load_config(sections).config
+    return load_config(sections, finished=saved is not None).config
 
 
 def kind_of(

@@ -34,6 +34,7 @@ from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Purpose, Timing
+from partita_trainers.device_copies import to_device
 from partita_trainers.training_probe import worst_batch
 
 NO_SLOTS = "the model has a head"
@@ -87,7 +88,7 @@ class HeadModel(TrainedModel):
         inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.attention_mask()}
         if self.reads_token_types:
             inputs["token_type_ids"] = token_types(batch)
-        return {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        return {name: to_device(tensor, self.device) for name, tensor in inputs.items()}
 
     @cached_property
     def reads_token_types(self) -> bool:

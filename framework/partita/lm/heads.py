@@ -19,6 +19,7 @@ from torch.nn import functional
 from partita.lm.base import Generated
 from partita_schema.errors import ModelError, shortened
 from partita_trainers.base import Batch
+from partita_trainers.device_copies import to_device
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -100,7 +101,7 @@ class Head(ABC):
     def targets(self, batch: Batch, *, device: torch.device) -> torch.Tensor:
         """Return the targets of a batch, float32 [N, target_size]; 0 if it has none."""
         if batch.targets_NK is not None:
-            return batch.targets_NK.to(device)
+            return to_device(batch.targets_NK, device)
         return torch.zeros(batch.loss_tokens, self.target_size, device=device)
 
 

@@ -13,6 +13,7 @@ Shapes: B lines, T tokens of the longest, K positions that predict a label, H hi
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -20,7 +21,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from partita.lm.loss_token_layer import LossTokenLayer
 from partita_trainers.base import Batch
+from partita_trainers.device_copies import to_device
 
 
 class AnswerPositions:
@@ -55,6 +58,25 @@ class AnswerPositions:
             self.indices_K = None
 
 
+@dataclass(frozen=True)
+class LabelInputs:
+    """A batch on the device of the model."""
+
+    batch: Batch
+    """The same on the host."""
+    input_ids_BT: torch.Tensor
+    indices_K: torch.Tensor
+    """Indices of flattened hidden states that predict a label."""
+    labels_K: torch.Tensor
+    """These labels."""
+    position_ids_BT: torch.Tensor | None = None
+    """Positions of packed rows and branches."""
+    ends_BT: torch.Tensor | None = None
+    """For branches, the first token that does not see each token; see `partita.lm.branches.ends_of_sight`."""
+    attention_mask_BT: torch.Tensor | None = None
+    """1 for tokens and 0 for padding, for a model that gets it."""
+
+
 def label_indices(batch: Batch, *, virtual_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices [K] of flattened hidden states that predict a label, and those labels [K].
 
@@ -84,15 +106,26 @@ def predecessors(positions_BT: torch.Tensor) -> torch.Tensor:
     return before_BT
 
 
+def copy_labels(batch: Batch, *, virtual_tokens: int, device: torch.device) -> LabelInputs:
+    """Return what the loss needs of a batch on the device of the model. The host does not wait for the copies."""
+    indices_K, labels_K = label_indices(batch, virtual_tokens=virtual_tokens)
+    return LabelInputs(
+        batch,
+        to_device(batch.input_ids_BT, device),
+        to_device(indices_K, device),
+        to_device(labels_K, device),
+        None if batch.position_ids_BT is None else to_device(batch.position_ids_BT, device),
+    )
+
+
 def label_cross_entropy(
     module: nn.Module,
-    batch: Batch,
+    inputs: LabelInputs,
     *,
     reduction: Literal["sum", "none"],
     positions: AnswerPositions,
-    device: torch.device,
-    virtual_tokens: int = 0,
-    more_inputs: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    more_inputs: Mapping[str, Any] = MappingProxyType({}),
+    last_layer: LossTokenLayer | None = None,
 ) -> torch.Tensor:
     """Return the cross-entropy of the labels, float32: a scalar, or [K]. Without labels no forward pass is made.
 
@@ -100,21 +133,22 @@ def label_cross_entropy(
 
     Args:
         module: The model.
-        batch: The batch.
+        inputs: The batch on the device.
         reduction: sum: over all labels; none: one value per label.
         positions: Selects positions before the output layer.
-        device: Device of the model.
-        virtual_tokens: Virtual tokens before each row.
         more_inputs: Model inputs in addition to the ids.
+        last_layer: Computes the rest of the last layer for these tokens only; None if the model does not support it.
     """
-    indices_K, labels_K = label_indices(batch, virtual_tokens=virtual_tokens)
-    if not len(labels_K):
-        nothing_K = connected_empty(module, device=device)
+    if not len(inputs.labels_K):
+        nothing_K = connected_empty(module, device=inputs.labels_K.device)
         return nothing_K.sum() if reduction == "sum" else nothing_K
-    with positions.only(indices_K.to(device)):
-        logits = module(input_ids=batch.input_ids_BT.to(device), **more_inputs, use_cache=False).logits
-    logits_KV = logits[0] if positions.attached else logits.flatten(0, 1)[indices_K.to(device)]
-    return cross_entropy(logits_KV.float(), labels_K.to(device), reduction=reduction)
+    indices_K, tokens = inputs.indices_K, inputs.input_ids_BT.numel()
+    selects = last_layer if last_layer is not None and last_layer.pays_off(indices_K, tokens=tokens) else positions
+    with selects.only(indices_K):
+        logits = module(input_ids=inputs.input_ids_BT, **more_inputs, use_cache=False).logits
+    is_selected = selects is last_layer or positions.attached
+    logits_KV = logits[0] if is_selected else logits.flatten(0, 1)[indices_K]
+    return cross_entropy(logits_KV.float(), inputs.labels_K, reduction=reduction)
 
 
 def connected_empty(module: nn.Module, *, device: torch.device) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from partita_trainers.base import Batch
+from partita_trainers.device_copies import to_device
 
 
 class EmbeddingNoise:
@@ -26,7 +27,7 @@ class EmbeddingNoise:
     def add(self, layer: nn.Module, inputs: tuple[torch.Tensor, ...], embedded_BTD: torch.Tensor) -> torch.Tensor:
         if not (self.on and layer.training) or self.lengths_BT is None:
             return embedded_BTD
-        lengths_BT = self.lengths_BT.to(embedded_BTD.device, torch.float32)
+        lengths_BT = to_device(self.lengths_BT.float(), embedded_BTD.device)
         reach_BT = self.alpha / (lengths_BT * embedded_BTD.shape[-1]).sqrt()
         noise_BTD = torch.empty_like(embedded_BTD).uniform_(-1, 1)
         return embedded_BTD + noise_BTD * reach_BT[:, :, None].to(embedded_BTD.dtype)

@@ -21,12 +21,13 @@ from torch import nn
 
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_prompts import right_padded
-from partita.lm.branches import BranchWay, branch_inputs, find_branch_way, separate_rows
+from partita.lm.branches import BranchWay, branch_inputs, ends_of_sight, find_branch_way, separate_rows
 from partita.lm.head_model import HeadModel
 from partita.lm.heads import head_modules
 from partita.lm.marks import with_marks, without_marks
 from partita.lm.reward_head import score_answers
 from partita_trainers.base import Batch
+from partita_trainers.device_copies import to_device
 
 logger = logging.getLogger(__name__)
 
@@ -144,18 +145,21 @@ class RewardModel(HeadModel):
         number_n = places_in_lines(lines_n)
         columns_BK = torch.zeros(batch.lines, int(number_n.max()) + 1, dtype=torch.int64)
         columns_BK[lines_n, number_n] = columns_n
-        inputs = branch_inputs(batch.position_ids_BT.to(self.device), model=self.base)
-        with self.positions.only(columns_BK.to(self.device)):
-            output = module(input_ids=batch.input_ids_BT.to(self.device), **inputs, use_cache=False)
+        ends_BT = to_device(ends_of_sight(batch.position_ids_BT), self.device)
+        inputs = branch_inputs(to_device(batch.position_ids_BT, self.device), ends_BT, model=self.base)
+        with self.positions.only(to_device(columns_BK, self.device)):
+            output = module(input_ids=to_device(batch.input_ids_BT, self.device), **inputs, use_cache=False)
         scores_BK: torch.Tensor = output.logits
-        return scores_BK[lines_n.to(self.device), number_n.to(self.device)].view_as(ends_RA).float()
+        index_n = to_device(torch.stack([lines_n, number_n]), self.device)
+        return scores_BK[index_n[0], index_n[1]].view_as(ends_RA).float()
 
     def _scores_of_rows(self, module: nn.Module, batch: Batch, ends_RA: torch.Tensor) -> torch.Tensor:
         """Return the scores [R, A], with each answer in a separate row."""
         rows = separate_rows(batch) if batch.position_ids_BT is not None else batch
         line_N = (rows.labels_BT[:, 1:] != -100).nonzero(as_tuple=True)[0]
         scores_L1: torch.Tensor = self.forward(module, rows).logits
-        return scores_L1[:, 0][line_N[ends_RA.flatten()].to(self.device)].view_as(ends_RA).float()
+        line_n = to_device(line_N[ends_RA.flatten()], self.device)
+        return scores_L1[:, 0][line_n].view_as(ends_RA).float()
 
     def token_log_probs(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Return a score of each line: ranks without rows run the model with it."""

@@ -4,9 +4,13 @@ Checked with transformers 5.23. If an attribute disappears, tests/framework/lm/t
 to change.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from partita_trainers.base import Batch
 
 if TYPE_CHECKING:
     import torch
@@ -75,3 +79,58 @@ def optimized_for_decoding(model: "PreTrainedModel") -> AbstractContextManager[N
     """Choose the computation of experts for single tokens: `GenerationMixin._optimize_model_for_decode`."""
     context: AbstractContextManager[None] = model._optimize_model_for_decode()
     return context
+
+
+_packed: ContextVar[bool | None] = ContextVar("packed", default=None)
+"""Whether the rows of the forward pass are packed; None if transformers has to find out."""
+
+
+def are_packed(batch: Batch) -> bool:
+    """Return whether the positions of a batch restart or jump in a line, as transformers recognizes packed rows."""
+    return batch.position_ids_BT is not None and bool((batch.position_ids_BT.diff(dim=1) != 1).any())
+
+
+@contextmanager
+def known_rows(*, packed: bool) -> Iterator[None]:
+    """Tell transformers in this context about the rows of its batch, so that it reads no values from the device.
+
+    Args:
+        packed: Whether rows are packed.
+    """
+    replace_checks_of_rows()
+    token = _packed.set(packed)
+    try:
+        yield
+    finally:
+        _packed.reset(token)
+
+
+@cache
+def replace_checks_of_rows() -> None:
+    """Replace two functions that wait for the device in every forward pass.
+
+    `masking_utils.find_packed_sequence_indices` reads whether there are packed rows. Its result stays the same.
+    `PreTrainedModel.warn_if_padding_and_no_attention_mask` reads tokens to warn of padding, which is on the right and
+    needs no mask. Both are called as before where `known_rows` says nothing, and while torch compiles.
+    """
+    import torch
+    from transformers import PreTrainedModel, masking_utils
+
+    search: Callable[[torch.Tensor], torch.Tensor | None] = masking_utils.find_packed_sequence_indices
+    warn = PreTrainedModel.warn_if_padding_and_no_attention_mask
+
+    def find_packed_sequence_indices(position_ids: torch.Tensor) -> torch.Tensor | None:
+        if torch.compiler.is_compiling() or (packed := _packed.get()) is None:
+            return search(position_ids)
+        if not packed:
+            return None
+        return (position_ids.diff(dim=-1, prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
+
+    def warn_if_padding_and_no_attention_mask(
+        self: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> None:
+        if torch.compiler.is_compiling() or _packed.get() is None:
+            warn(self, input_ids, attention_mask)
+
+    masking_utils.find_packed_sequence_indices = find_packed_sequence_indices
+    PreTrainedModel.warn_if_padding_and_no_attention_mask = warn_if_padding_and_no_attention_mask

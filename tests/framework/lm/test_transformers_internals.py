@@ -11,8 +11,10 @@ from transformers.utils import chat_template_utils
 
 from partita.lm.transformers_internals import (
     TemplateCompiler,
+    are_packed,
     attention_of,
     is_stateful,
+    known_rows,
     optimized_for_decoding,
     prefill,
     replace_template_compiler,
@@ -20,6 +22,7 @@ from partita.lm.transformers_internals import (
     updated_inputs,
 )
 from partita_trainers.accelerate_internals import layer_class_names
+from partita_trainers.base import Batch
 
 CONFIG = transformers.LlamaConfig(
     hidden_size=16,
@@ -119,3 +122,24 @@ def test_chat_templates_are_compiled_by_the_replaced_function(
             conversations=messages, chat_template="{{ messages[0].content }}!"
         )
         assert (texts, compiled) == (["Hello!"], ["{{ messages[0].content }}!"])
+
+
+@pytest.mark.parametrize("positions", [None, [[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 0]], [[0, 1, 2, 3, 4, 5]] * 2])
+def test_known_rows_give_the_logits_that_transformers_computes_without(positions: list[list[int]] | None) -> None:
+    model = transformers.LlamaForCausalLM(CONFIG).eval()
+    ids_BT = torch.arange(1, 13).view(2, 6)
+    positions_BT = None if positions is None else torch.tensor(positions)
+    packed = are_packed(Batch(ids_BT, ids_BT, torch.tensor([6, 6]), ("a", "b"), positions_BT))
+    assert packed == (positions is not None and 0 in positions[0][1:])
+
+    def logits() -> torch.Tensor:
+        found: torch.Tensor = model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False).logits
+        return found
+
+    with reported_as_change("known_rows"), torch.no_grad():
+        expected = logits()
+        with known_rows(packed=packed):
+            assert torch.equal(logits(), expected)
+        with known_rows(packed=False):  # the model believes it
+            assert torch.equal(logits(), expected) == (not packed)
+        assert torch.equal(logits(), expected)
