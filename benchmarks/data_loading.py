@@ -152,7 +152,7 @@ def mean_wall(times: list[Times]) -> float:
 
 
 def workers_limits(found: Found, slow: float) -> list[Limit]:
-    """Return the limits; the one for slow rows applies only if they are as slow as AllenNLP's, not in the quick run."""
+    """Return the limits; those for slow rows apply only if they are as slow as AllenNLP's, not in the quick run."""
     seconds = {key: mean_wall(times) for key, times in found.items()}
     one = seconds["partita", "plain, many", 0]
     made = [
@@ -169,7 +169,26 @@ def workers_limits(found: Found, slow: float) -> list[Limit]:
         )
         for workers in (2, 5)
     ]
-    return made
+    peer = "torch DataLoader"
+    made.append(
+        Limit(
+            "many plain rows, 0 workers: seconds over those of torch's DataLoader",
+            round(one / seconds[peer, "plain, many", 0], 2),
+            1,
+            "max",
+        )
+    )
+    first = {key: statistics.mean(first for *_, first in times) for key, times in found.items()}
+    return made + [
+        Limit(
+            f"slow rows, {workers} workers: seconds to the first batch over those of torch's DataLoader",
+            round(first["partita", "slow", workers] / first[peer, "slow", workers], 2),
+            1.2,
+            "max",
+        )
+        for workers in (0, 2, 5)
+        if slow == 0.01
+    ]
 
 
 # Encoding

@@ -20,10 +20,10 @@ class CellError(ValueError):
 
 def is_missing(value: object) -> bool:
     """Return whether a cell is empty: None, NaN, pandas' NA and NaT, or a blank string."""
+    if isinstance(value, str):
+        return not value or value.isspace()
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
-    if isinstance(value, str):
-        return not value.strip()
     return isinstance(value, numbers.Real) and bool(value != value)  # math.isnan fails for numbers of 400 digits
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+from collections import UserDict, defaultdict
 
 import numpy as np
 import pandas as pd
@@ -193,3 +194,25 @@ def test_all_wrong_columns_are_reported() -> None:
     assert check_rows(schema, [{"q": "a", "o": "c", "n": "d"}]).bad == {
         0: ("column o: 'c' is none of the labels good, bad", "column n: 'd' is not a finite number")
     }
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_checked_rows_have_the_values_and_reasons_of_the_schema(kind: str) -> None:
+    schema = schema_of(FEATURES[kind], inputs="{name: q, column: a.b}, {name: r, preprocessing: {lowercase: true}}")
+    values: list[object] = ["good", 7, 7.0, '{"n": 1}', {"n": 1}, True, [1], "", " \u2003", None, float("nan"), pd.NA]
+    rows: list[object] = [{"a.b": value, "r": "R", "o": value} for value in values]
+    rows += [{"a.b": "x", "o": "good"}, {"a.b": "x", "r": "", "o": 3}, ["a.b", "r", "o"], "row", None]
+    rows += [defaultdict(str, {"a.b": "x", "r": "y"}), UserDict({"a.b": "x", "r": "y", "o": "good"})]
+
+    checked = check_rows(schema, rows)  # type: ignore[arg-type] # also what is not a row
+
+    for index, row in enumerate(rows):
+        if index in checked.clean:
+            assert checked.clean[index] == schema.load(row)  # type: ignore[arg-type]
+            continue
+        with pytest.raises(ValidationError) as caught:
+            schema.load(row)  # type: ignore[arg-type]
+        assert checked.bad[index] == tuple(reasons(caught.value))
+    assert checked.clean
+    assert len(checked.clean) + len(checked.bad) == len(rows)
+    assert "o" not in rows[-2], "a row is not changed"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +14,8 @@ from partita.data.ledger import UsedRows
 from partita_schema.errors import RowError
 
 if TYPE_CHECKING:
-    from marshmallow import Schema
-
     from partita.data.dialogue import Expander
+    from partita_schema.rows import RowSchema
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ChunkEncoder:
         return {"encoder": self.encoder, "max_row_tokens": self.max_row_tokens}
 
     @cached_property
-    def schema(self) -> "Schema":
+    def schema(self) -> "RowSchema":
         """The marshmallow schema of a row."""
         from partita_schema.rows import row_schema
 
@@ -113,11 +113,11 @@ class ChunkEncoder:
 
         raw, bad = parsed(chunk.rows)
         num_unreadable = len(bad)
-        expander = self.encoder.expander
+        keys, expander = list(chunk.keys), self.encoder.expander
         expanded_rows = [
             (index, number, *row)
             for index in raw
-            for number, row in enumerate(made_rows(raw[index], chunk.keys[index], expander=expander), start=1)
+            for number, row in enumerate(made_rows(raw[index], keys[index], expander=expander), start=1)
         ]
         checked = check_rows(self.schema, [row for *_, row in expanded_rows])
         bad |= {expanded_rows[number][0]: reasons for number, reasons in checked.bad.items()}
@@ -191,7 +191,7 @@ def flat(
         widened_such_as=next((f"{row.key}: {row.widened_spans[0]}" for row in rows if row.widened_spans), ""),
     )
     return EncodedChunk(
-        ids=np.array([token for example in rows for token in example.input_ids], dtype=np.int32),
+        ids=np.fromiter(chain.from_iterable(example.input_ids for example in rows), dtype=np.int32),
         lengths=np.array([len(example.input_ids) for example in rows], dtype=np.int64),
         spans=np.array([span for example in rows for span in example.spans], dtype=np.int32).reshape(-1, 2),
         span_counts=np.array([len(example.spans) for example in rows], dtype=np.int64),

@@ -69,6 +69,14 @@ class RowKeys(Sequence[str]):
         """Return the keys `name:1` to `name:length`."""
         return cls([name], np.zeros(length, dtype=np.int32), np.arange(1, length + 1))
 
+    @classmethod
+    def joined(cls, several: Sequence["RowKeys"]) -> "RowKeys":
+        """Return keys of the same files, without numbers of parts, one after the other."""
+        if len(several) == 1:
+            return several[0]
+        files, numbers = ([getattr(keys, name) for keys in several] for name in ("files", "numbers"))
+        return cls(several[0].names, np.concatenate(files), np.concatenate(numbers))
+
     def __len__(self) -> int:
         return len(self.numbers)
 
@@ -77,6 +85,13 @@ class RowKeys(Sequence[str]):
             return self.take(np.arange(len(self))[index])
         part = "" if self.parts is None else f"#{self.parts[index]}"
         return f"{self.source_key(index)}{part}"
+
+    def __iter__(self) -> Iterator[str]:
+        files, numbers = self.files.tolist(), self.numbers.tolist()
+        keys = (f"{self.names[file]}:{number}" for file, number in zip(files, numbers, strict=True))
+        if self.parts is None:
+            return keys
+        return (f"{key}#{part}" for key, part in zip(keys, self.parts.tolist(), strict=True))
 
     def source_key(self, index: int) -> str:
         """Return the key of the source row that a row was expanded from."""

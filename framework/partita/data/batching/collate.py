@@ -17,7 +17,7 @@ from partita.data.batching.documents import isolated_documents
 from partita.data.batching.plan import PlannedBatch, alone
 from partita.data.formatting.row_tokenizer import IGNORED
 from partita.data.parts import load_part, source_digest
-from partita.data.tokenized import TokenizedDataset
+from partita.data.tokenized import TokenizedDataset, taken
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
 from partita_trainers.base import Batch
@@ -58,9 +58,8 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     input_ids = np.full(shape[0] * shape[1], pad_token_id, dtype=np.int64)
     input_ids[cells_K] = ids_K
     labels = np.full(shape[0] * shape[1], IGNORED, dtype=np.int64)
-    for cell, row in zip(cells_n.tolist(), rows_n.tolist(), strict=True):
-        for start, end in encoded.loss_spans(row).tolist():
-            labels[cell + start : cell + end] = input_ids[cell + start : cell + end]
+    learned_K = loss_cells(encoded, rows_n, cells_n)
+    labels[learned_K] = input_ids[learned_K]
     targets = encoded.targets(rows_n)
     if targets is None:
         labels[cells_n] = IGNORED
@@ -84,6 +83,16 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
         two_sided=two_sided,
         row_values_NK=None if encoded.row_values_NK is None else torch.from_numpy(encoded.row_values_NK[rows_n]),
     )
+
+
+def loss_cells(encoded: TokenizedDataset, rows_n: np.ndarray, cells_n: np.ndarray) -> np.ndarray:
+    """Return the cells of the loss tokens of rows that start at `cells_n`, [loss tokens]."""
+    spans_S2, span_starts_n1 = taken(encoded.loss_spans_S2.reshape(-1, 2), encoded.span_starts_N1, rows_n)
+    counts_S = spans_S2[:, 1].astype(np.int64) - spans_S2[:, 0]
+    starts_S = np.repeat(cells_n, np.diff(span_starts_n1)) + spans_S2[:, 0]
+    before_S = np.cumsum(counts_S) - counts_S
+    cells: np.ndarray = np.repeat(starts_S - before_S, counts_S) + np.arange(int(counts_S.sum()))
+    return cells
 
 
 class EvaluationBatches:

@@ -44,6 +44,10 @@ class Policy(Protocol):
         """Number of rows in the first window of a stream; each following one has twice as many, up to `window`."""
 
     @property
+    def consecutive_rows(self) -> int | None:
+        """Rows that a batch needs if it holds consecutive rows; None if it may hold any rows of its window."""
+
+    @property
     def shuffle_rows(self) -> bool:
         """Whether rows are shuffled before they are cut into windows."""
 
@@ -87,6 +91,10 @@ class Fixed:
             return self.window
         return min(self.window, whole_batches(FIRST_WINDOW, self.batch_size))
 
+    @property
+    def consecutive_rows(self) -> int | None:
+        return None if self.shuffle_rows or self.rows_together is not None else self.batch_size
+
     def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
         cuts = even_cuts(len(lengths), self.batch_size)
         return batches_at(np.arange(len(lengths)), cuts, fullest=self.batch_size if self.drop_last else 0)
@@ -99,6 +107,8 @@ class SortedWindows:
     """Base of policies that sort a window: the first window of a stream is a whole one, or its batches would differ."""
 
     window: int
+
+    consecutive_rows = None
 
     @property
     def first_window(self) -> int:

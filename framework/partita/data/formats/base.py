@@ -51,8 +51,7 @@ class SourceRecord(NamedTuple):
     """The content of a bad row."""
 
 
-@dataclass(frozen=True)
-class StreamRow:
+class StreamRow(NamedTuple):
     """A row of a shard, or the reason why it is bad. Can be pickled for other processes."""
 
     shard: int

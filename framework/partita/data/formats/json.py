@@ -25,7 +25,7 @@ from partita.data.formats.encodings import chained
 from partita.data.formats.lines import numbered_lines, read_line_slice
 from partita.data.formats.text_files import open_text
 from partita_schema.errors import DataError
-from partita_schema.json_values import TOO_DEEP, is_too_deep
+from partita_schema.json_values import MAX_DEPTH, TOO_DEEP, is_too_deep
 
 BLANKS = BOM + b" \t\r\n"
 """Bytes that may precede JSON: a byte order mark, spaces and line breaks."""
@@ -111,7 +111,8 @@ def wrong_object(value: Any, text: bytes) -> str:
     if not isinstance(value, dict):
         kind = {list: "a list", str: "a text", type(None): "null", bool: "a truth value"}.get(type(value), "a number")
         return f"a row is a JSON object, this is {kind}"
-    if is_too_deep(value):
+    # The text of a value has at least as many brackets as levels; a value without text was too deep to be written.
+    if (not text or text.count(b"{") + text.count(b"[") > MAX_DEPTH) and is_too_deep(value):
         return TOO_DEEP
     if b"\\u" in text and has_lone_surrogate(value):
         return "not Unicode: half of a surrogate pair"

@@ -51,6 +51,8 @@ class Formatter:
         self._retriever = retriever
         self._prompt = config.prompt
         self._fields = frozenset(template_fields(config.prompt.template or ""))
+        self._inputs = text_inputs(config)
+        self._limits = length_limits(config) if tokenizer is not None else {}
         self._examples = [worked_example(config, index, labels or {}) for index in range(len(config.prompt.examples))]
         self._chat = chat
         if chat is None and uses_chat(config, tokenizer):
@@ -133,7 +135,7 @@ class Formatter:
         """Return a worked example with its answer, in the form of the row itself."""
         template = self._prompt.template
         placed = template is None or "__context__" in self._fields
-        question = sample_text(text_inputs(self.config), example) + "\n" if placed else self._user_text(example)
+        question = sample_text(self._inputs, example) + "\n" if placed else self._user_text(example)
         return question + answer_text(self.config, example)
 
     def _user_text(self, row: Row, *, context: str = "") -> str:
@@ -142,12 +144,13 @@ class Formatter:
         A single input without anything else is returned as it is. Anything longer ends with a line break, so that the
         answer starts on a new line; in a chat the answer is a separate turn, and with a head there is none.
         """
-        prompt, sample = self._prompt, sample_text(text_inputs(self.config), row)
+        prompt = self._prompt
         if prompt.template is not None:
+            sample = sample_text(self._inputs, row) if "__sample__" in self._fields else ""
             shown = {"__sample__": sample, "__task__": prompt.task or "", "__context__": context}
             text = prompt.template.format_map({**row, **shown})
             return f"{context}\n\n{text}" if context and "__context__" not in self._fields else text
-        blocks = [block for block in (prompt.task, context, sample) if block]
+        blocks = [block for block in (prompt.task, context, sample_text(self._inputs, row)) if block]
         alone = len(self.config.input_features) == 1 and not prompt.task and not context
         is_whole = alone or self._chat is not None or not self.config.has_answer_texts
         return "\n\n".join(blocks) + ("" if is_whole else "\n")
@@ -158,12 +161,10 @@ class Formatter:
         The answer of a single output is not truncated here but as tokens, by RowTokenizer.
         """
         limited, total = dict(row), 0
-        outputs = self.config.output_features if len(self.config.output_features) > 1 else ()
-        for feature in (*text_inputs(self.config), *(output for output in outputs if output.free_text)):
-            limit = feature.length_limit if self.tokenizer is not None else None
-            value = limited.get(feature.name)
-            if limit is not None and isinstance(value, str):
-                limited[feature.name], cut = clip(value, limit, self.tokenizer)
+        for name, limit in self._limits.items():
+            value = limited.get(name)
+            if isinstance(value, str):
+                limited[name], cut = clip(value, limit, self.tokenizer)
                 total += cut
         return limited, total
 
@@ -182,6 +183,16 @@ def uses_chat(config: Config, tokenizer: Any) -> bool:
 def document_text(config: Config, row: Row) -> FormattedText:
     """Return a document of language modelling: text without a prompt, between the begin and end tokens."""
     return FormattedText((Segment(answer_text(config, row), True),), begins=True, ends=True)
+
+
+def length_limits(config: Config) -> dict[str, int]:
+    """Return the maximum number of tokens of each text feature that has one, by name.
+
+    The answer of a single output has none here: RowTokenizer truncates its tokens.
+    """
+    outputs = [output for output in config.output_features if output.free_text]
+    features = (*text_inputs(config), *(outputs if len(config.output_features) > 1 else ()))
+    return {feature.name: limit for feature in features if (limit := feature.length_limit) is not None}
 
 
 def text_inputs(config: Config) -> list[TextInput]:

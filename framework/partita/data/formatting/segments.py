@@ -7,9 +7,8 @@ does when the prompt stands alone, and all other tokens are those of the joined 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from partita.data.formatting.base import Segment
 from partita.lm.continuation import Continuation
@@ -20,8 +19,7 @@ PLAIN = "."
 """Placeholder for the text before a unit that does not depend on it."""
 
 
-@dataclass(frozen=True)
-class TokenizedUnit:
+class TokenizedUnit(NamedTuple):
     """Segments that are tokenized as one text."""
 
     segments: tuple[Segment, ...]
@@ -67,7 +65,8 @@ class SegmentTokenizer:
 
         If the tokens of an anchor merge with the text that follows, the next anchor is tried.
         """
-        anchors = [self._continuation.anchors(unit.before) if unit.before else ("",) for unit in units]
+        changes = self._continuation.is_needed
+        anchors = [self._continuation.anchors(unit.before) if changes and unit.before else ("",) for unit in units]
         texts, mixed = [unit.text for unit in units], [unit.is_mixed for unit in units]
         results: list[list[list[int]]] = [[] for _ in units]
         left, attempt = list(range(len(units))), 0
@@ -79,11 +78,13 @@ class SegmentTokenizer:
             merged: list[int] = []
             for index, encoding in zip(left, encodings, strict=True):
                 anchor, ids, unit = anchors[index][attempt], encoding.ids, units[index]
-                dropped = self._continuation.anchor_ids(anchor)
-                if ids[: len(dropped)] != dropped:
+                dropped = self._continuation.anchor_ids(anchor) if anchor else []
+                if dropped and ids[: len(dropped)] != dropped:
                     merged.append(index)
                 elif mixed[index]:
                     results[index] = parts_of(ids, encoding, unit, dropped=len(dropped), shift=len(anchor))
+                elif len(unit.segments) == 1:
+                    results[index] = [ids[len(dropped) :] if dropped else ids]
                 else:
                     results[index] = [[] for _ in unit.segments]
                     results[index][first_filled(unit)] = ids[len(dropped) :] if dropped else ids
@@ -94,6 +95,8 @@ class SegmentTokenizer:
         """Return the encoding of each text, with offsets only where requested, since they take time."""
         self._tokenizer("", add_special_tokens=False, verbose=False)  # disables truncation and padding
         backend = self._tokenizer.backend_tokenizer
+        if not any(with_offsets):
+            return list(backend.encode_batch_fast(texts, add_special_tokens=False))
         slow = [text for text, wanted in zip(texts, with_offsets, strict=True) if wanted]
         fast = [text for text, wanted in zip(texts, with_offsets, strict=True) if not wanted]
         exact = iter(backend.encode_batch(slow, add_special_tokens=False) if slow else ())
@@ -110,7 +113,8 @@ def units_of(segments: Sequence[Segment], *, before: str) -> list[TokenizedUnit]
             units.append(TokenizedUnit((segment,), PLAIN if ended else context))
         else:
             units[-1] = TokenizedUnit((*units[-1].segments, segment), units[-1].before)
-        context, ended = (context + segment.text)[-CONTEXT:], segment.ends
+        text = segment.text
+        context, ended = text[-CONTEXT:] if len(text) >= CONTEXT else (context + text)[-CONTEXT:], segment.ends
     return units
 
 

@@ -22,7 +22,8 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger, UsedRows
 from partita.data.loader import Statistics, check_ranks
 from partita.data.splits import TRAINING
-from partita.data.streams.shard_group import CHUNK, SeenWindow, ShardGroup, ShardPlan
+from partita.data.streams.shard_group import CHUNK, ShardGroup, ShardPlan
+from partita.data.streams.windows import SeenRows
 from partita.data.tokenized import NO_ROWS, TokenizedDataset
 from partita.data.workers import EncodingWorkers
 from partita_schema.errors import DataError, ResumeError
@@ -30,8 +31,8 @@ from partita_schema.sections.data import LoaderOptions
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
-SHARD_GROUP_VERSION = 3
-"""Increased whenever a change puts rows of a stream into other batches."""
+SHARD_GROUP_VERSION = 4
+"""Increased whenever a change puts rows of a stream into other batches, or counts them at another position."""
 MAX_SHARD_GROUPS = 16
 """Maximum number of shard groups; the position of each is saved with every checkpoint."""
 MAX_READERS = 48
@@ -59,7 +60,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class WindowReport:
-    """Outcome of the rows of a window."""
+    """Outcome of consecutive rows of a window."""
 
     left_out: Sequence[LeftOut]
     used: UsedRows
@@ -247,14 +248,14 @@ class StreamLoader:
         chunks = -(-self.plan.policy.window // CHUNK)
         return max(self._options.prefetch, -(-2 * self._options.workers // chunks))
 
-    def _seen(self, window: SeenWindow) -> None:
-        """Record the outcome of a window's rows."""
+    def _seen(self, rows: SeenRows) -> None:
+        """Record the outcome of rows."""
         left_out = []
-        for row in window.bad:
-            file, number = window.keys.location(row.index)
-            left_out.append(LeftOut(str(window.keys[row.index]), row.reasons, file, number, row.raw))
-        self._notes.append(WindowReport(left_out, used=window.used))
-        self._num_unreadable += window.num_unreadable
+        for row in rows.bad:
+            file, number = rows.keys.location(row.index)
+            left_out.append(LeftOut(str(rows.keys[row.index]), row.reasons, file, number, row.raw))
+        self._notes.append(WindowReport(left_out, used=rows.used))
+        self._num_unreadable += rows.num_unreadable
         if self._process_group.world_size == 1:
             # Many windows without a batch may follow each other: each is judged before the next one is read.
             self._count(self._notes)
@@ -300,7 +301,7 @@ def read_ahead(groups: Sequence[ShardGroup], *, windows: int) -> None:
         min(reading, key=lambda group: (group.ahead, group.left)).read_window()
 
 
-def ignore(window: SeenWindow) -> None:
+def ignore(rows: SeenRows) -> None:
     """Ignore rows of later epochs: they were counted in the first one."""
 
 

@@ -2,6 +2,9 @@
 
 Nothing is carried from one window to the next. The position of a group is therefore the reader's position at the start
 of a window, the window's number and the number of batches taken from it; resuming reads at most one window again.
+
+A window is read and tokenized in chunks. If batches hold consecutive rows, a batch is cut as soon as its chunks are
+there, else when all of the window are (docs/decisions/0053-first-batch.md).
 """
 
 from collections import deque
@@ -15,18 +18,20 @@ import numpy as np
 from partita.data.batching.documents import cut_chunks
 from partita.data.batching.plan import PlannedBatch
 from partita.data.batching.policies import Policy
-from partita.data.chunks import BadChunkRow, EncodedChunk, RawChunk, Unreadable
+from partita.data.chunks import EncodedChunk, RawChunk, Unreadable
 from partita.data.formats.base import StreamRow
-from partita.data.ledger import UsedRows
 from partita.data.rows import RowKeys
 from partita.data.streams.base import Stream
 from partita.data.streams.interleaved_reader import InterleavedReader
-from partita.data.tokenized import FlatBuilder, TokenizedDataset
+from partita.data.streams.windows import Examples, ReadWindow, SeenRows, seen_rows
+from partita.data.tokenized import TokenizedDataset
 from partita.data.workers import EncodingWorkers
 from partita_schema.sections.batching import ChunkBatching
 
 CHUNK = 64
-"""Rows that a worker tokenizes at a time."""
+"""Maximum number of rows that a worker tokenizes at a time."""
+SMALL_CHUNK = 32
+"""Number of rows in a chunk of several small batches: sending and tokenizing a few rows at a time would take longer."""
 MAX_DOUBLINGS = 32
 """Number of doublings after which a window that started with one row is larger than any limit."""
 
@@ -57,6 +62,11 @@ class ShardPlan:
             state=state,
             shuffle=self.policy.shuffle_rows,
         )
+
+    @property
+    def consecutive_rows(self) -> int | None:
+        """Examples that a batch needs if it holds consecutive ones; None if it may hold any of its window."""
+        return self.policy.consecutive_rows if self.chunks is None else None
 
     @property
     def names(self) -> str:
@@ -93,37 +103,6 @@ class ShardPlan:
         return [0, *np.cumsum([len(stream.shards) for stream in self.streams]).tolist()]
 
 
-@dataclass(frozen=True)
-class SeenWindow:
-    """Outcome of the rows of a window."""
-
-    keys: RowKeys
-    bad: Sequence[BadChunkRow]
-    used: UsedRows
-    """Counts of the rows that are used entirely."""
-    num_unreadable: int
-    """Bad rows that are not rows at all."""
-
-
-@dataclass(frozen=True)
-class WindowPosition:
-    """Position of a window in the stream."""
-
-    number: int
-    before: Any
-    """Position of the reader at its start."""
-    after: Any
-
-
-@dataclass(frozen=True)
-class ReadWindow:
-    """A window that is being tokenized. Its raw rows are held only by the workers."""
-
-    position: WindowPosition
-    keys: RowKeys
-    chunks: deque[Callable[[], EncodedChunk]]
-
-
 class ShardGroup:
     """Yield the batches of a shard group in an epoch. Batches that were taken are no longer in memory."""
 
@@ -134,7 +113,7 @@ class ShardGroup:
         *,
         epoch: int,
         workers: EncodingWorkers[RawChunk, EncodedChunk],
-        seen: Callable[[SeenWindow], None],
+        seen: Callable[[SeenRows], None],
         numbered: bool = False,
         position: Sequence[Any] | None = None,
     ) -> None:
@@ -145,7 +124,8 @@ class ShardGroup:
             number: Index of the group.
             epoch: The epoch.
             workers: Tokenize the rows, and leave out examples longer than the policy's `max_row_tokens`.
-            seen: Called with each window when its first batch is taken.
+            seen: Called with the rows of each window when its first batch is taken; if batches hold consecutive rows,
+                with those of one or more chunks when the first batch that needs them is taken.
             numbered: Whether one row may give several examples, whose keys then end in their number.
             position: The `position` of an earlier group; None for the start of the epoch.
         """
@@ -155,24 +135,26 @@ class ShardGroup:
         self._next_window: int = window
         self._known: int = known
         """Number of batches of the next window that were taken before resuming."""
-        self._numbered = numbered
         self._reader = plan.reader(number, epoch=epoch, state=state)
         self._read: deque[ReadWindow] = deque()
+        self._open: ReadWindow | None = None
+        self._examples = Examples(numbered=numbered)
+        """Examples of the open window that are in no batch yet."""
         self._batches: deque[tuple[TokenizedDataset, PlannedBatch]] = deque()
         self._cut_into = 0
-        self._open: WindowPosition | None = None
+        """Number of batches that the open window was cut into so far."""
         self.ended = False
         """Whether all windows were read."""
 
     @property
     def position(self) -> list[Any]:
         """Position of the group, as JSON."""
-        if self._open is not None and self._batches:
+        if self._open is not None and (self._batches or self._open.is_left):
             return [self._open.before, self._open.number, self._cut_into - len(self._batches)]
         if self._open is not None:
             return [self._open.after, self._open.number + 1, 0]
         if self._read:
-            return [self._read[0].position.before, self._read[0].position.number, self._known]
+            return [self._read[0].before, self._read[0].number, self._known]
         return [self._reader.state(), self._next_window, self._known]
 
     @property
@@ -182,84 +164,121 @@ class ShardGroup:
 
     @property
     def left(self) -> int:
-        """Number of batches of the open window that are not taken."""
-        return len(self._batches)
+        """Number of batches of the open window that are not taken; a chunk without batches yet counts as one."""
+        return len(self._batches) + (len(self._open.chunks) if self._open is not None else 0)
 
     @property
     def windows_held(self) -> float:
         """Number of windows in memory; the open one counts by its remaining share."""
-        return len(self._read) + len(self._batches) / max(1, self._cut_into)
+        share = len(self._batches) / max(1, self._cut_into)
+        return len(self._read) + max(share, self._open.share_left if self._open is not None else 0.0)
 
     def next_batch(self) -> tuple[TokenizedDataset, PlannedBatch] | None:
         """Return the next batch and its rows; None at the end of the epoch."""
         while not self._batches:
-            if not self._read and not self.read_window():
+            if self._open is not None and self._open.is_left:
+                self._cut_more(self._open)
+            elif not self._open_window():
                 return None
-            self._open_window(self._read.popleft())
         return self._batches.popleft()
 
     def read_window(self) -> bool:
         """Read the next window and start tokenizing it; return False if there is none."""
-        before = self._reader.state()
-        rows = self._reader.take(rows_of_window(self._plan.policy, self._next_window))
-        if not rows:
-            self.ended = True
-            return False
-        keys = self._plan.keys(rows)
-        position = WindowPosition(self._next_window, before, self._reader.state())
-        self._read.append(ReadWindow(position, keys, self._submit(rows, keys)))
-        self._next_window += 1
-        return True
+        window = self._begin_window()
+        while window is not None and window.unread:
+            self._read_chunk(window)
+        return window is not None
 
     def close(self) -> None:
         """Close all files."""
         self._reader.close()
 
-    def _open_window(self, window: ReadWindow) -> None:
-        """Cut the next window into batches. A window that was partly taken before resuming is not reported again."""
-        encoded, seen = self._encoded(window)
-        batches = self._cut(encoded, window.position.number) if encoded is not None else []
-        known, self._known = self._known, 0
-        self._open, self._cut_into = window.position, len(batches)
-        self._batches = deque(
-            (encoded.take(batch.rows), PlannedBatch(np.arange(len(batch.rows)), batch.lines))
-            for batch in batches[known:]
-            if encoded is not None
-        )
-        if not known:
-            self._seen(seen)
+    def _begin_window(self) -> ReadWindow | None:
+        """Read the first chunk of the next window; return None if there is none."""
+        rows = rows_of_window(self._plan.policy, self._next_window)
+        window = ReadWindow(self._next_window, before=self._reader.state(), unread=rows)
+        self._read_chunk(window)
+        if not window.chunks:
+            self.ended = True
+            return None
+        self._read.append(window)
+        self._next_window += 1
+        return window
 
-    def _encoded(self, window: ReadWindow) -> tuple[TokenizedDataset | None, SeenWindow]:
-        """Return the examples of a window, None if it has none, and the outcome of its rows."""
-        flat, bad, used, num_unreadable = FlatBuilder(), list[BadChunkRow](), UsedRows(), 0
-        for start in range(0, len(window.keys), CHUNK):
-            chunk = window.chunks.popleft()()
-            flat.add(chunk, start)
-            bad += [BadChunkRow(row.index + start, row.reasons, row.raw) for row in chunk.bad]
-            used += chunk.used
-            num_unreadable += chunk.num_unreadable
-        encoded = flat.finish(keys=window.keys, parts={}, numbered=self._numbered) if flat else None
-        if encoded is not None and self._plan.chunks is not None:
+    def _read_chunk(self, window: ReadWindow) -> None:
+        """Read the next chunk of a window and start tokenizing it."""
+        wanted = min(window.unread, rows_of_chunk(self._plan.policy, window.number, window.num_chunks))
+        rows = self._reader.take(wanted)
+        window.unread = window.unread - wanted if len(rows) == wanted else 0
+        if rows:
+            keys = self._plan.keys(rows)
+            raw = [Unreadable(row.reason, row.raw) if row.reason else row.row for _, row in rows]
+            window.add(keys, self._workers.submit(RawChunk(raw, keys)))
+        if not window.unread:
+            window.after = self._reader.state()
+
+    def _open_window(self) -> bool:
+        """Open the next window; return False if there is none."""
+        if not self._read:
+            # Workers tokenize a window while it is read. Without them, each chunk is read when it is needed.
+            is_read = self.read_window() if self._workers.number else self._begin_window() is not None
+            if not is_read:
+                return False
+        self._open, self._cut_into = self._read.popleft(), 0
+        return True
+
+    def _cut_more(self, window: ReadWindow) -> None:
+        """Cut the next batches of the open window, as soon as the rows of one are tokenized if they are consecutive.
+
+        Rows whose batches were taken before resuming are not reported again.
+        """
+        wanted, seen = self._plan.consecutive_rows, list[tuple[RowKeys, EncodedChunk]]()
+        while window.is_left and (wanted is None or len(self._examples) < wanted):
+            if not window.chunks:
+                self._read_chunk(window)
+                continue
+            keys, encoded = window.next_chunk()
+            seen.append((keys, encoded))
+            self._examples.add(keys, encoded)
+        batches = self._cut(window) if len(self._examples) else []
+        self._cut_into += len(batches)
+        taken = min(self._known, len(batches))
+        if seen and not self._known:
+            self._seen(seen_rows(seen))
+        self._known = self._known - taken if window.is_left else 0
+        self._batches.extend(batches[taken:])
+
+    def _cut(self, window: ReadWindow) -> list[tuple[TokenizedDataset, PlannedBatch]]:
+        """Cut examples into batches: all of the window, or as many as batches of consecutive rows hold."""
+        wanted = self._plan.consecutive_rows
+        encoded, indices = self._examples.take(multiple_of=wanted if wanted is not None and window.is_left else 1)
+        if self._plan.chunks is not None:
             encoded = self._plan.cut_chunks(encoded, self._plan.chunks)
-        return encoded, SeenWindow(window.keys, bad, used, num_unreadable)
-
-    def _cut(self, encoded: TokenizedDataset, window: int) -> list[PlannedBatch]:
-        """Cut the examples of a window into batches."""
-        chance = np.random.default_rng([self._plan.seed, self._epoch, window, self._number])
-        order = np.arange(len(encoded))
+            indices = np.arange(len(encoded))
+        chance = np.random.default_rng([self._plan.seed, self._epoch, window.number, self._number])
         if self._plan.policy.shuffle_rows:
-            order = chance.permutation(order)
-        cuts = self._plan.policy.cut(encoded.lengths[order], chance)
-        return [PlannedBatch(order[batch.rows], batch.lines) for batch in cuts]
-
-    def _submit(self, rows: Sequence[tuple[int, StreamRow]], keys: RowKeys) -> deque[Callable[[], EncodedChunk]]:
-        raw = [Unreadable(row.reason, row.raw) if row.reason else row.row for _, row in rows]
-        starts = range(0, len(raw), CHUNK)
-        return deque(
-            self._workers.submit(RawChunk(raw[start : start + CHUNK], keys[start : start + CHUNK])) for start in starts
-        )
+            indices = chance.permutation(indices)
+        cuts = self._plan.policy.cut(encoded.lengths[indices], chance)
+        return [
+            (encoded.take(indices[batch.rows]), PlannedBatch(np.arange(len(batch.rows)), batch.lines)) for batch in cuts
+        ]
 
 
 def rows_of_window(policy: Policy, number: int) -> int:
     """Return the rows in a window. It depends only on the window's number, so that positions need not store it."""
     return min(policy.window, policy.first_window << min(number, MAX_DOUBLINGS))
+
+
+def rows_of_chunk(policy: Policy, window: int, chunk: int) -> int:
+    """Return the rows in a chunk of a window, CHUNK at most.
+
+    If batches hold consecutive rows, a chunk holds a batch or an even part of it, or several small batches; the first
+    ones of an epoch hold a single batch. The number of workers has no influence: what is counted at a position depends
+    on the chunks.
+    """
+    rows = policy.consecutive_rows
+    if rows is None:
+        return CHUNK
+    part = -(-rows // -(-rows // CHUNK))
+    larger = part << min(chunk, MAX_DOUBLINGS) if window == 0 else SMALL_CHUNK
+    return max(part, min(SMALL_CHUNK, larger))

@@ -1,5 +1,6 @@
 """Tests of batches with the loss on every token; loss on answers only is tested with the loader."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from partita.data.batching.collate import collate
 from partita.data.batching.plan import PlannedBatch
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.ledger import Ledger
+from partita.data.rows import RowKeys
 from partita.data.sources.sources import open_rows
 from partita.data.tokenized import TokenizedDataset
 
@@ -28,3 +30,15 @@ def test_the_first_token_of_a_packed_row_is_not_in_the_loss(make_config: Any, to
     learned = [token for row in range(3) for token in encoded.ids(row).tolist()[1:]]
     assert [label for label in results if label != -100] == learned
     assert batch.loss_tokens == len(learned)
+
+
+def test_keys_of_a_batch_are_those_of_its_rows(make_config: Any, tokenizer: Any) -> None:
+    rows = open_rows([{"question": text, "answer": "c"} for text in ("ab", "d", "efg")], folder=Path())
+    encoder = build_row_tokenizer(make_config(), tokenizer=tokenizer, context_length=64)
+    encoded = TokenizedDataset.build(rows, encoder, ledger=Ledger(None, max_bad_rows=0))
+    keys = encoded.keys
+    for known in (keys, RowKeys(keys.names, keys.files, keys.numbers, parts=np.array([2, 1, 3]))):
+        batch = collate(replace(encoded, keys=known), PlannedBatch(np.array([2, 0]), np.arange(2)), pad_token_id=0)
+
+        assert batch.keys == (known[2], known[0])
+    assert batch.keys[0].endswith("#3")

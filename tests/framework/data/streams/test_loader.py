@@ -27,6 +27,7 @@ from partita.data.run_data import TrainingStreams
 from partita.data.streams import shard_group as shard_group_module
 from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.streams.loader import StreamLoader, count_shard_groups, merged
+from partita.data.streams.shard_group import rows_of_chunk
 from partita.distributed.thread_group import ThreadGroup
 from partita.tokenizers.load import byte_tokenizer, train_tokenizer
 from partita_schema.config import Config
@@ -49,9 +50,10 @@ CONFIG = Config.model_validate(
 )
 ENCODER = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
 BUDGET = TokenBudgetBatching(type="token_budget", max_tokens=160, window=16)
+IN_ORDER = FixedBatching(type="fixed", shuffle=False)
 BATCHINGS = [
     FixedBatching(type="fixed"),
-    FixedBatching(type="fixed", shuffle=False),
+    IN_ORDER,
     BucketBatching(type="bucket", window=12, noise=0.1),
     BUDGET,
     PackBatching(type="pack", max_tokens=70, window=16),
@@ -211,32 +213,71 @@ def test_workers_read_ahead_before_the_first_step(tmp_path: Path, monkeypatch: p
         assert windows == [16] * (num_groups + prefetch)
 
 
-def test_the_first_batch_of_rows_in_order_waits_for_few_other_rows(
+def test_the_first_batch_of_rows_in_order_waits_for_no_other_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_shards(tmp_path / "data", [900])
-    windows = count_takes(monkeypatch)
-    in_order = FixedBatching(type="fixed", shuffle=False)
+    rows = count_takes(monkeypatch)
 
-    with closing(make(folder, batching=in_order, batches_per_step=1).steps()) as steps:
+    with closing(make(folder, batching=IN_ORDER, batches_per_step=1).steps()) as steps:
         next(steps)
-        assert windows == [64]
+        assert rows == [4]
         for _ in range(900 // 4 - 1):
             next(steps)
 
-    assert windows == [64, 128, 256, 256, 196]
+    assert sum(rows) == 900
+    assert rows[:5] == [4, 8, 16, 32, 4]
+    assert max(rows) == 32
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "first", "later"),
+    [
+        (1, [1, 2, 4, 8, 16, 32, 32], 32),
+        (32, [32, 32], 32),
+        (48, [48, 48], 48),
+        (64, [64, 64], 64),
+        (65, [33, 33], 33),
+        (200, [50, 50, 50, 50], 50),
+    ],
+)
+def test_the_first_chunks_of_rows_in_order_hold_the_first_batch(batch_size: int, first: list[int], later: int) -> None:
+    policy = build_policy(IN_ORDER, batch_size=batch_size)
+
+    assert [rows_of_chunk(policy, 0, chunk) for chunk in range(len(first))] == first
+    assert rows_of_chunk(policy, 1, 0) == later
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_rows_in_order_are_cut_window_by_window_without_the_broken_ones(
+    tmp_path: Path, workers: int, drop_last: bool
+) -> None:
+    broken = frozenset({0, 5, 6, 40, 62, 63, *range(64, 192), 300, 449})
+    folder = write_shards(tmp_path / "data", [450], broken=broken)
+    batching = FixedBatching(type="fixed", shuffle=False, drop_last=drop_last)
+    windows = [range(64), range(64, 192), range(192, 448), range(448, 450)]
+    wanted = []
+    for window in windows:
+        good = [f"part-00.jsonl:{row + 1}" for row in window if row not in broken]
+        wanted += [tuple(good[start : start + 4]) for start in range(0, len(good), 4)]
+    if drop_last:
+        wanted = [keys for keys in wanted if len(keys) == 4]
+
+    steps = epoch_of(make(folder, batching=batching, batches_per_step=1, workers=workers))
+
+    assert [step.micro_batches[0].keys for step in steps] == wanted
 
 
 def test_ordered_rows_give_the_same_batches_with_any_window_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_shards(tmp_path / "data", [301, 300])
-    in_order = FixedBatching(type="fixed", shuffle=False)
-    growing = list(map(plain, epoch_of(make(folder, batching=in_order))))
+    growing = list(map(plain, epoch_of(make(folder, batching=IN_ORDER))))
 
     monkeypatch.setattr(shard_group_module, "rows_of_window", lambda policy, number: policy.window)
 
-    assert list(map(plain, epoch_of(make(folder, batching=in_order)))) == growing
+    assert list(map(plain, epoch_of(make(folder, batching=IN_ORDER)))) == growing
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -444,16 +485,17 @@ def test_a_row_longer_than_the_budget_is_skipped_and_counted(tmp_path: Path) -> 
     assert "q" * 40 in str(json.loads(kept)["row"])
 
 
-def test_bad_rows_that_are_read_again_are_counted_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batching", [BUDGET, IN_ORDER], ids=lambda batching: batching.type)
+def test_bad_rows_that_are_read_again_are_counted_once(tmp_path: Path, batching: Any) -> None:
     folder = write_shards(tmp_path / "data", [60, 60], broken=frozenset(range(0, 120, 10)))
     straight = Ledger(tmp_path / "straight", max_bad_rows=0.5)
-    epoch_of(make(folder, ledger=straight))
+    epoch_of(make(folder, batching=batching, ledger=straight))
     straight.save()
 
     cursor, done = None, False
     while not done:
         ledger = Ledger(tmp_path / "killed", max_bad_rows=0.5, resumable=True)
-        loader = make(folder, ledger=ledger)
+        loader = make(folder, batching=batching, ledger=ledger)
         if cursor is not None:
             loader.load_state_dict(cursor)
         steps = list(itertools.islice(loader.steps(), 3))
@@ -471,6 +513,25 @@ def test_bad_rows_that_are_read_again_are_counted_once(tmp_path: Path) -> None:
         for name in ("killed", "straight")
     )
     assert result == expected
+
+
+def test_rows_in_order_are_counted_once_wherever_a_run_continues(tmp_path: Path) -> None:
+    """Also in a window whose last rows, or all rows, are broken."""
+    broken = frozenset({0, 5, 6, 40, 62, 63, *range(64, 192), 300, 330})
+    folder = write_shards(tmp_path / "data", [331], broken=broken)
+    straight = Ledger(None, max_bad_rows=0.9)
+    steps = epoch_of(make(folder, batching=IN_ORDER, batches_per_step=1, ledger=straight))
+
+    for number, step in enumerate(steps):
+        ledger = Ledger(None, max_bad_rows=0.9)
+        loader = make(folder, batching=IN_ORDER, batches_per_step=1, ledger=ledger, workers=int(number % 20 == 5))
+        loader.load_state_dict(json.loads(json.dumps(step.state_dict)))
+        rest = list(itertools.takewhile(lambda step: step.epoch == 0, loader.steps()))
+
+        assert list(map(plain, rest)) == list(map(plain, steps[number + 1 :]))
+        assert [step.state_dict for step in rest] == [step.state_dict for step in steps[number + 1 :]]
+        assert ledger.state() == straight.state()
+    assert straight.split("training").rows == 331
 
 
 def test_too_many_bad_rows_stop_the_run(tmp_path: Path) -> None:
