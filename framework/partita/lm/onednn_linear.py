@@ -1,164 +1,27 @@
 """Linear layers in float32 computed by oneDNN, where a measurement on this machine shows that they are faster.
 
-torch multiplies float32 matrices with MKL, which does not use AVX-512 on processors of other vendors than Intel.
-oneDNN, which is part of torch, does: on some of them a layer then takes less than half the time, on others equally long
-(docs/decisions/0012-products-on-amd.md). Weights are neither copied nor repacked. The products are float32 sums in
-another order, so their last digits differ. The choice is therefore made once per machine and model shape and kept in
-the user's cache folder, as batch sizes are: all processes on a machine, and a run that is resumed there, compute the
-same sums. Answers do not depend on the choice, because slots recompute near ties.
+Weights are neither copied nor repacked. Sums in another order differ in their last digits, but answers do not depend on
+the library, because slots recompute near ties.
 
-oneDNN prepares a kernel for each number of rows, which takes a millisecond and one or two megabytes. So it is only used
-for row counts with few significant bits, and only by slots, which are filled so that there are few others. The kernel
-cache is limited to what a few passes use.
+oneDNN prepares a kernel for each number of rows, which takes a millisecond and one or two megabytes. Slots therefore
+use it only for row counts with few significant bits, and are filled so that there are few others. The rows of a
+training step are many enough to use it for any number. The kernel cache is limited to what a few passes use.
 
 Shapes: N rows, I inputs, O outputs.
 """
 
-import hashlib
-import json
-import logging
 import os
-import secrets
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
-from partita_schema.common.checksums import sealed, unsealed
-from partita_trainers.batch_size.cache import Cache
-from partita_trainers.batch_size.clock import now
-from partita_trainers.batch_size.linux import processor
-from partita_trainers.torch_internals import has_onednn_linear, onednn_linear
-
-logger = logging.getLogger(__name__)
-
-FORMAT = 1
-"""Increased when the measurement changes."""
-SHAPES = 3
-"""Number of layer shapes to measure: those with the most weights in the model."""
-ROWS = 32
-"""Rows of a product, as in a decode step or a short prefill."""
-WEIGHTS = 2**20
-"""Maximum number of weights of a measured product; a larger layer is measured by its first outputs."""
-ROUNDS = 6
-"""Number of products per shape and library, in turn; the fastest counts. The first prepares the kernel."""
-WORTH = 1.1
-"""Minimum ratio of the seconds. Padding to row counts that oneDNN has kernels for takes a part of the gain."""
-
-
-def onednn_is_faster(layers: Sequence[nn.Linear]) -> bool:
-    """Return whether oneDNN multiplies by these float32 CPU layers faster than torch's own products on this machine.
-
-    The first call for these shapes measures for up to 50 ms of CPU time and keeps the result. If it cannot be kept, the
-    answer is False, because processes that measure each for itself could disagree.
-    """
-    available = torch.backends.mkl.is_available() and has_onednn_linear()  # type: ignore[no-untyped-call]
-    if not layers or not available:
-        return False
-    key = machine_key(layers)
-    text = json.dumps(key, sort_keys=True)
-    folder = Cache.of_user().folder.with_name("matrix_products")
-    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
-    kept = load(path, key)
-    if kept is None:
-        save_first(path, {"key": key, "seconds": measure(layers)})
-        kept = load(path, key)
-    if kept is None:
-        return False
-    faster = kept["torch"] > WORTH * kept["onednn"]
-    logger.debug(
-        "products of %s: torch %.2f ms, oneDNN %.2f ms (%s); %s is used",
-        key["shapes"],
-        1e3 * kept["torch"],
-        1e3 * kept["onednn"],
-        path,
-        "oneDNN" if faster else "torch",
-    )
-    return faster
-
-
-def machine_key(layers: Sequence[nn.Linear]) -> dict[str, Any]:
-    """Return everything that the measurement depends on."""
-    return {
-        "format": FORMAT,
-        "processor": [processor(field) for field in ("vendor_id", "cpu family", "model", "model name")],
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "shapes": [list(layer.weight.shape) for layer in largest(layers)],
-    }
-
-
-def largest(layers: Sequence[nn.Linear]) -> list[nn.Linear]:
-    """Return a layer of each of the shapes that have the most weights together."""
-    weights: Counter[tuple[int, ...]] = Counter()
-    for layer in layers:
-        weights[tuple(layer.weight.shape)] += layer.weight.numel()
-    by_shape = {tuple(layer.weight.shape): layer for layer in layers}
-    chosen = sorted(weights, key=lambda shape: (-weights[shape], shape))[:SHAPES]
-    return [by_shape[shape] for shape in chosen]
-
-
-@torch.no_grad()
-def measure(layers: Sequence[nn.Linear]) -> dict[str, float]:
-    """Return the seconds of one product per shape, for each library."""
-    libraries: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-        "torch": nn.functional.linear,
-        "onednn": lambda x, weight: onednn_linear(x, weight, None),
-    }
-    totals = dict.fromkeys(libraries, 0.0)
-    for layer in largest(layers):
-        weight = layer.weight[: max(1, WEIGHTS // layer.in_features)]
-        x = torch.ones(ROWS, layer.in_features)
-        seconds: dict[str, list[float]] = {name: [] for name in libraries}
-        for _ in range(ROUNDS):
-            for name, multiply in libraries.items():
-                started = now(x.device)
-                multiply(x, weight)
-                seconds[name].append(now(x.device) - started)
-        for name, times in seconds.items():
-            totals[name] += min(times)
-    return totals
-
-
-def load(path: Path, key: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return the kept seconds; None if there are none, or the file is damaged, which is then removed."""
-    try:
-        saved = unsealed(path.read_bytes(), required=True)
-        if saved["key"] != key:
-            return None
-        return {name: float(saved["seconds"][name]) for name in ("torch", "onednn")}
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        logger.info("the measurement of matrix products in %s cannot be read: %s", path, error)
-        return None
-    except (ValueError, TypeError, KeyError) as error:
-        logger.info("the measurement of matrix products in %s is made again: %s", path, error)
-        path.unlink(missing_ok=True)
-        return None
-
-
-def save_first(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document, unless another process has written one: the first of concurrent writers wins."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(json.dumps(sealed(document), indent=1), encoding="utf8")
-            os.link(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        logger.info("matrix products stay with torch, because their measurement cannot be kept: %s", error)
-
+from partita.lm.product_speed import ONEDNN, TORCH, Product, faster_for_decoding, faster_for_training
+from partita_trainers.torch_internals import onednn_linear
 
 DIGITS = 4
 """Significant bits of the row counts that kernels are prepared for."""
@@ -180,6 +43,80 @@ class Least(NamedTuple):
 
 
 LEAST = Least()
+LEAST_IN_TRAINING = 2**23
+"""Minimum multiplications of a product in training: preparing a kernel takes as long as many more."""
+
+
+def linear(
+    x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, *, onednn: Collection[Product]
+) -> torch.Tensor:
+    """Return x W^T + b [N, O] in training.
+
+    Args:
+        x_NI: Inputs.
+        weight_OI: Weights.
+        bias_O: Bias, or None.
+        onednn: The products that oneDNN computes if they are large enough.
+    """
+    if Product.OUTPUT in onednn and len(x_NI) * weight_OI.numel() >= LEAST_IN_TRAINING:
+        return onednn_linear(x_NI, weight_OI, bias_O)
+    return nn.functional.linear(x_NI, weight_OI, bias_O)
+
+
+def input_gradient(dy_NO: torch.Tensor, weight_OI: torch.Tensor, *, onednn: Collection[Product]) -> torch.Tensor:
+    """Return the gradient [N, I] of the inputs of a linear layer."""
+    large = len(dy_NO) * weight_OI.numel() >= LEAST_IN_TRAINING
+    library = ONEDNN if large and Product.INPUT_GRADIENT in onednn else TORCH
+    return library[Product.INPUT_GRADIENT](dy_NO, weight_OI)
+
+
+def weight_gradient(dy_NO: torch.Tensor, x_NI: torch.Tensor, *, onednn: Collection[Product]) -> torch.Tensor:
+    """Return the gradient [O, I] of the weights of a linear layer."""
+    large = dy_NO.numel() * x_NI.shape[1] >= LEAST_IN_TRAINING
+    library = ONEDNN if large and Product.WEIGHT_GRADIENT in onednn else TORCH
+    return library[Product.WEIGHT_GRADIENT](dy_NO, x_NI)
+
+
+class LinearProducts(torch.autograd.Function):
+    """x W^T + b, with gradients for x, W and b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        onednn: Collection[Product],
+    ) -> torch.Tensor:
+        """Compute the layer [..., O].
+
+        Args:
+            ctx: Context of autograd.
+            x: Inputs [..., I].
+            weight_OI: Weights.
+            bias_O: Bias, or None.
+            onednn: The products that oneDNN computes.
+        """
+        x_NI = x.reshape(-1, x.shape[-1])
+        y_NO = linear(x_NI, weight_OI, bias_O, onednn=onednn)
+        for_x, for_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x_NI if for_weight else None, weight_OI if for_x else None)
+        ctx.onednn, ctx.shape = onednn, x.shape
+        return y_NO.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x, W and b."""
+        x_NI, weight_OI = ctx.saved_tensors
+        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
+        dy_NO = gradient.reshape(-1, gradient.shape[-1])
+        dx = dweight_OI = None
+        if for_x:
+            dx = input_gradient(dy_NO, weight_OI, onednn=ctx.onednn).view(ctx.shape)
+        if for_weight:
+            dweight_OI = weight_gradient(dy_NO, x_NI, onednn=ctx.onednn)
+        return dx, dweight_OI, dy_NO.sum(0) if for_bias else None, None
 
 
 @contextmanager
@@ -194,13 +131,18 @@ def using_onednn(on: bool = True) -> Iterator[None]:
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer that uses oneDNN inside `using_onednn`, for large products without gradients."""
+    """A linear layer that uses oneDNN in training, and without gradients inside `using_onednn`."""
 
     least: Least
     """Set by `widen`."""
+    training_products: Collection[Product]
+    """The products that oneDNN computes in training."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + b [..., O]."""
+        if self.training_products and torch.is_grad_enabled() and self.may_train(x):
+            trained: torch.Tensor = LinearProducts.apply(x, self.weight, self.bias, self.training_products)  # type: ignore[no-untyped-call]
+            return trained
         if not getattr(current, "on", False):
             return super().forward(x)
         rows = x.numel() // max(1, self.in_features)
@@ -209,6 +151,13 @@ class OneDnnLinear(nn.Linear):
         if small or other or round_up(rows) != rows:
             return super().forward(x)
         return onednn_linear(x, self.weight, self.bias)
+
+    def may_train(self, x: torch.Tensor) -> bool:
+        """Return whether these inputs and this layer need gradients, in plain float32."""
+        weight = self.weight
+        plain = type(weight) in (torch.Tensor, nn.Parameter) and x.dtype == weight.dtype == torch.float32
+        needed = x.requires_grad or weight.requires_grad
+        return plain and needed and not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
 
 
 def keep_few_kernels() -> None:
@@ -223,9 +172,25 @@ def round_up(rows: int) -> int:
     return -(-rows >> zeros) << zeros
 
 
-def use_onednn(module: nn.Module) -> int:
-    """Enable oneDNN for plain float32 CPU layers if it is faster on this machine; return the number of layers."""
-    return widen(module) if onednn_is_faster(plain_layers(module, LEAST)) else 0
+def use_onednn(module: nn.Module, *, trainable: bool) -> bool:
+    """Enable oneDNN for plain float32 CPU layers where it is faster on this machine.
+
+    Args:
+        module: The model.
+        trainable: Whether the model is trained.
+
+    Returns:
+        Whether it is faster for decoding, so that slots use it.
+    """
+    layers = plain_layers(module, LEAST)
+    decoding = faster_for_decoding(layers)
+    trained = faster_for_training(layers) if trainable else {}
+    if decoding or any(trained.values()):
+        widen(module, least=LEAST)
+        for part in module.modules():
+            if isinstance(part, OneDnnLinear):
+                part.training_products = trained.get(tuple(part.weight.shape), frozenset())
+    return decoding
 
 
 def widen(module: nn.Module, *, least: Least = LEAST) -> int:
@@ -234,7 +199,7 @@ def widen(module: nn.Module, *, least: Least = LEAST) -> int:
         layer.__class__ = OneDnnLinear
     wide = [part for part in module.modules() if isinstance(part, OneDnnLinear)]
     for layer in wide:
-        layer.least = least
+        layer.least, layer.training_products = least, frozenset()
     return len(wide)
 
 

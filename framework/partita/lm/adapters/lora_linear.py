@@ -11,6 +11,7 @@ gradients.
 Shapes: N tokens, I inputs, O outputs, R rank.
 """
 
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from partita.lm.onednn_linear import OneDnnLinear
+from partita.lm.onednn_linear import OneDnnLinear, input_gradient, linear
+from partita.lm.product_speed import Product
 from partita_trainers.torch_internals import has_hooks
 
 
@@ -34,6 +36,7 @@ class LoraLinear(torch.autograd.Function):
         a_RI: torch.Tensor,
         b_OR: torch.Tensor,
         scale: float,
+        onednn: Collection[Product],
     ) -> torch.Tensor:
         """Compute the layer [..., O].
 
@@ -45,13 +48,14 @@ class LoraLinear(torch.autograd.Function):
             a_RI: Down projection.
             b_OR: Up projection.
             scale: Factor s of the update.
+            onednn: The products with the base weights that oneDNN computes.
         """
         x_NI = x.reshape(-1, x.shape[-1])
         inner_RN = a_RI @ x_NI.t()
-        y_NO = nn.functional.linear(x_NI, weight_OI, bias_O)
+        y_NO = linear(x_NI, weight_OI, bias_O, onednn=onednn)
         y_NO.addmm_(inner_RN.t(), b_OR.t(), alpha=scale)
         ctx.save_for_backward(x_NI, weight_OI, a_RI, b_OR, inner_RN)
-        ctx.scale, ctx.shape = scale, x.shape
+        ctx.scale, ctx.shape, ctx.onednn = scale, x.shape, onednn
         return y_NO.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -59,7 +63,7 @@ class LoraLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, A and B; None for the other inputs."""
         x_NI, weight_OI, a_RI, b_OR, inner_RN = ctx.saved_tensors
-        for_x, _, _, for_a, for_b, _ = ctx.needs_input_grad
+        for_x, _, _, for_a, for_b, _, _ = ctx.needs_input_grad
         g_NO = gradient.reshape(-1, gradient.shape[-1])
         dx = da_RI = db_OR = None
         if for_b:
@@ -69,8 +73,9 @@ class LoraLinear(torch.autograd.Function):
         if for_a:
             da_RI = inner_RN @ x_NI
         if for_x:
-            dx = (g_NO @ weight_OI).addmm_(inner_RN.t(), a_RI).view(ctx.shape)
-        return dx, None, None, da_RI, db_OR, None
+            dx = input_gradient(g_NO, weight_OI, onednn=ctx.onednn)
+            dx = dx.addmm_(inner_RN.t(), a_RI).view(ctx.shape)
+        return dx, None, None, da_RI, db_OR, None, None
 
 
 def fuse_lora(module: nn.Module) -> int:
@@ -98,7 +103,7 @@ def fused_class() -> Any:
                 unfused: torch.Tensor = super().forward(x, *args, **kwargs)
                 return unfused
             base, a_RI, b_OR = self.base_layer, self.lora_A[name].weight, self.lora_B[name].weight
-            inputs = (x, base.weight, base.bias, a_RI, b_OR, self.scaling[name])
+            inputs = (x, base.weight, base.bias, a_RI, b_OR, self.scaling[name], getattr(base, "training_products", ()))
             fused: torch.Tensor = LoraLinear.apply(*inputs)  # type: ignore[no-untyped-call]
             return fused
 
@@ -110,7 +115,7 @@ def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
     if not torch.is_grad_enabled() or layer.disable_adapters or layer.merged_adapters:
         return None
     active = [name for name in layer.active_adapters if name in layer.lora_A]
-    if len(active) != 1 or torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling():
+    if len(active) != 1 or casts_products(x.device.type) or torch.compiler.is_compiling():
         return None
     (name,) = active
     dropout = layer.lora_dropout[name]
@@ -124,3 +129,8 @@ def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
     frozen = not base.weight.requires_grad and (base.bias is None or not base.bias.requires_grad)
     alike = all(tensor.dtype == torch.float32 and tensor.device == x.device for tensor in (x, *tensors))
     return name if frozen and alike else None
+
+
+def casts_products(device_type: str) -> bool:
+    """Return whether autocast chooses the dtype of products on a type of device; some, such as meta, have none."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)

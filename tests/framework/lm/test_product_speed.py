@@ -8,8 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from partita.lm import onednn_linear
-from partita.lm.onednn_linear import OneDnnLinear, largest, onednn_is_faster, save_first, use_onednn
+from partita.lm.kept_measurement import save_first
+from partita.lm.onednn_linear import OneDnnLinear, use_onednn
+from partita.lm.product_speed import (
+    DECODING,
+    TRAINING,
+    WORTH,
+    Product,
+    faster_for_decoding,
+    faster_for_training,
+    largest,
+)
 from partita_schema.common.checksums import sealed, unsealed
 
 
@@ -29,17 +38,20 @@ def kept(tmp_path: Path) -> list[Path]:
 
 
 def keep(path: Path, **seconds: float) -> None:
-    """Replace the cached measurement in a file."""
+    """Replace the cached measurement of outputs in a file; all shapes get the same seconds."""
     key = unsealed(path.read_bytes())["key"]
-    path.write_text(json.dumps(sealed({"key": key, "seconds": seconds})))
+    content = [{Product.OUTPUT: seconds} for _ in key["shapes"]]
+    path.write_text(json.dumps(sealed({"key": key, "seconds": content})))
 
 
 def test_a_measurement_is_cached_with_all_that_it_depends_on(tmp_path: Path) -> None:
-    onednn_is_faster(layers((256, 128), (128, 256), (128, 256)))
+    faster_for_decoding(layers((256, 128), (128, 256), (128, 256)))
     [path] = kept(tmp_path)
     document = unsealed(path.read_bytes(), required=True)
-    assert set(document["seconds"]) == {"torch", "onednn"}
-    assert all(seconds > 0 for seconds in document["seconds"].values())
+    assert [list(shape) for shape in document["seconds"]] == [[Product.OUTPUT]] * 2
+    for shape in document["seconds"]:
+        assert set(shape[Product.OUTPUT]) == {"torch", "onednn"}
+        assert all(seconds > 0 for seconds in shape[Product.OUTPUT].values())
     assert document["key"]["shapes"] == [[128, 256], [256, 128]]
     assert document["key"]["threads"] == torch.get_num_threads()
     assert document["key"]["torch"] == torch.__version__
@@ -47,13 +59,13 @@ def test_a_measurement_is_cached_with_all_that_it_depends_on(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("seconds", "faster"), [(0.5, True), (0.95, False), (2.0, False)])
 def test_a_cached_measurement_decides_for_all_later_models(tmp_path: Path, seconds: float, faster: bool) -> None:
-    onednn_is_faster(layers((128, 128)))
+    faster_for_decoding(layers((128, 128)))
     [path] = kept(tmp_path)
     keep(path, torch=1.0, onednn=seconds)
     before = path.read_bytes()
     for _ in range(2):
         module = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128))
-        assert use_onednn(module) == (2 if faster else 0)
+        assert use_onednn(module, trainable=False) == faster
         assert {type(part) for part in module} == {OneDnnLinear if faster else nn.Linear}
     assert path.read_bytes() == before
 
@@ -61,7 +73,7 @@ def test_a_cached_measurement_decides_for_all_later_models(tmp_path: Path, secon
 def test_the_first_of_several_measuring_processes_decides_for_all(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "one.json"
     for number in range(3):
-        save_first(path, {"seconds": number})
+        save_first(path, {"seconds": number}, otherwise="nothing is kept")
     assert unsealed(path.read_bytes())["seconds"] == 0
     assert list(path.parent.iterdir()) == [path]
 
@@ -69,21 +81,21 @@ def test_the_first_of_several_measuring_processes_decides_for_all(tmp_path: Path
 def test_other_shapes_and_thread_counts_are_measured_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    onednn_is_faster(layers((128, 128)))
-    onednn_is_faster(layers((128, 256)))
+    faster_for_decoding(layers((128, 128)))
+    faster_for_decoding(layers((128, 256)))
     assert len(kept(tmp_path)) == 2
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    onednn_is_faster(layers((128, 128)))
+    faster_for_decoding(layers((128, 128)))
     assert len(kept(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"key": 1, "checksum": "0"}', b"\xff"])
 def test_a_damaged_measurement_is_repeated(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    onednn_is_faster(layers((128, 128)))
+    faster_for_decoding(layers((128, 128)))
     [path] = kept(tmp_path)
     path.write_bytes(content)
     with caplog.at_level("INFO"):
-        onednn_is_faster(layers((128, 128)))
+        faster_for_decoding(layers((128, 128)))
     assert "is made again" in caplog.text
     assert unsealed(kept(tmp_path)[0].read_bytes(), required=True)["seconds"]
 
@@ -91,29 +103,54 @@ def test_a_damaged_measurement_is_repeated(tmp_path: Path, content: bytes, caplo
 def test_torch_is_used_if_nothing_can_be_cached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cache").write_text("a file where the folder would be")
     with caplog.at_level("INFO"):
-        assert not onednn_is_faster(layers((128, 128)))
+        assert not faster_for_decoding(layers((128, 128)))
     assert "matrix products stay with torch" in caplog.text
 
 
-def test_only_a_clear_gain_selects_onednn_and_the_log_reports_the_choice(
+def test_only_a_clear_gain_selects_onednn_and_the_log_has_the_seconds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    onednn_is_faster(layers((128, 128)))
+    faster_for_decoding(layers((128, 128)))
     [path] = kept(tmp_path)
-    keep(path, torch=onednn_linear.WORTH, onednn=1.0)
+    keep(path, torch=WORTH, onednn=1.0)
     with caplog.at_level("DEBUG"):
-        assert not onednn_is_faster(layers((128, 128)))
-        assert "; torch is used" in caplog.text
-        keep(path, torch=2 * onednn_linear.WORTH, onednn=1.0)
-        assert onednn_is_faster(layers((128, 128)))
-        assert "; oneDNN is used" in caplog.text
+        assert not faster_for_decoding(layers((128, 128)))
+        keep(path, torch=2 * WORTH, onednn=1.0)
+        assert faster_for_decoding(layers((128, 128)))
+    assert str(path) in caplog.text
 
 
 def test_a_model_without_suitable_layers_is_not_measured(tmp_path: Path) -> None:
-    assert use_onednn(nn.Sequential(nn.Linear(16, 16), nn.Linear(256, 256).bfloat16())) == 0
+    assert not use_onednn(nn.Sequential(nn.Linear(16, 16), nn.Linear(256, 256).bfloat16()), trainable=True)
     assert not (tmp_path / "cache").exists()
 
 
 def test_the_shapes_with_the_most_weights_are_measured() -> None:
     shapes: list[Any] = [(64, 256)] * 5 + [(512, 64), (128, 128), (32, 16)]
-    assert [tuple(layer.weight.shape) for layer in largest(layers(*shapes))] == [(64, 256), (512, 64), (128, 128)]
+    assert [tuple(layer.weight.shape) for layer in largest(layers(*shapes), DECODING.shapes)] == [
+        (64, 256),
+        (512, 64),
+        (128, 128),
+    ]
+
+
+def test_training_is_measured_separately_and_decided_by_shape_and_product(tmp_path: Path) -> None:
+    both = layers((256, 128), (128, 256))
+    faster_for_training(both)
+    [path] = kept(tmp_path)
+    document = unsealed(path.read_bytes(), required=True)
+    assert document["key"]["rows"] == TRAINING.rows
+    assert [set(shape) for shape in document["seconds"]] == [set(Product)] * 2
+    fast, slow = {"torch": 2.0, "onednn": 1.0}, {"torch": 1.0, "onednn": 1.0}
+    document["seconds"] = [
+        {Product.OUTPUT: fast, Product.INPUT_GRADIENT: slow, Product.WEIGHT_GRADIENT: fast},
+        {Product.OUTPUT: slow, Product.INPUT_GRADIENT: slow, Product.WEIGHT_GRADIENT: slow},
+    ]
+    path.write_text(json.dumps(sealed({key: document[key] for key in ("key", "seconds")})))
+    wanted = {(128, 256): {Product.OUTPUT, Product.WEIGHT_GRADIENT}, (256, 128): set()}
+    assert faster_for_training(both) == wanted
+    assert document["key"]["shapes"] == [[128, 256], [256, 128]]
+
+    use_onednn(module := nn.Sequential(*both), trainable=True)
+    assert [getattr(layer, "training_products", None) for layer in module] == [set(), wanted[128, 256]]
+    assert {type(layer) for layer in module} == {OneDnnLinear}

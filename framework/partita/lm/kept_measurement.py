@@ -1,0 +1,96 @@
+"""Measurements of this machine that are made once and kept in the user's cache folder.
+
+All processes on a machine, and a run that is resumed there, then choose alike: of concurrent processes, the first to
+write decides for all.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from partita_schema.common.checksums import sealed, unsealed
+from partita_trainers.batch_size.cache import Cache
+from partita_trainers.batch_size.linux import processor
+
+logger = logging.getLogger(__name__)
+
+Kept = TypeVar("Kept")
+
+
+def machine() -> dict[str, Any]:
+    """Return what the speed of this process on a CPU depends on."""
+    return {
+        "processor": [processor(field) for field in ("vendor_id", "cpu family", "model", "model name")],
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def path_of(folder: str, key: Mapping[str, Any]) -> Path:
+    """Return the file of a measurement in a folder of the user's cache."""
+    text = json.dumps(key, sort_keys=True)
+    return Cache.of_user().folder.with_name(folder) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def kept(
+    path: Path,
+    key: Mapping[str, Any],
+    *,
+    measure: Callable[[], Any],
+    read: Callable[[Any], Kept],
+    otherwise: str,
+) -> Kept | None:
+    """Return the kept seconds of a measurement, which is made if there are none; None if they cannot be kept.
+
+    Args:
+        path: File of the measurement.
+        key: Everything that it depends on.
+        measure: Measures; returns seconds as JSON.
+        read: Converts the JSON. A ValueError, TypeError, KeyError or AttributeError says that it is damaged.
+        otherwise: What happens if nothing can be kept, for the log.
+    """
+    found = load(path, key, read=read)
+    if found is None:
+        save_first(path, {"key": key, "seconds": measure()}, otherwise=otherwise)
+        found = load(path, key, read=read)
+    return found
+
+
+def load(path: Path, key: Mapping[str, Any], *, read: Callable[[Any], Kept]) -> Kept | None:
+    """Return the kept seconds; None if there are none, or the file is damaged, which is then removed."""
+    try:
+        saved = unsealed(path.read_bytes(), required=True)
+        return read(saved["seconds"]) if saved["key"] == key else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.info("the measurement in %s cannot be read: %s", path, error)
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        logger.info("the measurement in %s is made again: %s", path, error)
+        path.unlink(missing_ok=True)
+        return None
+
+
+def save_first(path: Path, document: Mapping[str, Any], *, otherwise: str) -> None:
+    """Write a document, unless another process has written one: the first of concurrent writers wins."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(json.dumps(sealed(document), indent=1), encoding="utf8")
+            os.link(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        logger.info("%s, because their measurement cannot be kept: %s", otherwise, error)

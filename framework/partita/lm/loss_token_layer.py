@@ -1,0 +1,182 @@
+"""The last layer for the tokens that predict a label only.
+
+A loss needs the output of these tokens, and of the others only their keys and values in the last layer. A hook runs the
+layer until its attention has the keys and values of all tokens, stops it, and then passes the selected tokens through.
+The result is the same, but for rounding.
+
+Shapes: B lines, T tokens of the longest, K selected tokens, M most selected tokens of a line, A heads, D head size.
+"""
+
+import inspect
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from partita.lm.transformers_internals import set_attention
+
+NAME = "partita_loss_tokens"
+ATTENTION = "sdpa"
+"""The attention that is replaced."""
+MOST_SELECTED = 0.75
+"""Share of the tokens that predict a label above which the whole layer is computed."""
+
+current = threading.local()
+
+
+class KeysComputed(Exception):  # noqa: N818 - it is no error
+    """Raised when the attention of the layer has the keys and values of all tokens."""
+
+
+class SelectedTokens:
+    """The selected tokens of a batch, ordered by line, and what they attend to."""
+
+    def __init__(self, indices_K: torch.Tensor, *, lines: int, length: int, device: torch.device) -> None:
+        """Find the place of each token in a rectangle of lines.
+
+        Args:
+            indices_K: Indices of the tokens in the flattened lines, on the CPU.
+            lines: Number of lines.
+            length: Tokens of a line.
+            device: Device of the model.
+        """
+        self.lines, self.length = lines, length
+        line_K, column_K = indices_K // length, indices_K % length
+        counts_B = torch.bincount(line_K, minlength=lines)
+        order_K = line_K.argsort(stable=True)
+        rank_K = torch.empty_like(line_K)
+        rank_K[order_K] = torch.arange(len(line_K)) - (counts_B.cumsum(0) - counts_B)[line_K[order_K]]
+        self.most = int(counts_B.max())
+        place_K = line_K * self.most + rank_K
+        token_N = torch.zeros(lines * self.most, dtype=torch.long)
+        token_N[place_K] = torch.arange(len(line_K))
+        column_N = torch.zeros_like(token_N)
+        column_N[place_K] = column_K
+        self.indices_K, self.columns_K = indices_K.to(device), column_K.to(device)
+        self.place_K, self.token_N = place_K.to(device), token_N.to(device)
+        self.column_BM = column_N.view(lines, self.most).to(device)
+        self.keys: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
+        self.mask: torch.Tensor | None = None
+
+    def pick(self, value: Any) -> Any:
+        """Select the tokens [1, K, ...] of a tensor of all tokens [B or 1, T, ...], also in tuples and dictionaries."""
+        if isinstance(value, dict):
+            return {name: self.pick(one) for name, one in value.items()}
+        if isinstance(value, tuple):
+            return tuple(self.pick(one) for one in value)
+        if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[1] != self.length:
+            return value
+        if value.shape[0] == self.lines:
+            return value.flatten(0, 1).index_select(0, self.indices_K)[None]
+        return value.index_select(1, self.columns_K) if value.shape[0] == 1 else value
+
+    def attend(self, module: nn.Module, query_1AKD: torch.Tensor, settings: Mapping[str, Any]) -> torch.Tensor:
+        """Return the attention output [1, K, A, D] of the tokens over the keys of all tokens of their lines."""
+        query_AND = query_1AKD[0].index_select(1, self.token_N)
+        query_BAMD = query_AND.view(len(query_AND), self.lines, self.most, -1).transpose(0, 1)
+        found_BMAD, _ = sdpa_attention_forward(module, query_BAMD, self.keys, self.values, self.mask_B1MT(), **settings)
+        found_1KAD: torch.Tensor = found_BMAD.flatten(0, 1).index_select(0, self.place_K)[None]
+        return found_1KAD
+
+    def mask_B1MT(self) -> torch.Tensor:
+        """Return the attention mask of the tokens, from the mask of all tokens; it is causal without one."""
+        if self.mask is None:
+            columns_T = torch.arange(self.length, device=self.column_BM.device)
+            return (columns_T <= self.column_BM[..., None])[:, None]
+        mask_BTT = self.mask[:, 0].expand(self.lines, -1, -1)
+        return mask_BTT.gather(1, self.column_BM[..., None].expand(-1, -1, self.length))[:, None]
+
+
+class LossTokenLayer:
+    """Passes only selected tokens through the rest of the last layer, while enabled."""
+
+    def __init__(self, layer: nn.Module, config: Any) -> None:
+        """Register the hook on the last layer of a model with this config."""
+        self.layer, self.config = layer, config
+        self.signature = inspect.signature(layer.forward)
+        self.indices_K: torch.Tensor | None = None
+        self.handle = layer.register_forward_pre_hook(self.narrow, with_kwargs=True)
+
+    def close(self) -> None:
+        """Remove the hook."""
+        self.handle.remove()
+
+    @staticmethod
+    def pays_off(indices_K: torch.Tensor, *, tokens: int) -> bool:
+        """Return whether so few of all tokens are selected that a second pass through the layer costs less."""
+        return len(indices_K) <= MOST_SELECTED * tokens
+
+    @contextmanager
+    def only(self, indices_K: torch.Tensor) -> Iterator[None]:
+        """Continue after the keys of the last layer with these tokens of the flattened lines: [1, K, H], in this order.
+
+        Raises:
+            RuntimeError: In the forward pass, if the attention of the layer cannot be replaced.
+        """
+        self.indices_K = indices_K
+        try:
+            yield
+        finally:
+            self.indices_K = None
+            self.use(None)
+
+    def narrow(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the layer's arguments for the selected tokens, after the keys of all tokens are computed."""
+        if self.indices_K is None:
+            return None
+        bound = self.signature.bind(*args, **kwargs)
+        hidden_BTH = next(iter(bound.arguments.values()))
+        lines, length = hidden_BTH.shape[:2]
+        tokens = SelectedTokens(self.indices_K, lines=lines, length=length, device=hidden_BTH.device)
+        self.use(tokens)
+        try:
+            self.layer.forward(*args, **kwargs)
+        except KeysComputed:
+            for name, value in bound.arguments.items():
+                bound.arguments[name] = tokens.pick(value)
+            return bound.args, bound.kwargs
+        raise RuntimeError("the attention of the last layer cannot be replaced")
+
+    def use(self, tokens: SelectedTokens | None) -> None:
+        """Replace the attention of the model until the selected tokens have attended, or restore it."""
+        current.tokens = tokens
+        set_attention(self.config, NAME if tokens is not None else ATTENTION)
+
+
+def loss_token_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **settings: Any,
+) -> tuple[torch.Tensor, None]:
+    """Keep the keys and values of all tokens in the first pass; attend to them in the second.
+
+    Args:
+        module: The attention layer.
+        query: Queries [B, A, T, D], in the second pass [1, A, K, D].
+        key: Keys [B, A, T, D].
+        value: Values [B, A, T, D].
+        attention_mask: Mask [B or 1, 1, T, T], or None if attention is causal.
+        settings: Passed to the sdpa function.
+
+    Raises:
+        KeysComputed: In the first pass.
+    """
+    tokens: SelectedTokens = current.tokens
+    if tokens.keys is None:
+        if settings.get("position_bias") is not None:
+            raise RuntimeError("the attention of the last layer has a bias for each pair of positions")
+        tokens.keys, tokens.values, tokens.mask = key, value, attention_mask
+        raise KeysComputed
+    return tokens.attend(module, query, settings), None
+
+
+AttentionInterface.register(NAME, loss_token_attention)
