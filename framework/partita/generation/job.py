@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +26,8 @@ from partita.generation.sampled_prompts import SampledPrompts
 from partita.lm.base import GenerationOptions
 from partita.outputs.decode import Decoder
 from partita_schema.config import Config
-from partita_schema.rows import row_schema
+from partita_schema.rows import RowSchema, row_schema
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
-
-if TYPE_CHECKING:
-    from marshmallow import Schema
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +143,7 @@ class PredictionParts:
         return 1 if self.best_of is None else self.best_of.samples
 
     @property
-    def row_schema(self) -> "Schema":
+    def row_schema(self) -> RowSchema:
         """Converts a row without answers to values by feature name."""
         return row_schema(self.config, supervised=False)
 

@@ -5,17 +5,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from partita.generation.record import KEY_BYTES, row_key
-from partita_schema.rows import check_rows
+from partita_schema.rows import RowSchema, check_rows
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
-
-if TYPE_CHECKING:
-    from marshmallow import Schema
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +151,7 @@ class EncodedPrompts:
         self,
         rows: PromptRows,
         encoder: PromptEncoder,
-        schema: "Schema",
+        schema: RowSchema,
         *,
         fingerprint: str = "",
         chunk: int = 1000,

@@ -116,6 +116,8 @@ class GenerationOptions:
     """How many of the most probable tokens are reported at each position; None to report no position."""
     slots: bool = True
     """Whether continuous batching may be used."""
+    kv_cache: Literal["auto", "slots", "paged"] = "auto"
+    """How continuous batching keeps keys and values."""
     grammar: str | None = None
     """Grammar that constrains the output, in the syntax of llguidance."""
     labels: tuple[Label, ...] = ()
@@ -364,7 +366,11 @@ class GenerativeModel(LanguageModel, Protocol):
         """
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
-        """Return why rows of up to `tokens` tokens cannot use slots; None if they can."""
+        """Return why rows of up to `tokens` tokens cannot use slots; None if they can.
+
+        Raises:
+            ModelError: The options ask for a paged KV cache, and it is not supported.
+        """
 
     def open_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int

@@ -62,6 +62,7 @@ def generation_options(
         stop_token_ids=config.generation.stop_token_ids,
         logprobs=config.generation.logprobs,
         slots=config.generation.slots,
+        kv_cache=config.generation.kv_cache,
     )
 
 

@@ -3,39 +3,51 @@
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from partita.lm.attention_windows import smallest_span
 from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_check import check_causal, find_batch_way, padding_limit
 from partita.lm.batch_prompts import BatchPrompts
-from partita.lm.branches import BranchWay, branch_inputs, find_branch_way, separate_rows
+from partita.lm.branches import BranchWay, branch_inputs, ends_of_sight, find_branch_way, separate_rows
 from partita.lm.devices import seeded
 from partita.lm.generation import answer_ends, generate_batch, left_padded_prompts, may_run_past_context
 from partita.lm.loaded_model import TextModel
-from partita.lm.loss import label_cross_entropy
+from partita.lm.loss import LabelInputs, copy_labels, label_cross_entropy
+from partita.lm.loss_token_check import find_loss_token_layer
+from partita.lm.loss_token_layer import LossTokenLayer
 from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
 from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
+from partita.lm.paged.check import check_paged, open_attention, wants_pages, why_not_paged, why_unsupported_options
+from partita.lm.paged.slots import PagedSlots
+from partita.lm.paged.worst import paged_decode_step, paged_worst_case
 from partita.lm.sampler import Sampler, row_seed
 from partita.lm.scoring import ScoringSlots
-from partita.lm.slot_check import find_way, why_unsupported
+from partita.lm.slot_check import find_way, why_not_beyond_window, why_unsupported, window_reason
 from partita.lm.slots import Slots, SlotWay
 from partita.lm.trained_model import TrainedModel
+from partita.lm.transformers_internals import are_packed, known_rows
 from partita.lm.worst_case import TIMED_STEPS, batch_decode_step, batch_worst_case, reachable_tokens, timed_length
 from partita.lm.worst_slots import slots_decode_step, slots_worst_case
 from partita_schema.errors import ModelError
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Purpose, Timing
+from partita_trainers.device_copies import Prefetch, to_device
 
 logger = logging.getLogger(__name__)
 
 
 class HuggingFaceModel(TrainedModel, TextModel):
     """Implements `partita.lm.base.GenerativeModel`; created by `load_model`."""
+
+    loss_token_layer: LossTokenLayer | None = None
+    """Computes the rest of the last layer for the tokens that predict a label only; see `check_loss`."""
 
     # Training
 
@@ -49,28 +61,50 @@ class HuggingFaceModel(TrainedModel, TextModel):
 
     def cross_entropy(self, module: nn.Module, batch: Batch, *, reduction: Literal["sum", "none"]) -> torch.Tensor:
         """Return the cross-entropy of the batch's loss tokens, summed or not, in float32."""
-        if batch.has_branches and self.branch_way.reason is not None:
-            batch = separate_rows(batch)
-        noise = self.noise.for_rows(batch) if self.noise is not None else nullcontext()
-        with noise:
+        inputs = self._prefetch.take(batch, self.copy_inputs)
+        # Evaluations are equal bit for bit in any batches, which the selection of tokens is not; nor are references
+        # and policy if only one of them is selected.
+        last_layer = self.loss_token_layer if reduction == "sum" and torch.is_grad_enabled() else None
+        noise = self.noise.for_rows(inputs.batch) if self.noise is not None else nullcontext()
+        with noise, known_rows(packed=are_packed(inputs.batch)):
             return label_cross_entropy(
                 module,
-                batch,
+                inputs,
                 reduction=reduction,
                 positions=self.positions,
-                device=self.device,
-                virtual_tokens=self.virtual_tokens if self.embedded else 0,
-                more_inputs=self.more_inputs(batch),
+                more_inputs=self.more_inputs(inputs),
+                last_layer=last_layer,
             )
 
-    def more_inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def prefetch(self, batch: Batch) -> None:
+        """Begin to copy what the loss needs of a batch to the device, while it computes with another one."""
+        self._prefetch.begin(batch, self.copy_inputs)
+
+    @cached_property
+    def _prefetch(self) -> Prefetch[Any]:
+        """The inputs of the next batch."""
+        return Prefetch(self.device)
+
+    def copy_inputs(self, batch: Batch) -> LabelInputs:
+        """Return what the loss needs of a batch, on the device."""
+        has_branches = batch.has_branches
+        if has_branches and self.branch_way.reason is not None:
+            batch, has_branches = separate_rows(batch), False
+        virtual_tokens = self.virtual_tokens if self.embedded else 0
+        inputs = copy_labels(batch, virtual_tokens=virtual_tokens, device=self.device)
+        if batch.position_ids_BT is not None and has_branches:
+            return replace(inputs, ends_BT=to_device(ends_of_sight(batch.position_ids_BT), self.device))
+        if batch.position_ids_BT is None and self.config.trust_remote_code:
+            return replace(inputs, attention_mask_BT=to_device(batch.attention_mask(), self.device))
+        return inputs
+
+    def more_inputs(self, inputs: LabelInputs) -> dict[str, Any]:
         """Return model inputs in addition to the ids. Raise ModelError if packed rows attend to each other."""
-        if batch.position_ids_BT is not None:
-            positions_BT = batch.position_ids_BT.to(self.device)
-            if batch.has_branches:
-                return branch_inputs(positions_BT, model=self.base)
-            return packed_inputs(positions_BT, isolation=self.isolation, model=self.base)
-        return {"attention_mask": batch.attention_mask().to(self.device)} if self.config.trust_remote_code else {}
+        if inputs.position_ids_BT is not None:
+            if inputs.ends_BT is not None:
+                return branch_inputs(inputs.position_ids_BT, inputs.ends_BT, model=self.base)
+            return packed_inputs(inputs.position_ids_BT, isolation=self.isolation, model=self.base)
+        return {} if inputs.attention_mask_BT is None else {"attention_mask": inputs.attention_mask_BT}
 
     @cached_property
     def isolation(self) -> Isolation:
@@ -89,8 +123,14 @@ class HuggingFaceModel(TrainedModel, TextModel):
         return True
 
     def check_loss(self) -> None:
-        """Raise ModelError if a row's loss depends on padding or on the tokens that it predicts."""
+        """Raise ModelError if a row's loss depends on padding or on the tokens that it predicts.
+
+        From then on, `loss` with gradients computes the last layer for the tokens that predict a label only, if the
+        model supports it.
+        """
         logger.debug("the loss depends on nothing that follows: %s", self.is_causal)
+        if self.loss_token_layer is None:
+            self.loss_token_layer = find_loss_token_layer(self)
 
     def check_packing(self) -> None:
         """Raise ModelError if packed rows attend to each other."""
@@ -150,6 +190,16 @@ class HuggingFaceModel(TrainedModel, TextModel):
         tokens = prompt_tokens + new_tokens
         with seeded(0, device=self.device), self.evaluating():
             if self.why_no_slots(options, tokens=tokens) is None:
+                if self.uses_pages(options):
+                    return paged_worst_case(
+                        self,
+                        rows,
+                        prompt_tokens=prompt_tokens,
+                        new_tokens=new_tokens,
+                        options=options,
+                        shared_tokens=shared_tokens,
+                        attention=open_attention(self),
+                    )
                 return slots_worst_case(
                     self,
                     rows,
@@ -185,6 +235,11 @@ class HuggingFaceModel(TrainedModel, TextModel):
             length = timed_length(self, length)
             tokens = length + TIMED_STEPS
             if self.why_no_slots(options, tokens=tokens) is None:
+                if self.uses_pages(options):
+                    attention = open_attention(self)
+                    return paged_decode_step(
+                        self, rows, length=length, options=options, shared_tokens=shared_tokens, attention=attention
+                    )
                 return slots_decode_step(
                     self, rows, length=length, options=options, shared_tokens=shared_tokens, way=self.slot_way
                 )
@@ -192,8 +247,23 @@ class HuggingFaceModel(TrainedModel, TextModel):
             return batch_decode_step(self, rows, length=length, options=options, way=way)
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
-        """Return why rows of up to `tokens` tokens cannot use slots; None if they can."""
-        return why_unsupported(self, options, tokens=tokens) or self.slot_way.reason
+        """Return why rows of up to `tokens` tokens cannot use slots; None if they can.
+
+        Raises:
+            ModelError: The options ask for a paged KV cache, and it is not supported.
+        """
+        reason = self.why_no_cache_of_slots(options, tokens=tokens)
+        if options.kv_cache == "paged":
+            check_paged(reason or self.why_no_pages(options))
+        return reason
+
+    def why_no_cache_of_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
+        """Return why rows of up to `tokens` tokens cannot use slots, whatever the options say of a paged KV cache."""
+        reason = why_unsupported(self, options, tokens=tokens) or self.slot_way.reason
+        window = smallest_span(self.base.config.get_text_config())
+        if reason is None and window is not None and tokens > window and self.why_not_beyond_window is not None:
+            return window_reason(window, tokens)
+        return reason
 
     def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
         """Return which rows of up to `tokens` tokens, including new ones, can share a batch.
@@ -218,13 +288,38 @@ class HuggingFaceModel(TrainedModel, TextModel):
         """How the model supports slots, or why it does not."""
         return find_way(self)
 
+    @cached_property
+    def why_not_beyond_window(self) -> str | None:
+        """Why slots do not support rows longer than a sliding window; None if they do."""
+        reason = why_not_beyond_window(self, self.slot_way)
+        if reason is not None:
+            logger.debug("rows longer than a sliding window: %s", reason)
+        return reason
+
+    def why_no_pages(self, options: GenerationOptions) -> str | None:
+        """Return why a model that supports slots has no paged KV cache with these options; None if it has."""
+        return why_unsupported_options(self, options) or self.why_not_paged
+
+    @cached_property
+    def why_not_paged(self) -> str | None:
+        """Why the model does not support a paged KV cache; None if it does."""
+        return why_not_paged(self)
+
+    def uses_pages(self, options: GenerationOptions) -> bool:
+        """Return whether the KV cache is paged, for a model that supports slots."""
+        return wants_pages(self, options) and self.why_no_pages(options) is None
+
     def open_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
-    ) -> Slots:
+    ) -> Slots | PagedSlots:
         """Start continuous batching, by scoring if there are labels.
 
         See `GenerativeModel.open_slots` for the arguments.
         """
+        if self.uses_pages(options):
+            logger.info("answers are generated with a paged KV cache")
+            attention = open_attention(self)
+            return PagedSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, attention=attention)
         if options.scores_labels:
             return ScoringSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, way=self.slot_way)
         return Slots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, way=self.slot_way)

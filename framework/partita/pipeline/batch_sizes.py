@@ -11,7 +11,7 @@ import numpy as np
 from partita.data.training_shape import TrainingShape
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import usable_lengths
-from partita.lm.base import request_limit
+from partita.lm.base import GenerationOptions, request_limit
 from partita.pipeline.probes import EvaluationProbe, GenerationProbe
 from partita.pipeline.size_key import ROWS_THAT_COUNT, TunedPipeline, size_key
 from partita_schema.common.text import counted
@@ -111,6 +111,7 @@ class BatchSizeTuner:
         shared_tokens: int = 0,
         batch_size: int | None = None,
         max_new_tokens: int | None = None,
+        options: GenerationOptions | None = None,
     ) -> BatchSize:
         """Return the batch size of generation.
 
@@ -119,6 +120,7 @@ class BatchSizeTuner:
             shared_tokens: Number of prompt tokens shared by all rows.
             batch_size: Size set by the caller, which overrides the config.
             max_new_tokens: Maximum number of new tokens; None for that of the pipeline.
+            options: Generation settings; None for those of the pipeline.
         """
         wanted = max_new_tokens or self.pipeline.max_new_tokens
         usable, _ = usable_lengths(
@@ -130,11 +132,16 @@ class BatchSizeTuner:
             if batch_size is None and fixed.origin == "file":
                 self.note_training_size(fixed.rows)
             return fixed
-        probe = GenerationProbe(
-            self.lm, self.pipeline.generation, lengths=requested, wanted_tokens=wanted, shared_tokens=shared_tokens
-        )
-        options = self.pipeline.generation
-        kind = [options.arguments, len(options.stop), options.logprobs, probe.engine, bucket(shared_tokens)]
+        options = options or self.pipeline.generation
+        probe = GenerationProbe(self.lm, options, lengths=requested, wanted_tokens=wanted, shared_tokens=shared_tokens)
+        kind = [
+            options.arguments,
+            len(options.stop),
+            options.logprobs,
+            options.kv_cache,
+            probe.engine,
+            bucket(shared_tokens),
+        ]
         return self.find(probe, options=kind)
 
     def evaluation(
@@ -196,15 +203,18 @@ class BatchSizeTuner:
         return BatchSize(rows=chosen, origin="file", device=self.device) if isinstance(chosen, int) else None
 
     def note_training_size(self, rows: int) -> None:
-        """Log once that answers are generated with the batch size of training, which the file sets."""
+        """Log once that prediction has the batch size of training, which the file sets."""
         trainer = self.config.trainer
         if self.noted_training_size or trainer.eval_batch_size is not None or not self.config.trains:
             return
         self.noted_training_size = True
+        if self.config.head_output is None:
+            what = "answers are generated"
+        else:
+            what = "answers are scored" if self.config.scores_answers else "values are predicted"
         logger.info(
-            "answers are generated for %s at a time, as trainer.batch_size says; trainer.eval_batch_size: auto "
-            "measures how many fit",
-            counted(rows, "row"),
+            "%s for %s at a time, as trainer.batch_size says; trainer.eval_batch_size: auto measures how many fit",
+            *(what, counted(rows, "row")),
         )
 
     def single_row(self, rows: int) -> BatchSize | None:
