@@ -109,7 +109,10 @@ class Sampler:
                 scores_NV[indices[:, None], self.ends] = -torch.inf
         if self.grammar is not None:
             scores_NV = self.grammar.mask_scores(scores_NV, rows, otherwise=logits_NV)
-        tokens_N, valid_N = self.sample(scores_NV, rows) if self.samples else greedy(scores_NV)
+        if self.samples:
+            tokens_N, valid_N = self.sample(scores_NV, rows)
+        else:
+            tokens_N, valid_N = (greedy_on_cpu if scores_NV.device.type == "cpu" else greedy)(scores_NV)
         close = near_ties(scores_NV, tokens_N, means_N).nonzero()[:, 0].tolist() if means_N is not None else []
         if self.logprobs:
             self.add_logprobs(logits_NV, tokens_N, rows)
@@ -136,25 +139,50 @@ class Sampler:
 
     def sample(self, scores_NV: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample a token per row by inverse transform; return tokens and whether they are valid."""
-        usable_N = scores_NV.amax(-1).isfinite()
-        if not usable_N.all():
-            # Some of transformers' processors raise on such a row, which would fail the whole batch.
-            scores_NV = scores_NV.masked_fill(~usable_N[:, None], 0)
-        if self.warpers:
-            scores_NV = self.warpers(None, scores_NV)
-        reached_NV = scores_NV.softmax(-1).cumsum(-1)
-        total_N1 = reached_NV[:, -1:]
         chances_N1 = torch.tensor([[row.uniforms[len(row.new)]] for row in rows], device=self.device)
-        # A random number of 0.99999997 times the total may round to the total, which no cumulative sum exceeds.
-        sought_N1 = torch.minimum(chances_N1 * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
-        tokens_N = torch.searchsorted(reached_NV, sought_N1, right=True)[:, 0]
-        return tokens_N.clamp(max=scores_NV.shape[1] - 1), usable_N & ~total_N1[:, 0].isnan()
+        return inverse_transform(scores_NV, chances_N1, warpers=self.warpers)
+
+
+def inverse_transform(
+    scores_NV: torch.Tensor, chances_N1: torch.Tensor, *, warpers: "LogitsProcessorList | None"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample a token per row by inverse transform; return tokens and whether they are valid.
+
+    Args:
+        scores_NV: Scores of the rows.
+        chances_N1: A random number in [0, 1) for each row.
+        warpers: Processors that depend on scores only.
+    """
+    usable_N = scores_NV.amax(-1).isfinite()
+    # Some of transformers' processors raise on a row without scores, which would fail the whole batch. Whether there is
+    # one is not asked: a GPU would have to answer first.
+    scores_NV = scores_NV.masked_fill(~usable_N[:, None], 0)
+    if warpers:
+        scores_NV = warpers(None, scores_NV)
+    reached_NV = scores_NV.softmax(-1).cumsum(-1)
+    total_N1 = reached_NV[:, -1:]
+    # A random number of 0.99999997 times the total may round to the total, which no cumulative sum exceeds.
+    sought_N1 = torch.minimum(chances_N1 * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
+    tokens_N = torch.searchsorted(reached_NV, sought_N1, right=True)[:, 0]
+    return tokens_N.clamp(max=scores_NV.shape[1] - 1), usable_N & ~total_N1[:, 0].isnan()
 
 
 def greedy(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens with the highest scores [N], and whether the scores are numbers [N]."""
+    """Return the tokens with the highest scores [N], and whether the scores are numbers [N].
+
+    Of equal scores, the first is the highest, and NaN is higher than all numbers.
+    """
     best_N, tokens_N = scores_NV.max(-1)
     return tokens_N, ~best_N.isnan()
+
+
+def greedy_on_cpu(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the result of `greedy` for scores on the CPU, three to six times as fast.
+
+    numpy finds the highest score of a row with vector instructions, torch compares one score after the other.
+    """
+    tokens_N = torch.from_numpy(scores_NV.detach().numpy().argmax(-1))
+    return tokens_N, ~scores_NV.gather(1, tokens_N[:, None])[:, 0].isnan()
 
 
 def near_ties(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from partita.lm.base import Generated, GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.generation_defaults import PLAIN, SAMPLING
 from partita.lm.row import NOT_NUMBERS, Row
-from partita.lm.sampler import HISTORY, Sampler, random_numbers
+from partita.lm.sampler import HISTORY, Sampler, greedy_on_cpu, random_numbers
 
 from ...properties import ends, examples
 
@@ -446,3 +446,22 @@ def test_log_probabilities_equal_those_of_a_plain_forward_pass(small, lm, argume
 def test_log_probabilities_are_computed_only_on_request(small, lm) -> None:
     found = generated(small.answer_in_slots(lm, small.slot_requests((3, 4)), slots=1))
     assert found[0].logprob is None
+
+
+SCORES = st.sampled_from([-math.inf, -1.0, -0.0, 0.0, 1.0, 2.5, math.inf, math.nan])
+
+
+@given(st.integers(1, 40).flatmap(lambda width: st.lists(st.lists(SCORES, min_size=width, max_size=width), min_size=1)))
+@examples(100)
+def test_greedy_choices_are_those_of_torch_for_ties_infinities_and_nan(rows: list[list[float]]) -> None:
+    scores_NV = torch.tensor(rows)
+    best_N, wanted_N = scores_NV.max(-1)
+    tokens_N, valid_N = greedy_on_cpu(scores_NV)
+    assert tokens_N.tolist() == wanted_N.tolist()
+    assert valid_N.tolist() == [not math.isnan(best) for best in best_N.tolist()]
+
+
+def test_greedy_choices_from_views_are_those_of_torch() -> None:
+    scores_NLV = torch.randn(5, 3, 4099, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    for view_NV in (scores_NLV[:, -1], scores_NLV[..., ::2][:, 0], scores_NLV[:, 0].T.contiguous().T):
+        assert greedy_on_cpu(view_NV)[0].tolist() == view_NV.max(-1).indices.tolist()
