@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from partita_schema.config import Config
+from partita_schema.config import FINISHED, Config
 from partita_schema.errors import Problem
 from partita_schema.yaml.tree import Node
 
@@ -17,11 +17,16 @@ class Checked:
     problems: tuple[Problem, ...]
 
 
-def check_tree(root: Node) -> Checked:
-    """Return the configuration of a tree, or every problem in file order."""
+def check_tree(root: Node, *, finished: bool = False) -> Checked:
+    """Return the configuration of a tree, or every problem in file order.
+
+    Args:
+        root: The tree.
+        finished: Whether it is the file of a finished run.
+    """
     try:
-        return Checked(Config.model_validate(root.plain()), ())
+        return Checked(Config.model_validate(root.plain(), context=FINISHED if finished else None), ())
     except ValidationError as error:
         from partita_schema.problems.repair import problems_of
 
-        return Checked(None, problems_of(root, error))
+        return Checked(None, problems_of(root, error, finished=finished))

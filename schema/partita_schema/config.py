@@ -3,13 +3,16 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import ValidationInfo, model_validator
 
 from partita_schema.base import Refusal, rule_error
 from partita_schema.common.text import counted
-from partita_schema.rules import RULES
+from partita_schema.rules import RULES, TRAINING_RULES
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.model import EmbeddingBagModel, ScratchModel
+
+FINISHED: Mapping[str, Any] = {"finished": True}
+"""Context of a validation: the file is that of a finished run."""
 
 
 class Config(ConfigSections):
@@ -27,16 +30,26 @@ class Config(ConfigSections):
         return {**sections, "output_features": [with_head_of_pairs(output) for output in outputs]}
 
     @model_validator(mode="after")
-    def rules_between_sections_hold(self) -> "Config":
-        for key, message in refusals(self):
+    def rules_between_sections_hold(self, info: ValidationInfo) -> "Config":
+        for key, message in refusals(self, finished=is_finished(info)):
             raise rule_error(message, at=key)
         return self
 
 
-def refusals(config: ConfigSections) -> Iterator[Refusal]:
-    """Yield every key that violates a rule between sections. Outputs of a new encoder have a head in all rules."""
+def is_finished(info: ValidationInfo) -> bool:
+    """Return whether the sections are those of a finished run: the context is FINISHED."""
+    return info.context is FINISHED
+
+
+def refusals(config: ConfigSections, *, finished: bool = False) -> Iterator[Refusal]:
+    """Yield every key that violates a rule between sections. Outputs of a new encoder have a head in all rules.
+
+    Args:
+        config: The sections.
+        finished: Whether they are those of a finished run.
+    """
     checked = with_heads(config) if config.is_new_encoder else config
-    for rule in RULES:
+    for rule in RULES if finished else (*RULES, *TRAINING_RULES):
         yield from rule(checked)
 
 
@@ -59,7 +72,8 @@ def summary(config: Config) -> str:
     """Return a summary such as `finetune of scratch llama with lora in 4 bits; 1 input, 2 outputs`."""
     verb = config.trainer.type if config.trains else "zero-shot"
     adapter = f" with {config.adapter.type}" if config.adapter is not None else ""
-    bits = f" in {config.quantization.bits} bits" if config.quantization is not None else ""
+    quantization = config.quantization
+    bits = "" if quantization is None else f" in {getattr(quantization, 'bits', 8)} bits"
     inputs, outputs = len(config.input_features), len(config.output_features)
     return f"{verb} of {model_name(config)}{adapter}{bits}; {counted(inputs, 'input')}, {counted(outputs, 'output')}"
 

@@ -37,13 +37,14 @@ class LoadedConfig:
     with the original key."""
 
 
-def load_config(source: ConfigSource, *, overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_config(source: ConfigSource, *, overrides: Sequence[str] = (), finished: bool = False) -> LoadedConfig:
     """Return the checked configuration, merged with the files that it extends.
 
     Args:
         source: A path, YAML text, a dictionary or a Config; or a list of these, each merged over those before it. A str
             with a line break or `: ` is YAML text, any other str is a path.
         overrides: Values for keys, such as `trainer.epochs=1`.
+        finished: Whether this is the configuration of a finished run, which is not trained again.
 
     Raises:
         ConfigError: The configuration is invalid. It has every problem.
@@ -59,7 +60,7 @@ def load_config(source: ConfigSource, *, overrides: Sequence[str] = ()) -> Loade
 
         rewrite_relative_paths(root, folder=folder)
     apply_overrides(root, overrides)
-    config = checked_config(root, problems, files=layers.files)
+    config = checked_config(root, problems, files=layers.files, finished=finished)
     return LoadedConfig(
         config=config,
         text=layers.text,
@@ -78,8 +79,19 @@ def converted(root: Node) -> tuple[Problem, ...]:
     return convert_ludwig(root)
 
 
-def checked_config(root: Node, syntax_problems: tuple[Problem, ...], *, files: Sequence[str]) -> Config:
-    checked = check_tree(root)
+def checked_config(root: Node, syntax_problems: tuple[Problem, ...], *, files: Sequence[str], finished: bool) -> Config:
+    """Return the configuration in a tree, with the defaults of its text inputs filled in.
+
+    Args:
+        root: The tree.
+        syntax_problems: Problems of the text of the files, which are reported with the others.
+        files: The files in the order in which problems are listed.
+        finished: Whether the file is that of a finished run, which may answer in another number format.
+
+    Raises:
+        ConfigError: With all problems.
+    """
+    checked = check_tree(root, finished=finished)
     reported = {(problem.path, problem.file) for problem in syntax_problems}
     others = [problem for problem in checked.problems if (problem.path, problem.file) not in reported]
     problems = [*syntax_problems, *others]
@@ -87,7 +99,7 @@ def checked_config(root: Node, syntax_problems: tuple[Problem, ...], *, files: S
         raise ConfigError(in_file_order(problems, files))
     config = checked.config
     if fill_defaults(root):
-        again = check_tree(root)
+        again = check_tree(root, finished=finished)
         if again.config is None:
             raise ConfigError(again.problems)
         config = again.config

@@ -73,6 +73,7 @@ class ManifestRecord(Record):
     config = fields.Dict(keys=fields.String())
     folder = fields.String()
     labels = fields.Dict(keys=fields.String(), values=fields.List(fields.String()))
+    number_format = fields.Dict(keys=fields.String())
     model = fields.String(allow_none=True)
     error = fields.String(allow_none=True)
     created = fields.String()

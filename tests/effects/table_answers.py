@@ -166,6 +166,7 @@ ANSWERS = [
             "generation.stop_token_ids": list(range(3, 12)),
             "generation.logprobs": False,
             "generation.slots": Flip(False, part="log"),
+            "generation.kv_cache": Flip("paged", given={"generation": {"logprobs": False}}, part="log"),
             "generation.seed": Flip(7, given=SAMPLED),
             "trainer[none].batch_size": Flip(2, part="passes"),
             "trainer[none].eval_batch_size": Flip(2, part="passes"),

@@ -19,6 +19,7 @@ LONG = scaled(
 )
 LLAMA = scaled("llama3", factor=8.0, original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0)
 LINEAR = scaled("linear", factor=2.0)
+INT8 = {"type": "int8_dynamic_activation_int8_weight"}
 HUB = {"type": "hub", "name": "own/rows"}
 ROPE = "model_parameters.rope_scaling."
 
@@ -70,12 +71,14 @@ MODELS = [
         PROBE | {"adapter": {"type": "lora", "r": 4}, "quantization": {"bits": 4}},
         "losses",
         {
-            "quantization.bits": 8,
-            "quantization.bnb_4bit_quant_type": "fp4",
-            "quantization.bnb_4bit_use_double_quant": False,
-            "quantization.bnb_4bit_compute_dtype": "bfloat16",
-            "quantization.llm_int8_has_fp16_weight": Flip(True, given={"quantization": {"bits": 8}}, part="types"),
-            "quantization.skip_modules": ["q_proj", "lm_head"],
+            "quantization[bitsandbytes].bits": 8,
+            "quantization[bitsandbytes].bnb_4bit_quant_type": "fp4",
+            "quantization[bitsandbytes].bnb_4bit_use_double_quant": False,
+            "quantization[bitsandbytes].bnb_4bit_compute_dtype": "bfloat16",
+            "quantization[bitsandbytes].llm_int8_has_fp16_weight": Flip(
+                True, given={"quantization": {"bits": 8}}, part="types"
+            ),
+            "quantization[bitsandbytes].skip_modules": ["q_proj", "lm_head"],
         },
         long=True,
     ),
@@ -84,7 +87,23 @@ MODELS = [
         answers,
         ANSWER | {"quantization": {"bits": 8}},
         "answers",
-        {"quantization.llm_int8_threshold": 0.5},  # bitsandbytes ignores it in training on a CPU
+        {"quantization[bitsandbytes].llm_int8_threshold": 0.5},  # bitsandbytes ignores it in training on a CPU
+        long=True,
+    ),
+    Group(
+        "int8 answers",
+        answers,
+        ANSWER,
+        "log",
+        {
+            "quantization[bitsandbytes].type": Flip(INT8, given={"quantization": {"type": "bitsandbytes", "bits": 4}}),
+            "quantization[int8_dynamic_activation_int8_weight].type": Flip(
+                {"type": "bitsandbytes", "bits": 4}, given={"quantization": INT8}
+            ),
+            "quantization[int8_dynamic_activation_int8_weight].skip_modules": Flip(
+                ["lm_head"], given={"quantization": INT8}
+            ),
+        },
         long=True,
     ),
     Group(

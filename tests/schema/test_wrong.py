@@ -136,7 +136,10 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
         ("prompt: Sort it.", "4:9: prompt: write a mapping; got Sort it., write prompt: {task: Sort it.}"),
         ("prompt: '{a} is'", "4:9: prompt: write a mapping; got '{a} is', write prompt: {template: '{a} is'}"),
         ("quantization: 4", "4:15: quantization: write a mapping; got 4, write quantization: {bits: 4}"),
-        ("quantization: 5", "4:15: quantization: write a mapping; got 5"),
+        (
+            "quantization: 5",
+            "4:15: quantization: write a mapping with type: bitsandbytes or int8_dynamic_activation_int8_weight; got 5",
+        ),
         ("generation: 5", "4:13: generation: write a mapping; got 5"),
         (
             "trainer: {type: finetune, learning_rate_scheduler: cosin}",

@@ -48,6 +48,7 @@ def explain(
     with waiting(LIBRARIES):
         from partita.backends.process_layout import process_layout
         from partita.lm.best_of_plan import plan_best_of
+        from partita.lm.number_formats import chosen_formats
 
         layout, generation, planned = process_layout(loaded.config), generation_of(loaded), None
     if data or dataset is not None:
@@ -60,7 +61,8 @@ def explain(
 
             planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset_path(dataset, stdin_format))
     plans = Plans(generation, plan_best_of(loaded.config), layout, branches_of(loaded, planned))
-    chosen = open_values(loaded.config, steps=planned.plan.steps if planned is not None else None)
+    steps = planned.plan.steps if planned is not None else None
+    chosen = chosen_formats(loaded.config) | open_values(loaded.config, steps=steps)
     if as_json:
         print_record(loaded, plans, planned, chosen=chosen)
         return

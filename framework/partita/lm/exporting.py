@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.adapters.merging import merged_model
+from partita.lm.int8_linear import int8_layers, weight_levels
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.loading import BaseLoader, quiet_progress
 from partita.lm.precision import quantized_layers
 from partita.lm.saving import adapter_tensors, save_adapter
 from partita.tokenizers.hub import BASE, digest, folder_digest, hub_commit
 from partita.tokenizers.load import tokenizer_digest
+from partita_schema.errors import ModelError
 from partita_schema.sections.adapter import LoraAdapter
 from partita_schema.sections.model import ScratchModel
+from partita_schema.sections.quantization import DynamicInt8Quantization
 from partita_trainers.file_sums import summed
 
 if TYPE_CHECKING:
@@ -29,7 +32,11 @@ def export(lm: LoadedModel, folder: Path) -> None:
 
     The result is a plain model without an adapter, with a merged adapter, or if the init rounded the base weights;
     otherwise the adapter, and under `base/` the base model if it is new.
+
+    Raises:
+        ModelError: The model has int8 weights.
     """
+    check_precision(lm)
     with quiet_progress(), summed(folder):
         if lm.adapted is None:
             export_plain(lm, lm.base, folder)
@@ -40,6 +47,14 @@ def export(lm: LoadedModel, folder: Path) -> None:
             if lm.source is None or lm.plain:
                 export_base(lm, folder / BASE)
         lm.tokenizer.save_pretrained(folder)
+
+
+def check_precision(lm: LoadedModel) -> None:
+    """Raise ModelError if the model has int8 weights, which are made for answers, at each start."""
+    quantization = lm.config.quantization
+    if isinstance(quantization, DynamicInt8Quantization):
+        message = f"quantization.type: {quantization.type} is for answers, and its weights are not saved"
+        raise ModelError(f"{message}; remove quantization, or add --set quantization=null")
 
 
 def must_merge(lm: LoadedModel) -> bool:
@@ -117,13 +132,23 @@ def identity(lm: LoadedModel) -> str:
     base: list[Any] = []
     if lm.adapted is not None or not (lm.trainable or lm.plain):
         base = new_weights(lm) or source_origin(lm.source, lm=lm)
+    int8 = [name for name, _ in int8_layers(lm.module)]
     sections = [config.model_parameters, config.quantization, config.adapter if lm.adapted is not None else None]
     dumped = [section.model_dump(mode="json") if section is not None else None for section in sections]
     kernels = [getattr(layer, "support_avx512bf16_for_cpu", None) for _, layer in quantized_layers(lm.module)]
     # In 16 bits the remaining base weights were rounded when an init moved a part of them; files do not round them.
     moved = bool(lm.initial) and lm.base.dtype != torch.float32
     dtypes = sorted({str(parameter.dtype) for parameter in lm.module.parameters()})
-    return digest(base, dumped, kernels, moved, dtypes, lm.device.type, tokenizer_digest(lm.tokenizer))
+    return digest(
+        base,
+        dumped,
+        kernels,
+        moved,
+        dtypes,
+        lm.device.type,
+        tokenizer_digest(lm.tokenizer),
+        *([int8, weight_levels()] if int8 else ()),
+    )
 
 
 def local_folder(source: str | None) -> Path | None:

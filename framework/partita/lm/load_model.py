@@ -19,17 +19,21 @@ from partita.lm.heads import Head
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.kinds import ModelKind, model_kind
 from partita.lm.loading import BaseLoader
+from partita.lm.number_formats import quantize_faster_layers
 from partita.lm.precision import choose_kernels
 from partita.lm.reward_model import RewardModel
 from partita.tokenizers.hub import find_sources, quiet_libraries
 from partita_schema.config import Config
+from partita_schema.errors import ModelError
 from partita_schema.sections.adapter import Adapter
+from partita_schema.sections.quantization import DynamicInt8Quantization
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+INT8 = "quantization.type: {}; {}"
 MODELS: dict[ModelKind, type[HuggingFaceModel]] = {"decoder": HuggingFaceModel, "encoder-decoder": EncoderDecoderModel}
 """The class of each kind of model."""
 
@@ -72,11 +76,16 @@ def load_model(
     # evaluated with.
     choose_kernels(base, may_pack=not trainable and not config.trains)
     base.requires_grad_(config.adapter is None and trainable)
+    layers = {name: part for name, part in base.named_modules() if type(part) is torch.nn.Linear}
     module, initial = with_adapter(base, loader, adapter_source=adapter_source, trainable=trainable, batches=batches)
     if trainable:
         prepare_for_training(module, base, config)
     else:
         module.requires_grad_(False)
+    if isinstance(config.quantization, DynamicInt8Quantization):
+        check_int8(base, head, trainable=trainable, source=source)
+        if quantize_faster_layers(layers, config.quantization):
+            release_file(module)
     module.eval()
     return class_of(head, base, source=source)(
         module,
@@ -91,6 +100,33 @@ def load_model(
         trainable=trainable,
         head=head,
     )
+
+
+def check_int8(base: "PreTrainedModel", head: Head | None, *, trainable: bool, source: str | None) -> None:
+    """Raise ModelError if a model cannot answer with int8 weights.
+
+    Args:
+        base: The base model.
+        head: Head on top of the model; None for a model that writes text.
+        trainable: Whether the model is loaded for training.
+        source: Folder or Hub id of the model.
+    """
+    if trainable:
+        raise ModelError(INT8.format("int8 weights cannot be trained", "remove quantization, and write it to predict"))
+    if head is not None or model_kind(base.config, source=source or "scratch") != "decoder":
+        raise ModelError(INT8.format("the model is not a decoder that writes text", "remove quantization"))
+    if base.device.type != "cpu":
+        advice = "write model_parameters.device: cpu, or quantization: {bits: 8}"
+        raise ModelError(INT8.format(f"int8 products run on a CPU, and the model is on {base.device}", advice))
+
+
+def release_file(module: torch.nn.Module) -> None:
+    """Copy the weights that a model still has, so that the file with the others does not stay mapped to memory.
+
+    safetensors maps files, and pages of weights that were read count for the process until all its tensors are gone.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def class_of(

@@ -74,7 +74,7 @@ class LoadedModel:
             self.embedded = settings.peft_type.value in EMBEDDED
         self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
         self.answer_context = described_answer_context(self.base.config)
-        self.wide = use_onednn(self.module) > 0
+        self.wide = use_onednn(self.module, trainable=self.trainable)
 
     @property
     def has_new_head(self) -> bool:

@@ -15,11 +15,13 @@ from partita.lm.context_length import read_config, scale_positions
 from partita.lm.devices import seeded
 from partita.lm.heads import Head, fit_labels, head_modules, is_of_head, is_of_pooler
 from partita.lm.kinds import class_of_kind, model_kind
-from partita.lm.precision import bitsandbytes_config, faster_dtype
+from partita.lm.number_formats import faster_dtype
+from partita.lm.precision import bitsandbytes_config
 from partita.tokenizers.hub import check_intact, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.sections.model import ModelParameters, Quantization, ScratchModel
+from partita_schema.sections.model import ModelParameters, ScratchModel
+from partita_schema.sections.quantization import BitsandbytesQuantization
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -81,8 +83,10 @@ class BaseLoader:
         return model.to(self.device) if self._quantization is None else model
 
     @property
-    def _quantization(self) -> Quantization | None:
-        return None if self.plain else self.config.quantization
+    def _quantization(self) -> BitsandbytesQuantization | None:
+        """The quantization that loading applies; int8 layers are made of the float32 ones of a loaded model."""
+        quantization = self.config.quantization
+        return quantization if isinstance(quantization, BitsandbytesQuantization) and not self.plain else None
 
     @property
     def _may_add_head(self) -> bool:
@@ -176,12 +180,12 @@ def attention(parameters: ModelParameters) -> str | None:
 def weights_dtype(config: Config, *, device: torch.device) -> Any:
     """Return the dtype of the base weights; weights that are trained themselves are float32."""
     wanted = config.model_parameters.dtype
-    if config.trains and config.adapter is None:
+    if config.trains and config.adapter is None and wanted != "fastest":  # which a finished run may have
         if wanted in ("bfloat16", "float16"):
             logger.info("dtype: trained weights are held in float32; write mixed_precision to compute in %s", wanted)
         return torch.float32
     if wanted == "fastest":
-        return faster_dtype(device)
+        return faster_dtype(device).dtype
     if wanted != "auto":
         return getattr(torch, wanted)
     return torch.float32 if device.type == "cpu" else "auto"

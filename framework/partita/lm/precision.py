@@ -1,52 +1,20 @@
-"""Precision of weights: trained float32 layers of a 16-bit model, the faster dtype, quantization to 4 or 8 bits.
+"""Precision of weights: trained float32 layers of a 16-bit model, quantization to 4 or 8 bits.
 
 On CPUs with AVX512-BF16 bitsandbytes repacks a 4-bit weight at the first forward pass in evaluation mode. The packed
 kernel is fast and has no backward pass: gradients are silently wrong from then on. So weights of a model in training
 are never repacked; see docs/decisions/0004-qlora-on-cpu.md.
 """
 
-import logging
 from collections.abc import Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from partita.lm.onednn_linear import use_onednn, using_onednn
-from partita_schema.sections.model import Quantization
-from partita_trainers.batch_size.clock import now
+from partita_schema.sections.quantization import BitsandbytesQuantization
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
-
-logger = logging.getLogger(__name__)
-
-WORTH_ROUNDING = 1.2
-"""Minimum speedup in bfloat16 that outweighs its rounding."""
-
-
-def faster_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 if matrix products are clearly faster in it than in float32, else float32."""
-    seconds = {dtype: product_seconds(dtype, device=device) for dtype in (torch.float32, torch.bfloat16)}
-    times = seconds[torch.float32] / seconds[torch.bfloat16]
-    chosen = torch.bfloat16 if times >= WORTH_ROUNDING else torch.float32
-    logger.info("dtype: products of matrices are %.2f times as fast in bfloat16: %s", times, str(chosen)[6:])
-    return chosen
-
-
-def product_seconds(dtype: torch.dtype, *, device: torch.device) -> float:
-    """Return the seconds of a product of 64 rows with a layer of 1024 x 1024, the median of a few."""
-    layer = nn.Linear(1024, 1024, bias=False, dtype=dtype, device=device)
-    use_onednn(layer)
-    rows = torch.ones(64, 1024, dtype=dtype, device=device)
-    seconds = []
-    with torch.no_grad(), using_onednn():
-        for _ in range(7):
-            started = now(device)
-            layer(rows)
-            seconds.append(now(device) - started)
-    return median(seconds[2:])
 
 
 def bridge_types(module: nn.Module, *, dtype: torch.dtype) -> None:
@@ -85,7 +53,7 @@ PACKED_ROWS = 32
 
 
 def bitsandbytes_config(
-    quantization: Quantization, *, device: torch.device, trained: Sequence[str] = ()
+    quantization: BitsandbytesQuantization, *, device: torch.device, trained: Sequence[str] = ()
 ) -> "BitsAndBytesConfig":
     """Convert the section to the config of transformers. `trained` names modules that are trained whole."""
     from transformers import BitsAndBytesConfig
@@ -107,7 +75,7 @@ def bitsandbytes_config(
     )
 
 
-def compute_dtype(quantization: Quantization, *, device: torch.device) -> torch.dtype:
+def compute_dtype(quantization: BitsandbytesQuantization, *, device: torch.device) -> torch.dtype:
     """Return the dtype that 4-bit layers compute in."""
     if quantization.bnb_4bit_compute_dtype != "auto":
         dtype: torch.dtype = getattr(torch, quantization.bnb_4bit_compute_dtype)

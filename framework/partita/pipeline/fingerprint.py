@@ -9,6 +9,7 @@ from partita.generation.job import PredictionParts
 from partita.tokenizers.hub import folder_digest
 from partita_schema.config import Config
 from partita_schema.sections.outputs import OutputFeature
+from partita_schema.sections.quantization import DynamicInt8Quantization
 
 SECTIONS = ("prompt", "generation", "input_features", "output_features", "defaults", "model_parameters", "quantization")
 """Sections that determine answers, besides the model, the seed and how dialogues are read."""
@@ -53,7 +54,13 @@ def model_fingerprint(parts: PredictionParts, *, result: Path | None) -> str:
     """
     if result is None:
         return parts.generator.fingerprint
-    return digest(folder_digest(result), parts.config.model_dump_json(include={"model_parameters", "quantization"}))
+    quantization, dtype = parts.config.quantization, parts.config.model_parameters.dtype
+    # The machine chooses the number format, so the file alone does not say it.
+    chosen = dtype == "fastest" or isinstance(quantization, DynamicInt8Quantization)
+    formats = [parts.generator.fingerprint] if chosen else []
+    return digest(
+        folder_digest(result), *formats, parts.config.model_dump_json(include={"model_parameters", "quantization"})
+    )
 
 
 def section_fingerprints(config: Config) -> dict[str, str]:

@@ -10,7 +10,7 @@ import re
 
 from pydantic import ValidationError
 
-from partita_schema.config import Config, refusals
+from partita_schema.config import FINISHED, Config, refusals
 from partita_schema.errors import Problem
 from partita_schema.problems.explain import LocatedProblem, mistakes_of, rule_mistake
 from partita_schema.schema_tree import Items, OneOf, Section, Shape, Tagged, keys_of
@@ -21,8 +21,14 @@ MAX_ROUNDS = 10
 """Maximum number of checks of the repaired tree."""
 
 
-def problems_of(root: Node, error: ValidationError) -> tuple[Problem, ...]:
-    """Return every problem in file order. `error` is the ValidationError of the whole tree."""
+def problems_of(root: Node, error: ValidationError, *, finished: bool = False) -> tuple[Problem, ...]:
+    """Return every problem in file order.
+
+    Args:
+        root: The tree.
+        error: The ValidationError of the whole tree.
+        finished: Whether it is the file of a finished run.
+    """
     tree, problems, removed = root.copy(), dict[Path, Problem](), set[str]()
     current: ValidationError | None = error
     for _ in range(MAX_ROUNDS):
@@ -35,30 +41,30 @@ def problems_of(root: Node, error: ValidationError) -> tuple[Problem, ...]:
         repaired = [repair(tree, mistake, removed) for mistake in fresh]
         if not any(repaired):
             break
-        current = error_of(tree)
+        current = error_of(tree, finished=finished)
     # A wrong name changes what the keys mean that name it.
-    hidden = [] if any(path[-1:] == ("name",) for path in problems) else hidden_mistakes(tree)
+    hidden = [] if any(path[-1:] == ("name",) for path in problems) else hidden_mistakes(tree, finished=finished)
     for mistake in hidden:
         if mistake.path not in problems and not speaks_of(mistake, removed):
             problems[mistake.path] = problem_of(mistake, tree)
     return tuple(sorted(problems.values(), key=in_file_order))
 
 
-def error_of(tree: Node) -> ValidationError | None:
+def error_of(tree: Node, *, finished: bool) -> ValidationError | None:
     try:
-        Config.model_validate(tree.plain())
+        Config.model_validate(tree.plain(), context=FINISHED if finished else None)
     except ValidationError as error:
         return error
     return None
 
 
-def hidden_mistakes(tree: Node) -> list[LocatedProblem]:
+def hidden_mistakes(tree: Node, *, finished: bool) -> list[LocatedProblem]:
     """Return violated rules between sections that no repair reveals: those after a rule on a required key."""
     try:
         sections = ConfigSections.model_validate(tree.plain())
     except ValidationError:
         return []
-    return [rule_mistake({"at": key, "message": message}, ()) for key, message in refusals(sections)]
+    return [rule_mistake({"at": key, "message": message}, ()) for key, message in refusals(sections, finished=finished)]
 
 
 def speaks_of(mistake: LocatedProblem, removed: set[str]) -> bool:

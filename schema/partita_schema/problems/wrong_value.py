@@ -153,6 +153,9 @@ def nesting_trap(key: str, shape: Shape, node: Node) -> str | None:
         if near:
             return f"write a mapping; got {short(value)}, write {key}: {{type: {near[0]}}}"
         return f"write {words(shape)}; got {short(value)!r}; types are {listed(tags)}"
+    if isinstance(shape, Tagged) and isinstance(value, int):
+        sections = (Section(model) for _, model in shape.arms)
+        return next(filter(None, (section_trap(key, section, node) for section in sections)), None)
     if isinstance(shape, Section) and isinstance(value, str | int):
         return section_trap(key, shape, node)
     if isinstance(shape, Items) and not shape.fixed and not isinstance(value, list):
@@ -171,7 +174,7 @@ def section_trap(key: str, shape: Section, node: Node) -> str | None:
     meant = KEY_OF_SINGLE_VALUES.get(key, required[0] if len(required) == 1 else None)
     if key == "prompt" and "{" in str(value):
         meant = "template"
-    if meant is not None and takes(keys[meant].shape, value):
+    if meant in keys and takes(keys[meant].shape, value):
         return f"write a mapping; got {got(node)}, write {key}: {{{meant}: {got(node)}}}"
     if not isinstance(value, str):
         return None

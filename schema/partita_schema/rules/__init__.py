@@ -18,12 +18,12 @@ from partita_schema.rules.heads import refused_by_heads
 from partita_schema.rules.hogwild import refused_by_hogwild
 from partita_schema.rules.language_modelling import chunk_conflicts, language_modelling_conflicts
 from partita_schema.rules.new_models import refused_by_new_models
+from partita_schema.rules.number_formats import int8_conflicts, trained_format
 from partita_schema.rules.preference import refused_by_preferences, unfit_transcripts
 from partita_schema.rules.prompt import leaked_answers, unusable_examples
 from partita_schema.rules.sharding import refused_by_sharding
 from partita_schema.rules.sweep import impossible_sweep, unmeasured_sweep
 from partita_schema.rules.training import (
-    fastest_dtype,
     half_precision,
     impossible_self_training,
     meaningless_base,
@@ -63,7 +63,7 @@ RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     refused_by_constraints,
     two_splits,
     impossible_folds,
-    fastest_dtype,
+    int8_conflicts,
     meaningless_base,
     streaming_conflicts,
     two_batch_sizes,
@@ -75,3 +75,6 @@ RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     impossible_sweep,
 )
 """All rules, in the order in which they are checked. The first violation is reported; `problems` finds the others."""
+
+TRAINING_RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (trained_format,)
+"""Rules that the file of a finished run, which is not trained again, need not follow."""

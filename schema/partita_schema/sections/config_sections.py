@@ -11,9 +11,10 @@ from partita_schema.sections.backend import Backend, LocalBackendConfig
 from partita_schema.sections.callbacks import CallbackConfig
 from partita_schema.sections.data import Data, Preprocessing, RandomSplit, Split
 from partita_schema.sections.features import Defaults, DialogueInput, InputFeature
-from partita_schema.sections.model import ENCODERS, EmbeddingBagModel, ModelParameters, Quantization, ScratchModel
+from partita_schema.sections.model import ENCODERS, EmbeddingBagModel, ModelParameters, ScratchModel
 from partita_schema.sections.outputs import OutputFeature
 from partita_schema.sections.prompt import SPECIAL_FIELDS, Generation, Prompt, template_fields
+from partita_schema.sections.quantization import Quantization
 from partita_schema.sections.simulation import Simulation
 from partita_schema.sections.sweep import SweepConfig
 from partita_schema.sections.trainer import NoTrainer, Trainer
@@ -50,7 +51,7 @@ class ConfigSections(ConfigModel):
     adapter: Adapter | None = None
     """PEFT adapter (such as LoRA) to train on the frozen base model. Default: no adapter; all weights are trained."""
     quantization: Quantization | None = None
-    """Load the base model in 4 or 8 bits with bitsandbytes. Default: no quantization."""
+    """Quantize the weights of the base model, with bitsandbytes if `type` is not written. Default: no quantization."""
     preprocessing: Preprocessing = Preprocessing.model_construct()
     """Row sampling and length limits."""
     data: Data = Data.model_construct()

@@ -13,7 +13,6 @@ from partita_schema.base import (
     Positive,
     PositiveInt,
     StrictBool,
-    is_set,
     rule_error,
 )
 
@@ -222,31 +221,3 @@ class ModelParameters(ConfigModel):
     neftune_noise_alpha: NonNegative | None = None
     """Scale (alpha) of the NEFTune noise added to the embeddings during training (Jain et al. 2023, section 2).
     Default: no noise."""
-
-
-class Quantization(ConfigModel):
-    """Weights quantized to 4 or 8 bits with bitsandbytes, on CPU and GPU."""
-
-    bits: Literal[4, 8] = 4
-    """Bits per weight."""
-    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
-    """4-bit data type: nf4 (normal float) or fp4."""
-    bnb_4bit_use_double_quant: StrictBool = True
-    """Also quantize the quantization constants; saves about 0.4 bits per weight."""
-    bnb_4bit_compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type for the computation in 4-bit layers. auto: float32 on a CPU; elsewhere bfloat16 if supported, otherwise
-    float16."""
-    llm_int8_threshold: NonNegative = 6.0
-    """Outlier threshold: activations above it are computed in 16 bits (LLM.int8, Dettmers et al. 2022, section 3.2)."""
-    llm_int8_has_fp16_weight: StrictBool = False
-    """Keep 16-bit weights in addition to the 8-bit ones."""
-    skip_modules: tuple[Name, ...] | None = None
-    """Names of modules that are not quantized. Default: the output layer (language model head)."""
-
-    @model_validator(mode="after")
-    def keys_fit_the_bits(self) -> "Quantization":
-        other = "bnb_4bit_" if self.bits == 8 else "llm_int8_"
-        wrong = sorted(key for key in type(self).model_fields if key.startswith(other) and is_set(self, key))
-        if wrong:
-            raise rule_error(f"{wrong[0]} has no effect with bits: {self.bits}; remove it", at=wrong[0])
-        return self

@@ -201,6 +201,10 @@ class Generation(ConfigModel):
     slots: StrictBool = True
     """Continuous batching: start the next row as soon as an answer is finished. false: static batches, which wait for
     their longest answer."""
+    kv_cache: Literal["auto", "slots", "paged"] = "auto"
+    """How continuous batching keeps keys and values. slots: one place per row, as long as the longest one. paged:
+    blocks that rows with a common beginning share, and decode steps of constant shapes, captured as CUDA graphs on a
+    GPU. auto: paged on a GPU for which torch has a paged attention kernel, slots elsewhere."""
     seed: NonNegativeInt | None = None
     """Random seed of sampling. Default: the seed of the run."""
     best_of: Annotated[int, Field(strict=True, ge=2)] | None = None
@@ -253,6 +257,15 @@ class Generation(ConfigModel):
             )
         if (self.num_beams or 1) > 1:
             raise rule_error("best_of samples answers, and beams search for one; remove num_beams", at="num_beams")
+        return self
+
+    @model_validator(mode="after")
+    def kv_cache_needs_slots(self) -> "Generation":
+        if self.kv_cache == "paged" and not self.slots:
+            raise rule_error(
+                "kv_cache: paged is a kind of continuous batching, and slots: false turns it off; remove one of them",
+                at="kv_cache",
+            )
         return self
 
     @model_validator(mode="after")

@@ -97,6 +97,12 @@ def test_validate_loads_error_modules_at_the_first_error(file: Path) -> None:
     assert modules & HEAVY == set()
 
 
+def test_a_run_that_does_not_exist_is_an_error_before_libraries_are_loaded(tmp_path: Path) -> None:
+    printed, modules = loaded_by("serve", str(tmp_path / "missing"))
+    assert not printed
+    assert modules & (HEAVY - {"marshmallow"}) == set()
+
+
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help_and_version_load_no_schema(option: str) -> None:
     printed, modules = loaded_by(option)

@@ -1,19 +1,20 @@
 import json
-import os
 import shutil
 import sys
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from partita.lm import precision
+from partita.lm import number_formats
 from partita.lm.base import GenerationOptions
 from partita.lm.devices import find_device
 from partita.tokenizers.hub import explain
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import Architecture, ModelParameters
+from partita_trainers.torch_internals import allocator_settings, set_allocator_settings
 
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 
@@ -39,17 +40,23 @@ def test_every_architecture_is_built_with_the_configured_shape(small, architectu
 
 @pytest.mark.parametrize(("seconds", "chosen"), [((1.0, 0.5), torch.bfloat16), ((1.0, 0.9), torch.float32)])
 def test_the_automatic_dtype_is_the_one_with_clearly_faster_matrix_products(
-    small, base_folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], chosen: torch.dtype
+    small,
+    base_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: tuple[float, float],
+    chosen: torch.dtype,
 ) -> None:
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path))
     found = dict(zip((torch.float32, torch.bfloat16), seconds, strict=True))
-    monkeypatch.setattr(precision, "product_seconds", lambda dtype, *, device: found[dtype])
+    monkeypatch.setattr(number_formats, "dtype_seconds", lambda dtype, *, device: found[dtype])
     config = small.config(base_model=str(base_folder), model_parameters={"dtype": "fastest"}, trainer={"type": "none"})
     assert {p.dtype for p in small.load(config, trainable=False).module.parameters()} == {chosen}
 
 
 def test_matrix_products_are_timed_in_both_dtypes() -> None:
     assert all(
-        0 < precision.product_seconds(dtype, device=torch.device("cpu")) < 5
+        0 < number_formats.dtype_seconds(dtype, device=torch.device("cpu")) < 5
         for dtype in (torch.float32, torch.bfloat16)
     )
 
@@ -166,8 +173,15 @@ def test_a_tokenizer_that_is_too_large_for_the_model_is_refused(small, tmp_path:
         small.load(small.config(base_model=str(tmp_path)))
 
 
+@pytest.fixture
+def own_allocator_settings() -> Iterator[None]:
+    """Remove the settings of the GPU allocator that a test makes."""
+    yield
+    set_allocator_settings("")
+
+
+@pytest.mark.usefixtures("own_allocator_settings")
 def test_devices_are_resolved_or_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert find_device(ModelParameters()) == torch.device("cpu")
@@ -181,31 +195,22 @@ def test_devices_are_resolved_or_reported(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch grows segments on Linux")
-@pytest.mark.parametrize(
-    ("mine", "begun", "expected"),
-    [
-        ({}, False, "expandable_segments:True"),
-        ({}, True, None),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, False, "max_split_size_mb:64"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, False, None),
-    ],
-)
-def test_cuda_uses_expandable_segments_unless_configured_or_already_initialized(
-    monkeypatch: pytest.MonkeyPatch, mine: dict[str, str], begun: bool, expected: str | None
+@pytest.mark.usefixtures("own_allocator_settings")
+@pytest.mark.parametrize("begun", [False, True], ids=["before CUDA is initialized", "after"])
+@pytest.mark.parametrize("mine", ["", "max_split_size_mb:64"])
+def test_cuda_uses_expandable_segments_unless_the_allocator_is_configured(
+    monkeypatch: pytest.MonkeyPatch, mine: str, begun: bool
 ) -> None:
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.setenv(name, "")  # so that the change below is undone
-        monkeypatch.delenv(name)
-    for name, value in mine.items():
-        monkeypatch.setenv(name, value)
+    """torchrun and Ray initialize CUDA when they choose the device of a process, before it loads a model."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: begun)
     monkeypatch.setattr(torch.version, "hip", None)
+    set_allocator_settings(mine)
     find_device(ModelParameters(device="cpu"))
-    assert os.environ.get("PYTORCH_ALLOC_CONF") == mine.get("PYTORCH_ALLOC_CONF")
+    assert allocator_settings() == mine
     find_device(ModelParameters())
-    assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
+    assert allocator_settings() == (mine or "expandable_segments:True")
 
 
 def test_weights_have_the_configured_dtype_and_trained_weights_are_float32(small, base_folder: Path) -> None:

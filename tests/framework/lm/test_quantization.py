@@ -13,7 +13,7 @@ from partita.lm.adapters.merging import merged_model
 from partita.lm.base import GenerationOptions
 from partita.lm.precision import plain_weight, quantized_layers
 from partita_schema.errors import ModelError
-from partita_schema.sections.model import Quantization
+from partita_schema.sections.quantization import BitsandbytesQuantization
 
 from ...properties import ends
 
@@ -204,7 +204,7 @@ def test_adapters_without_support_for_quantized_bases_are_refused(
 ) -> None:
     config = small.config(base_model=str(base_folder), adapter={"type": "lora", **adapter})
     # A checkpoint can be quantized itself, which the file does not show.
-    config = config.model_copy(update={"quantization": Quantization(bits=bits)})
+    config = config.model_copy(update={"quantization": BitsandbytesQuantization(bits=bits)})
     with pytest.raises(ModelError, match=text):
         small.load(config)
 

@@ -1,4 +1,4 @@
-"""Tests of settings for several answers to a row: reported with key and advice."""
+"""Tests of settings that do not fit together: reported with key and advice."""
 
 from typing import Any
 
@@ -47,6 +47,16 @@ GREEDY = (
 )
 def test_settings_that_choose_no_answer_are_reported(generation: dict[str, Any], text: str) -> None:
     assert last_line_of(FILE | {"generation": generation}) == text
+
+
+def test_a_paged_cache_needs_continuous_batching() -> None:
+    assert last_line_of(FILE | {"generation": {"slots": False, "kv_cache": "paged"}}) == (
+        "generation.kv_cache: kv_cache: paged is a kind of continuous batching, and slots: false turns it off; remove "
+        "one of them"
+    )
+    assert last_line_of(FILE | {"generation": {"kv_cache": "page"}}) == (
+        "generation.kv_cache: got page; did you mean paged?"
+    )
 
 
 def test_a_checkpoint_may_say_that_answers_are_sampled() -> None:

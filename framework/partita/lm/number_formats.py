@@ -1,0 +1,200 @@
+"""The number format of a model's weights, chosen by how fast matrix products are in it on this machine.
+
+`dtype: fastest` takes bfloat16 where it is clearly faster than float32. The quantization to int8 converts the layers
+whose shape is clearly faster, at few rows and at many. Measurements are kept, because answers depend on the choice: all
+processes on a machine, and a job that is resumed there, use the same formats.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from partita.lm.devices import find_device
+from partita.lm.int8_linear import Int8Linear, int8_layers, is_available, to_int8
+from partita.lm.kept_measurement import kept, machine, path_of
+from partita.lm.onednn_linear import use_onednn, using_onednn
+from partita.lm.product_speed import ONEDNN, TORCH, Product
+from partita_schema.common.text import counted
+from partita_schema.config import Config
+from partita_schema.sections.quantization import DynamicInt8Quantization
+from partita_trainers.batch_size.clock import now
+from partita_trainers.torch_internals import has_onednn_linear
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Increased when the measurement changes."""
+FOLDER = "number_formats"
+"""Folder of the user's cache."""
+WORTH_ROUNDING = 1.2
+"""Minimum speedup in bfloat16 that outweighs its rounding."""
+WORTH_INT8 = 1.2
+"""Minimum speedup of a layer in int8 that outweighs its rounding."""
+ROWS = (32, 256)
+"""Rows of the products that are measured in int8: a decode step, and a prefill. The smaller speedup counts."""
+MAX_WEIGHTS = 2**21
+"""Maximum number of weights of a product; a larger layer is measured by its first outputs."""
+ROUNDS = 7
+"""Number of times that each format computes a product, in turn; the fastest counts."""
+
+Shape = tuple[int, ...]
+
+
+class ChosenDtype(NamedTuple):
+    """The result of `dtype: fastest`."""
+
+    dtype: torch.dtype
+    times: float | None
+    """How many times as fast products are in bfloat16 as in float32; None if it was not measured."""
+
+    @property
+    def text(self) -> str:
+        """The choice with its reason."""
+        reason = "the measurement cannot be kept"
+        if self.times is not None:
+            reason = f"matrix products are {self.times:.2f} times as fast in bfloat16 as in float32"
+        return f"{str(self.dtype).removeprefix('torch.')}: {reason}"
+
+
+def faster_dtype(device: torch.device) -> ChosenDtype:
+    """Return bfloat16 if matrix products are clearly faster in it than in float32, else float32."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    key = {"format": FORMAT, **machine(), "device": name, "formats": ["float32", "bfloat16"]}
+    seconds = kept(
+        path_of(FOLDER, key),
+        key,
+        measure=lambda: {
+            str(dtype).removeprefix("torch."): dtype_seconds(dtype, device=device)
+            for dtype in (torch.float32, torch.bfloat16)
+        },
+        read=lambda saved: (float(saved["float32"]), float(saved["bfloat16"])),
+        otherwise="dtype: fastest means float32",
+    )
+    times = None if seconds is None else seconds[0] / seconds[1]
+    faster = times is not None and times >= WORTH_ROUNDING
+    chosen = ChosenDtype(torch.bfloat16 if faster else torch.float32, times)
+    logger.info("dtype: %s", chosen.text)
+    return chosen
+
+
+def chosen_formats(config: Config) -> dict[str, str]:
+    """Return the values of a file that the machine chooses, by key: what they are, or when they are found."""
+    chosen = {}
+    if config.model_parameters.dtype == "fastest":
+        chosen["model_parameters.dtype"] = faster_dtype(find_device(config.model_parameters)).text
+    if isinstance(config.quantization, DynamicInt8Quantization):
+        chosen["quantization.type"] = (
+            "measured when the model is loaded; layers that are slower in int8 stay in float32"
+        )
+    return chosen
+
+
+def number_format(module: nn.Module) -> dict[str, Any]:
+    """Return the number formats of a loaded model for a manifest: the dtype, and the layers in int8."""
+    dtypes = Counter(parameter.dtype for parameter in module.parameters())
+    [(dtype, _)] = dtypes.most_common(1)
+    return {"dtype": str(dtype).removeprefix("torch."), "int8_layers": len(int8_layers(module))}
+
+
+def dtype_seconds(dtype: torch.dtype, *, device: torch.device) -> float:
+    """Return the seconds of a product of 64 rows with a layer of 1024 x 1024."""
+    layer = nn.Linear(1024, 1024, bias=False, dtype=dtype, device=device)
+    use_onednn(layer, trainable=False)
+    rows = torch.ones(64, 1024, dtype=dtype, device=device)
+    with torch.no_grad(), using_onednn():
+        return fastest({"": lambda: layer(rows)}, device=device)[""]
+
+
+def fastest(products: Mapping[str, Callable[[], object]], *, device: torch.device) -> dict[str, float]:
+    """Return the seconds of each product, computed in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in products}
+    for _ in range(ROUNDS):
+        for name, product in products.items():
+            started = now(device)
+            product()
+            seconds[name].append(now(device) - started)
+    return {name: min(times) for name, times in seconds.items()}
+
+
+def quantize_faster_layers(layers: Mapping[str, nn.Linear], section: DynamicInt8Quantization) -> int:
+    """Convert layers to int8 whose shape is faster in it on this machine, and log which.
+
+    Args:
+        layers: Linear layers of the model without its adapter, by name.
+        section: The section of the file.
+
+    Returns:
+        The number of converted layers.
+    """
+    wanted = {name: layer for name, layer in layers.items() if fits(layer) and not is_skipped(name, section)}
+    shapes = sorted({tuple(layer.weight.shape) for layer in wanted.values()})
+    times = int8_speedups(shapes)
+    chosen = [layer for layer in wanted.values() if times.get(tuple(layer.weight.shape), 0.0) >= WORTH_INT8]
+    slower = Counter(tuple(layer.weight.shape) for layer in wanted.values()) - Counter(
+        tuple(layer.weight.shape) for layer in chosen
+    )
+    logger.debug("speed in int8 over that in float32, by the shape of the layer: %s", times)
+    for layer in chosen:
+        to_int8(layer)
+    logger.info("quantization: %s of %s in int8", f"{len(chosen):,}", counted(len(wanted), "linear layer"))
+    for shape, count in slower.items():
+        size = " x ".join(f"{number:,}" for number in reversed(shape))
+        reason = "not clearly faster in int8" if shape in times else "int8 products are not available"
+        logger.info("quantization: %s of %s in float32: %s on this machine", counted(count, "layer"), size, reason)
+    return len(chosen)
+
+
+def fits(layer: nn.Linear) -> bool:
+    """Return whether a layer is a plain float32 layer on a CPU."""
+    plain = isinstance(layer, nn.Linear) and not isinstance(layer, Int8Linear)
+    return plain and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32
+
+
+def is_skipped(name: str, section: DynamicInt8Quantization) -> bool:
+    """Return whether the section names the module, or one that it is in."""
+    return any(skipped == name or skipped in name.split(".") for skipped in section.skip_modules)
+
+
+def int8_speedups(shapes: Sequence[Shape]) -> dict[Shape, float]:
+    """Return how many times as fast layers of these shapes [O, I] are in int8 as in float32; {} if nobody knows."""
+    if not shapes or not is_available():
+        return {}
+    key = {
+        "format": FORMAT,
+        **machine(),
+        "rows": list(ROWS),
+        "formats": ["float32", "int8"],
+        "shapes": list(map(list, shapes)),
+    }
+    found = kept(
+        path_of(FOLDER, key),
+        key,
+        measure=lambda: [[format_seconds(shape, rows=rows) for rows in ROWS] for shape in shapes],
+        read=lambda saved: {
+            shape: min(float(seconds["float32"]) / float(seconds["int8"]) for seconds in by_rows)
+            for shape, by_rows in zip(shapes, saved, strict=True)
+        },
+        otherwise="linear layers stay in float32",
+    )
+    return found or {}
+
+
+@torch.no_grad()
+def format_seconds(shape: Shape, *, rows: int) -> dict[str, float]:
+    """Return the seconds of a layer in float32, by the faster of torch's libraries, and in int8."""
+    outputs, inputs = shape
+    layer = nn.Linear(inputs, max(1, min(outputs, MAX_WEIGHTS // inputs)), bias=False)
+    weight, x_NI = layer.weight.detach().clone(), torch.ones(rows, inputs)
+    to_int8(layer)
+    libraries = {"torch": TORCH} | ({"onednn": ONEDNN} if has_onednn_linear() else {})
+    products: dict[str, Callable[[], object]] = {
+        name: partial(library[Product.OUTPUT], x_NI, weight) for name, library in libraries.items()
+    }
+    # A view each time, so that no call uses the scales of the call before.
+    seconds = fastest(products | {"int8": lambda: layer(x_NI.view_as(x_NI))}, device=x_NI.device)
+    return {"float32": min(seconds[name] for name in libraries), "int8": seconds["int8"]}

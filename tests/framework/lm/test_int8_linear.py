@@ -1,0 +1,207 @@
+"""Tests of linear layers with int8 weights against sums of integers in float64, and of models with such layers."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from partita.lm import int8_linear, number_formats
+from partita.lm.base import GenerationOptions
+from partita.lm.exporting import identity
+from partita.lm.int8_linear import Int8Linear, int8_layers, is_available, packed, to_int8, weight_levels
+from partita_schema.errors import ModelError
+from partita_trainers.torch_internals import int8_linear as multiply
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="this build of torch has no int8 products")
+
+TYPE = "int8_dynamic_activation_int8_weight"
+GREEDY = GenerationOptions({"do_sample": False})
+
+
+@pytest.fixture(autouse=True)
+def int8_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convert all layers, also those that are too small to be faster."""
+    monkeypatch.setattr(number_formats, "int8_speedups", lambda shapes: dict.fromkeys(shapes, 2.0))
+
+
+def both(inputs: int, outputs: int, *, bias: bool = True) -> tuple[nn.Linear, Int8Linear]:
+    """Return a layer and the same in int8."""
+    torch.manual_seed(0)
+    layer, int8 = nn.Linear(inputs, outputs, bias=bias), nn.Linear(inputs, outputs, bias=bias)
+    int8.load_state_dict(layer.state_dict())
+    to_int8(int8)
+    assert isinstance(int8, Int8Linear)
+    return layer.requires_grad_(False), int8.requires_grad_(False)
+
+
+def reference(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """Return the output of a layer in float64, from a weight and inputs rounded to integers."""
+    scale_O = layer.weight.abs().amax(1).double() / weight_levels()
+    weight_OI = (layer.weight / scale_O[:, None]).round()
+    scale_x = x.abs().amax(-1, keepdim=True) / 127
+    y = (x / scale_x).round().double() @ weight_OI.double().t() * scale_O * scale_x
+    return y if layer.bias is None else y + layer.bias
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (257, 33), (5, 1)])
+def test_the_output_is_that_of_a_sum_of_integers(inputs: int, outputs: int, bias: bool) -> None:
+    layer, int8 = both(inputs, outputs, bias=bias)
+    x = torch.randn(3, 7, inputs) * torch.rand(3, 7, 1) * 20
+    torch.testing.assert_close(int8(x).double(), reference(layer, x), rtol=1e-5, atol=1e-6)
+    assert (int8(x) - layer(x)).norm() < 0.03 * layer(x).norm()
+    assert int8(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_no_sum_is_cut_off_for_the_largest_inputs_and_weights() -> None:
+    layer, int8 = both(512, 64, bias=False)
+    layer.weight.fill_(1)
+    with torch.no_grad():
+        int8.packed = packed(layer.weight, levels=weight_levels())
+    x = torch.ones(4, 512)
+    x[1] = -1
+    torch.testing.assert_close(int8(x), layer(x))
+
+
+def test_the_levels_are_the_largest_with_which_sums_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = torch.full((8, 64), 127.0), torch.full((1, 64), 127.0)
+    exact = bool((multiply(x, packed(weight, levels=127)) == 127 * 127 * 64).all())
+    assert weight_levels() == (127 if exact else 63)
+    monkeypatch.setattr(int8_linear, "int8_linear", lambda x, packed: torch.zeros(1, 32))
+    assert weight_levels.__wrapped__() == 63
+
+
+def test_a_row_does_not_depend_on_the_rows_next_to_it() -> None:
+    _, int8 = both(96, 160)
+    x = torch.randn(33, 96) * torch.logspace(-3, 3, 33)[:, None]
+    together = int8(x)
+    for row in range(33):
+        assert torch.equal(together[row], int8(x[row].clone()[None])[0])
+    assert torch.equal(together[:5], int8(x[:5].clone()))
+
+
+def test_layers_share_the_scales_of_an_input_until_it_changes() -> None:
+    layer, int8 = both(32, 48)
+    x = torch.randn(4, 32)
+    first = int8(x)
+    rows = int8_linear.current.rows
+    assert torch.equal(int8(x), first)
+    assert int8_linear.current.rows is rows
+    x.mul_(-3)
+    torch.testing.assert_close(int8(x).double(), reference(layer, x), rtol=1e-5, atol=1e-6)
+    assert int8_linear.current.rows is not rows
+    with torch.inference_mode():
+        y = torch.randn(4, 32)
+        int8(y)
+        y.mul_(-3)
+        torch.testing.assert_close(int8(y).double(), reference(layer, y), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_stays_so_and_alone(value: float) -> None:
+    _, int8 = both(32, 48)
+    x = torch.randn(3, 32)
+    expected = int8(x.clone())
+    x[1, 5] = value
+    found = int8(x)
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[::2], expected[::2])
+
+
+def test_a_row_of_zeros_is_the_bias() -> None:
+    layer, int8 = both(32, 48)
+    assert torch.equal(int8(torch.zeros(2, 32)), layer.bias.expand(2, -1))
+
+
+def test_the_layer_holds_no_float32_weight_and_computes_it_on_request() -> None:
+    layer, int8 = both(64, 96)
+    assert [name for name, _ in int8.named_parameters()] == ["bias"]
+    assert list(int8.state_dict()) == ["bias"]
+    step = layer.weight.abs().amax(1, keepdim=True) / weight_levels()
+    assert ((int8.weight - layer.weight).abs() <= 0.501 * step).all()
+    assert (int8.in_features, int8.out_features) == (64, 96)
+
+
+def loaded(small: Any, base: Path, **sections: Any) -> Any:
+    quantization = {"type": TYPE} | sections.pop("quantization", {})
+    config = small.config(base_model=str(base), trainer={"type": "none"}, quantization=quantization, **sections)
+    return small.load(config, trainable=False)
+
+
+def test_answers_in_slots_equal_those_of_generate_for_a_row_alone(small: Any, base_folder: Path) -> None:
+    lm = loaded(small, base_folder)
+    small.sharpen(lm.module)
+    requests = small.slot_requests(*[(length, 8) for length in (3, 9, 14, 5, 11, 7)])
+    found = small.answer_in_slots(lm, requests, slots=4)
+    assert len(int8_layers(lm.module)) > 4
+    for request in requests:
+        assert found[request.row].generated.ids == small.greedy_alone(lm, request)
+
+
+def test_named_modules_and_layers_that_are_not_faster_stay_in_float32(
+    small: Any, base_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    all_names = {name for name, _ in int8_layers(loaded(small, base_folder).module)}
+    lm = loaded(small, base_folder, quantization={"skip_modules": ["lm_head", "self_attn"]})
+    names = {name for name, _ in int8_layers(lm.module)}
+    assert names == {name for name in all_names if name != "lm_head" and "self_attn" not in name}
+    assert names
+    square = next(tuple(layer.weight.shape) for name, layer in int8_layers(lm.module) if "down_proj" in name)
+    monkeypatch.setattr(
+        number_formats, "int8_speedups", lambda shapes: {shape: 1.5 - (shape == square) for shape in shapes}
+    )
+    with caplog.at_level("INFO"):
+        slower = loaded(small, base_folder)
+    assert {name for name, _ in int8_layers(slower.module)} == {name for name in all_names if "down_proj" not in name}
+    count = len(all_names) - sum("down_proj" in name for name in all_names)
+    assert f"quantization: {count} of {len(all_names)} linear layers in int8" in caplog.text
+    assert f"of {square[1]} x {square[0]} in float32: not clearly faster in int8 on this machine" in caplog.text
+    assert identity(lm) != identity(slower)
+
+
+def test_without_int8_products_the_model_stays_in_float32(
+    small: Any, base_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(number_formats, "is_available", lambda: False)
+    with caplog.at_level("INFO"):
+        lm = loaded(small, base_folder)
+    assert not int8_layers(lm.module)
+    assert "int8 products are not available on this machine" in caplog.text
+    plain = small.load(small.config(base_model=str(base_folder), trainer={"type": "none"}), trainable=False)
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(lm.module(ids).logits, plain.module(ids).logits)
+
+
+def test_the_base_under_an_adapter_is_in_int8_and_the_adapter_is_not(
+    small: Any, base_folder: Path, tmp_path: Path
+) -> None:
+    sections = {"base_model": str(base_folder), "adapter": {"type": "lora", "r": 4}}
+    trained = small.load(small.config(**sections))
+    small.take_steps(trained, steps=3)
+    trained.save(tmp_path / "saved")
+    config = small.config(**sections).model_copy(
+        update={"quantization": number_formats.DynamicInt8Quantization(type=TYPE)}
+    )
+    lm = small.load(config, saved=tmp_path / "saved", trainable=False)
+    kinds = Counter(type(layer).__name__ for name, layer in lm.module.named_modules() if "lora_" in name)
+    assert "Int8Linear" not in kinds
+    assert all(name.endswith(("base_layer", "proj", "lm_head")) for name, _ in int8_layers(lm.module))
+    ids = torch.tensor([[5, 6, 7, 8]])
+    trained.module.eval()
+    expected = trained.module(ids).logits
+    assert 0 < (lm.module(ids).logits - expected).norm() < 0.05 * expected.norm()
+
+
+def test_int8_is_refused_in_training_and_in_files(small: Any, base_folder: Path, tmp_path: Path) -> None:
+    config = small.config(base_model=str(base_folder)).model_copy(
+        update={"quantization": number_formats.DynamicInt8Quantization(type=TYPE)}
+    )
+    with pytest.raises(ModelError, match=r"^quantization.type: int8 weights cannot be trained; remove quantization"):
+        small.load(config)
+    message = f"quantization.type: {TYPE} is for answers, and its weights are not saved; remove quantization, or add"
+    with pytest.raises(ModelError, match=message):
+        loaded(small, base_folder).save(tmp_path / "copy")

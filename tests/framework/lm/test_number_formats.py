@@ -1,0 +1,87 @@
+"""Tests of the choice of number formats: by a measurement, once per machine and cached."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from partita.lm import number_formats
+from partita.lm.int8_linear import is_available
+from partita.lm.number_formats import WORTH_ROUNDING, chosen_formats, faster_dtype, format_seconds, int8_speedups
+from partita_schema.common.checksums import sealed, unsealed
+from partita_schema.config import Config
+
+CPU = torch.device("cpu")
+FILE = {
+    "base_model": "m",
+    "input_features": [{"name": "a"}],
+    "output_features": [{"name": "b", "type": "text"}],
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "number_formats").iterdir())
+
+
+def keep(path: Path, seconds: object) -> None:
+    """Replace the seconds of a cached measurement."""
+    path.write_text(json.dumps(sealed({"key": unsealed(path.read_bytes())["key"], "seconds": seconds})))
+
+
+@pytest.mark.parametrize(("bfloat16", "dtype"), [(0.5, torch.bfloat16), (1 / WORTH_ROUNDING + 0.01, torch.float32)])
+def test_a_kept_measurement_decides_for_the_dtype(
+    tmp_path: Path, bfloat16: float, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    faster_dtype(CPU)
+    [path] = kept(tmp_path)
+    assert set(unsealed(path.read_bytes(), required=True)["seconds"]) == {"float32", "bfloat16"}
+    keep(path, {"float32": 1.0, "bfloat16": bfloat16})
+    with caplog.at_level("INFO"):
+        assert faster_dtype(CPU).dtype == dtype
+    name = str(dtype).removeprefix("torch.")
+    assert (
+        f"dtype: {name}: matrix products are {1 / bfloat16:.2f} times as fast in bfloat16 as in float32" in caplog.text
+    )
+    config = Config.model_validate(FILE | {"model_parameters": {"dtype": "fastest", "device": "cpu"}})
+    assert chosen_formats(config)["model_parameters.dtype"].startswith(f"{name}: matrix products are")
+
+
+def test_float32_is_used_if_nothing_can_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    with caplog.at_level("INFO"):
+        assert faster_dtype(CPU) == (torch.float32, None)
+        assert int8_speedups([(64, 64)]) == {}
+    assert "dtype: fastest means float32, because their measurement cannot be kept" in caplog.text
+    if is_available():
+        assert "linear layers stay in float32, because their measurement cannot be kept" in caplog.text
+
+
+@pytest.mark.skipif(not is_available(), reason="this build of torch has no int8 products")
+def test_shapes_are_measured_once_in_float32_and_int8(tmp_path: Path) -> None:
+    assert set(int8_speedups([(64, 32), (32, 64)])) == {(64, 32), (32, 64)}
+    [path] = kept(tmp_path)
+    keep(path, [[{"float32": 3.0, "int8": 1.0}] * 2, [{"float32": 3.0, "int8": 1.0}, {"float32": 1.0, "int8": 2.0}]])
+    assert int8_speedups([(64, 32), (32, 64)]) == {(64, 32): 3.0, (32, 64): 0.5}
+    assert all(0 < seconds < 5 for seconds in format_seconds((64, 32), rows=8).values())
+    path.write_bytes(b"{}")
+    assert set(int8_speedups([(64, 32), (32, 64)])) == {(64, 32), (32, 64)}
+
+
+def test_a_machine_without_int8_products_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(number_formats, "is_available", lambda: False)
+    assert int8_speedups([(64, 32)]) == {}
+    assert not (tmp_path / "cache").exists()
+
+
+def test_explain_says_that_int8_is_measured_when_the_model_is_loaded() -> None:
+    config = Config.model_validate(FILE | {"quantization": {"type": "int8_dynamic_activation_int8_weight"}})
+    assert chosen_formats(config) == {
+        "quantization.type": "measured when the model is loaded; layers that are slower in int8 stay in float32"
+    }
+    assert chosen_formats(Config.model_validate(FILE)) == {}

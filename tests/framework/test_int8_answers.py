@@ -1,0 +1,40 @@
+"""Tests of int8 weights in whole runs: a trained run answers with them, and its files keep their precision."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import Model
+from partita.lm import number_formats
+from partita.lm.int8_linear import int8_layers, is_available
+from partita_schema.errors import PartitaError
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="this build of torch has no int8 products")
+
+INT8 = "quantization.type=int8_dynamic_activation_int8_weight"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+@pytest.mark.long
+def test_a_finished_run_answers_in_int8_and_keeps_its_weights(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(number_formats, "int8_speedups", lambda shapes: dict.fromkeys(shapes, 2.0))
+    rows, run = colours.rows(8), tmp_path / "run"
+    Model(colours.config(), quiet=True).train(rows, run=run)
+    saved = contents(run / "model")
+    exact = Model.load(run, quiet=True)
+    exact.predict(rows, tmp_path / "answers.jsonl")
+    int8 = Model.load(run, overrides=[INT8], quiet=True)
+    assert len(list(int8.predict(rows, tmp_path / "other.jsonl"))) == 8
+    pipelines = [model._backend.parts() for model in (exact, int8)]  # type: ignore[attr-defined]
+    assert [bool(int8_layers(pipeline.lm.module)) for pipeline in pipelines] == [False, True]
+    with pytest.raises(PartitaError, match="model"):  # another number format is another model
+        int8.predict(rows, tmp_path / "answers.jsonl")
+    with pytest.raises(PartitaError, match="its weights are not saved; remove quantization, or add --set quantization"):
+        int8.save(tmp_path / "copy")
+    assert contents(run / "model") == saved
