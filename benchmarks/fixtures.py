@@ -19,6 +19,8 @@ from harness import Row
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "ai") for c in ("", "n", "ra", "sto")]
 LONGEST = 2048
+TRL = "1.16.0"
+"""Version of the peer of several benchmarks."""
 
 
 def words(chance: random.Random, count: int) -> str:

@@ -1,18 +1,8 @@
-"""Answers to 512 rows compared with plain transformers: CPU seconds, peak memory, and equal answers.
+"""Answers to many rows on a CPU, compared with transformers and with other libraries: CPU seconds and equal answers.
 
-Needs the shared folder next to the repository. Two new models (tiny: 5 M parameters, small: 99 M), prompts of skewed
-lengths (rows), also after a shared instruction (shared), 32 new tokens each, greedy, fp32, one thread, one process per
-run. Peers: transformers' `generate` one row at a time with all scores kept, as in Ludwig's predict, and in batches of
-rows sorted by length. partita is `Model.predict` with its journal, at the batch size that it finds; the search is timed
-separately. mixed: answers of 2 to 256 tokens, which end as if by an end token; the peer stops each row of a batch at
-its end, and the batch with its longest row; partita has as much memory as the peer used (memory_budget), and all memory
-in another row.
-
-The last columns compare a run with the limits of the machine. Prompts: 2 FLOP per weight and token, without the
-embedding, with the output layer for only the last token of each prompt, and with a shared prefix counted once, at the
-measured rate of float32 matrix products of the faster of torch's two libraries (transformers uses MKL, partita the
-faster one). Answers: the same per token, or reading the weights and the keys and values of all rows in every step at
-the measured copy bandwidth, whichever takes longer.
+512 prompts of skewed lengths (rows), also after a shared instruction (shared), two new models (tiny: 5 M parameters,
+small: 99 M), 32 new tokens each, greedy, one thread, one process per run. The environments of other libraries are kept
+for the next run in the folder that the environment variable PARTITA_PEERS names, if it is set.
 """
 
 import hashlib
@@ -24,10 +14,12 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fixtures import read_rows, zero_shot
+from generate_contenders import Peers, compare_contenders
 from harness import SHARED, Limit, Result, Row, call, main, run_script
 
 NEW_TOKENS = 32
@@ -37,9 +29,30 @@ BATCHES = {"tiny": (16, 32, 64), "small": (32,)}
 MIXED_BUDGET = "700MB"
 ROWS_ALONE = {"tiny": 512, "small": 32}
 """Number of rows answered one at a time; the time for all rows is extrapolated."""
+SOME_ROWS = {"tiny": 512, "small": 128}
+"""Number of rows in the comparison with other libraries, spread over all."""
+QUICK_ROWS = {"tiny": 64, "small": 16}
+CONFIGURATIONS: dict[str, Row] = {"partita": {}}
+"""Sections of the config for each configuration of partita beside other libraries; the first is exact, in fp32."""
 
 
-def generate(folder: Path, quick: bool) -> Result:
+def batches(folder: Path, quick: bool) -> Result:
+    """Answers to 512 rows compared with plain transformers: CPU seconds, peak memory, and equal answers.
+
+    Needs the shared folder next to the repository. Two new models (tiny: 5 M parameters, small: 99 M), prompts of
+    skewed lengths (rows), also after a shared instruction (shared), 32 new tokens each, greedy, fp32, one thread, one
+    process per run. Peers: transformers' `generate` one row at a time with all scores kept, as in Ludwig's predict,
+    and in batches of rows sorted by length. partita is `Model.predict` with its journal, at the batch size that it
+    finds; the search is timed separately. mixed: answers of 2 to 256 tokens, which end as if by an end token; the peer
+    stops each row of a batch at its end, and the batch with its longest row; partita has as much memory as the peer
+    used (memory_budget), and all memory in another row.
+
+    The last columns compare a run with the limits of the machine. Prompts: 2 FLOP per weight and token, without the
+    embedding, with the output layer for only the last token of each prompt, and with a shared prefix counted once, at
+    the measured rate of float32 matrix products of the faster of torch's two libraries (transformers uses MKL, partita
+    the faster one). Answers: the same per token, or reading the weights and the keys and values of all rows in every
+    step at the measured copy bandwidth, whichever takes longer.
+    """
     run_script([SHARED / "peers" / "workload.py", folder])
     rows: list[Row] = []
     limits: list[Limit] = []
@@ -56,13 +69,67 @@ def generate(folder: Path, quick: bool) -> Result:
     return rows, limits
 
 
+def tiny_rows(folder: Path, quick: bool) -> Result:
+    """Answers of tiny to 512 rows compared with libraries that a user would choose on a CPU.
+
+    Needs the shared folder next to the repository. The work of the part batches, without journal for the others.
+    CTranslate2, OpenVINO GenAI, llama.cpp (server of xllamacpp in its process), onnxruntime-genai and transformers'
+    continuous batching; all but the last in separate environments, which the script creates. CPU seconds are those of
+    answering, from texts of prompts to token ids, without loading and conversion, after a first batch of other rows;
+    for partita they also contain texts of answers and the journal, and its search for a batch size comes before. The
+    end token is not allowed. All settings of a contender run in the first round and the fastest one of them again, two
+    times: tokens (of a batch, or of a step), rows (in a batch, or at once), slots. CTranslate2 has a static prompt for
+    a shared prefix, OpenVINO prefix caching, llama.cpp the last prompt of each slot. `CPU s over ours` is the median of
+    the ratios to partita in the same round, and `equal answers` counts texts equal to those of partita. The limit is
+    for the fastest contender in fp32 of which all answers are equal.
+    """
+    return with_libraries(folder, "tiny", "rows", quick=quick)
+
+
+def tiny_shared(folder: Path, quick: bool) -> Result:
+    """Answers of tiny behind a shared instruction compared with other libraries, as in the part tiny_rows.
+
+    Needs the shared folder next to the repository.
+    """
+    return with_libraries(folder, "tiny", "shared", quick=quick)
+
+
+def small_rows(folder: Path, quick: bool) -> Result:
+    """Answers of small to 128 of the 512 rows compared with other libraries, as in the part tiny_rows, but one round.
+
+    Needs the shared folder next to the repository. One setting for each contender.
+    """
+    return with_libraries(folder, "small", "rows", quick=quick)
+
+
+def small_shared(folder: Path, quick: bool) -> Result:
+    """Answers of small to 128 of the 512 rows behind a shared instruction, as in the part small_rows.
+
+    Needs the shared folder next to the repository.
+    """
+    return with_libraries(folder, "small", "shared", quick=quick)
+
+
+def with_libraries(folder: Path, name: str, work: str, *, quick: bool) -> Result:
+    """Compare our configurations with other libraries; return the rows of the table and the limits."""
+    run_script([SHARED / "peers" / "workload.py", folder])
+    count = (QUICK_ROWS if quick else SOME_ROWS)[name]
+    prompts, _ = questions(folder, work, count)
+    peers = Peers(folder, name, work, prompts, new_tokens=NEW_TOKENS)
+    own = {
+        who: partial(call, answer_with_partita, folder, name, work, None, count, sections)
+        for who, sections in CONFIGURATIONS.items()
+    }
+    return compare_contenders(peers, own, rounds=1 if quick else ROUNDS[name], one_setting=quick)
+
+
 def compare(folder: Path, name: str, work: str, *, rounds: int) -> list[Row]:
     """Return a row of the table for each contender; the runs of all contenders alternate."""
     runs: dict[str, list[Row]] = {}
 
     def run(contender: str, task: Callable[..., Row], *more: Any) -> None:
         runs.setdefault(contender, []).append(call(task, folder, name, work, *more))
-        print(name, work, contender, runs[contender][-1], flush=True)
+        print(name, work, contender, {k: v for k, v in runs[contender][-1].items() if k != "texts"}, flush=True)
 
     for number in range(rounds):
         for batch in BATCHES[name] if work != "mixed" else (32,):
@@ -175,21 +242,38 @@ def answer_alone(folder: str, name: str, work: str, count: int) -> Row:
     return measured(folder, name, ids, answers, cpu=spent * whole, before=before)
 
 
-def answer_with_partita(folder: str, name: str, work: str, budget: str | None = None) -> Row:
-    """Find the batch size, within the budget if there is one, and predict all rows."""
+def answer_with_partita(
+    folder: str,
+    name: str,
+    work: str,
+    budget: str | None = None,
+    count: int | None = None,
+    sections: Row | None = None,
+) -> Row:
+    """Find the batch size, within the budget if there is one, and predict the rows.
+
+    Args:
+        folder: Folder of the work.
+        name: The model.
+        work: The prompts.
+        budget: `trainer.memory_budget`.
+        count: Number of rows, spread over all; None for all.
+        sections: Further sections of the config.
+    """
     import torch
 
     from partita import Model
 
     torch.set_num_threads(1)
     os.chdir(folder)  # for the journal
-    prompts, limits = questions(folder, work)
+    prompts, limits = questions(folder, work, count)
     config = zero_shot(
         f"{folder}/{name}",
         "prompt response",
         tokens=max(limits),
         prompt={"template": "{prompt}", "chat": False},
         trainer={"memory_budget": budget},
+        **(sections or {}),
     )
     config["generation"]["min_new_tokens"] = max(limits)
     model = Model(config, quiet=True)
@@ -208,10 +292,12 @@ def answer_with_partita(folder: str, name: str, work: str, budget: str | None = 
         texts = [row["response_raw"] for row in found]
         stats = found.stats
         more = {"prompts s": stats.prefill_seconds, "answers s": stats.decode_seconds, "host s": stats.host_seconds}
+        more["texts"] = texts
         answers = dict(enumerate(texts))
     spent = time.process_time() - cpu
     result = measured(folder, name, ids, answers, cpu=spent, before=before, limits=limits, tokenizer=lm.tokenizer)
-    return result | {"slots": size.rows, "tuning s": round(tuning, 2)} | {key: round(v, 2) for key, v in more.items()}
+    more |= {key: round(value, 2) for key, value in more.items() if key != "texts"}
+    return result | {"slots": size.rows, "tuning s": round(tuning, 2)} | more
 
 
 def answer_mixed(model: Any, ids: list[list[int]], limits: list[int], *, rows: int) -> dict[int, list[int]]:
@@ -237,9 +323,11 @@ def load_peer(folder: str, name: str) -> tuple[Any, Any]:
     return tokenizer, AutoModelForCausalLM.from_pretrained(f"{folder}/{name}", dtype=torch.float32).eval()
 
 
-def questions(folder: str, work: str) -> tuple[list[str], list[int]]:
-    """Return prompts, and the number of tokens of each answer."""
+def questions(folder: str | Path, work: str, count: int | None = None) -> tuple[list[str], list[int]]:
+    """Return prompts, or `count` of them, and the number of tokens of each answer."""
     prompts = [row["prompt"] for row in read_rows(Path(folder, f"{'rows' if work == 'mixed' else work}.jsonl"))]
+    if count is not None:
+        prompts = prompts[:: len(prompts) // count]
     if work != "mixed":
         return prompts, [NEW_TOKENS] * len(prompts)
     chance = random.Random(1)
@@ -318,4 +406,4 @@ def peak() -> int:
 
 
 if __name__ == "__main__":
-    main(generate)
+    main(batches, tiny_rows, tiny_shared, small_rows, small_shared)

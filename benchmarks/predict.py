@@ -1,4 +1,4 @@
-"""Predictions of many rows: memory that does not grow with the rows, and rows per second on several processes."""
+"""Predictions: memory that does not grow with the rows, one row at a time, and rows per second on several processes."""
 
 import json
 import os
@@ -7,8 +7,9 @@ import resource
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
-from fixtures import read_rows, write_rows, zero_shot
+from fixtures import read_rows, spending, write_rows, zero_shot
 from harness import SHARED, Limit, Result, Row, call, main, run_script
 from processes import import_all, must_run_ranks
 
@@ -88,6 +89,122 @@ def predict_rows(folder: str, count: int) -> Row:
         "MB written": round(output.stat().st_size / 2**20, 1),
         "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
+
+
+# One row at a time
+
+
+def single(folder: Path, quick: bool) -> Result:
+    """One row at a time compared with a loop over `generate`: CPU seconds, and equal answers.
+
+    Needs the shared folder next to the repository. A model of 5 M parameters answers 64 rows with 32 new tokens each,
+    without training and with a LoRA adapter after three steps; one thread. The loop encodes a prompt, calls
+    transformers' `generate`, of peft's model if there is an adapter, decodes the answer and writes it. partita is
+    `Model.predict` with a batch size of 1, with its journal: one call for all rows, and one call for each. In turn in
+    one process, after a round that is not counted; medians of five, and of the ratios of each round.
+    """
+    run_script([SHARED / "peers" / "workload.py", folder])
+    rounds, count = (1, 16) if quick else (5, 64)
+    rows: list[Row] = []
+    limits: list[Limit] = []
+    for name in ("no training", "LoRA"):
+        found = call(predict_singly, folder, name == "LoRA", count, rounds)
+        loop = found["seconds"]["generate"]
+        for who, seconds in found["seconds"].items():
+            rows.append(
+                {
+                    "model": name,
+                    "who": who,
+                    "rows": count,
+                    "CPU s": round(statistics.median(seconds), 3),
+                    "ms a row": round(1000 * statistics.median(seconds) / count, 2),
+                    "speed over generate": round(
+                        statistics.median(a / b for a, b in zip(loop, seconds, strict=True)), 3
+                    ),
+                }
+            )
+        limits += [
+            Limit(f"{name}, one call: speed over a loop over generate", rows[-2]["speed over generate"], 1, "min"),
+            Limit(f"{name}: rows with other answers", found["other"], 0, "max"),
+        ]
+    return rows, limits
+
+
+def predict_singly(folder: str, adapted: bool, count: int, rounds: int) -> Row:
+    """Return the CPU seconds of each contender, and the number of rows whose answers differ."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.chdir(folder)
+    model, generate = (adapted_models if adapted else base_models)(folder)
+    tokenizer = model._backend.parts().lm.tokenizer
+    prompts = [row["prompt"] for row in read_rows(Path("rows.jsonl"))[:count]]
+    answers: dict[str, list[str]] = {}
+
+    def loop() -> None:
+        with torch.inference_mode(), Path("loop.jsonl").open("w", encoding="utf8") as file:
+            for prompt in prompts:
+                inputs = tokenizer(prompt, return_tensors="pt")
+                tokens = generate(**inputs, min_new_tokens=32, max_new_tokens=32, do_sample=False)
+                text = tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+                file.write(json.dumps({"prompt": prompt, "response_raw": text}) + "\n")
+        answers["generate"] = [row["response_raw"] for row in read_rows(Path("loop.jsonl"))]
+
+    def one_call() -> None:
+        rows = [{"prompt": prompt} for prompt in prompts]
+        found = model.predict(rows, "call.jsonl", batch_size=1, fresh=True)
+        answers["partita, one call"] = [row["response_raw"] for row in found]
+
+    def a_call_each() -> None:
+        answers["partita, a call for each row"] = [
+            model.predict([{"prompt": prompt}], batch_size=1, fresh=True)[0]["response_raw"] for prompt in prompts
+        ]
+
+    contenders = {"generate": loop, "partita, one call": one_call, "partita, a call for each row": a_call_each}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name, work in contenders.items():
+            with spending() as spent:
+                work()
+            if number:
+                seconds[name].append(spent.cpu)
+    loop_answers = answers.pop("generate")
+    other = sum(one != two for found in answers.values() for one, two in zip(found, loop_answers, strict=True))
+    return {"seconds": seconds, "other": other}
+
+
+def single_config(folder: str, **changes: Any) -> Row:
+    config = zero_shot(
+        f"{folder}/tiny", "prompt response", tokens=32, prompt={"template": "{prompt}", "chat": False}, **changes
+    )
+    config["generation"]["min_new_tokens"] = 32
+    return config
+
+
+def base_models(folder: str) -> tuple[Any, Any]:
+    """Return partita's model, and `generate` of transformers'."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from partita.model import Model
+
+    peer = AutoModelForCausalLM.from_pretrained(f"{folder}/tiny", dtype=torch.float32).eval()
+    return Model(single_config(folder), quiet=True), peer.generate
+
+
+def adapted_models(folder: str) -> tuple[Any, Any]:
+    """Train a LoRA adapter for three steps; return partita's model of the run, and `generate` of peft's."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from partita.model import Model
+
+    trainer = {"type": "finetune", "learning_rate": 0.01, "max_steps": 3, "batch_size": 4, "skip_all_evaluation": True}
+    config = single_config(folder, trainer=trainer, adapter={"type": "lora"}, data={"source": "rows.jsonl"})
+    run = Model(config, quiet=True).train(run=Path(folder, "run")).run
+    peer = AutoModelForCausalLM.from_pretrained(f"{folder}/tiny", dtype=torch.float32)
+    return Model.load(run, quiet=True), PeftModel.from_pretrained(peer, str(run / "model")).eval().generate
 
 
 # Several processes
@@ -173,4 +290,4 @@ def products(folder: Path, ranks: int) -> float:
 
 
 if __name__ == "__main__":
-    main(memory, processes)
+    main(memory, single, processes)

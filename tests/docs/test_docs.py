@@ -14,6 +14,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -233,3 +234,24 @@ def test_the_benchmark_page_is_up_to_date_with_the_results(monkeypatch: pytest.M
 
     wanted = page(ROOT / "benchmarks" / "results")
     assert (ROOT / "docs" / "benchmarks.md").read_text("utf8") == wanted, "run make docs"
+
+
+def test_the_benchmark_page_has_a_reason_for_each_limit_that_does_not_hold_and_for_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from harness import read_records  # type: ignore[import-not-found]
+    from page import REASONS
+
+    records = [record for path in (ROOT / "benchmarks" / "results").glob("*.json") for record in read_records(path)]
+    failing = {(one["name"], limit["name"]) for one in records for limit in one["limits"] if not limit["holds"]}
+    assert set(REASONS) == failing
+
+
+def test_tables_of_the_benchmark_page_say_whether_seconds_are_cpu_or_wall_seconds() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text("utf8").splitlines()
+    headings = [line for line, below in pairwise(page) if below.startswith("| ---")]
+    columns = {column.strip() for line in headings for column in line.strip("|").split("|")}
+    seconds = {column for column in columns if re.search(r"(?<!['/])\bs\b|/wall s|second", column)}
+    assert len(seconds) > 10
+    assert {column for column in seconds if not re.search("CPU|wall", column)} <= {"per second", "rows/model s"}
