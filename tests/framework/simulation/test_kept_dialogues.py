@@ -20,12 +20,20 @@ desk = test_run.folder
 
 
 def dialogues(
-    desk: Path, output: Path, *, sampled: bool = True, batch_size: int = 8, stop: str | None = None, **simulation: Any
+    desk: Path,
+    output: Path,
+    *,
+    sampled: bool = True,
+    batch_size: int = 8,
+    stop: str | None = None,
+    kv_cache: str = "auto",
+    **simulation: Any,
 ) -> bytes:
     """Run a simulation; return its transcripts."""
     changed = test_run.settings(desk, **simulation)
     if not sampled:
         changed["generation"] = {"max_new_tokens": 5}
+    changed["generation"]["kv_cache"] = kv_cache
     if stop is not None:
         changed["generation"]["stop"] = [stop]
     (desk / "kept.yaml").write_text(json.dumps(changed), encoding="utf8")
@@ -59,6 +67,16 @@ def test_dialogues_do_not_depend_on_kept_slots(
     results.append(dialogues(desk, tmp_path / "whole", sampled=sampled, batch_size=7, history=history))
 
     assert results == [results[0]] * 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("sampled", "batch_size"), [(True, 1), (True, 7), (False, 64)])
+def test_dialogues_are_the_same_with_a_paged_cache(desk: Path, tmp_path: Path, sampled: bool, batch_size: int) -> None:
+    found = [
+        dialogues(desk, tmp_path / kv_cache, sampled=sampled, batch_size=batch_size, kv_cache=kv_cache)
+        for kv_cache in ("slots", "paged")
+    ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
