@@ -91,6 +91,9 @@ class SlotMasks:
         found = spans_of(config)
         exceeded = any(span.is_exceeded_by(tokens) for span in found.values())
         self.spans: Mapping[str | None, AttentionSpan] = found if exceeded else {None: AttentionSpan()}
+        self.tokens = tokens
+        self.nothing_hidden: torch.Tensor | None = None
+        """Mask of a token that attends to all tokens of a slot."""
 
     def are_needed_for(self, tokens: int) -> bool:
         """Return whether a causal mask is wrong for rows of this length."""
@@ -113,6 +116,20 @@ class SlotMasks:
             zeros = torch.zeros(hidden_NLW.shape, dtype=dtype, device=positions_NL.device)
             masks[kind] = zeros.masked_fill_(hidden_NLW, -torch.inf)[:, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def of_last_token(self, position_11: torch.Tensor, *, width: int, dtype: torch.dtype) -> Mask:
+        """Return the mask of the last token of a row alone, which is computed only if there are windows.
+
+        Args:
+            position_11: Position of the token.
+            width: Length of the row.
+            dtype: Type of the mask.
+        """
+        if any(span != AttentionSpan() for span in self.spans.values()):
+            return self.of(position_11, width=width, dtype=dtype)
+        if self.nothing_hidden is None:
+            self.nothing_hidden = torch.zeros((1, 1, 1, self.tokens), dtype=dtype, device=position_11.device)
+        return self.nothing_hidden[..., :width]
 
     def of_last_layer(self, mask: Mask) -> torch.Tensor:
         """Return the mask of the last layer."""

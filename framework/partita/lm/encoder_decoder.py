@@ -152,9 +152,7 @@ class EncoderDecoderModel(HuggingFaceModel):
         if options.labels and requests:
             with self.evaluating():
                 return choose_labels(self, requests, options)
-        # bitsandbytes repacks weights in the first pass, and training could not use them afterwards.
-        quantized = getattr(self.base.config, "quantization_config", None) is not None
-        with torch.inference_mode(not quantized):
+        with self.without_gradients():
             return super().generate(requests, options, seed=seed)
 
     def runs_past_context(self, requests: Sequence[GenerationRequest]) -> bool:

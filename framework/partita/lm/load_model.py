@@ -82,6 +82,7 @@ def load_model(
         prepare_for_training(module, base, config)
     else:
         module.requires_grad_(False)
+    fuse_lora(module)
     if isinstance(config.quantization, DynamicInt8Quantization):
         check_int8(base, head, trainable=trainable, source=source)
         if quantize_faster_layers(layers, config.quantization):
@@ -211,8 +212,7 @@ def new_adapter(
 
 
 def prepare_for_training(module: Any, base: "PreTrainedModel", config: Config) -> None:
-    """Freeze what the config says, and set up gradient checkpointing and fused LoRA layers."""
+    """Freeze what the config says, and set up gradient checkpointing."""
     freeze(module, config)
     if isinstance(config.trainer, FinetuneTrainer) and config.trainer.gradient_checkpointing:
         recompute_activations(base, config)
-    fuse_lora(module)

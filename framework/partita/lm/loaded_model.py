@@ -8,7 +8,7 @@ which call these parts.
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -116,6 +116,15 @@ class LoadedModel:
         """Number of logits per position."""
         layer = self.base.get_output_embeddings()
         return int(layer.weight.shape[0]) if layer is not None else int(self.base.config.get_text_config().vocab_size)
+
+    def without_gradients(self) -> AbstractContextManager[None]:
+        """Return a context for computing answers. Where no weights are trained, it skips all work of autograd.
+
+        Quantized weights are prepared in their first pass, and could not be trained afterwards if it were this one.
+        """
+        may_train = self.trainable or getattr(self.base.config, "quantization_config", None) is not None
+        context: AbstractContextManager[None] = torch.no_grad() if may_train else torch.inference_mode()
+        return context
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

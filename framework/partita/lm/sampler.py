@@ -113,7 +113,10 @@ class Sampler:
             tokens_N, valid_N = self.sample(scores_NV, rows)
         else:
             tokens_N, valid_N = (greedy_on_cpu if scores_NV.device.type == "cpu" else greedy)(scores_NV)
-        close = near_ties(scores_NV, tokens_N, means_N).nonzero()[:, 0].tolist() if means_N is not None else []
+        close = list[int]()
+        if means_N is not None:
+            find = near_ties_on_cpu if scores_NV.device.type == "cpu" else near_ties
+            close = find(scores_NV, tokens_N, means_N)
         if self.logprobs:
             self.add_logprobs(logits_NV, tokens_N, rows)
         return torch.where(valid_N, tokens_N, -1), close
@@ -185,11 +188,21 @@ def greedy_on_cpu(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens_N, ~scores_NV.gather(1, tokens_N[:, None])[:, 0].isnan()
 
 
-def near_ties(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> torch.Tensor:
-    """Return whether another token is tied with the chosen one within the tolerance [N]."""
+def near_ties(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> list[int]:
+    """Return the rows in which another token is tied with the chosen one within the tolerance."""
     best_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
     least_N = best_N - CLOSE * (best_N - means_N).abs()
-    return (scores_NV >= least_N[:, None]).sum(-1) > 1
+    rows: list[int] = ((scores_NV >= least_N[:, None]).sum(-1) > 1).nonzero()[:, 0].tolist()
+    return rows
+
+
+def near_ties_on_cpu(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> list[int]:
+    """Return the result of `near_ties` for scores on the CPU, up to twice as fast: numpy counts faster than torch."""
+    scores = scores_NV.detach().numpy()
+    best_N = scores[np.arange(len(scores)), tokens_N.numpy()]
+    least_N = best_N - np.float32(CLOSE) * np.abs(best_N - means_N.numpy())
+    rows: list[int] = np.flatnonzero(np.count_nonzero(scores >= least_N[:, None], axis=-1) > 1).tolist()
+    return rows
 
 
 def random_numbers(seed: int, key: bytes, *, count: int) -> list[float]:

@@ -9,8 +9,7 @@ Shapes: N rows, H key/value heads, G query heads per key/value head, W tokens, P
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from partita.lm.cheapest_split import cheapest_split
 from partita.lm.slot_kv_cache import CacheLayout
-from partita.lm.transformers_internals import attention_of, set_attention
+from partita.lm.transformers_internals import ATTENTION, attention_of, attention_settings
 
 NAME = "partita_slots"
 CHUNK_ROWS = 8
@@ -36,16 +35,30 @@ def attends(base: Any) -> bool:
     return attention_of(base.config) == "sdpa" and base.device.type == "cpu" and base.dtype == torch.float32
 
 
-@contextmanager
-def attending(base: Any, layout: CacheLayout) -> Iterator[None]:
-    """Use this attention for slots in this context; the model supports it (`attends`)."""
-    before = attention_of(base.config)
-    current.layout = layout
-    set_attention(base.config, NAME)
-    try:
-        yield
-    finally:
-        set_attention(base.config, before)
+class SlotAttention:
+    """Context in which a model uses this attention for slots."""
+
+    def __init__(self, base: Any, layout: CacheLayout) -> None:
+        """Prepare the context.
+
+        Args:
+            base: The model, which supports it (`attends`).
+            layout: Where passes write, and what they attend to.
+        """
+        self.layout = layout
+        self.settings = attention_settings(base.config)
+        self.before = [settings[ATTENTION] for settings in self.settings]
+
+    def __enter__(self) -> None:
+        current.layout = self.layout
+        for settings in self.settings:
+            settings[ATTENTION] = NAME
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for settings, before in zip(self.settings, self.before, strict=True):
+            settings[ATTENTION] = before
         current.layout = None
 
 
@@ -163,10 +176,16 @@ def attend_row(
     """
     if layout.first and layout.prefix_in_first_slot and layout.prefix:
         key_1HWD, value_1HWD = with_prefix(layout, key_1HWD, value_1HWD)
-    own = slice(layout.first_seen(0, 1, window), layout.width)
-    keys, values, seen = key_1HWD[:, :, own], value_1HWD[:, :, own], mask[..., own]
-    grouped = query_1HD.shape[1] != keys.shape[1]
-    found_1HD = scaled_dot_product_attention(query_1HD, keys, values, attn_mask=seen, scale=scaling, enable_gqa=grouped)
+    if start := layout.first_seen(0, 1, window):
+        key_1HWD, value_1HWD, mask = key_1HWD[:, :, start:], value_1HWD[:, :, start:], mask[..., start:]
+    found_1HD = scaled_dot_product_attention(
+        query_1HD,
+        key_1HWD,
+        value_1HWD,
+        attn_mask=mask,
+        scale=scaling,
+        enable_gqa=query_1HD.shape[1] != key_1HWD.shape[1],
+    )
     return found_1HD.transpose(1, 2)
 
 
@@ -241,6 +260,8 @@ def chunks(lengths: list[int]) -> list[tuple[int, int, int]]:
 
     A row is attended to up to the length of the longest row of its chunk, and each chunk takes some time itself.
     """
+    if len(lengths) <= CHUNK_ROWS:
+        return [(0, len(lengths), max(lengths))]
     starts = range(0, len(lengths), CHUNK_ROWS)
     ends = [*starts[1:], len(lengths)]
     longest = [max(lengths[start:end]) for start, end in zip(starts, ends, strict=True)]

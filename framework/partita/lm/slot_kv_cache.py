@@ -95,10 +95,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate zeros: unwritten positions are masked, but a mask does not remove NaN."""
         slots, tokens = self.layout.slots, self.layout.tokens
-        self.keys, self.values = (
-            untouched_zeros((slots, states.shape[1], tokens, states.shape[3]), like=states)
-            for states in (key_states, value_states)
-        )
+        with torch.inference_mode(False):  # a tensor of this mode could not be changed outside of it
+            self.keys, self.values = (
+                untouched_zeros((slots, states.shape[1], tokens, states.shape[3]), like=states)
+                for states in (key_states, value_states)
+            )
         self.is_initialized = True
 
     def update(

@@ -12,9 +12,10 @@ row.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -27,7 +28,7 @@ from partita.lm.prefix_cache import PrefixCache
 from partita.lm.prompt_forks import PromptForks
 from partita.lm.row import Row
 from partita.lm.row_settings import SettingsOfRows, choose_tokens
-from partita.lm.slot_attention import attending, attends, chunks
+from partita.lm.slot_attention import SlotAttention, attends, chunks
 from partita.lm.slot_kv_cache import SlotKVCache
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,24 @@ class SlotWay(NamedTuple):
     """Whether the KV cache of the shared prefix is stored in the first slot only."""
     reason: str | None = None
     """Why slots are not supported."""
+
+
+Self = TypeVar("Self", bound="Slots")
+Inputs = ParamSpec("Inputs")
+Output = TypeVar("Output")
+
+
+def without_gradients(
+    method: Callable[Concatenate[Self, Inputs], Output],
+) -> Callable[Concatenate[Self, Inputs], Output]:
+    """Decorate a method of slots that computes, so that nothing is recorded for gradients."""
+
+    @wraps(method)
+    def compute(slots: Self, /, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+        with slots.lm.without_gradients():
+            return method(slots, *args, **kwargs)
+
+    return compute
 
 
 class Slots:
@@ -95,11 +114,10 @@ class Slots:
         """Whether rows that keep their slot are recomputed at near ties."""
         last = last_layer(lm.base) if way.narrows_reads else None
         self.narrow = LastTokens(last[0], number=last[1]) if last is not None else None
-        self.has_own_attention = attends(lm.base)
-        """Whether passes use the attention for slots."""
         self.masks = SlotMasks(lm.base.config.get_text_config(), tokens=tokens)
         self.pool = SlotKVCache(slots=slots, tokens=tokens)
         self.pool.layout.prefix_in_first_slot = way.shares_prefix
+        self.attention = SlotAttention(lm.base, self.pool.layout) if attends(lm.base) else nullcontext()
         self.kept = PrefixCache(self.pool)
         self.forks = PromptForks()
         # Row i is always in slot i, so that a decode step sees the first N slots as one view of the cache. The slots
@@ -112,6 +130,7 @@ class Slots:
         if prefix:
             self.read_prefix(list(prefix))
 
+    @without_gradients
     def read_prefix(self, prefix: list[int]) -> None:
         """Prefill the shared prefix of all slots."""
         try:
@@ -160,12 +179,14 @@ class Slots:
         """Release the slot that a finished row keeps."""
         self.kept.forget([row])
 
+    @without_gradients
     def cancel(self, rows: Collection[int]) -> None:
         """Stop active rows and free their slots; rows that are not active are ignored."""
         stopped = {index for index, row in enumerate(self.rows) if row.request.row in rows}
         if stopped:
             self.free_slots(stopped)
 
+    @without_gradients
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
         """Prefill prompts in one pass and choose the first token of each; return rows that ended with it."""
         first = len(self.rows)
@@ -207,6 +228,7 @@ class Slots:
             logits.append(self.forks.copy(self.pool, forked, sources, first=first + len(computed)))
         return [*computed, *forked], torch.cat(logits) if len(logits) > 1 else logits[0]
 
+    @without_gradients
     def step(self) -> list[SlotAnswer]:
         """Decode one token for every active row; return rows that ended with it."""
         lengths = [row.length for row in self.rows]
@@ -320,22 +342,24 @@ class Slots:
             # Idle slots decode a token right after the prefix, where the next prompt in the slot is written anyway.
             ids_N1 = torch.cat([ids_N1, ids_N1[:1].expand(idle, 1)])
             lengths = [*lengths, *[self.prefix + 1] * idle]
-        positions_N1 = torch.tensor(lengths, device=self.lm.device)[:, None] - 1
+        positions_N1 = torch.tensor([[length - 1] for length in lengths], device=self.lm.device)
         if idle and self.kept.rows:
             # Not in slots of kept rows: these never use the last position, because the last token of a row is not
             # cached.
             positions_N1[rows:] = self.pool.layout.tokens - 1
         width = max(lengths)
         self.pool.layout.extend(0, positions_N1, width=width, chunks=chunks(lengths), lengths=lengths)
-        return self.run(ids_N1, positions_N1, self.mask(positions_N1, width=width))[:rows, -1]
+        if len(lengths) == 1:
+            mask = self.masks.of_last_token(positions_N1, width=width, dtype=self.lm.base.dtype)
+        else:
+            mask = self.mask(positions_N1, width=width)
+        return self.run(ids_N1, positions_N1, mask)[:rows, -1]
 
-    @torch.no_grad()
     def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: Mask | None) -> torch.Tensor:
         """Run a forward pass with the slots as KV cache; return logits."""
         self.tokens_read += ids_NL.numel()
-        attention = attending(self.lm.base, self.pool.layout) if self.has_own_attention else nullcontext()
         try:
-            with attention, using_onednn(self.wide):
+            with self.attention, using_onednn(self.wide):
                 logits: torch.Tensor = self.lm.base(
                     input_ids=ids_NL,
                     position_ids=positions_NL,

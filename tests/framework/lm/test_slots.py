@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -605,6 +606,40 @@ def test_rows_beyond_other_attention_windows_are_refused(
     requests = small.slot_requests((1, limit - 1), (limit - 1, 1), (8, 8), (3, 9))
     wanted = by_the_library(small, lm, requests)
     assert ids(small.answer_in_slots(lm, requests, slots=3)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "windowed"),
+    [
+        (transformers.LlamaConfig(), False),
+        (transformers.MistralConfig(sliding_window=40), False),
+        (transformers.MistralConfig(sliding_window=8), True),
+        (transformers.Gemma3TextConfig(sliding_window=8), True),
+    ],
+)
+def test_the_mask_of_a_row_alone_equals_that_of_any_rows(config: Any, windowed: bool) -> None:
+    masks = SlotMasks(config, tokens=40)
+    for length in (1, 7, 40):
+        position = torch.tensor([[length - 1]])
+        wanted = masks.of(position, width=length, dtype=torch.float32)
+        found = masks.of_last_token(position, width=length, dtype=torch.float32)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert (masks.nothing_hidden is None) == windowed
+
+
+def test_answers_of_a_model_that_is_not_trained_are_computed_without_autograd(
+    small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[bool]()
+    lm = small.load(small.config())
+    assert lm.slot_way.reason is None  # the check computes, too
+    run = Slots.run
+    monkeypatch.setattr(Slots, "run", lambda *args: seen.append(torch.is_inference_mode_enabled()) or run(*args))
+    for trainable in (False, True):
+        lm.trainable = trainable
+        small.answer_in_slots(lm, small.slot_requests((3, 4), (5, 3)), slots=2)
+        assert set(seen) == {not trainable}
+        seen.clear()
 
 
 @pytest.mark.parametrize(

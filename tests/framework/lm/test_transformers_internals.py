@@ -10,9 +10,11 @@ import transformers
 from transformers.utils import chat_template_utils
 
 from partita.lm.transformers_internals import (
+    ATTENTION,
     TemplateCompiler,
     are_packed,
     attention_of,
+    attention_settings,
     is_stateful,
     known_rows,
     optimized_for_decoding,
@@ -64,6 +66,17 @@ def test_the_attention_implementation_is_read_and_set_for_the_whole_model() -> N
         set_attention(model.config, "sdpa")
         assert attention_of(model.config) == "sdpa"
         assert {attention_of(part.config) for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
+
+
+def test_the_attention_is_set_by_the_attributes_of_all_configs() -> None:
+    with reported_as_change("attention_settings or ATTENTION"):
+        config = transformers.Gemma3Config(text_config={}, vision_config={}, attn_implementation="eager")
+        settings = attention_settings(config)
+        assert len(settings) == 3
+        for one in settings:
+            assert one[ATTENTION] == "eager"
+            one[ATTENTION] = "sdpa"
+        assert {attention_of(one) for one in (config, config.text_config, config.vision_config)} == {"sdpa"}
 
 
 def test_models_report_whether_their_cache_can_be_cropped() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from partita.lm.adapters.lora_linear import LoraLinear, fuse_lora, fused_class, plain_adapter
+from partita.lm.adapters.lora_linear import LoraLinear, added_adapter, fuse_lora, fused_class, plain_adapter
 
 
 class Layers(nn.Module):
@@ -174,11 +174,45 @@ def test_merged_weights_are_applied_once_and_can_be_unmerged() -> None:
     torch.testing.assert_close(merged(x), before, rtol=1e-5, atol=1e-5)
 
 
-def test_peft_computes_without_gradients_under_autocast_and_in_16_bits() -> None:
+@pytest.mark.parametrize(
+    ("options", "prepare", "skips_peft"),
+    [
+        ({}, None, True),
+        ({"use_rslora": True, "rank_pattern": {"first": 3}}, None, True),
+        ({"lora_dropout": 0.5}, nn.Module.eval, True),
+        ({"lora_bias": True}, None, True),
+        ({}, hook_base, True),
+        ({}, nn.Module.bfloat16, False),
+        ({"lora_dropout": 0.5}, train_with_dropout, False),
+        ({"use_dora": True}, None, False),
+        ({}, switch_off, False),
+        ({}, add_second, False),
+        ({}, lambda module: module.merge_adapter(), False),
+    ],
+    ids=["plain", "rslora", "evaluated", "bias", "hook", "bfloat16", "dropout", "dora", "off", "two", "merged"],
+)
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_results_without_gradients_equal_those_of_peft_bit_for_bit(
+    options: dict[str, Any], prepare: Callable[[Any], Any] | None, skips_peft: bool, context: Any
+) -> None:
+    results, x = [], torch.randn(3, 24, generator=torch.Generator().manual_seed(1))
+    for fused in (False, True):
+        module = adapted(**options)
+        if fused:
+            fuse_lora(module)
+        if prepare is not None:
+            prepare(module)
+        torch.manual_seed(2)
+        with context():
+            results.append(module(x.to(layers(module)[0].base_layer.weight.dtype)))
+            skipped = [added_adapter(layer, x) is not None for layer in layers(module)]
+    assert skipped == [skips_peft] * 2
+    assert torch.equal(*results)
+
+
+def test_peft_computes_under_autocast_and_in_16_bits() -> None:
     module = adapted()
     fuse_lora(module)
-    with torch.no_grad():
-        assert not is_plain(module)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not is_plain(module)
     assert is_plain(module)
