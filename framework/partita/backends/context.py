@@ -173,9 +173,10 @@ class RunContext:
             for output in self.config.output_features
         )
         new = isinstance(self.config.base_model, ScratchModel) and self.weights is None
-        retrieval = self.config.prompt.retrieval
+        retrieval, data = self.config.prompt.retrieval, self.config.data
         training = None
-        if new or (retrieval is not None and retrieval.dataset is None) or (open_labels and self.config.data.source):
+        needed = new or (retrieval is not None and retrieval.dataset is None) or open_labels
+        if needed and (data.source is not None or data.mix is not None):
             training = self.open_data().training
         return labels or find_labels(self.config, training), training
 

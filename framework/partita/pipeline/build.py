@@ -229,12 +229,12 @@ def answer_sequence(
 
 
 def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
-    """Yield the texts that the tokenizer of a new model is trained on."""
+    """Yield the texts that the tokenizer of a new model is trained on; those of byte are not asked for."""
     if training is None:
         raise DataError("a new model needs rows for its tokenizer; write data.source in the file")
     # Rows to train on always have answers; rows to predict need not.
     supervised = config.trains or has_answers(training, config)
-    return texts(training, config, supervised=supervised)
+    yield from texts(training, config, supervised=supervised)
 
 
 def initial_batches(config: Config, training: Rows | None, encoder: RowTokenizer, tokenizer: Any) -> Iterator["Batch"]:

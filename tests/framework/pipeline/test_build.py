@@ -52,8 +52,16 @@ def test_evaluation_of_rows_without_answers_reports_the_missing_column(
         model.train(questions, run=tmp_path / "run")
 
 
-def test_a_new_model_without_rows_reports_where_to_add_them(colours: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", ["test rows only", "no data section"])
+def test_a_new_model_without_rows_reports_where_to_add_them(colours: Any, tmp_path: Path, data: str) -> None:
     config = zero_shot(colours)
-    config["data"] = {"test": config["data"]["source"]}
+    config["data"] = {"test": config["data"]["source"]} if data == "test rows only" else {}
     with pytest.raises(DataError, match=r"^a new model needs rows for its tokenizer; write data\.source in the file$"):
         Model(config, quiet=True).predict(colours.rows(2))
+
+
+def test_a_new_model_with_a_tokenizer_of_bytes_needs_no_rows(colours: Any) -> None:
+    config = zero_shot(colours)
+    del config["data"]
+    config["base_model"] |= {"tokenizer": "byte", "vocab_size": 258}
+    assert len(Model(config, quiet=True).predict(colours.rows(2))) == 2
