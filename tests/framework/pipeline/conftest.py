@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from partita import Model
 from partita.lm.batch_check import check_causal, find_batch_way
+from partita.lm.loss_token_check import find_loss_token_layer
 from partita.lm.slot_check import find_way
 from partita.lm.slot_kv_cache import SlotKVCache
 from partita_trainers.batch_size import device_memory
@@ -92,6 +93,11 @@ class Device:
         """Run `check_causal` of `partita.lm.batch_check` without counting its passes."""
         with self.unwatched():
             check_causal(lm)
+
+    def find_loss_token_layer(self, lm: Any) -> Any:
+        """Run `find_loss_token_layer` of `partita.lm.loss_token_check` without counting its passes."""
+        with self.unwatched():
+            return find_loss_token_layer(lm)
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -201,7 +207,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
     monkeypatch.setattr(pipeline, "load_model", loaded)
-    for name in ("find_way", "find_batch_way", "check_causal"):
+    for name in ("find_way", "find_batch_way", "check_causal", "find_loss_token_layer"):
         monkeypatch.setattr(f"partita.lm.huggingface.{name}", getattr(result, name))
     monkeypatch.setitem(device_memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(result, allowed))
     for module in (
