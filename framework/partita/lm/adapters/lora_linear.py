@@ -105,9 +105,9 @@ def fused_class() -> Any:
                 fused: torch.Tensor = LoraLinear.apply(*inputs)  # type: ignore[no-untyped-call]
                 return fused
             if not torch.is_grad_enabled() and not args and not kwargs and (name := added_adapter(self, x)) is not None:
-                result: torch.Tensor = self.base_layer(x)
-                result = result + self.lora_B[name](self.lora_A[name](x)) * self.scaling[name]
-                return result
+                update = self.lora_B[name](self.lora_A[name](x)) * self.scaling[name]
+                updated: torch.Tensor = self.base_layer(x) + update
+                return updated
             unfused: torch.Tensor = super().forward(x, *args, **kwargs)
             return unfused
 
