@@ -355,7 +355,7 @@ class Slots:
             mask = self.mask(positions_N1, width=width)
         return self.run(ids_N1, positions_N1, mask)[:rows, -1]
 
-    @without_gradients
+    @torch.no_grad()
     def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: Mask | None) -> torch.Tensor:
         """Run a forward pass with the slots as KV cache; return logits."""
         self.tokens_read += ids_NL.numel()

@@ -165,6 +165,7 @@ def worst_slots(
     prefix = [lm.token_ids[index % len(lm.token_ids)] for index in range(shared)]
     slots = Slots(lm, options, slots=rows, tokens=tokens, prefix=prefix, seed=0, way=way)
     try:
-        yield WorstSlots(slots, rows, new_tokens=new_tokens)
+        with lm.without_gradients():
+            yield WorstSlots(slots, rows, new_tokens=new_tokens)
     finally:
         slots.close()

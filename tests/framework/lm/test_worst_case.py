@@ -268,6 +268,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @BOTH
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_option_runs_for_a_model_that_is_not_trained(
+    models: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], slots: bool
+) -> None:
+    lm = models("llama")
+    monkeypatch.setattr(lm, "trainable", False)
+    assert worst(lm, 3, options, prompt=5, new=6, slots=slots).decode_seconds > 0
+    assert lm.time_decode_step(3, length=9, options=GenerationOptions(GREEDY | options, slots=slots)) > 0
+
+
+@BOTH
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(("prompt", "new"), [(1, 1), (1, 2), (5, 6), (1, 7), (30, 20)])
 def test_every_option_runs_with_any_lengths(
     models: Any, options: dict[str, Any], prompt: int, new: int, slots: bool
