@@ -261,6 +261,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sampled": {"do_sample": True, "top_k": 7, "top_p": 0.9, "min_p": 0.01, "temperature": 0.7},
     "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "bad_words_ids": [[5, 6]]},
     "least length": {"min_new_tokens": 5, "exponential_decay_length_penalty": [2, 1.1]},
+    "least tokens": {"min_new_tokens": 5},
     "suppressed": {"suppress_tokens": [5, 6], "begin_suppress_tokens": [7]},
     "guided": {"guidance_scale": 1.5},
 }
