@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fixtures import read_rows, zero_shot
-from generate_contenders import Peers, compare_contenders
+from generate_contenders import OUR_INT8, Peers, compare_contenders
 from harness import SHARED, Limit, Result, Row, call, main, run_script
 
 NEW_TOKENS = 32
@@ -32,7 +32,11 @@ ROWS_ALONE = {"tiny": 512, "small": 32}
 SOME_ROWS = {"tiny": 512, "small": 128}
 """Number of rows in the comparison with other libraries, spread over all."""
 QUICK_ROWS = {"tiny": 64, "small": 16}
-CONFIGURATIONS: dict[str, Row] = {"partita": {}}
+CONFIGURATIONS: dict[str, Row] = {
+    "partita": {},
+    "partita, dtype: fastest": {"model_parameters": {"dtype": "fastest"}},
+    OUR_INT8: {"quantization": {"type": "int8_dynamic_activation_int8_weight"}},
+}
 """Sections of the config for each configuration of partita beside other libraries; the first is exact, in fp32."""
 
 
@@ -80,8 +84,8 @@ def tiny_rows(folder: Path, quick: bool) -> Result:
     end token is not allowed. All settings of a contender run in the first round and the fastest one of them again, two
     times: tokens (of a batch, or of a step), rows (in a batch, or at once), slots. CTranslate2 has a static prompt for
     a shared prefix, OpenVINO prefix caching, llama.cpp the last prompt of each slot. `CPU s over ours` is the median of
-    the ratios to partita in the same round, and `equal answers` counts texts equal to those of partita. The limit is
-    for the fastest contender in fp32 of which all answers are equal.
+    the ratios to partita in the same round, and `equal answers` counts texts equal to those of partita. The limits are
+    for the fastest contender in fp32 of which all answers are equal, and for int8 beside int8.
     """
     return with_libraries(folder, "tiny", "rows", quick=quick)
 

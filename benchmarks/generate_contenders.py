@@ -192,6 +192,9 @@ def equal(found: Sequence[Row], ours: Sequence[Row]) -> int:
     return min(sum(a == b for a, b in zip(run["texts"], ours[0]["texts"], strict=True)) for run in found)
 
 
+OUR_INT8 = "partita int8"
+INT8 = ("CTranslate2 int8", "llama.cpp q8_0")
+"""Contenders that our int8 has to be ahead of."""
 LEAST = {("tiny", "rows"): 1.0, ("tiny", "shared"): 1.3, ("small", "rows"): 1.5, ("small", "shared"): 1.5}
 """Required ratio to the fastest exact contender."""
 
@@ -206,4 +209,7 @@ def limits_of(peers: Peers, runs: Mapping[str, list[Row]]) -> list[Limit]:
     if exact:
         best = min(exact.values())
         limits.append(Limit(f"{name}: over the fastest of them", round(best, 3), LEAST[peers.model, peers.work], "min"))
+    for who in INT8:
+        if who in runs and who not in peers.reasons:
+            limits.append(Limit(f"{name}: int8 over {who}", round(ratio(runs[who], runs[OUR_INT8]), 3), 1.0, "min"))
     return limits

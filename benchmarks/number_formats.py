@@ -51,7 +51,7 @@ def speed(folder: Path, quick: bool) -> Result:
             for kind in FORMATS:
                 if number == 0 or kind not in SLOW:
                     runs[kind].append(call(answer, folder, name, kind))
-                    print(name, kind, runs[kind][-1], flush=True)
+                    print(name, kind, round(runs[kind][-1]["cpu"], 2), flush=True)
         rows += [summary(name, kind, runs) for kind in FORMATS]
         exact, int8 = (
             next(row for row in rows if row["model"] == name and row["format"] == kind)

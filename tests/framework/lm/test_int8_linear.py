@@ -12,6 +12,9 @@ from partita.lm import int8_linear, number_formats
 from partita.lm.base import GenerationOptions
 from partita.lm.exporting import identity
 from partita.lm.int8_linear import Int8Linear, int8_layers, is_available, packed, to_int8, weight_levels
+from partita.lm.packing_check import INT8_TOLERANCE, TOLERANCE
+from partita.lm.slot_check import largest_error
+from partita.lm.slots import SlotWay
 from partita_schema.errors import ModelError
 from partita_trainers.torch_internals import int8_linear as multiply
 
@@ -139,6 +142,25 @@ def test_answers_in_slots_equal_those_of_generate_for_a_row_alone(small: Any, ba
     assert len(int8_layers(lm.module)) > 4
     for request in requests:
         assert found[request.row].generated.ids == small.greedy_alone(lm, request)
+
+
+def test_slots_are_used_although_last_digits_decide_how_inputs_are_rounded(small: Any, base_folder: Path) -> None:
+    torch.manual_seed(0)
+    way, errors = SlotWay(narrows_reads=True, shares_prefix=True), []
+    plain = small.load(small.config(base_model=str(base_folder), trainer={"type": "none"}), trainable=False)
+    for lm in (plain, loaded(small, base_folder)):
+        small.sharpen(lm.module)
+        for name, layer in lm.module.named_modules():
+            if name.endswith("o_proj"):  # the attention of another library, or of a larger model
+                layer.register_forward_pre_hook(other_last_digits)
+        errors.append(largest_error(lm, way=way))
+        assert lm.slot_way == way
+    assert errors[0] < TOLERANCE[torch.float32] < errors[1] < INT8_TOLERANCE
+
+
+def other_last_digits(layer: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+    # In a larger model, 1e-6 is enough to round a few of many inputs to another integer.
+    return inputs[0] * (1 + 3e-5 * torch.randn_like(inputs[0]))
 
 
 def test_named_modules_and_layers_that_are_not_faster_stay_in_float32(
