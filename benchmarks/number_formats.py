@@ -53,11 +53,13 @@ def speed(folder: Path, quick: bool) -> Result:
                     runs[kind].append(call(answer, folder, name, kind))
                     print(name, kind, round(runs[kind][-1]["cpu"], 2), flush=True)
         rows += [summary(name, kind, runs) for kind in FORMATS]
-        exact, int8 = (
+        exact, int8, fastest = (
             next(row for row in rows if row["model"] == name and row["format"] == kind)
-            for kind in FORMATS
-            if kind in ("float32", "int8")
+            for kind in ("float32", "int8", "dtype: fastest")
         )
+        if fastest["chosen"] == "bfloat16":
+            ratio = exact["CPU s"] / fastest["CPU s"]
+            limits.append(Limit(f"{name}: bfloat16, chosen by dtype: fastest, over float32", ratio, 1.5, "min"))
         limits.append(Limit(f"{name}: int8 over float32", exact["CPU s"] / int8["CPU s"], 1.0, "min"))
         limits.append(
             Limit(f"{name}: resident MB of int8 over float32", int8["resident MB"] / exact["resident MB"], 1.0, "max")
