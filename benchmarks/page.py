@@ -36,6 +36,25 @@ REASONS = {
     ("distributed ray", "rows a second of Ray's workers over torchrun's processes"): (
         "the process that distributes the rows is a third one on two cores"
     ),
+    ("generate tiny_rows", "tiny, rows: over the fastest of them"): (
+        "OpenVINO GenAI repacks its weights, of which oneDNN multiplies up to a fifth faster here, and calls no Python "
+        "between layers. All other libraries in fp32 are behind. An earlier run on the same machine, without a second "
+        "benchmark on the other core, had 0.937"
+    ),
+    ("generate tiny_rows", "tiny, rows: int8 over CTranslate2 int8"): (
+        "layers with 256 dimensions gain little in int8: nothing in this run, 1.22 times in number_formats speed"
+    ),
+    ("generate small_rows", "small, rows: over the fastest of them"): (
+        "four fifths of the time are products. OpenVINO GenAI repacks its weights, of which oneDNN multiplies up to a "
+        "third faster here than MKL of plain ones; CTranslate2 takes 1.4 times as long as partita"
+    ),
+    ("generate small_shared", "small, shared: over the fastest of them"): (
+        "as on plain rows; OpenVINO GenAI finds shared prefixes in its cache, but attends to them once for each row"
+    ),
+    ("number_formats speed", "tiny: bfloat16, chosen by dtype: fastest, over float32"): (
+        "half of the time of the model of 5 million parameters is not spent on products with weights; attention has no "
+        "faster kernel in bfloat16"
+    ),
     ("heads predicting", "rows a CPU second, head of a bert over scored labels, 9 labels"): (
         "the layers alone reach 946 rows per CPU second, 4.27 times the rate of scoring, which computes a prompt once "
         "for all labels"
@@ -49,6 +68,10 @@ REASONS = {
     ("train lora", "tokens a CPU second, partita, token_budget over Trainer, group_by_length"): (
         "on this processor neither of torch's two libraries multiplies faster than the other (tests ran on the other "
         "core during this run)"
+    ),
+    ("train full", "tokens a CPU second, partita, token_budget over Trainer, group_by_length"): (
+        "three rounds had 1.568, 1.614 and 1.556, with other benchmarks on the other core; oneDNN is not faster than MKL "
+        "for most products of this model here"
     ),
     ("report", "CPU seconds to write the page"): (
         "most of it is reading 120 MB of JSON of both runs; only pairs with the base model take more than 1 s"
