@@ -70,8 +70,8 @@ REASONS = {
         "core during this run)"
     ),
     ("train full", "tokens a CPU second, partita, token_budget over Trainer, group_by_length"): (
-        "three rounds had 1.568, 1.614 and 1.556, with other benchmarks on the other core; oneDNN is not clearly faster "
-        "than MKL for most products of this model here"
+        "three rounds had 1.568, 1.614 and 1.556, with other benchmarks on the other core; oneDNN is no faster than "
+        "MKL for most products of this model here"
     ),
     ("report", "CPU seconds to write the page"): (
         "most of it is reading 120 MB of JSON of both runs; only pairs with the base model take more than 1 s"
