@@ -9,7 +9,8 @@ Shapes: S slots, T tokens of a slot, N rows of a pass, W tokens of the longest o
 
 import math
 import mmap
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -81,26 +82,53 @@ class CacheLayout:
         return indices
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values [S, heads, T, head size] of a layer."""
+class PreallocatedLayer(CacheLayerMixin, ABC):  # type: ignore[misc]
+    """Keys and values of a layer, allocated in the first forward pass."""
 
     is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @abstractmethod
+    def shape(self, states: torch.Tensor) -> tuple[int, ...]:
+        """Return the shape of all keys, or of all values.
+
+        Args:
+            states: Those of a pass, [rows, heads, tokens, head size].
+        """
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate zeros: unwritten positions are masked, but a mask does not remove NaN."""
+        with torch.inference_mode(False):  # a tensor of this mode could not be changed outside of it
+            self.keys, self.values = (
+                untouched_zeros(self.shape(states), like=states) for states in (key_states, value_states)
+            )
+        self.is_initialized = True
+
+
+class PreallocatedCache(Cache):  # type: ignore[misc]
+    """A KV cache of such layers; memory is allocated in the first forward pass."""
+
+    def __init__(self, new_layer: Callable[[], PreallocatedLayer]) -> None:
+        """Set up the cache; `new_layer` returns one layer."""
+        super().__init__(layer_class_to_replicate=new_layer)
+
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """Keys and values of every layer."""
+        return [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+
+
+class SlotLayer(PreallocatedLayer):
+    """Keys and values [S, heads, T, head size] of a layer."""
 
     def __init__(self, layout: CacheLayout) -> None:
         super().__init__()
         self.layout = layout
-        self.keys: torch.Tensor
-        self.values: torch.Tensor
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate zeros: unwritten positions are masked, but a mask does not remove NaN."""
-        slots, tokens = self.layout.slots, self.layout.tokens
-        with torch.inference_mode(False):  # a tensor of this mode could not be changed outside of it
-            self.keys, self.values = (
-                untouched_zeros((slots, states.shape[1], tokens, states.shape[3]), like=states)
-                for states in (key_states, value_states)
-            )
-        self.is_initialized = True
+    def shape(self, states: torch.Tensor) -> tuple[int, ...]:
+        """Return the shape of all keys, or of all values."""
+        return self.layout.slots, states.shape[1], self.layout.tokens, states.shape[3]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -135,18 +163,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.layout.tokens
 
 
-class SlotKVCache(Cache):  # type: ignore[misc]
-    """The KV cache of all layers."""
+class SlotKVCache(PreallocatedCache):
+    """The slots of all layers."""
 
     def __init__(self, *, slots: int, tokens: int) -> None:
-        """Set up the cache; memory is allocated in the first forward pass."""
+        """Set up the cache."""
         self.layout = CacheLayout(slots=slots, tokens=tokens)
-        super().__init__(layer_class_to_replicate=partial(SlotLayer, self.layout))
-
-    @property
-    def held(self) -> list[torch.Tensor]:
-        """Keys and values of every layer."""
-        return [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+        super().__init__(partial(SlotLayer, self.layout))
 
     def broadcast_prefix(self, tokens: int) -> None:
         """Copy the first tokens of the first slot to all others."""

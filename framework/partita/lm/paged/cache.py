@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from partita.lm.paged.blocks import EMPTY, Copy
-from partita.lm.slot_kv_cache import untouched_zeros
+from partita.lm.slot_kv_cache import PreallocatedCache, PreallocatedLayer
 
 
 @dataclass
@@ -46,25 +45,16 @@ def written_at(tables_NM: torch.Tensor, positions_N: torch.Tensor, *, block_toke
     return blocks_N1[:, 0].long() * block_tokens + positions_N % block_tokens
 
 
-class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
+class PagedLayer(PreallocatedLayer):
     """Keys and values [P, K, H, D] of a layer."""
 
-    is_sliding = False
-
-    def __init__(self, cache: "PagedSize") -> None:
+    def __init__(self, size: "PagedSize") -> None:
         super().__init__()
-        self.size = cache
-        self.keys: torch.Tensor
-        self.values: torch.Tensor
+        self.size = size
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate zeros: a mask does not remove NaN."""
-        blocks, tokens = self.size.blocks, self.size.block_tokens
-        self.keys, self.values = (
-            untouched_zeros((blocks, tokens, states.shape[1], states.shape[3]), like=states)
-            for states in (key_states, value_states)
-        )
-        self.is_initialized = True
+    def shape(self, states: torch.Tensor) -> tuple[int, ...]:
+        """Return the shape of all keys, or of all values."""
+        return self.size.blocks, self.size.block_tokens, states.shape[1], states.shape[3]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -102,23 +92,18 @@ class PagedSize:
     """The current pass."""
 
 
-class PagedKVCache(Cache):  # type: ignore[misc]
-    """The paged KV cache of all layers."""
+class PagedKVCache(PreallocatedCache):
+    """The blocks of all layers."""
 
     def __init__(self, *, blocks: int, block_tokens: int) -> None:
-        """Set up the cache; memory is allocated in the first forward pass.
+        """Set up the cache.
 
         Args:
             blocks: Number of blocks, with the reserved ones.
             block_tokens: Tokens of a block.
         """
         self.size = PagedSize(blocks, block_tokens)
-        super().__init__(layer_class_to_replicate=partial(PagedLayer, self.size))
-
-    @property
-    def held(self) -> list[torch.Tensor]:
-        """Keys and values of every layer."""
-        return [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+        super().__init__(partial(PagedLayer, self.size))
 
     def copy(self, copies: Sequence[Copy], *, device: torch.device) -> None:
         """Copy blocks, all in one operation for each tensor."""
