@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,7 @@ from partita.lm.memory_estimate import forward_bytes, generation_bytes, training
 from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
 from partita.lm.paged.check import check_paged, open_attention, wants_pages, why_not_paged, why_unsupported_options
 from partita.lm.paged.slots import PagedSlots
-from partita.lm.paged.worst import paged_decode_step, paged_worst_case
+from partita.lm.paged.worst import worst_paged_rows
 from partita.lm.sampler import Sampler, row_seed
 from partita.lm.scoring import ScoringSlots
 from partita.lm.slot_check import find_way, why_not_beyond_window, why_unsupported, window_reason
@@ -33,7 +33,7 @@ from partita.lm.slots import Slots, SlotWay
 from partita.lm.trained_model import TrainedModel
 from partita.lm.transformers_internals import are_packed, known_rows
 from partita.lm.worst_case import TIMED_STEPS, batch_decode_step, batch_worst_case, reachable_tokens, timed_length
-from partita.lm.worst_slots import slots_decode_step, slots_worst_case
+from partita.lm.worst_slots import OpenTimedRows, slots_decode_step, slots_worst_case, worst_slots
 from partita_schema.errors import ModelError
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch
@@ -190,24 +190,11 @@ class HuggingFaceModel(TrainedModel, TextModel):
         tokens = prompt_tokens + new_tokens
         with seeded(0, device=self.device), self.evaluating():
             if self.why_no_slots(options, tokens=tokens) is None:
-                if self.uses_pages(options):
-                    return paged_worst_case(
-                        self,
-                        rows,
-                        prompt_tokens=prompt_tokens,
-                        new_tokens=new_tokens,
-                        options=options,
-                        shared_tokens=shared_tokens,
-                        attention=open_attention(self),
-                    )
                 return slots_worst_case(
-                    self,
-                    rows,
+                    self.timed_rows(rows, options),
                     prompt_tokens=prompt_tokens,
                     new_tokens=new_tokens,
-                    options=options,
                     shared_tokens=shared_tokens,
-                    way=self.slot_way,
                 )
             way = self.batch_way(options, tokens=tokens)
             return batch_worst_case(
@@ -235,16 +222,15 @@ class HuggingFaceModel(TrainedModel, TextModel):
             length = timed_length(self, length)
             tokens = length + TIMED_STEPS
             if self.why_no_slots(options, tokens=tokens) is None:
-                if self.uses_pages(options):
-                    attention = open_attention(self)
-                    return paged_decode_step(
-                        self, rows, length=length, options=options, shared_tokens=shared_tokens, attention=attention
-                    )
-                return slots_decode_step(
-                    self, rows, length=length, options=options, shared_tokens=shared_tokens, way=self.slot_way
-                )
+                return slots_decode_step(self.timed_rows(rows, options), length=length, shared_tokens=shared_tokens)
             way = self.batch_way(options, tokens=tokens)
             return batch_decode_step(self, rows, length=length, options=options, way=way)
+
+    def timed_rows(self, rows: int, options: GenerationOptions) -> OpenTimedRows:
+        """Return what allocates the KV cache of a job in the worst case, for a model that supports slots."""
+        if self.uses_pages(options):
+            return partial(worst_paged_rows, self, rows, options=options, attention=open_attention(self))
+        return partial(worst_slots, self, rows, options=options, way=self.slot_way)
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot use slots; None if they can.

@@ -1,10 +1,11 @@
-"""Worst case of continuous batching, for measuring: all slots are full, and every new token is generated.
+"""Worst case of continuous batching, for measuring: all rows are active, and every new token is generated.
 
 See `partita.lm.worst_case` for generation in batches.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import torch
 
@@ -20,33 +21,49 @@ FULLER = 1.02
 """Minimum ratio of tokens by which a pass of shorter prompts must exceed one of the longest to be run as well."""
 
 
-def slots_worst_case(
-    lm: TextModel,
-    rows: int,
-    *,
-    prompt_tokens: int,
-    new_tokens: int,
-    options: GenerationOptions,
-    shared_tokens: int,
-    way: SlotWay,
-) -> Timing:
-    """Measure the worst case in slots: prefill a group of prompts with all slots full, then the last steps.
+class TimedRows(Protocol):
+    """The rows of a job in the worst case, whose passes are timed; no state is kept."""
+
+    def fill(self) -> None:
+        """Write to all memory of the cache."""
+
+    def read(self, tokens: int) -> float:
+        """Prefill as many prompts of this length as fit in one pass; return the seconds for all rows."""
+
+    def decode(self, steps: int, *, length: int) -> float:
+        """Return the seconds of the fastest step, from `length` tokens per row on."""
+
+
+class OpenTimedRows(Protocol):
+    """Allocates the cache of a job in the worst case, with all rows active."""
+
+    def __call__(
+        self, *, tokens: int, new_tokens: int, shared: int, read_prefix: bool = True
+    ) -> AbstractContextManager[TimedRows]:
+        """Return a context with the rows.
+
+        Args:
+            tokens: Maximum length of a row, prompt and new tokens.
+            new_tokens: New tokens per row.
+            shared: Number of prompt tokens that all rows share.
+            read_prefix: Whether the shared tokens have to be prefilled.
+        """
+
+
+def slots_worst_case(open_rows: OpenTimedRows, *, prompt_tokens: int, new_tokens: int, shared_tokens: int) -> Timing:
+    """Measure the worst case: prefill a group of prompts with a full cache, then the last steps of all rows.
 
     Only the rest after a shared prefix is prefilled; its seconds are scaled to the whole prompt.
 
     Args:
-        lm: The model.
-        rows: Number of slots.
+        open_rows: Allocates the cache.
         prompt_tokens: Length of each prompt in tokens.
         new_tokens: New tokens per row.
-        options: Generation settings.
-        shared_tokens: Number of prompt tokens shared by all rows.
-        way: How the model supports slots.
+        shared_tokens: Number of prompt tokens that all rows share.
     """
-    tokens = prompt_tokens + new_tokens
-    shared = held_once(shared_tokens, length=prompt_tokens)
-    with worst_slots(lm, rows, tokens=tokens, new_tokens=new_tokens, options=options, shared=shared, way=way) as worst:
-        worst.fill(shared)
+    tokens, shared = prompt_tokens + new_tokens, held_once(shared_tokens, length=prompt_tokens)
+    with open_rows(tokens=tokens, new_tokens=new_tokens, shared=shared) as worst:
+        worst.fill()
         own = prompt_tokens - shared
         prefill = worst.read(own) * prompt_tokens / own
         steps = min(STEPS, new_tokens - 1)
@@ -54,22 +71,17 @@ def slots_worst_case(
     return Timing(prefill_seconds=prefill, decode_seconds=decode)
 
 
-def slots_decode_step(
-    lm: TextModel, rows: int, *, length: int, options: GenerationOptions, shared_tokens: int, way: SlotWay
-) -> float:
+def slots_decode_step(open_rows: OpenTimedRows, *, length: int, shared_tokens: int) -> float:
     """Return the seconds of the fastest of several decode steps with `length` cached tokens, without prefill.
 
     Args:
-        lm: The model.
-        rows: Number of slots.
+        open_rows: Allocates the cache.
         length: Tokens in the KV cache of each row.
-        options: Generation settings.
-        shared_tokens: Number of cached tokens shared by all rows.
-        way: How the model supports slots.
+        shared_tokens: Number of cached tokens that all rows share.
     """
-    tokens = length + TIMED_STEPS
-    with worst_slots(lm, rows, tokens=tokens, new_tokens=2 * TIMED_STEPS, options=options, shared=0, way=way) as worst:
-        worst.fill(held_once(shared_tokens, length=length))
+    tokens, shared = length + TIMED_STEPS, held_once(shared_tokens, length=length)
+    with open_rows(tokens=tokens, new_tokens=TIMED_STEPS, shared=shared, read_prefix=False) as worst:
+        worst.fill()
         return worst.decode(TIMED_STEPS, length=length)
 
 
@@ -80,12 +92,11 @@ def held_once(shared_tokens: int, *, length: int) -> int:
 
 
 class WorstSlots:
-    """Slots in the worst case of a job; no state is kept."""
+    """Implements `TimedRows` by slots."""
 
-    def __init__(self, slots: Slots, rows: int, *, new_tokens: int) -> None:
-        self.slots, self.device = slots, slots.lm.device
-        ordinary = torch.tensor(slots.lm.token_ids)
-        self.ids_B = ordinary[torch.randint(len(ordinary), (rows,), generator=torch.Generator().manual_seed(rows))]
+    def __init__(self, slots: Slots, rows: int, *, new_tokens: int, shared: int) -> None:
+        self.slots, self.shared, self.device = slots, shared, slots.lm.device
+        self.ids_B = seeded_tokens(slots.lm, rows)
         requests = [SlotRequest([token], new_tokens, row) for row, token in enumerate(self.ids_B.tolist())]
         self.rows = [Row(request) for request in requests]
         self.sampler = slots.settings.default.sampler
@@ -113,11 +124,11 @@ class WorstSlots:
         self.sampler.choose(logits, self.rows[:count], doubts=self.slots.wide)
         return now(self.device) - started
 
-    def fill(self, shared: int) -> None:
+    def fill(self) -> None:
         """Fill every position of every slot; the first `shared` tokens are the prefix."""
         layout = self.slots.pool.layout
-        layout.prefix = shared
-        start = shared if layout.prefix_in_first_slot else 0
+        layout.prefix = self.shared
+        start = self.shared if layout.prefix_in_first_slot else 0
         if not self.slots.pool.layers:
             self.slots.forward([[int(self.ids_B[0])]], first=0, start=0)
         for held in self.slots.pool.held:
@@ -145,27 +156,36 @@ def worst_slots(
     lm: TextModel,
     rows: int,
     *,
+    options: GenerationOptions,
+    way: SlotWay,
     tokens: int,
     new_tokens: int,
-    options: GenerationOptions,
     shared: int,
-    way: SlotWay,
+    read_prefix: bool = True,
 ) -> Iterator[WorstSlots]:
-    """Create slots for `rows` rows, with a prefix of `shared` tokens.
+    """Allocate slots; see `OpenTimedRows` for the other arguments.
 
     Args:
         lm: The model.
         rows: Number of slots.
-        tokens: Maximum length of a row, prompt and new tokens.
-        new_tokens: New tokens per row.
         options: Generation settings.
-        shared: Length of the prefix in tokens.
         way: How the model supports slots.
     """
-    prefix = [lm.token_ids[index % len(lm.token_ids)] for index in range(shared)]
+    prefix = prefix_tokens(lm, shared) if read_prefix else []
     slots = Slots(lm, options, slots=rows, tokens=tokens, prefix=prefix, seed=0, way=way)
     try:
         with lm.without_gradients():
-            yield WorstSlots(slots, rows, new_tokens=new_tokens)
+            yield WorstSlots(slots, rows, new_tokens=new_tokens, shared=shared)
     finally:
         slots.close()
+
+
+def prefix_tokens(lm: TextModel, count: int) -> list[int]:
+    """Return the tokens of a shared prefix of this length."""
+    return [lm.token_ids[index % len(lm.token_ids)] for index in range(count)]
+
+
+def seeded_tokens(lm: TextModel, count: int) -> torch.Tensor:
+    """Return random tokens [count], the same for the same count."""
+    ordinary = torch.tensor(lm.token_ids)
+    return ordinary[torch.randint(len(ordinary), (count,), generator=torch.Generator().manual_seed(count))]
