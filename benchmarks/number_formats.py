@@ -167,7 +167,7 @@ QUALITIES: dict[str, dict[str, Any]] = {
 
 def same_tokens(answer: list[int], other: list[int]) -> int:
     """Return the number of tokens before the first that differs."""
-    differ = (place for place, pair in enumerate(zip(answer, other, strict=False)) if pair[0] != pair[1])
+    differ = (index for index, pair in enumerate(zip(answer, other, strict=False)) if pair[0] != pair[1])
     return next(differ, len(answer))
 
 

@@ -55,7 +55,7 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to a folder with rows.jsonl."""
     monkeypatch.chdir(tmp_path)
     write_json_lines(tmp_path / "rows.jsonl", make_rows(60))
@@ -93,20 +93,20 @@ def plain_scores(model: Any, folder: Path, rows: list[dict[str, Any]], column: s
         ]
 
 
-def test_predictions_equal_the_scores_of_plain_transformers(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_predictions_equal_the_scores_of_plain_transformers(workspace: Path, caplog: pytest.LogCaptureFixture) -> None:
     from transformers import AutoModelForSequenceClassification
 
     with caplog.at_level("INFO", logger="partita"):
-        train(settings(), place / "run")
+        train(settings(), workspace / "run")
     assert "answers are scored for 8 rows at a time, as trainer.batch_size says" in caplog.text
-    folder, rows = place / "run" / "model", make_rows(6, seed=3)
+    folder, rows = workspace / "run" / "model", make_rows(6, seed=3)
     plain = AutoModelForSequenceClassification.from_pretrained(folder)
     assert plain.config.num_labels == 1
     assert plain.config.architectures == ["LlamaForSequenceClassification"]
     chosen, rejected = (plain_scores(plain, folder, rows, name) for name in ("chosen", "rejected"))
 
     singles = [{"prompt": row["prompt"], "answer": row["rejected"]} for row in rows]
-    answers = list(Model.load(place / "run").predict([*rows, *singles], batch_size=5))
+    answers = list(Model.load(workspace / "run").predict([*rows, *singles], batch_size=5))
 
     assert [row["answer_score"] for row in answers[:6]] == pytest.approx(chosen, abs=1e-5)
     assert [row["answer_rejected_score"] for row in answers[:6]] == pytest.approx(rejected, abs=1e-5)
@@ -115,15 +115,15 @@ def test_predictions_equal_the_scores_of_plain_transformers(place: Path, caplog:
     assert np.std(chosen) > 1e-3
 
 
-def test_scores_of_dialogues_are_those_of_the_chat_template(place: Path) -> None:
+def test_scores_of_dialogues_are_those_of_the_chat_template(workspace: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    base = write_chat_model(place / "base")
+    base = write_chat_model(workspace / "base")
     rows = [{**row, "messages": [{"role": "user", "content": row["prompt"]}]} for row in make_rows(40)]
     rows = [{name: row[name] for name in ("messages", "chosen", "rejected")} for row in rows]
-    write_json_lines(place / "rows.jsonl", rows)
-    train(settings(base_model=str(base), input_features=DIALOGUE), place / "run")
-    folder = place / "run" / "model"
+    write_json_lines(workspace / "rows.jsonl", rows)
+    train(settings(base_model=str(base), input_features=DIALOGUE), workspace / "run")
+    folder = workspace / "run" / "model"
     plain, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     whole = [[*row["messages"], {"role": "assistant", "content": row["chosen"]}] for row in rows[:3]]
     with torch.no_grad():
@@ -135,12 +135,12 @@ def test_scores_of_dialogues_are_those_of_the_chat_template(place: Path) -> None
         *({"messages": row["messages"], "answer": row["chosen"]} for row in rows[:3]),
         *rows[:3],
     ]
-    answers = list(Model.load(place / "run").predict(columns))
+    answers = list(Model.load(workspace / "run").predict(columns))
 
     assert [row["answer_score"] for row in answers] == pytest.approx(expected * 3, abs=1e-5)
     assert [row["answer_rejected_score"] is None for row in answers] == [True] * 6 + [False] * 3
     [shown] = preview(
-        load_config(settings(base_model=str(base), input_features=DIALOGUE)).config, folder=place, count=1
+        load_config(settings(base_model=str(base), input_features=DIALOGUE)).config, folder=workspace, count=1
     ).rows
     assert [(piece.name, piece.text) for piece in shown.pieces] == [
         ("", f"<|user|>{rows[0]['messages'][0]['content']}</s>\n<|assistant|>"),
@@ -151,18 +151,18 @@ def test_scores_of_dialogues_are_those_of_the_chat_template(place: Path) -> None
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # of peft
 @pytest.mark.parametrize("merged", [False, True], ids=["adapter", "merged"])
-def test_lora_trains_a_reward_model_that_peft_loads(place: Path, merged: bool) -> None:
+def test_lora_trains_a_reward_model_that_peft_loads(workspace: Path, merged: bool) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     rows = make_rows(4, seed=3)
     texts = [str(text) for row in make_rows(30) for text in row.values()]
     base = write_plain(
-        place / "base", tiny_model("llama"), AutoModelForCausalLM, texts=texts, describe=lambda described: None
+        workspace / "base", tiny_model("llama"), AutoModelForCausalLM, texts=texts, describe=lambda described: None
     )
     adapter = {"type": "lora", "r": 2, "postprocessor": {"merge_adapter_into_base_model": merged}}
-    train(settings(base_model=str(base), adapter=adapter), place / "run")
-    folder = place / "run" / "model"
+    train(settings(base_model=str(base), adapter=adapter), workspace / "run")
+    folder = workspace / "run" / "model"
     if merged:
         plain = AutoModelForSequenceClassification.from_pretrained(folder)
     else:
@@ -170,23 +170,23 @@ def test_lora_trains_a_reward_model_that_peft_loads(place: Path, merged: bool) -
         plain = PeftModel.from_pretrained(whole, str(folder))
     expected = plain_scores(plain.eval(), folder, rows, "chosen")
 
-    answers = Model.load(place / "run").predict(rows)
+    answers = Model.load(workspace / "run").predict(rows)
 
     assert answers["answer_score"] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantized_weights_train_a_reward_model(place: Path, bits: int) -> None:
+def test_quantized_weights_train_a_reward_model(workspace: Path, bits: int) -> None:
     pytest.importorskip("bitsandbytes")
-    base = write_chat_model(place / "base")
+    base = write_chat_model(workspace / "base")
     changes = {"base_model": str(base), "adapter": {"type": "lora", "r": 2}, "quantization": {"bits": bits}}
-    model = train(settings(**changes), place / "run", max_steps=2)
+    model = train(settings(**changes), workspace / "run", max_steps=2)
 
     assert {row["status"] for row in model.predict(make_rows(3))} == {"ok"}
 
 
-def test_a_reward_model_learns_which_answer_is_better(place: Path) -> None:
-    model = train(settings(), place / "run", max_steps=15)
+def test_a_reward_model_learns_which_answer_is_better(workspace: Path) -> None:
+    model = train(settings(), workspace / "run", max_steps=15)
     metrics = model.evaluate(make_rows(30, seed=4))
 
     assert metrics["answer"] == {"n": 30.0}
@@ -198,13 +198,13 @@ def test_a_reward_model_learns_which_answer_is_better(place: Path) -> None:
     assert sum(right) / 30 == pytest.approx(metrics["model"]["rewards/accuracies"])
 
 
-def test_a_margin_of_the_data_is_a_part_of_the_loss(place: Path) -> None:
+def test_a_margin_of_the_data_is_a_part_of_the_loss(workspace: Path) -> None:
     output = [{"name": "answer", "type": "preference", "margin": "by"}]
     plain, with_margin = (
-        train(settings(**changes), place / name, max_steps=1)
+        train(settings(**changes), workspace / name, max_steps=1)
         for name, changes in (("plain", {}), ("margin", {"output_features": output}))
     )
-    losses = [log_of(place / name)[0]["loss"] for name in ("plain", "margin")]
+    losses = [log_of(workspace / name)[0]["loss"] for name in ("plain", "margin")]
 
     assert losses[1] > losses[0]
     assert with_margin.evaluate(make_rows(5))["model"]["loss"] > plain.evaluate(make_rows(5))["model"]["loss"]
@@ -223,26 +223,26 @@ def test_a_margin_of_the_data_is_a_part_of_the_loss(place: Path) -> None:
     ],
     ids=["packed", "token budget", "stream", "auto", "bf16", "early stop"],
 )
-def test_reward_models_train_as_other_models(place: Path, data: dict[str, Any], trainer: dict[str, Any]) -> None:
+def test_reward_models_train_as_other_models(workspace: Path, data: dict[str, Any], trainer: dict[str, Any]) -> None:
     config = settings(data={"source": "rows.jsonl", **data})
-    model = train(config, place / "run", **trainer)
+    model = train(config, workspace / "run", **trainer)
 
-    assert all("rewards/margins" in record for record in log_of(place / "run"))
+    assert all("rewards/margins" in record for record in log_of(workspace / "run"))
     assert {row["status"] for row in model.predict(make_rows(3))} == {"ok"}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("packed", [False, True], ids=["single", "packed"])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(place: Path, packed: bool) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(workspace: Path, packed: bool) -> None:
     batching = {"batching": {"type": "pack"}} if packed else {}
     config = settings(data={"source": "rows.jsonl", **batching})
-    train(config, place / "whole", steps_per_checkpoint=2)
+    train(config, workspace / "whole", steps_per_checkpoint=2)
     model = Model(config | {"trainer": config["trainer"] | {"steps_per_checkpoint": 2}}, quiet=True)
     with pytest.raises(KeyboardInterrupt):
-        model.train(run=place / "part", callbacks=[Stop(at=3)])
-    train(config, place / "part", steps_per_checkpoint=2)
+        model.train(run=workspace / "part", callbacks=[Stop(at=3)])
+    train(config, workspace / "part", steps_per_checkpoint=2)
 
-    weights = [(place / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "part")]
+    weights = [(workspace / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "part")]
     assert weights[0] == weights[1]
 
 
@@ -257,20 +257,20 @@ class Stop:
             raise KeyboardInterrupt
 
 
-def test_a_reward_model_of_others_scores_and_is_evaluated_without_training(place: Path) -> None:
-    train(settings(), place / "run")
+def test_a_reward_model_of_others_scores_and_is_evaluated_without_training(workspace: Path) -> None:
+    train(settings(), workspace / "run")
     output = [{"name": "answer", "type": "preference", "head": "linear"}]
-    zero_shot = settings(base_model=str(place / "run" / "model"), output_features=output, trainer={"type": "none"})
+    zero_shot = settings(base_model=str(workspace / "run" / "model"), output_features=output, trainer={"type": "none"})
     rows = make_rows(5, seed=3)
-    own, other = Model.load(place / "run"), Model(zero_shot, quiet=True)
+    own, other = Model.load(workspace / "run"), Model(zero_shot, quiet=True)
 
     assert other.predict(rows)["answer_score"] == pytest.approx(own.predict(rows)["answer_score"], abs=1e-6)
     metrics = other.evaluate(rows)["model"]
     assert metrics == pytest.approx(own.evaluate(rows)["model"], abs=1e-6)
 
 
-def test_a_model_without_a_head_scores_nothing_without_training(place: Path) -> None:
-    base = write_chat_model(place / "base")
+def test_a_model_without_a_head_scores_nothing_without_training(workspace: Path) -> None:
+    base = write_chat_model(workspace / "base")
     output = [{"name": "answer", "type": "preference", "head": "linear"}]
     with pytest.raises(ModelError) as caught:
         Model(settings(base_model=str(base), output_features=output, trainer={"type": "none"}), quiet=True).predict(
@@ -283,9 +283,9 @@ def test_a_model_without_a_head_scores_nothing_without_training(place: Path) -> 
 
 
 @pytest.fixture
-def trained(place: Path) -> Path:
-    train(settings(), place / "run", max_steps=1)
-    return place / "run"
+def trained(workspace: Path) -> Path:
+    train(settings(), workspace / "run", max_steps=1)
+    return workspace / "run"
 
 
 def test_rows_that_cannot_be_scored_have_a_reason(trained: Path) -> None:
@@ -333,8 +333,8 @@ def test_pairs_longer_than_the_context_are_scored_if_each_answer_fits(trained: P
     )
 
 
-def test_an_encoder_is_a_reward_model_too(place: Path) -> None:
-    model = train(settings(base_model=tiny_model("bert")), place / "run")
+def test_an_encoder_is_a_reward_model_too(workspace: Path) -> None:
+    model = train(settings(base_model=tiny_model("bert")), workspace / "run")
     rows = make_rows(4, seed=3)
     singles = [{"prompt": row["prompt"], "answer": row["rejected"]} for row in rows]
 
@@ -343,10 +343,10 @@ def test_an_encoder_is_a_reward_model_too(place: Path) -> None:
     )
 
 
-def test_texts_without_inputs_share_their_beginning(place: Path) -> None:
+def test_texts_without_inputs_share_their_beginning(workspace: Path) -> None:
     rows = [{name: f"{row['prompt']} : {row[name]}" for name in ("chosen", "rejected")} for row in make_rows(40)]
-    write_json_lines(place / "rows.jsonl", rows)
-    model = train(settings(input_features=[]), place / "run")
+    write_json_lines(workspace / "rows.jsonl", rows)
+    model = train(settings(input_features=[]), workspace / "run")
     answers = model.predict([*rows[:3], *({"answer": row["chosen"]} for row in rows[:3])])
 
     assert answers["answer_score"][:3] == pytest.approx(answers["answer_score"][3:], abs=1e-5)
@@ -412,14 +412,14 @@ def test_a_scorer_refuses_what_it_cannot_read(trained: Path) -> None:
     )
 
 
-def test_a_reward_model_writes_no_turns_of_dialogues(place: Path) -> None:
-    base = write_chat_model(place / "base")
+def test_a_reward_model_writes_no_turns_of_dialogues(workspace: Path) -> None:
+    base = write_chat_model(workspace / "base")
     rows = [{**row, "messages": [{"role": "user", "content": row["prompt"]}]} for row in make_rows(40)]
-    write_json_lines(place / "rows.jsonl", [{name: row[name] for name in row if name != "prompt"} for row in rows])
+    write_json_lines(workspace / "rows.jsonl", [{name: row[name] for name in row if name != "prompt"} for row in rows])
     file = settings(base_model=str(base), input_features=DIALOGUE)
-    train(file, place / "run", max_steps=1)
+    train(file, workspace / "run", max_steps=1)
     with pytest.raises(PartitaError) as caught:
-        Model.load(place / "run", overrides=["simulation.world.type=replay"], quiet=True).simulate()
+        Model.load(workspace / "run", overrides=["simulation.world.type=replay"], quiet=True).simulate()
     assert str(caught.value) == (
         "there is nothing to simulate with a head: it writes no text; write a file with a model that answers"
     )
@@ -431,7 +431,7 @@ def test_a_reward_model_writes_no_turns_of_dialogues(place: Path) -> None:
         simulation={
             "world": {"type": "user_sim", "first": "a"},
             "tasks": {"count": 1},
-            "agents": {"user": {"type": "model", "run": str(place / "run")}},
+            "agents": {"user": {"type": "model", "run": str(workspace / "run")}},
         },
     )
     with pytest.raises(ConfigError) as refused:
@@ -439,12 +439,12 @@ def test_a_reward_model_writes_no_turns_of_dialogues(place: Path) -> None:
     assert "its model has a head and writes no text; name a model that answers" in str(refused.value)
 
 
-def test_a_dialogue_without_an_answer_has_a_reason(place: Path) -> None:
-    base = write_chat_model(place / "base")
+def test_a_dialogue_without_an_answer_has_a_reason(workspace: Path) -> None:
+    base = write_chat_model(workspace / "base")
     turn = [{"role": "user", "content": "a cat"}]
     rows = [{"messages": turn, "chosen": row["chosen"], "rejected": row["rejected"]} for row in make_rows(20)]
-    write_json_lines(place / "rows.jsonl", rows)
-    model = train(settings(base_model=str(base), input_features=DIALOGUE), place / "run", max_steps=1)
+    write_json_lines(workspace / "rows.jsonl", rows)
+    model = train(settings(base_model=str(base), input_features=DIALOGUE), workspace / "run", max_steps=1)
     answers = model.predict([{"messages": turn, "answer": None}, {"messages": turn, "chosen": "good"}])
 
     assert answers["error"] == [
@@ -456,10 +456,10 @@ def test_a_dialogue_without_an_answer_has_a_reason(place: Path) -> None:
     ]
 
 
-def test_a_run_that_is_no_reward_model_scores_nothing(place: Path) -> None:
+def test_a_run_that_is_no_reward_model_scores_nothing(workspace: Path) -> None:
     config = settings(trainer={"type": "preference", "loss": {"type": "simpo"}, "batch_size": 8, "max_steps": 1})
-    Model(config, quiet=True).train(run=place / "dpo")
-    trained, missing = place / "dpo", place / "none"
+    Model(config, quiet=True).train(run=workspace / "dpo")
+    trained, missing = workspace / "dpo", workspace / "none"
     reasons = {
         trained: f"{trained} is a run of trainer: {{type: preference}}, which scores no answers; name a run with "
         "trainer: {type: reward}",

@@ -57,15 +57,15 @@ class StepRows(NamedTuple):
 
     rows: list[LabelledRow]
     """Those of all ranks, in order."""
-    places: list[int]
+    indices: list[int]
     """Indices in `rows` of the rows of this rank, in its order."""
 
     @classmethod
     def of(cls, of_ranks: Sequence[Sequence[LabelledRow]], *, rank: int) -> "StepRows":
         """Return the rows of all ranks, as `rank` sees them."""
         ordered = sorted((row, of, index) for of, rows in enumerate(of_ranks) for index, row in enumerate(rows))
-        places = {index: place for place, (_, of, index) in enumerate(ordered) if of == rank}
-        return cls([row for row, _, _ in ordered], [places[index] for index in range(len(places))])
+        indices = {own: index for index, (_, of, own) in enumerate(ordered) if of == rank}
+        return cls([row for row, _, _ in ordered], [indices[index] for index in range(len(indices))])
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,13 @@ class KtoObjective:
 
     def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
         """Compute the references that are not known yet, and the KL term of the step."""
-        rows, places = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
+        rows, indices = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
         has_kl, ratios_R = self.references.started and len(rows) > 1, None
         with context.full_weights():
             self.references.compute(context, batches)
-            if has_kl and places:
+            if has_kl and indices:
                 ratios_R = self.ratios(context, mismatched_batches(rows, batches))
-        kl = mean_of_ranks(context, ratios_R, places, len(rows)).clamp(min=0) if has_kl else 0.0
+        kl = mean_of_ranks(context, ratios_R, indices, len(rows)).clamp(min=0) if has_kl else 0.0
         self.exchanged = None
         good = sum(row.is_good for row in rows)
         self.step = Step(kl=kl, good=good, bad=len(rows) - good)
@@ -254,7 +254,7 @@ def mismatched_batches(rows: Sequence[LabelledRow], batches: Iterable[Batch]) ->
     result = list[Batch]()
     for batch in batches:
         mixed = [mismatched(row, partners[row], longest=longest) for row in labelled_rows(batch)]
-        result += batches_of(mixed, places=batch.input_ids_BT.numel())
+        result += batches_of(mixed, max_tokens=batch.input_ids_BT.numel())
     return result
 
 
@@ -265,7 +265,7 @@ def log_probs(context: ObjectiveContext, batches: Iterable[Batch]) -> torch.Tens
 
 
 def mean_of_ranks(
-    context: ObjectiveContext, own_R: torch.Tensor | None, places: Sequence[int], rows: int
+    context: ObjectiveContext, own_R: torch.Tensor | None, indices: Sequence[int], rows: int
 ) -> torch.Tensor:
     """Return the mean of a value of each row of a step, a scalar on the device that is not read.
 
@@ -274,21 +274,21 @@ def mean_of_ranks(
     Args:
         context: The model and its process group.
         own_R: The values of this rank's rows; None if it has none.
-        places: Their indices in the rows of the step.
+        indices: Their indices in the rows of the step.
         rows: Number of rows of the step.
     """
     device = next(context.module.parameters()).device
     values_S = torch.zeros(rows, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     if own_R is not None:
-        values_S = values_S.index_copy(0, to_device(torch.tensor(places), device), own_R)
+        values_S = values_S.index_copy(0, to_device(torch.tensor(indices), device), own_R)
     context.process_group.all_reduce_sum_([values_S])
     return values_S.mean()
 
 
-def batches_of(rows: Sequence[LabelledRow], *, places: int) -> Iterator[Batch]:
-    """Yield batches of rows in order, of at most `places` tokens with padding, or of one row."""
+def batches_of(rows: Sequence[LabelledRow], *, max_tokens: int) -> Iterator[Batch]:
+    """Yield batches of rows in order, of at most `max_tokens` tokens with padding, or of one row."""
     width = max((len(row.ids) for row in rows), default=1)
-    size = max(1, places // width)
+    size = max(1, max_tokens // width)
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
         width = max(len(row.ids) for row in part)

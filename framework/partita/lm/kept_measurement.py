@@ -1,7 +1,7 @@
-"""Measurements of this machine that are made once and kept in the user's cache folder.
+"""Measurements of this machine that are made once and stored in the cache directory of the user.
 
-All processes on a machine, and a run that is resumed there, then choose alike: of concurrent processes, the first to
-write decides for all.
+All processes on a machine, and a run that is resumed there, then use the same measurement. If several processes measure
+at the same time, the first one to write decides for all.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def machine() -> dict[str, Any]:
 
 
 def path_of(folder: str, key: Mapping[str, Any]) -> Path:
-    """Return the file of a measurement in a folder of the user's cache."""
+    """Return the path of the file with a measurement, in this folder of the cache directory of the user."""
     text = json.dumps(key, sort_keys=True)
     return Cache.of_user().folder.with_name(folder) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 

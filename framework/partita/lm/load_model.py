@@ -1,6 +1,6 @@
 """Loading of a model with its adapter: the model of the config, or one that `save` wrote."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,8 +85,7 @@ def load_model(
     fuse_lora(module)
     if isinstance(config.quantization, DynamicInt8Quantization):
         check_int8(base, head, trainable=trainable, source=source)
-        if quantize_faster_layers(layers, config.quantization):
-            release_file(module)
+        quantize_to_int8(module, layers, config.quantization)
     module.eval()
     return class_of(head, base, source=source)(
         module,
@@ -121,13 +120,22 @@ def check_int8(base: "PreTrainedModel", head: Head | None, *, trainable: bool, s
         raise ModelError(INT8.format(f"int8 products run on a CPU, and the model is on {base.device}", advice))
 
 
-def release_file(module: torch.nn.Module) -> None:
-    """Copy the weights that a model still has, so that the file with the others does not stay mapped to memory.
+def quantize_to_int8(
+    module: torch.nn.Module, layers: Mapping[str, torch.nn.Linear], section: DynamicInt8Quantization
+) -> None:
+    """Convert layers to int8 that are faster in it, and free the memory of their weights in float32.
 
-    safetensors maps files, and pages of weights that were read count for the process until all its tensors are gone.
+    safetensors maps a file to memory, and pages that were read stay there until none of its tensors is used. So the
+    tensors that the model still uses are copied.
+
+    Args:
+        module: The model with its adapter.
+        layers: Linear layers of the base model, by name.
+        section: The section of the file.
     """
-    for tensor in (*module.parameters(), *module.buffers()):
-        tensor.data = tensor.data.clone()
+    if quantize_faster_layers(layers, section):
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data = tensor.data.clone()
 
 
 def class_of(

@@ -37,7 +37,7 @@ class SelectedTokens:
     """The selected tokens of a batch, ordered by line, and what they attend to."""
 
     def __init__(self, indices_K: torch.Tensor, *, lines: int, length: int, device: torch.device) -> None:
-        """Find the place of each token in a rectangle of lines.
+        """Find the index of each token in a rectangle of lines.
 
         Args:
             indices_K: Indices of the tokens in the flattened lines, on the CPU.
@@ -52,13 +52,13 @@ class SelectedTokens:
         rank_K = torch.empty_like(line_K)
         rank_K[order_K] = torch.arange(len(line_K)) - (counts_B.cumsum(0) - counts_B)[line_K[order_K]]
         self.most = int(counts_B.max())
-        place_K = line_K * self.most + rank_K
+        cell_K = line_K * self.most + rank_K
         token_N = torch.zeros(lines * self.most, dtype=torch.long)
-        token_N[place_K] = torch.arange(len(line_K))
+        token_N[cell_K] = torch.arange(len(line_K))
         column_N = torch.zeros_like(token_N)
-        column_N[place_K] = column_K
+        column_N[cell_K] = column_K
         self.indices_K, self.columns_K = indices_K.to(device), column_K.to(device)
-        self.place_K, self.token_N = place_K.to(device), token_N.to(device)
+        self.cell_K, self.token_N = cell_K.to(device), token_N.to(device)
         self.column_BM = column_N.view(lines, self.most).to(device)
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
@@ -81,7 +81,7 @@ class SelectedTokens:
         query_AND = query_1AKD[0].index_select(1, self.token_N)
         query_BAMD = query_AND.view(len(query_AND), self.lines, self.most, -1).transpose(0, 1)
         found_BMAD, _ = sdpa_attention_forward(module, query_BAMD, self.keys, self.values, self.mask_B1MT(), **settings)
-        found_1KAD: torch.Tensor = found_BMAD.flatten(0, 1).index_select(0, self.place_K)[None]
+        found_1KAD: torch.Tensor = found_BMAD.flatten(0, 1).index_select(0, self.cell_K)[None]
         return found_1KAD
 
     def mask_B1MT(self) -> torch.Tensor:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 """Increased when the measurement changes."""
 FOLDER = "number_formats"
-"""Folder of the user's cache."""
+"""Folder of the measurements in the cache directory of the user."""
 WORTH_ROUNDING = 1.2
 """Minimum speedup in bfloat16 that outweighs its rounding."""
 WORTH_INT8 = 1.2

@@ -7,6 +7,7 @@ slots and alone, token by token and then all at once, and the logits are compare
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import torch
 
@@ -119,21 +120,27 @@ def largest_error(lm: TextModel, *, way: SlotWay) -> float:
     """Return the root mean square difference between logits in slots and alone, over their spread, at worst."""
 
     def compute(rows: list[list[int]]) -> list[list[torch.Tensor]]:
-        slots = Slots(
-            lm,
-            GenerationOptions({}),
-            slots=len(rows) + 1,
-            tokens=max(LENGTHS) + STEPS + 1,
-            prefix=rows[0][:PREFIX],
-            seed=0,
-            way=way,
-        )
+        slots = Slots(lm, GenerationOptions({}), **sizes_for(rows), way=way)
         try:
             return read_in_slots(slots, rows)
         finally:
             slots.close()
 
     return largest_difference(lm, compute)
+
+
+class Sizes(TypedDict):
+    """Arguments of slots, and of a paged cache."""
+
+    slots: int
+    tokens: int
+    prefix: list[int]
+    seed: int
+
+
+def sizes_for(rows: list[list[int]]) -> Sizes:
+    """Return the arguments of slots in which the rows of a test fit, with a slot more."""
+    return {"slots": len(rows) + 1, "tokens": max(LENGTHS) + STEPS + 1, "prefix": rows[0][:PREFIX], "seed": 0}
 
 
 @torch.no_grad()

@@ -79,7 +79,7 @@ def test_a_step_of_fine_tuning_waits_once(small: Any, adapter: dict[str, Any] | 
     lm = small.load(small.config(base_model=BASE, adapter=adapter, trainer={"type": "finetune", **OPTIMIZER}))
     watch = watched_step(lm, CROSS_ENTROPY, [small.batch(seed) for seed in range(accumulation)])
     assert_one_wait(watch)
-    assert watch.copies == 3 * accumulation  # ids, the places of labels, and labels
+    assert watch.copies == 3 * accumulation  # ids, the indices of labels, and labels
 
 
 @pytest.mark.parametrize(

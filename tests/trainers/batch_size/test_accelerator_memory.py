@@ -41,7 +41,7 @@ class Work:
     cuda: FakeCuda
     num_rows: int = 200_000
     events: dict[int, Callable[[], object]] = field(default_factory=dict)
-    """What happens in the first batch of at least so many rows."""
+    """What happens in the first batch that has at least this number of rows."""
     other_kernels_from: int = 10**9
     """Rows from which the work takes four times the memory."""
     ran: list[int] = field(default_factory=list)

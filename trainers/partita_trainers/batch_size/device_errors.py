@@ -46,10 +46,10 @@ TOO_LARGE = (
     "cudnn_status_not_supported",
     "cublas_status_not_initialized when calling `cublascreate",
 )
-"""Texts of errors that fewer rows may avoid: kernels cannot index so many elements or rows, or the reason is hidden.
+"""Messages of errors that may disappear with fewer rows.
 
-cuDNN reports an unsupported operation, and cuBLAS a missing initialization, for large inputs and full devices, but also
-for other reasons.
+Some kernels cannot index all elements of a large batch. cuDNN reports an unsupported operation, and cuBLAS a missing
+initialization, if inputs are too large or memory is full, but also for other reasons.
 """
 
 BROKEN = (

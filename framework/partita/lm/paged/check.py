@@ -1,8 +1,9 @@
 """Test of whether a model supports the paged KV cache.
 
-The attention gets neither a mask nor the keys of a row, so a model that computes anything of its own between its cache
-and its attention would only produce different output. So before the first generation, the logits of a few short rows
-are compared with those of the rows alone, with a sliding window shorter than the rows if the model has one.
+With the paged cache, a model gets the keys of all rows from its cache, and no attention mask. A model that changes keys
+or masks before its attention would give wrong answers without an error. So before the first generation, the logits of a
+few short rows are compared with those of each row alone, with a sliding window shorter than the rows if the model has
+one.
 """
 
 import logging
@@ -19,7 +20,7 @@ from partita.lm.paged.attention import PagedAttention, ReferenceAttention
 from partita.lm.paged.choice import why_not_on_device
 from partita.lm.paged.slots import PagedSlots
 from partita.lm.paged.varlen import VarlenAttention, why_no_varlen
-from partita.lm.slot_check import LENGTHS, PREFIX, STEPS, TESTED_WINDOW, TOO_SMALL, largest_difference
+from partita.lm.slot_check import STEPS, TESTED_WINDOW, TOO_SMALL, largest_difference, sizes_for
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.batch_size.device_errors import is_out_of_memory
 
@@ -77,15 +78,7 @@ def why_not_paged(lm: TextModel) -> str | None:
 
 def paged_logits(lm: TextModel, rows: list[list[int]]) -> list[list[torch.Tensor]]:
     """Return logits of every row after the prompt, and after each further token."""
-    slots = PagedSlots(
-        lm,
-        GenerationOptions({}),
-        slots=len(rows) + 1,
-        tokens=max(LENGTHS) + STEPS + 1,
-        prefix=rows[0][:PREFIX],
-        seed=0,
-        attention=open_attention(lm),
-    )
+    slots = PagedSlots(lm, GenerationOptions({}), **sizes_for(rows), attention=open_attention(lm))
     try:
         requests = [SlotRequest(row[:-STEPS], STEPS + 1, index) for index, row in enumerate(rows)]
         new: list[torch.Tensor] = []

@@ -48,10 +48,10 @@ def prefill(
         width: Most blocks of a row.
     """
     size, device = attention.block_tokens, lm.device
-    places = [(part, position) for part in parts for position in range(part.start, part.length)]
+    cells = [(part, position) for part in parts for position in range(part.start, part.length)]
     ids = [token for part in parts for token in part.ids]
-    positions = [position for _, position in places]
-    written = [part.blocks[position // size] * size + position % size for part, position in places]
+    positions = [position for _, position in cells]
+    written = [part.blocks[position // size] * size + position % size for part, position in cells]
     given_3T = to_device([ids, positions, written], device=device)
     starts = [0, *accumulate(len(part.ids) for part in parts)]
     ends_N = to_device([end - 1 for end in starts[1:]], device=device)

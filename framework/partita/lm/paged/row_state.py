@@ -1,4 +1,4 @@
-"""What a decode step knows of each row, in buffers of fixed places on the device.
+"""The state of each row in a decode step, in buffers on the device whose addresses do not change.
 
 Row i of every buffer belongs to the row with index i, from its prompt to its last token. An index without a row decodes
 a token that nobody reads: it writes to a block that no row reads and does not advance.

@@ -36,7 +36,7 @@ class Pending(NamedTuple):
     """Tokens on their way to the host."""
 
     rows: Sequence[tuple[int, PagedRow]]
-    """The place of each row in `tokens`, and the row."""
+    """The index of each row in `tokens`, and the row."""
     tokens: torch.Tensor
     copied: "torch.cuda.Event | None"
     """Set once the tokens are there; None on a CPU."""
@@ -44,7 +44,7 @@ class Pending(NamedTuple):
     def read(self) -> list[tuple[PagedRow, int]]:
         """Return the token of each row; they are on the host."""
         tokens: list[int] = self.tokens.tolist()
-        return [(row, tokens[place]) for place, row in self.rows]
+        return [(row, tokens[index]) for index, row in self.rows]
 
 
 class LateTokens:

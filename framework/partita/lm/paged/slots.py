@@ -228,7 +228,7 @@ class PagedSlots:
             new.append(NewRow(index, len(request.input_ids), least, row.blocks, row.uniforms, request.input_ids))
         return start_rows(self.state, new)
 
-    def place(self, requests: Sequence[SlotRequest]) -> None:
+    def start_without_prefill(self, requests: Sequence[SlotRequest]) -> None:
         """Start rows without computing their prompts, for measuring."""
         rows = [PagedRow(request, self.settings, blocks=self.blocks.take(request, ())[0]) for request in requests]
         self.write(rows)

@@ -1,8 +1,8 @@
 """The decode step of constant shapes, and its CUDA graphs.
 
-A step reads and writes buffers of fixed places, and nothing in it depends on data: the number of rows is rounded up to
-one of a few sizes, and the same operations run on the same shapes for each token. So on a GPU it is captured once for
-each size, and replayed without Python. On a CPU it is called.
+A step reads and writes buffers whose addresses do not change, and its shapes do not depend on data: the number of rows
+is rounded up to one of a few sizes, and the same operations run on the same shapes for each token. So on a GPU it is
+captured once for each size, and replayed without Python. On a CPU it is called.
 
 Shapes: N rows, rounded up, V vocabulary.
 """

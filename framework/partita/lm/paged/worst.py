@@ -51,7 +51,7 @@ class WorstPagedRows:
         """Return the seconds of the fastest step, from `length` tokens per row on; the first is only a fallback."""
         slots, seconds = self.slots, list[float]()
         own = max(1, length - len(self.shared) - self.new_tokens + steps)
-        slots.place(self.requests(self.rows, tokens=own))
+        slots.start_without_prefill(self.requests(self.rows, tokens=own))
         slots.state.positions.fill_(length - 1)
         count = padded_rows(self.rows, most=slots.num_slots)
         for _ in range(steps):

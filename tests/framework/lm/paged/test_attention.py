@@ -101,15 +101,15 @@ def by_hand(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, now: 
         for token in range(start, end):
             position = length - (end - token)
             seen = range(max(0, position + 1 - (scoring.window or length)), position + 1)
-            places = [(int(now.tables_NM[row, other // 16]), other % 16) for other in seen]
+            cells = [(int(now.tables_NM[row, other // 16]), other % 16) for other in seen]
             for head in range(query.shape[1]):
-                scores = [float(keys[place][head // GROUP] @ query[token, head]) * scoring.scale for place in places]
+                scores = [float(keys[cell][head // GROUP] @ query[token, head]) * scoring.scale for cell in cells]
                 if scoring.softcap is not None:
                     scores = [scoring.softcap * math.tanh(score / scoring.softcap) for score in scores]
                 sink = [] if scoring.sinks is None else [float(scoring.sinks[head])]
                 total = sum(math.exp(score) for score in [*scores, *sink])
-                for score, place in zip(scores, places, strict=True):
-                    output[token, head] += math.exp(score) / total * values[place][head // GROUP]
+                for score, cell in zip(scores, cells, strict=True):
+                    output[token, head] += math.exp(score) / total * values[cell][head // GROUP]
     return output
 
 

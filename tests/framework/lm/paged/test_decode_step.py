@@ -82,7 +82,7 @@ def test_no_setting_waits_for_the_device(small: Any, llama: Any, arguments: dict
 def test_all_operations_have_the_same_shapes_in_100_steps(small: Any, llama: Any) -> None:
     slots = opened(small, llama, EVERYTHING, (5, 110), (9, 109), (2, 108))
     state = slots.state
-    places = [held.data_ptr() for held in [*state, *slots.cache.held]]
+    addresses = [held.data_ptr() for held in [*state, *slots.cache.held]]
     with llama.evaluating():
         shapes = []
         for _ in range(100):
@@ -91,7 +91,7 @@ def test_all_operations_have_the_same_shapes_in_100_steps(small: Any, llama: Any
             shapes.append(operations.shapes)
     assert len(shapes[0]) > 100
     assert all(of_step == shapes[0] for of_step in shapes)
-    assert [held.data_ptr() for held in [*state, *slots.cache.held]] == places
+    assert [held.data_ptr() for held in [*state, *slots.cache.held]] == addresses
     assert state.positions.tolist() == [105, 109, 102, 0]
 
 
