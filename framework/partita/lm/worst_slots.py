@@ -95,6 +95,14 @@ class WorstSlots:
     """Implements `TimedRows` by slots."""
 
     def __init__(self, slots: Slots, rows: int, *, new_tokens: int, shared: int) -> None:
+        """Prepare rows for all slots.
+
+        Args:
+            slots: The slots.
+            rows: Number of rows.
+            new_tokens: New tokens per row.
+            shared: Number of prompt tokens that all rows share.
+        """
         self.slots, self.shared, self.device = slots, shared, slots.lm.device
         self.ids_B = seeded_tokens(slots.lm, rows)
         requests = [SlotRequest([token], new_tokens, row) for row, token in enumerate(self.ids_B.tolist())]

@@ -18,6 +18,14 @@ class WorstPagedRows:
     """Implements `partita.lm.worst_slots.TimedRows` by a paged KV cache."""
 
     def __init__(self, slots: PagedSlots, rows: int, *, new_tokens: int, shared: list[int]) -> None:
+        """Prepare rows.
+
+        Args:
+            slots: The paged cache.
+            rows: Number of rows.
+            new_tokens: New tokens per row.
+            shared: Prompt tokens that all rows share.
+        """
         self.slots, self.rows, self.new_tokens, self.shared = slots, rows, new_tokens, shared
         self.ids = seeded_tokens(slots.lm, rows).tolist()
 
