@@ -28,10 +28,10 @@ def why_not_on_device(options: GenerationOptions) -> str | None:
     if options.scores_labels:
         return "decoder.scoring compares labels on the host"
     if options.logprobs:
-        return "generation.logprobs"
+        return "generation.logprobs is computed on the host"
     names = [name for name in HISTORY if name not in SUPPORTED] + (list(READS) if options.samples else [])
-    found = [name for name in names if is_given(name, options.arguments.get(name))]
-    return f"generation.{'bad_words' if found[0] == 'bad_words_ids' else found[0]}" if found else None
+    used = [name for name in names if is_given(name, options.arguments.get(name))]
+    return f"generation.{used[0].removesuffix('_ids')} is computed on the host" if used else None
 
 
 class DeviceChoice:

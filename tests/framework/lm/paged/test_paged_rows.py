@@ -103,10 +103,10 @@ def test_tokens_are_chosen_as_in_slots(small: Any, llama: Any, arguments: dict[s
 
 
 REFUSED = (
-    ({"no_repeat_ngram_size": 2}, {}, "generation.no_repeat_ngram_size"),
-    ({"bad_words_ids": [[5]]}, {}, "generation.bad_words"),
-    ({"do_sample": True, "eta_cutoff": 0.1}, {}, "generation.eta_cutoff"),
-    ({}, {"logprobs": True}, "generation.logprobs"),
+    ({"no_repeat_ngram_size": 2}, {}, "generation.no_repeat_ngram_size is computed on the host"),
+    ({"bad_words_ids": [[5]]}, {}, "generation.bad_words is computed on the host"),
+    ({"do_sample": True, "eta_cutoff": 0.1}, {}, "generation.eta_cutoff is computed on the host"),
+    ({}, {"logprobs": True}, "generation.logprobs is computed on the host"),
     ({}, {"grammar": 'start: "a"'}, "decoder.constrain chooses tokens on the host"),
     ({"num_beams": 2}, {}, "beam search"),
     ({}, {"slots": False}, "generation.slots is false"),
