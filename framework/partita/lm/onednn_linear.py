@@ -44,7 +44,12 @@ class Least(NamedTuple):
 
 LEAST = Least()
 LEAST_IN_TRAINING = 2**23
-"""Minimum multiplications of a product in training: preparing a kernel takes as long as many more."""
+"""Minimum multiplications of a product in training; below it, preparing the kernel takes longer than is saved."""
+
+
+def pays_off(product: Product, onednn: Collection[Product], *, multiplications: int) -> bool:
+    """Return whether oneDNN computes a product of this size in training."""
+    return product in onednn and multiplications >= LEAST_IN_TRAINING
 
 
 def linear(
@@ -58,65 +63,60 @@ def linear(
         bias_O: Bias, or None.
         onednn: The products that oneDNN computes if they are large enough.
     """
-    if Product.OUTPUT in onednn and len(x_NI) * weight_OI.numel() >= LEAST_IN_TRAINING:
+    if pays_off(Product.OUTPUT, onednn, multiplications=len(x_NI) * weight_OI.numel()):
         return onednn_linear(x_NI, weight_OI, bias_O)
     return nn.functional.linear(x_NI, weight_OI, bias_O)
 
 
 def input_gradient(dy_NO: torch.Tensor, weight_OI: torch.Tensor, *, onednn: Collection[Product]) -> torch.Tensor:
     """Return the gradient [N, I] of the inputs of a linear layer."""
-    large = len(dy_NO) * weight_OI.numel() >= LEAST_IN_TRAINING
-    library = ONEDNN if large and Product.INPUT_GRADIENT in onednn else TORCH
-    return library[Product.INPUT_GRADIENT](dy_NO, weight_OI)
+    faster = pays_off(Product.INPUT_GRADIENT, onednn, multiplications=len(dy_NO) * weight_OI.numel())
+    return (ONEDNN if faster else TORCH)[Product.INPUT_GRADIENT](dy_NO, weight_OI)
 
 
 def weight_gradient(dy_NO: torch.Tensor, x_NI: torch.Tensor, *, onednn: Collection[Product]) -> torch.Tensor:
     """Return the gradient [O, I] of the weights of a linear layer."""
-    large = dy_NO.numel() * x_NI.shape[1] >= LEAST_IN_TRAINING
-    library = ONEDNN if large and Product.WEIGHT_GRADIENT in onednn else TORCH
-    return library[Product.WEIGHT_GRADIENT](dy_NO, x_NI)
+    faster = pays_off(Product.WEIGHT_GRADIENT, onednn, multiplications=dy_NO.numel() * x_NI.shape[1])
+    return (ONEDNN if faster else TORCH)[Product.WEIGHT_GRADIENT](dy_NO, x_NI)
 
 
 class LinearProducts(torch.autograd.Function):
-    """x W^T + b, with gradients for x, W and b."""
+    """x W^T + b, with gradients for x, W and b.
+
+    Tensors are matrices: a model could not change a view that is returned here in place.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
+        x_NI: torch.Tensor,
         weight_OI: torch.Tensor,
         bias_O: torch.Tensor | None,
         onednn: Collection[Product],
     ) -> torch.Tensor:
-        """Compute the layer [..., O].
+        """Compute the layer [N, O].
 
         Args:
             ctx: Context of autograd.
-            x: Inputs [..., I].
+            x_NI: Inputs.
             weight_OI: Weights.
             bias_O: Bias, or None.
             onednn: The products that oneDNN computes.
         """
-        x_NI = x.reshape(-1, x.shape[-1])
-        y_NO = linear(x_NI, weight_OI, bias_O, onednn=onednn)
         for_x, for_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(x_NI if for_weight else None, weight_OI if for_x else None)
-        ctx.onednn, ctx.shape = onednn, x.shape
-        return y_NO.view(*x.shape[:-1], -1)
+        ctx.onednn = onednn
+        return linear(x_NI, weight_OI, bias_O, onednn=onednn)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy_NO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, W and b."""
         x_NI, weight_OI = ctx.saved_tensors
         for_x, for_weight, for_bias, _ = ctx.needs_input_grad
-        dy_NO = gradient.reshape(-1, gradient.shape[-1])
-        dx = dweight_OI = None
-        if for_x:
-            dx = input_gradient(dy_NO, weight_OI, onednn=ctx.onednn).view(ctx.shape)
-        if for_weight:
-            dweight_OI = weight_gradient(dy_NO, x_NI, onednn=ctx.onednn)
-        return dx, dweight_OI, dy_NO.sum(0) if for_bias else None, None
+        dx_NI = input_gradient(dy_NO, weight_OI, onednn=ctx.onednn) if for_x else None
+        dweight_OI = weight_gradient(dy_NO, x_NI, onednn=ctx.onednn) if for_weight else None
+        return dx_NI, dweight_OI, dy_NO.sum(0) if for_bias else None, None
 
 
 @contextmanager
@@ -141,8 +141,9 @@ class OneDnnLinear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + b [..., O]."""
         if self.training_products and torch.is_grad_enabled() and self.may_train(x):
-            trained: torch.Tensor = LinearProducts.apply(x, self.weight, self.bias, self.training_products)  # type: ignore[no-untyped-call]
-            return trained
+            x_NI = x.reshape(-1, x.shape[-1])
+            y_NO: torch.Tensor = LinearProducts.apply(x_NI, self.weight, self.bias, self.training_products)  # type: ignore[no-untyped-call]
+            return y_NO.view(*x.shape[:-1], self.out_features)
         if not getattr(current, "on", False):
             return nn.functional.linear(x, self.weight, self.bias)
         rows = x.numel() // max(1, self.in_features)

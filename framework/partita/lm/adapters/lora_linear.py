@@ -25,12 +25,15 @@ from partita_trainers.torch_internals import has_hooks
 
 
 class LoraLinear(torch.autograd.Function):
-    """x W^T + b + s (x A^T) B^T, with gradients for x, A and B."""
+    """x W^T + b + s (x A^T) B^T, with gradients for x, A and B.
+
+    Tensors are matrices: a model could not change a view that is returned here in place.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
+        x_NI: torch.Tensor,
         weight_OI: torch.Tensor,
         bias_O: torch.Tensor | None,
         a_RI: torch.Tensor,
@@ -38,11 +41,11 @@ class LoraLinear(torch.autograd.Function):
         scale: float,
         onednn: Collection[Product],
     ) -> torch.Tensor:
-        """Compute the layer [..., O].
+        """Compute the layer [N, O].
 
         Args:
             ctx: Context of autograd.
-            x: Inputs [..., I].
+            x_NI: Inputs.
             weight_OI: Frozen base weights.
             bias_O: Frozen bias, or None.
             a_RI: Down projection.
@@ -50,32 +53,30 @@ class LoraLinear(torch.autograd.Function):
             scale: Factor s of the update.
             onednn: The products with the base weights that oneDNN computes.
         """
-        x_NI = x.reshape(-1, x.shape[-1])
         inner_RN = a_RI @ x_NI.t()
         y_NO = linear(x_NI, weight_OI, bias_O, onednn=onednn)
         y_NO.addmm_(inner_RN.t(), b_OR.t(), alpha=scale)
         ctx.save_for_backward(x_NI, weight_OI, a_RI, b_OR, inner_RN)
-        ctx.scale, ctx.shape, ctx.onednn = scale, x.shape, onednn
-        return y_NO.view(*x.shape[:-1], -1)
+        ctx.scale = scale
+        ctx.onednn = onednn
+        return y_NO
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy_NO: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, A and B; None for the other inputs."""
         x_NI, weight_OI, a_RI, b_OR, inner_RN = ctx.saved_tensors
         for_x, _, _, for_a, for_b, _, _ = ctx.needs_input_grad
-        g_NO = gradient.reshape(-1, gradient.shape[-1])
-        dx = da_RI = db_OR = None
+        dx_NI = da_RI = db_OR = None
         if for_b:
-            db_OR = (inner_RN @ g_NO).t() * ctx.scale
+            db_OR = (inner_RN @ dy_NO).t() * ctx.scale
         if for_x or for_a:
-            inner_RN = (b_OR.t() @ g_NO.t()).mul_(ctx.scale)
+            inner_RN = (b_OR.t() @ dy_NO.t()).mul_(ctx.scale)
         if for_a:
             da_RI = inner_RN @ x_NI
         if for_x:
-            dx = input_gradient(g_NO, weight_OI, onednn=ctx.onednn)
-            dx = dx.addmm_(inner_RN.t(), a_RI).view(ctx.shape)
-        return dx, None, None, da_RI, db_OR, None, None
+            dx_NI = input_gradient(dy_NO, weight_OI, onednn=ctx.onednn).addmm_(inner_RN.t(), a_RI)
+        return dx_NI, None, None, da_RI, db_OR, None, None
 
 
 def fuse_lora(module: nn.Module) -> int:
@@ -98,31 +99,38 @@ def fused_class() -> Any:
         """Uses the fused computation if the layer is plain."""
 
         def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if torch.is_grad_enabled() and not args and not kwargs and (name := plain_adapter(self, x)) is not None:
-                base, a_RI, b_OR = self.base_layer, self.lora_A[name].weight, self.lora_B[name].weight
-                onednn = getattr(base, "training_products", ())
-                inputs = (x, base.weight, base.bias, a_RI, b_OR, self.scaling[name], onednn)
-                fused: torch.Tensor = LoraLinear.apply(*inputs)  # type: ignore[no-untyped-call]
-                return fused
-            if not torch.is_grad_enabled() and not args and not kwargs and (name := added_adapter(self, x)) is not None:
-                update = self.lora_B[name](self.lora_A[name](x)) * self.scaling[name]
-                updated: torch.Tensor = self.base_layer(x) + update
-                return updated
-            unfused: torch.Tensor = super().forward(x, *args, **kwargs)
-            return unfused
+            result: torch.Tensor | None = None
+            if not args and not kwargs:
+                result = self.trained(x) if torch.is_grad_enabled() else self.answered(x)
+            return super().forward(x, *args, **kwargs) if result is None else result
+
+        def trained(self, x: torch.Tensor) -> torch.Tensor | None:
+            """Return the result [..., O] for training; None if the layer is not plain."""
+            name = plain_adapter(self, x)
+            if name is None:
+                return None
+            base, a_RI, b_OR = self.base_layer, self.lora_A[name].weight, self.lora_B[name].weight
+            x_NI, onednn = x.reshape(-1, x.shape[-1]), getattr(base, "training_products", ())
+            inputs = (x_NI, base.weight, base.bias, a_RI, b_OR, self.scaling[name], onednn)
+            y_NO: torch.Tensor = LoraLinear.apply(*inputs)  # type: ignore[no-untyped-call]
+            return y_NO.view(*x.shape[:-1], y_NO.shape[-1])
+
+        def answered(self, x: torch.Tensor) -> torch.Tensor | None:
+            """Return the result [..., O] without gradients; None if peft has to compute it."""
+            name = unmodified_adapter(self, x)
+            if name is None:
+                return None
+            update = self.lora_B[name](self.lora_A[name](x)) * self.scaling[name]
+            result: torch.Tensor = self.base_layer(x) + update
+            return result
 
     return FusedLinear
 
 
 def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
-    """Return the active adapter if it only adds a low-rank product, else None."""
-    if layer.disable_adapters or layer.merged_adapters:
-        return None
-    active = [name for name in layer.active_adapters if name in layer.lora_A]
-    if len(active) != 1 or casts_products(x.device.type) or torch.compiler.is_compiling():
-        return None
-    (name,) = active
-    if drops(layer.lora_dropout[name]) or name in layer.lora_variant or layer.lora_bias[name]:
+    """Return the active adapter if training only adds a low-rank product in float32, else None."""
+    name = single_adapter(layer, x)
+    if name is None or layer.lora_bias[name] or torch.compiler.is_compiling():
         return None
     base, parts = layer.base_layer, (layer.base_layer, layer.lora_A[name], layer.lora_B[name])
     if any(type(part) not in (nn.Linear, OneDnnLinear) or has_hooks(part) for part in parts):
@@ -133,21 +141,27 @@ def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
     return name if frozen and alike else None
 
 
-def added_adapter(layer: Any, x: torch.Tensor) -> str | None:
+def unmodified_adapter(layer: Any, x: torch.Tensor) -> str | None:
     """Return the active adapter if peft adds a scaled product of A and B without anything else, else None.
 
-    Without gradients, the same operations are done as by peft. What peft asks before them takes longer for a token.
+    The layer then runs peft's operations without peft's checks, which take longer than the computation for one token.
     """
-    active = layer.active_adapters
-    if len(active) != 1 or layer.disable_adapters or layer.merged_adapters:
+    name = single_adapter(layer, x)
+    return name if name is not None and x.dtype == layer.lora_A[name].weight.dtype else None
+
+
+def single_adapter(layer: Any, x: torch.Tensor) -> str | None:
+    """Return the only active adapter of a layer, if it has no variant and no dropout, else None."""
+    if layer.disable_adapters or layer.merged_adapters or casts_products(x.device.type):
+        return None
+    active = [name for name in layer.active_adapters if name in layer.lora_A]
+    if len(active) != 1:
         return None
     (name,) = active
-    if name not in layer.lora_A or name in layer.lora_variant or drops(layer.lora_dropout[name]):
-        return None
-    return name if x.dtype == layer.lora_A[name].weight.dtype and not casts_products(x.device.type) else None
+    return None if name in layer.lora_variant or is_active_dropout(layer.lora_dropout[name]) else name
 
 
-def drops(dropout: nn.Module) -> bool:
+def is_active_dropout(dropout: nn.Module) -> bool:
     """Return whether the dropout of a layer changes its inputs."""
     return dropout.training and not isinstance(dropout, nn.Identity) and getattr(dropout, "p", 1) > 0
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from partita.lm.adapters.lora_linear import LoraLinear, added_adapter, fuse_lora, fused_class, plain_adapter
+from partita.lm.adapters.lora_linear import LoraLinear, fuse_lora, fused_class, plain_adapter, unmodified_adapter
 
 
 class Layers(nn.Module):
@@ -84,6 +84,15 @@ def test_inputs_may_be_non_contiguous_and_need_no_gradient() -> None:
         assert (fused - own).norm() <= 1e-5 * own.norm()
 
 
+def test_a_model_may_change_the_output_of_a_layer_in_place() -> None:
+    module = adapted()
+    fuse_lora(module)
+    layer = layers(module)[0]
+    assert plain_adapter(layer, torch.zeros(2, 24)) is not None
+    layer(torch.ones(2, 3, 24)).clamp_(-0.1, 0.1).sum().backward()
+    assert layer.lora_B["default"].weight.grad is not None
+
+
 def test_gradients_in_float64_equal_numerical_gradients() -> None:
     draw = torch.Generator().manual_seed(0)
 
@@ -91,7 +100,7 @@ def test_gradients_in_float64_equal_numerical_gradients() -> None:
         return torch.randn(*shape, generator=draw, dtype=torch.float64).requires_grad_(learned)
 
     frozen = (tensor(4, 5, learned=False), tensor(4, learned=False))
-    inputs = (tensor(2, 3, 5), *frozen, tensor(2, 5), tensor(4, 2), 1.7, ())
+    inputs = (tensor(6, 5), *frozen, tensor(2, 5), tensor(4, 2), 1.7, ())
     assert torch.autograd.gradcheck(LoraLinear.apply, inputs)
 
 
@@ -205,7 +214,7 @@ def test_results_without_gradients_equal_those_of_peft_bit_for_bit(
         torch.manual_seed(2)
         with context():
             results.append(module(x.to(layers(module)[0].base_layer.weight.dtype)))
-            skipped = [added_adapter(layer, x) is not None for layer in layers(module)]
+            skipped = [unmodified_adapter(layer, x) is not None for layer in layers(module)]
     assert skipped == [skips_peft] * 2
     assert torch.equal(*results)
 
