@@ -38,3 +38,17 @@ def test_a_finished_run_answers_in_int8_and_keeps_its_weights(
     with pytest.raises(PartitaError, match="its weights are not saved; remove quantization, or add --set quantization"):
         int8.save(tmp_path / "copy")
     assert contents(run / "model") == saved
+
+
+def test_an_evaluation_in_another_number_format_is_not_that_of_the_run(
+    colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, run = colours.rows(8), tmp_path / "run"
+    Model(colours.config(), quiet=True).train(rows, run=run)
+    Model.load(run, quiet=True).evaluate(rows)
+    recorded = contents(run / "evaluations")
+    assert recorded
+    with caplog.at_level("INFO"):
+        Model.load(run, overrides=["model_parameters.dtype=bfloat16"], quiet=True).evaluate(rows)
+    assert contents(run / "evaluations") == recorded
+    assert "not recorded in the run: the number format is not that of training" in caplog.text

@@ -64,11 +64,6 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return product
 
 
-def version(tensor: torch.Tensor) -> int | None:
-    """Return a number that changes with each change in place: `torch.Tensor._version`; None in inference mode."""
-    return None if tensor.is_inference() else tensor._version
-
-
 def has_int8_linear() -> bool:
     """Return whether this build of torch has `torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32`."""
     return hasattr(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32")

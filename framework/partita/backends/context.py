@@ -249,7 +249,9 @@ class RunContext:
         return f"the {split} split", rows
 
     def recorded_evaluation(self, split: str | None, dataset: Any) -> RecordedEvaluation | None:
-        """Return where the results of the rows of an evaluation are recorded; None without a run that can be written.
+        """Return where the results of the rows of an evaluation are recorded.
+
+        Returns None without a run that can be written, and if the weights have another number format than in training.
 
         Args:
             split: Name of the split of the file; None if the caller passed a dataset.
@@ -258,6 +260,10 @@ class RunContext:
         if self.run is None or not os.access(self.run / MANIFESTS[0], os.W_OK) or not os.access(self.run, os.W_OK):
             return None
         manifest = read_manifest(self.run)
+        trained = load_config(manifest["config"], finished=True).config
+        if number_formats_of(trained) != number_formats_of(self.config):
+            logger.info("the results of rows are not recorded in the run: the number format is not that of training")
+            return None
         step = manifest.get("best_step")
         if split is None:
             split = name_of_dataset(dataset, splits=manifest.get("data", {}))
@@ -305,3 +311,8 @@ class RunContext:
             origin=self.loaded.folder,
             quiet=self.quiet,
         )
+
+
+def number_formats_of(config: Config) -> tuple[Any, Any]:
+    """Return the keys that choose the number format of the weights."""
+    return config.model_parameters.dtype, config.quantization

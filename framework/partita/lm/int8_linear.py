@@ -1,15 +1,13 @@
 """Linear layers with int8 weights and dynamic quantization of their inputs, for answers on a CPU.
 
-A weight has one scale for each output, an input one for each row: the result of a row does not depend on the rows next
-to it, so answers are the same in any batch. Products are exact sums of integers, computed by FBGEMM, which is part of
-torch. On processors without VNNI instructions it adds products in pairs in 16 bits, where 255 x 127 + 255 x 127 does
-not fit. There the weights take 127 of the 255 values.
+A weight has one scale per output and an input one scale per row, so that the result of a row does not depend on the
+other rows. Products are exact sums of integers, computed by FBGEMM, which is part of torch. On processors without VNNI
+instructions it adds products in pairs in 16 bits, where 255 x 127 + 255 x 127 does not fit. There, weights are
+quantized to -63 ... 63.
 
 Shapes: N rows, I inputs, O outputs.
 """
 
-import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,18 +16,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita_trainers.torch_internals import has_int8_linear, int8_linear, pack_int8, unpack_int8, version
+from partita_trainers.torch_internals import has_int8_linear, int8_linear, pack_int8, unpack_int8
 
 INPUT_LEVELS = 127
 """Largest quantized input; the kernel takes it as an unsigned number, with a zero point of 128."""
 WEIGHT_LEVELS = 127
-"""Largest quantized weight ..."""
+"""Largest quantized weight if the kernel adds products in 32 bits."""
 WEIGHT_LEVELS_IN_PAIRS = 63
-"""... and the largest where sums of two products have 16 bits."""
-LEAST_SCALE = 1e-30
-"""Minimum size of the largest number in a row."""
-
-current = threading.local()
+"""Largest quantized weight if it adds pairs of products in 16 bits."""
+MIN_ABSOLUTE_MAX = 1e-30
+"""Lower bound of the largest absolute value in a row, which avoids a division by 0."""
 
 
 @contextmanager
@@ -59,32 +55,9 @@ def weight_levels() -> int:
 
 def packed(weight_OI: torch.Tensor, *, levels: int) -> Any:
     """Quantize a float32 weight, and return it packed for the kernel."""
-    scale_O = weight_OI.abs().amax(1).clamp_min(LEAST_SCALE).double() / levels
+    scale_O = weight_OI.abs().amax(1).clamp_min(MIN_ABSOLUTE_MAX).double() / levels
     with fbgemm():
         return pack_int8(weight_OI, scale_O)
-
-
-class ScaledRows:
-    """Inputs of a layer, each row divided by its scale: integers after rounding."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        """Scale the rows of x [..., I]."""
-        self.of = weakref.ref(x)
-        self.version = version(x)
-        self.scale = x.abs().amax(-1, keepdim=True).clamp_min_(LEAST_SCALE).mul_(1 / INPUT_LEVELS)
-        self.rows = x / self.scale
-
-    def is_of(self, x: torch.Tensor) -> bool:
-        """Return whether these are the rows of x, unchanged."""
-        return self.of() is x and self.version is not None and self.version == version(x)
-
-
-def scaled_rows(x: torch.Tensor) -> ScaledRows:
-    """Return the scaled rows of x. Layers with the same input, such as those of queries and keys, share them."""
-    rows: ScaledRows | None = getattr(current, "rows", None)
-    if rows is None or not rows.is_of(x):
-        rows = current.rows = ScaledRows(x)
-    return rows
 
 
 class Int8Linear(nn.Linear):
@@ -95,8 +68,9 @@ class Int8Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + b [..., O], in the type of x."""
-        rows = scaled_rows(x.float())
-        y = int8_linear(rows.rows, self.packed).mul_(rows.scale)
+        rows = x.float()
+        scale = rows.abs().amax(-1, keepdim=True).clamp_min_(MIN_ABSOLUTE_MAX).mul_(1 / INPUT_LEVELS)
+        y = int8_linear(rows / scale, self.packed).mul_(scale)
         return (y if self.bias is None else y.add_(self.bias)).to(x.dtype)
 
     @property

@@ -115,7 +115,10 @@ class LoadedModel:
     def vocabulary_size(self) -> int:
         """Number of logits per position."""
         layer = self.base.get_output_embeddings()
-        return int(layer.weight.shape[0]) if layer is not None else int(self.base.config.get_text_config().vocab_size)
+        if layer is None:
+            return int(self.base.config.get_text_config().vocab_size)
+        # Not of its weight first: an int8 weight is computed at each access.
+        return int(getattr(layer, "out_features", None) or layer.weight.shape[0])
 
     def without_gradients(self) -> AbstractContextManager[None]:
         """Return a context for computing answers. Where no weights are trained, it skips all work of autograd.

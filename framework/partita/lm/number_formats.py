@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from partita_schema.config import Config
 from partita_schema.sections.quantization import DynamicInt8Quantization
 from partita_trainers.batch_size.clock import now
 from partita_trainers.torch_internals import has_onednn_linear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +97,9 @@ def chosen_formats(config: Config) -> dict[str, str]:
     return chosen
 
 
-def number_format(module: nn.Module) -> dict[str, Any]:
-    """Return the number formats of a loaded model for a manifest: the dtype, and the layers in int8."""
-    dtypes = Counter(parameter.dtype for parameter in module.parameters())
-    [(dtype, _)] = dtypes.most_common(1)
-    return {"dtype": str(dtype).removeprefix("torch."), "int8_layers": len(int8_layers(module))}
+def number_format(base: "PreTrainedModel") -> dict[str, Any]:
+    """Return the number format of a base model for a manifest: its dtype, and the number of layers in int8."""
+    return {"dtype": str(base.dtype).removeprefix("torch."), "int8_layers": len(int8_layers(base))}
 
 
 def dtype_seconds(dtype: torch.dtype, *, device: torch.device) -> float:
@@ -144,9 +145,16 @@ def quantize_faster_layers(layers: Mapping[str, nn.Linear], section: DynamicInt8
     logger.info("quantization: %s of %s in int8", f"{len(chosen):,}", counted(len(wanted), "linear layer"))
     for shape, count in slower.items():
         size = " x ".join(f"{number:,}" for number in reversed(shape))
-        reason = "not clearly faster in int8" if shape in times else "int8 products are not available"
+        reason = why_float32(shape, times)
         logger.info("quantization: %s of %s in float32: %s on this machine", counted(count, "layer"), size, reason)
     return len(chosen)
+
+
+def why_float32(shape: Shape, times: Mapping[Shape, float]) -> str:
+    """Return why a layer stays in float32, given the speedups in int8 that are known."""
+    if shape in times:
+        return "not clearly faster in int8"
+    return "its speed in int8 cannot be recorded" if is_available() else "int8 products are not available"
 
 
 def fits(layer: nn.Linear) -> bool:

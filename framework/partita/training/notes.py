@@ -55,10 +55,16 @@ def note_missing_validation(config: Config) -> None:
         logger.info("there are no validation rows: the last weights are the result")
 
 
-def check_labels(config: Config, datasets: TrainingDatasets) -> None:
-    """Warn of each split to evaluate on whose answers are all good, or all bad: it lacks metrics of kto.
+def check_labels(config: Config, datasets: TrainingDatasets, *, warns: bool) -> None:
+    """Warn if all answers of an evaluation split have the same label, because some metrics of KTO are then undefined.
 
-    Raises ConfigError if `trainer.validation_metric` is one of them.
+    Args:
+        config: The configuration.
+        datasets: The rows.
+        warns: Whether to log a warning.
+
+    Raises:
+        ConfigError: `trainer.validation_metric` is one of these metrics of the validation split.
     """
     trainer, output = config.trainer, config.output_features[0]
     if not isinstance(trainer, KtoTrainer) or trainer.skip_all_evaluation:
@@ -68,13 +74,15 @@ def check_labels(config: Config, datasets: TrainingDatasets) -> None:
         if only is None:
             continue
         answers = f"all {len(dataset.encoded):,} {split} answers are {only} by the column {output.more_columns[0]}"
+        other = "rejected" if only == "good" else "chosen"
+        missing = ["rewards/margins", f"rewards/{other}", f"logps/{other}"]
         metric = trainer.validation_metric
-        is_missing = metric == "rewards/margins" if only == "good" else metric != "loss"
-        if split == VALIDATION and is_missing:
+        # Without good answers, generated answers have nothing to be compared with either.
+        if split == VALIDATION and (metric in missing or (only == "bad" and metric != "loss")):
             message = f"{answers}, so they have no {metric}; add rows of the other kind, or write loss"
             raise ConfigError([Problem("trainer.validation_metric", message)])
-        other = "rejected" if only == "good" else "chosen"
-        logger.warning("%s: they have no rewards/margins, rewards/%s and logps/%s", answers, other, other)
+        if warns:
+            logger.warning("%s: they have no %s, %s and %s", answers, *missing)
 
 
 def note_origin(directory: RunDirectory, pipeline: Pipeline) -> None:
@@ -86,9 +94,9 @@ def note_origin(directory: RunDirectory, pipeline: Pipeline) -> None:
 
 
 def note_number_format(directory: RunDirectory, pipeline: Pipeline) -> None:
-    """Record the number formats of the weights: the machine may have chosen them."""
+    """Record the number format of the weights, which the machine may have chosen."""
     if isinstance(pipeline.lm, LoadedModel):
-        directory.note(number_format=number_format(pipeline.lm.module))
+        directory.note(number_format=number_format(pipeline.lm.base))
 
 
 def note_branches(directory: RunDirectory, pipeline: Pipeline, datasets: TrainingDatasets) -> None:

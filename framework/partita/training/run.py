@@ -159,7 +159,7 @@ def prepare_run(
     datasets, ledger = build_datasets(pipeline, data, directory, process_group=process_group)
     if process_group.rank == 0 and VALIDATION not in datasets.eval_datasets:
         note_missing_validation(config)
-    check_labels(config, datasets)
+    check_labels(config, datasets, warns=process_group.rank == 0)
     recorded = recorded_sizes(directory, datasets)
     sizes = run_sizes(
         trainer, pipeline, tuner, shape=datasets.shape, eval_datasets=datasets.eval_datasets, recorded=recorded
