@@ -225,13 +225,17 @@ class RowSchema(Schema):
 
     @cached_property
     def _simple_cells(self) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
-        """Name, column and function of each cell; none if some value needs more than its own cell."""
+        """Name, column and reader of each cell; empty if some value needs more than one cell."""
         if self.reply or self.scored or self.tagged or not all(type(cell.field) is ValueColumn for cell in self.cells):
             return ()
         return tuple((cell.name, cell.column, cell.field.read) for cell in self.cells)  # type: ignore[attr-defined]
 
     def read(self, row: Any) -> dict[str, Any]:
-        """Return what `load` returns, sooner if no cell of the row is empty or bad. Raise ValidationError."""
+        """Validate a row as `load` does, with a fast path for rows without empty or invalid cells.
+
+        Raises:
+            ValidationError: The row is invalid.
+        """
         values = self._read_cells(row) if self._simple_cells and isinstance(row, dict) else None
         if values is None:  # `load` fills empty cells, and says what is wrong
             values = self.load(row)

@@ -140,7 +140,7 @@ def text_ends(batch: Batch) -> list[list[int]]:
 
 
 def row_texts(batches: Sequence[Batch], vectors: Sequence[torch.Tensor]) -> list[RowTexts]:
-    """Return the texts of each row of some batches, with their embeddings, which are copied together."""
+    """Return the texts of all rows of the batches with their embeddings, copied from the device at once."""
     if not batches:
         return []
     vectors_ND, result, first = torch.cat(list(vectors)).cpu().numpy(), list[RowTexts](), 0

@@ -1,4 +1,4 @@
-"""Copies between the host and the device that a step waits for as rarely as possible.
+"""Copies between host and device with few synchronizations.
 
 Kernels on an accelerator are queued, and the host continues at once. It has to wait for all of them where it reads a
 value, or copies from memory that is not pinned. A training step therefore computes everything that depends on the batch
@@ -35,13 +35,13 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=device.type != "mps")
 
 
-def read_numbers(values: Sequence[torch.Tensor | float]) -> list[float]:
-    """Return numbers and scalar tensors as numbers. Those on an accelerator are copied together: one wait for all."""
+def fetch_scalars(values: Sequence[torch.Tensor | float]) -> list[float]:
+    """Return numbers and scalar tensors as numbers, with a single copy from the device."""
     tensors = {index: value for index, value in enumerate(values) if isinstance(value, torch.Tensor)}
     far = {index: tensor for index, tensor in tensors.items() if tensor.device.type != "cpu"}
     numbers = [0.0 if index in far else float(value) for index, value in enumerate(values)]
     if far:
-        # Integers and numbers of 32 bits keep their values in 64 bits, which mps does not have.
+        # float64 represents int32 and float32 exactly; mps has no float64.
         dtype = torch.float32 if any(tensor.device.type == "mps" for tensor in far.values()) else torch.float64
         together = torch.stack([tensor.detach().reshape(()).to(dtype) for tensor in far.values()])
         for index, number in zip(far, together.tolist(), strict=True):
@@ -53,6 +53,7 @@ class Prefetch(Generic[Inputs]):
     """The inputs of the next batch, which are copied to the device while it computes with those of another one."""
 
     def __init__(self, device: torch.device) -> None:
+        """Create the copy stream of a CUDA device."""
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._next: tuple[Batch, Inputs] | None = None
@@ -74,12 +75,12 @@ class Prefetch(Generic[Inputs]):
             current = torch.cuda.current_stream(self.device)
             current.wait_stream(self._stream)
             for tensor in tensors_of(inputs):
-                tensor.record_stream(current)  # its memory is not used again before these computations
+                tensor.record_stream(current)  # the allocator must not reuse its memory before these kernels have run
         return inputs
 
     @contextmanager
     def _copying(self) -> Iterator[None]:
-        """Copy beside the computations of the device."""
+        """Use the copy stream, if there is one."""
         if self._stream is None:
             yield
             return

@@ -18,7 +18,7 @@ from partita_schema.common.text import counted
 from partita_schema.errors import DivergenceError, OutOfStepError, TrainingError
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.batch_size.device_errors import attempt
-from partita_trainers.device_copies import read_numbers
+from partita_trainers.device_copies import fetch_scalars
 from partita_trainers.engine import IDLE, MicroBatchLoss, TrainEngine
 from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import LossSums, WeightedMean
@@ -29,7 +29,7 @@ from partita_trainers.step_stats import StepStats
 T = TypeVar("T")
 
 
-class Passes(NamedTuple):
+class MicroBatchLosses(NamedTuple):
     """The micro-batches of one rank in a step, and their results, which are not read from the device yet."""
 
     parts: Sequence[Batch] = ()
@@ -87,7 +87,7 @@ def accumulate(
     splitter: MicroBatchSplitter,
     seed: int,
     global_stats: StepStats,
-) -> Passes:
+) -> MicroBatchLosses:
     """Run this rank's micro-batches, leave their gradients in the module and return the sums of the objective.
 
     Nothing is read from the device.
@@ -117,7 +117,7 @@ def accumulate(
         parts, losses = splitter.split(global_batch.micro_batches), list[MicroBatchLoss]()
         _, failure = attempt(partial(run_all, parts, losses, run_micro_batch, engine=engine))
         if failure is None:
-            return Passes(parts, losses)
+            return MicroBatchLosses(parts, losses)
         clear_gradients(engine.lm.module)
         splitter.halve(parts[len(losses)], number=number, failure=failure)
 
@@ -149,7 +149,7 @@ def accumulate_sharded(
     number: int,
     engine: TrainEngine,
     passes: int,
-) -> Passes:
+) -> MicroBatchLosses:
     """Accumulate gradients under FSDP, where each pass is a collective and all ranks take the same number of passes.
 
     Args:
@@ -174,7 +174,7 @@ def accumulate_sharded(
     if failure is not None:
         failed = parts[min(len(losses), len(parts) - 1)] if parts else IDLE
         raise out_of_step(failed, number=number, rank=engine.process_group.rank) from failure
-    return Passes(parts, losses)
+    return MicroBatchLosses(parts, losses)
 
 
 def out_of_step(failed: Batch, *, number: int, rank: int) -> OutOfStepError:
@@ -193,11 +193,11 @@ def noise_seed(seed: int, number: int, batch: Batch) -> int:
     return hash_to_int("\0".join((str(seed), str(number), *batch.keys)), num_bytes=7)
 
 
-def read_passes(passes: Passes, norm: torch.Tensor) -> tuple[list[LossSums], float]:
-    """Return the results of the micro-batches and the norm of the gradients: one copy from the device, one wait."""
+def read_losses(passes: MicroBatchLosses, norm: torch.Tensor) -> tuple[list[LossSums], float]:
+    """Return the results of the micro-batches and the norm of the gradients, with a single copy from the device."""
     totals = [total for total, _ in passes.losses]
     means = [mean.total for _, metrics in passes.losses for mean in metrics.values()]
-    norm_read, *numbers = read_numbers([norm, *totals, *means])
+    norm_read, *numbers = fetch_scalars([norm, *totals, *means])
     losses, values = numbers[: len(totals)], iter(numbers[len(totals) :])
     sums = [
         LossSums(loss, {name: WeightedMean(next(values), mean.weight) for name, mean in metrics.items()})

@@ -62,7 +62,7 @@ class StepRows(NamedTuple):
 
     @classmethod
     def of(cls, of_ranks: Sequence[Sequence[LabelledRow]], *, rank: int) -> "StepRows":
-        """Return the rows of all ranks, as `rank` sees them."""
+        """Return the rows of all ranks in order, with the indices of those of `rank`."""
         ordered = sorted((row, of, index) for of, rows in enumerate(of_ranks) for index, row in enumerate(rows))
         indices = {own: index for index, (_, of, own) in enumerate(ordered) if of == rank}
         return cls([row for row, _, _ in ordered], [indices[index] for index in range(len(indices))])
@@ -135,8 +135,8 @@ class KtoObjective:
         good = sum(row.is_good for row in rows)
         self.step = Step(kl=kl, good=good, bad=len(rows) - good)
 
-    def exchange(self, context: ObjectiveContext, own: list[LabelledRow]) -> "StepRows":
-        """Return the rows of all ranks in order. A repetition, after memory ran out, exchanges nothing."""
+    def exchange(self, context: ObjectiveContext, own: list[LabelledRow]) -> StepRows:
+        """Return the rows of all ranks in order. A retry after out-of-memory reuses those of the first attempt."""
         if self.exchanged is None or self.exchanged[0] != own:
             of_ranks = context.process_group.all_gather_object(own, "the rows of a step")
             self.exchanged = own, StepRows.of(of_ranks, rank=context.process_group.rank)

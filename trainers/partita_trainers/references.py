@@ -96,7 +96,7 @@ class References:
             self.add(context, batches)
 
     def compute_in_step(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
-        """Replace the log-probabilities of the last step by those of the batches with the weights as they are."""
+        """Replace the log-probabilities of the last step by those of the batches with the current weights."""
         self.log_probs.clear()
         self.in_step_rows, values = {}, list[torch.Tensor]()
         for batch in batches:

@@ -24,12 +24,12 @@ from partita_trainers.base import Batches, GlobalBatch
 from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.engine import TrainEngine
 from partita_trainers.gradients import (
-    Passes,
+    MicroBatchLosses,
     accumulate,
     captured,
     check_losses,
     prepare_objective,
-    read_passes,
+    read_losses,
 )
 from partita_trainers.interrupt import never
 from partita_trainers.micro_batches import MicroBatchSplitter
@@ -116,8 +116,8 @@ def take_step(
         mine = RankResult(engine.has_gradients(), splitter.parts, events, failure, stop())
         results = process_group.all_gather_object(mine, "the gradients of a step")
         raise_first_failure([one.failure for one in results], own=failure, rank=process_group.rank)
-        there_are = [one.has_gradients for one in results]
-        sums, norm = update_weights(engine, passes or Passes(), number=number, has_gradients=there_are)
+        has_gradients = [one.has_gradients for one in results]
+        sums, norm = update_weights(engine, passes or MicroBatchLosses(), number=number, has_gradients=has_gradients)
     splitter.parts = max(one.parts for one in results)
     splitter.events[num_earlier_events:] = [event for one in results for event in one.events]
     return StepResult(
@@ -143,7 +143,7 @@ def gather_stats(global_batch: GlobalBatch, *, number: int, engine: TrainEngine)
 
 
 def update_weights(
-    engine: TrainEngine, passes: Passes, *, number: int, has_gradients: Sequence[Sequence[bool]]
+    engine: TrainEngine, passes: MicroBatchLosses, *, number: int, has_gradients: Sequence[Sequence[bool]]
 ) -> tuple[LossSums, float]:
     """Clip the gradients of all ranks and update the weights. Return the sums of all ranks and the gradients' norm.
 
@@ -183,7 +183,7 @@ def raise_first_failure(failures: Sequence[TrainingError | None], *, own: Traini
 
 
 def clip_and_update(
-    engine: TrainEngine, passes: Passes, *, number: int, has_gradients: Sequence[Sequence[bool]]
+    engine: TrainEngine, passes: MicroBatchLosses, *, number: int, has_gradients: Sequence[Sequence[bool]]
 ) -> tuple[LossSums, float]:
     """Sum the gradients over the ranks, clip them, check losses and norm, and update the weights.
 
@@ -191,7 +191,7 @@ def clip_and_update(
     """
     engine.all_reduce_gradients(has_gradients)
     with communication_errors("the norm of the gradients"):
-        sums, norm = read_passes(passes, engine.clip())
+        sums, norm = read_losses(passes, engine.clip())
     total = merge_ranks(sums, passes, number=number, process_group=engine.process_group)
     if not math.isfinite(norm) and engine.accelerator.scaler is None:
         raise DivergenceError(f"step {number}: the norm of the gradients is {norm}")
@@ -199,7 +199,9 @@ def clip_and_update(
     return total, norm
 
 
-def merge_ranks(sums: Sequence[LossSums], passes: Passes, *, number: int, process_group: ProcessGroup) -> LossSums:
+def merge_ranks(
+    sums: Sequence[LossSums], passes: MicroBatchLosses, *, number: int, process_group: ProcessGroup
+) -> LossSums:
     """Return the sums of all ranks together.
 
     Args:

@@ -71,7 +71,7 @@ class RowKeys(Sequence[str]):
 
     @classmethod
     def joined(cls, several: Sequence["RowKeys"]) -> "RowKeys":
-        """Return keys of the same files, without numbers of parts, one after the other."""
+        """Concatenate keys of the same files; they must have no part numbers."""
         if len(several) == 1:
             return several[0]
         files, numbers = ([getattr(keys, name) for keys in several] for name in ("files", "numbers"))

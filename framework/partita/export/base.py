@@ -9,7 +9,7 @@ from typing import Any
 from partita.export.answers import Answers
 from partita.export.options import ExportOptions
 from partita.export.prompts import CheckPrompts
-from partita.lm.exporting import check_precision
+from partita.lm.exporting import refuse_int8
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.precision import quantized_layers
@@ -63,7 +63,7 @@ class Exporter(ABC):
 
     def check_model(self) -> None:
         """Raise ModelError if the model cannot be exported in this format."""
-        check_precision(self.lm)
+        refuse_int8(self.lm)
         if self.lm.virtual_tokens:
             raise ModelError(VIRTUAL.format(method=self.lm.adapter_method))
 

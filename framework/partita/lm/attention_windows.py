@@ -1,4 +1,4 @@
-"""What the layers of a model attend to: all earlier tokens, a sliding window of them, or those of the same chunk.
+"""Attention spans of the layers of a model: full, sliding-window or chunked attention.
 
 Models with several types of layers take an attention mask for each type, by transformers' name of the type.
 
@@ -28,7 +28,12 @@ class AttentionSpan(NamedTuple):
         return any(size is not None and tokens > size for size in self)
 
     def visible(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Return whether each query attends to each earlier key, given broadcastable positions; None if all do."""
+        """Return whether each query attends to each earlier key; None if all do.
+
+        Args:
+            queries: Positions of the queries, to be broadcast with those of the keys.
+            keys: Positions of the keys.
+        """
         seen = queries - keys < self.window if self.window is not None else None
         if self.chunk is not None:
             same = queries // self.chunk == keys // self.chunk
@@ -118,7 +123,7 @@ class SlotMasks:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def of_last_token(self, position_11: torch.Tensor, *, width: int, dtype: torch.dtype) -> Mask:
-        """Return the mask of the last token of a row alone, which is computed only if there are windows.
+        """Return the mask for the last token of a single row, which is computed only if there are windows.
 
         Args:
             position_11: Position of the token.

@@ -117,7 +117,7 @@ class GenerationOptions:
     slots: bool = True
     """Whether continuous batching may be used."""
     kv_cache: Literal["auto", "slots", "paged"] = "auto"
-    """How continuous batching keeps keys and values."""
+    """Layout of the KV cache in continuous batching."""
     grammar: str | None = None
     """Grammar that constrains the output, in the syntax of llguidance."""
     labels: tuple[Label, ...] = ()

@@ -56,8 +56,8 @@ def find_device(parameters: ModelParameters) -> torch.device:
 def grow_segments() -> None:
     """Enable expandable segments of CUDA's allocator, unless the user or their program configured it.
 
-    PYTORCH_ALLOC_CONF would have no effect here: CUDA may be initialized, as in processes of torchrun and Ray, which
-    choose their device first.
+    The setting is changed directly, because PYTORCH_ALLOC_CONF is ignored once CUDA is initialized, as it is under
+    torchrun and Ray.
     """
     # On other platforms torch only warns that it is not supported.
     able = sys.platform == "linux" and torch.version.hip is None

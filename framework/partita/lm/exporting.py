@@ -36,7 +36,7 @@ def export(lm: LoadedModel, folder: Path) -> None:
     Raises:
         ModelError: The model has int8 weights.
     """
-    check_precision(lm)
+    refuse_int8(lm)
     with quiet_progress(), summed(folder):
         if lm.adapted is None:
             export_plain(lm, lm.base, folder)
@@ -49,11 +49,11 @@ def export(lm: LoadedModel, folder: Path) -> None:
         lm.tokenizer.save_pretrained(folder)
 
 
-def check_precision(lm: LoadedModel) -> None:
-    """Raise ModelError if the model has int8 weights, which are made for answers, at each start."""
+def refuse_int8(lm: LoadedModel) -> None:
+    """Raise ModelError if the model has int8 weights, which are computed at each start and never saved."""
     quantization = lm.config.quantization
     if isinstance(quantization, DynamicInt8Quantization):
-        message = f"quantization.type: {quantization.type} is for answers, and its weights are not saved"
+        message = f"quantization.type: weights in {quantization.type} are not saved"
         raise ModelError(f"{message}; remove quantization, or add --set quantization=null")
 
 

@@ -31,7 +31,7 @@ from partita.lm.scoring import ScoringSlots
 from partita.lm.slot_check import find_way, why_not_beyond_window, why_unsupported, window_reason
 from partita.lm.slots import Slots, SlotWay
 from partita.lm.trained_model import TrainedModel
-from partita.lm.transformers_internals import are_packed, known_rows
+from partita.lm.transformers_internals import are_packed, packing_known
 from partita.lm.worst_case import TIMED_STEPS, batch_decode_step, batch_worst_case, reachable_tokens, timed_length
 from partita.lm.worst_slots import OpenTimedRows, slots_decode_step, slots_worst_case, worst_slots
 from partita_schema.errors import ModelError
@@ -66,7 +66,7 @@ class HuggingFaceModel(TrainedModel, TextModel):
         # and policy if only one of them is selected.
         last_layer = self.loss_token_layer if reduction == "sum" and torch.is_grad_enabled() else None
         noise = self.noise.for_rows(inputs.batch) if self.noise is not None else nullcontext()
-        with noise, known_rows(packed=are_packed(inputs.batch)):
+        with noise, packing_known(packed=are_packed(inputs.batch)):
             return label_cross_entropy(
                 module,
                 inputs,
@@ -228,7 +228,7 @@ class HuggingFaceModel(TrainedModel, TextModel):
 
     def timed_rows(self, rows: int, options: GenerationOptions) -> OpenTimedRows:
         """Return what allocates the KV cache of a job in the worst case, for a model that supports slots."""
-        if self.uses_pages(options):
+        if self.uses_paged_cache(options):
             return partial(worst_paged_rows, self, rows, options=options, attention=open_attention(self))
         return partial(worst_slots, self, rows, options=options, way=self.slot_way)
 
@@ -238,12 +238,12 @@ class HuggingFaceModel(TrainedModel, TextModel):
         Raises:
             ModelError: The options ask for a paged KV cache, and it is not supported.
         """
-        reason = self.why_no_cache_of_slots(options, tokens=tokens)
+        reason = self.why_no_slot_cache(options, tokens=tokens)
         if options.kv_cache == "paged":
-            check_paged(reason or self.why_no_pages(options))
+            check_paged(reason or self.why_no_paged_cache(options))
         return reason
 
-    def why_no_cache_of_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
+    def why_no_slot_cache(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot use slots, whatever the options say of a paged KV cache."""
         reason = why_unsupported(self, options, tokens=tokens) or self.slot_way.reason
         window = smallest_span(self.base.config.get_text_config())
@@ -282,7 +282,7 @@ class HuggingFaceModel(TrainedModel, TextModel):
             logger.debug("rows longer than a sliding window: %s", reason)
         return reason
 
-    def why_no_pages(self, options: GenerationOptions) -> str | None:
+    def why_no_paged_cache(self, options: GenerationOptions) -> str | None:
         """Return why a model that supports slots has no paged KV cache with these options; None if it has."""
         return why_unsupported_options(self, options) or self.why_not_paged
 
@@ -291,9 +291,9 @@ class HuggingFaceModel(TrainedModel, TextModel):
         """Why the model does not support a paged KV cache; None if it does."""
         return why_not_paged(self)
 
-    def uses_pages(self, options: GenerationOptions) -> bool:
+    def uses_paged_cache(self, options: GenerationOptions) -> bool:
         """Return whether the KV cache is paged, for a model that supports slots."""
-        return wants_pages(self, options) and self.why_no_pages(options) is None
+        return wants_pages(self, options) and self.why_no_paged_cache(options) is None
 
     def open_slots(
         self, options: GenerationOptions, *, slots: int, tokens: int, prefix: Sequence[int], seed: int
@@ -302,7 +302,7 @@ class HuggingFaceModel(TrainedModel, TextModel):
 
         See `GenerativeModel.open_slots` for the arguments.
         """
-        if self.uses_pages(options):
+        if self.uses_paged_cache(options):
             logger.info("answers are generated with a paged KV cache")
             attention = open_attention(self)
             return PagedSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, attention=attention)

@@ -76,6 +76,7 @@ def load_model(
     # evaluated with.
     choose_kernels(base, may_pack=not trainable and not config.trains)
     base.requires_grad_(config.adapter is None and trainable)
+    # Before an adapter replaces layers: only those of the base model are quantized to int8.
     layers = {name: part for name, part in base.named_modules() if type(part) is torch.nn.Linear}
     module, initial = with_adapter(base, loader, adapter_source=adapter_source, trainable=trainable, batches=batches)
     if trainable:
@@ -112,7 +113,9 @@ def check_int8(base: "PreTrainedModel", head: Head | None, *, trainable: bool, s
         source: Folder or Hub id of the model.
     """
     if trainable:
-        raise ModelError(INT8.format("int8 weights cannot be trained", "remove quantization, and write it to predict"))
+        raise ModelError(
+            INT8.format("int8 weights cannot be trained", "remove quantization, and add it again to predict")
+        )
     if head is not None or model_kind(base.config, source=source or "scratch") != "decoder":
         raise ModelError(INT8.format("the model is not a decoder that writes text", "remove quantization"))
     if base.device.type != "cpu":

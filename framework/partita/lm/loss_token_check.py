@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 LINES, LENGTH = 3, 9
 """Shape of the batch that is tested."""
 SELECTED = (3, 4, 7, 19, 22)
-"""Tokens of its lines, none of the second one."""
+"""Indices of the selected tokens in the flattened lines; none is in the second line."""
 
 
 def find_loss_token_layer(lm: TextModel) -> LossTokenLayer | None:
@@ -32,15 +32,15 @@ def find_loss_token_layer(lm: TextModel) -> LossTokenLayer | None:
     layer = LossTokenLayer(found[0], lm.base.config)
     error = selection_error(lm, layer)
     if error is not None and error <= rounding_limit(lm):
-        logger.debug("the last layer computes loss tokens only: logits as of all, but for %.1e of their spread", error)
+        logger.debug("the last layer computes loss tokens only; relative difference of the logits: %.1e", error)
         return layer
     layer.close()
-    logger.debug("the last layer computes all tokens: logits of selected ones differ by %s of their spread", error)
+    logger.debug("the last layer computes all tokens; relative difference of the logits of selected tokens: %s", error)
     return None
 
 
 def why_not(lm: TextModel) -> str | None:
-    """Return why the last layer computes all tokens; None if it may not have to."""
+    """Return why the last layer must compute all tokens; None if no reason is known."""
     trainer = lm.config.trainer
     if lm.device.type != "cpu":
         return "on a GPU a mask would cost more than is saved in one of many layers"
@@ -59,9 +59,9 @@ def why_not(lm: TextModel) -> str | None:
 
 @torch.no_grad()
 def selection_error(lm: TextModel, layer: LossTokenLayer) -> float | None:
-    """Return the root mean square difference of the logits of selected tokens, with and without the others.
+    """Return the difference of the logits between a pass that computes all tokens and one that computes selected ones.
 
-    It is relative to their spread. Returns None if the model does not support it.
+    It is the root mean square over the spread of the logits. Returns None if the model does not support it.
     """
     chance = torch.Generator().manual_seed(0)
     ordinary = torch.tensor(lm.token_ids)

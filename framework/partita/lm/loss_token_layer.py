@@ -1,8 +1,8 @@
 """The last layer for the tokens that predict a label only.
 
-A loss needs the output of these tokens, and of the others only their keys and values in the last layer. A hook runs the
-layer until its attention has the keys and values of all tokens, stops it, and then passes the selected tokens through.
-The result is the same, but for rounding.
+A loss needs the output of these tokens only; all other tokens contribute keys and values to the last layer. A hook runs
+the layer until its attention has the keys and values of all tokens, stops it, and then passes the selected tokens
+through. The result is the same, but for rounding.
 
 Shapes: B lines, T tokens of the longest, K selected tokens, M most selected tokens of a line, A heads, D head size.
 """
@@ -109,7 +109,12 @@ class LossTokenLayer:
 
     @staticmethod
     def pays_off(indices_K: torch.Tensor, *, tokens: int) -> bool:
-        """Return whether so few of all tokens are selected that a second pass through the layer costs less."""
+        """Return whether computing the layer for the selected tokens only is faster than for all tokens.
+
+        Args:
+            indices_K: Indices of the selected tokens.
+            tokens: Number of all tokens.
+        """
         return len(indices_K) <= MOST_SELECTED * tokens
 
     @contextmanager

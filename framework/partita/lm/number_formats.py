@@ -16,7 +16,7 @@ from torch import nn
 
 from partita.lm.devices import find_device
 from partita.lm.int8_linear import Int8Linear, int8_layers, is_available, to_int8
-from partita.lm.kept_measurement import kept, machine, path_of
+from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_description
 from partita.lm.onednn_linear import use_onednn, using_onednn
 from partita.lm.product_speed import ONEDNN, TORCH, Product
 from partita_schema.common.text import counted
@@ -58,7 +58,7 @@ class ChosenDtype(NamedTuple):
     @property
     def text(self) -> str:
         """The choice with its reason."""
-        reason = "the measurement cannot be kept"
+        reason = "the measurement cannot be recorded"
         if self.times is not None:
             reason = f"matrix products are {self.times:.2f} times as fast in bfloat16 as in float32"
         return f"{str(self.dtype).removeprefix('torch.')}: {reason}"
@@ -67,16 +67,16 @@ class ChosenDtype(NamedTuple):
 def faster_dtype(device: torch.device) -> ChosenDtype:
     """Return bfloat16 if matrix products are clearly faster in it than in float32, else float32."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    key = {"format": FORMAT, **machine(), "device": name, "formats": ["float32", "bfloat16"]}
-    seconds = kept(
-        path_of(FOLDER, key),
+    key = {"format": FORMAT, **cpu_description(), "device": name, "formats": ["float32", "bfloat16"]}
+    seconds = cached_measurement(
+        cache_path(FOLDER, key),
         key,
         measure=lambda: {
             str(dtype).removeprefix("torch."): dtype_seconds(dtype, device=device)
             for dtype in (torch.float32, torch.bfloat16)
         },
         read=lambda saved: (float(saved["float32"]), float(saved["bfloat16"])),
-        otherwise="dtype: fastest means float32",
+        fallback="dtype: fastest means float32",
     )
     times = None if seconds is None else seconds[0] / seconds[1]
     faster = times is not None and times >= WORTH_ROUNDING
@@ -86,7 +86,7 @@ def faster_dtype(device: torch.device) -> ChosenDtype:
 
 
 def chosen_formats(config: Config) -> dict[str, str]:
-    """Return the values of a file that the machine chooses, by key: what they are, or when they are found."""
+    """Return what the machine chooses for keys of the file, by key."""
     chosen = {}
     if config.model_parameters.dtype == "fastest":
         chosen["model_parameters.dtype"] = faster_dtype(find_device(config.model_parameters)).text
@@ -169,25 +169,28 @@ def is_skipped(name: str, section: DynamicInt8Quantization) -> bool:
 
 
 def int8_speedups(shapes: Sequence[Shape]) -> dict[Shape, float]:
-    """Return how many times as fast layers of these shapes [O, I] are in int8 as in float32; {} if nobody knows."""
+    """Return how many times as fast layers of these shapes [O, I] are in int8 as in float32.
+
+    The result is empty if int8 is not available or the measurement cannot be recorded.
+    """
     if not shapes or not is_available():
         return {}
     key = {
         "format": FORMAT,
-        **machine(),
+        **cpu_description(),
         "rows": list(ROWS),
         "formats": ["float32", "int8"],
         "shapes": list(map(list, shapes)),
     }
-    found = kept(
-        path_of(FOLDER, key),
+    found = cached_measurement(
+        cache_path(FOLDER, key),
         key,
         measure=lambda: [[format_seconds(shape, rows=rows) for rows in ROWS] for shape in shapes],
         read=lambda saved: {
             shape: min(float(seconds["float32"]) / float(seconds["int8"]) for seconds in by_rows)
             for shape, by_rows in zip(shapes, saved, strict=True)
         },
-        otherwise="linear layers stay in float32",
+        fallback="linear layers stay in float32",
     )
     return found or {}
 

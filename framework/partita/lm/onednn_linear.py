@@ -4,8 +4,9 @@ Weights are neither copied nor repacked. Sums in another order differ in their l
 the library, because slots recompute near ties.
 
 oneDNN prepares a kernel for each number of rows, which takes a millisecond and one or two megabytes. Slots therefore
-use it only for row counts with few significant bits, and are filled so that there are few others. The rows of a
-training step are many enough to use it for any number. The kernel cache is limited to what a few passes use.
+use it only for row counts with few significant bits, and are filled so that there are few others. A training step has
+so much work per kernel that oneDNN is used for any number of rows. The kernel cache is limited to what a few passes
+use.
 
 Shapes: N rows, I inputs, O outputs.
 """

@@ -29,11 +29,11 @@ Isolation = Literal["positions", "mask"]
 LENGTHS = (7, 9)
 """Tokens of the two rows."""
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
-"""Relative error of the logits that rounding can explain, by dtype of the weights ..."""
+"""Relative error of the logits that rounding can explain, by dtype of unquantized weights."""
 ROUGH_TOLERANCE = 0.03
-"""... for all other dtypes and for quantized weights ..."""
+"""The same for other dtypes, and for weights that bitsandbytes quantized."""
 INT8_TOLERANCE = 0.06
-"""... and if the inputs of layers are rounded to int8: 0.02 was measured in 12 layers, for a row in slots."""
+"""The same if inputs are rounded to int8; 0.02 was measured in a model of 12 layers."""
 ADVICE = "write data.batching: {type: bucket}"
 
 

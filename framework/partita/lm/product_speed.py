@@ -3,8 +3,8 @@
 torch multiplies float32 matrices with MKL, which does not use AVX-512 on processors of other vendors than Intel.
 oneDNN, which is part of torch, does: on some of them a layer then takes less than half the time, on others equally long
 (docs/decisions/0012-products-on-amd.md). The products are float32 sums in another order, so their last digits differ.
-The choice is therefore made once per machine and model shape and kept in the user's cache folder, as batch sizes are:
-all processes on a machine, and a run that is resumed there, compute the same sums.
+The choice is therefore made once per machine and model shape and recorded in the cache directory of the user, as batch
+sizes are: all processes on a machine, and a run that is resumed there, compute the same sums.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from partita.lm.kept_measurement import kept, machine, path_of
+from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_description
 from partita_trainers.batch_size.clock import now
 from partita_trainers.torch_internals import has_onednn_linear, onednn_linear
 
@@ -89,7 +89,9 @@ def faster_for_decoding(layers: Sequence[nn.Linear]) -> bool:
 def faster_for_training(layers: Sequence[nn.Linear]) -> dict[Shape, frozenset[Product]]:
     """Return which products of float32 CPU layers oneDNN computes faster in training, by the shape of the layer."""
     return {
-        shape: frozenset(one for one, by in by_product.items() if by["torch"] > WORTH * by["onednn"])
+        shape: frozenset(
+            product for product, seconds in by_product.items() if seconds["torch"] > WORTH * seconds["onednn"]
+        )
         for shape, by_product in measured(layers, TRAINING).items()
     }
 
@@ -104,13 +106,13 @@ def measured(layers: Sequence[nn.Linear], measurement: Measurement) -> Seconds:
     if not layers or not available:
         return {}
     key = machine_key(layers, measurement)
-    path = path_of("matrix_products", key)
-    seconds = kept(
+    path = cache_path("matrix_products", key)
+    seconds = cached_measurement(
         path,
         key,
         measure=lambda: measure(layers, measurement),
-        read=lambda saved: seconds_of(saved, shapes=key["shapes"]),
-        otherwise="matrix products stay with torch",
+        read=lambda saved: parse_seconds(saved, shapes=key["shapes"]),
+        fallback="matrix products stay with torch",
     )
     if seconds is None:
         return {}
@@ -118,8 +120,8 @@ def measured(layers: Sequence[nn.Linear], measurement: Measurement) -> Seconds:
     return seconds
 
 
-def seconds_of(saved: Sequence[Mapping[str, Mapping[str, float]]], *, shapes: Sequence[Sequence[int]]) -> Seconds:
-    """Return kept seconds by the shape of the layer."""
+def parse_seconds(saved: Sequence[Mapping[str, Mapping[str, float]]], *, shapes: Sequence[Sequence[int]]) -> Seconds:
+    """Return recorded seconds by the shape of the layer."""
     return {
         tuple(shape): {
             Product(product): {name: float(by_library[name]) for name in ("torch", "onednn")}
@@ -133,7 +135,7 @@ def machine_key(layers: Sequence[nn.Linear], measurement: Measurement) -> dict[s
     """Return everything that the measurement depends on."""
     return {
         "format": FORMAT,
-        **machine(),
+        **cpu_description(),
         "rows": measurement.rows,
         "products": list(measurement.products),
         "shapes": [list(layer.weight.shape) for layer in largest(layers, measurement.shapes)],

@@ -157,8 +157,8 @@ def inverse_transform(
         warpers: Processors that depend on scores only.
     """
     usable_N = scores_NV.amax(-1).isfinite()
-    # Some of transformers' processors raise on a row without scores, which would fail the whole batch. Whether there is
-    # one is not asked: a GPU would have to answer first.
+    # Some of transformers' processors raise on a row without scores, which would fail the whole batch. The mask
+    # is applied in any case, because a check would wait for the GPU.
     scores_NV = scores_NV.masked_fill(~usable_N[:, None], 0)
     if warpers:
         scores_NV = warpers(None, scores_NV)

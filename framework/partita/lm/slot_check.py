@@ -33,8 +33,8 @@ TOO_SMALL = (
     "quantization: {bits: 4} or a smaller base_model"
 )
 OTHER_WINDOWS = ("window_size", "keep_window_size", "floor_scale")
-"""Config keys of GPT-Neo, Doge and Llama 4 with the number of tokens beyond which a token's mask or scale is of a kind
-that slots do not have."""
+"""Config keys of GPT-Neo, Doge and Llama 4: lengths beyond which the mask or the scale of a token changes in a way that
+slots do not implement."""
 TESTED_WINDOW = 4
 """Tokens of a sliding window in the test: fewer than those of a row, and more than those of the prefix."""
 

@@ -94,12 +94,12 @@ class PreallocatedLayer(CacheLayerMixin, ABC):  # type: ignore[misc]
         """Return the shape of all keys, or of all values.
 
         Args:
-            states: Those of a pass, [rows, heads, tokens, head size].
+            states: Keys or values of a pass, [rows, heads, tokens, head size].
         """
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate zeros: unwritten positions are masked, but a mask does not remove NaN."""
-        with torch.inference_mode(False):  # a tensor of this mode could not be changed outside of it
+        with torch.inference_mode(False):  # inference tensors cannot be modified outside of inference mode
             self.keys, self.values = (
                 untouched_zeros(self.shape(states), like=states) for states in (key_states, value_states)
             )
@@ -107,7 +107,7 @@ class PreallocatedLayer(CacheLayerMixin, ABC):  # type: ignore[misc]
 
 
 class PreallocatedCache(Cache):  # type: ignore[misc]
-    """A KV cache of such layers; memory is allocated in the first forward pass."""
+    """A KV cache of preallocated layers; memory is allocated in the first forward pass."""
 
     def __init__(self, new_layer: Callable[[], PreallocatedLayer]) -> None:
         """Set up the cache; `new_layer` returns one layer."""

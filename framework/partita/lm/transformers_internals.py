@@ -39,7 +39,7 @@ def set_attention(config: "PretrainedConfig", name: str | None) -> None:
 
 
 def attention_settings(config: "PretrainedConfig") -> list[dict[str, Any]]:
-    """Return the attributes of a config and its sub-configs, to change the attention with `ATTENTION` as their key.
+    """Return the attributes of a config and of its sub-configs; their key `ATTENTION` sets the attention.
 
     `set_attention` takes 7 us, as long as a small operation of a model, and slots change the attention twice in each
     forward pass.
@@ -96,7 +96,7 @@ def optimized_for_decoding(model: "PreTrainedModel") -> AbstractContextManager[N
 
 
 _packed: ContextVar[bool | None] = ContextVar("packed", default=None)
-"""Whether the rows of the forward pass are packed; None if transformers has to find out."""
+"""Whether the rows of the forward pass are packed; None if it is not known."""
 
 
 def are_packed(batch: Batch) -> bool:
@@ -105,13 +105,13 @@ def are_packed(batch: Batch) -> bool:
 
 
 @contextmanager
-def known_rows(*, packed: bool) -> Iterator[None]:
-    """Tell transformers in this context about the rows of its batch, so that it reads no values from the device.
+def packing_known(*, packed: bool) -> Iterator[None]:
+    """Declare whether the rows of a forward pass are packed, so that transformers reads no values from the device.
 
     Args:
         packed: Whether rows are packed.
     """
-    replace_checks_of_rows()
+    patch_packing_checks()
     token = _packed.set(packed)
     try:
         yield
@@ -120,12 +120,12 @@ def known_rows(*, packed: bool) -> Iterator[None]:
 
 
 @cache
-def replace_checks_of_rows() -> None:
+def patch_packing_checks() -> None:
     """Replace two functions that wait for the device in every forward pass.
 
     `masking_utils.find_packed_sequence_indices` reads whether there are packed rows. Its result stays the same.
     `PreTrainedModel.warn_if_padding_and_no_attention_mask` reads tokens to warn of padding, which is on the right and
-    needs no mask. Both are called as before where `known_rows` says nothing, and while torch compiles.
+    needs no mask. Both are called as before where `packing_known` says nothing, and while torch compiles.
     """
     import torch
     from transformers import PreTrainedModel, masking_utils

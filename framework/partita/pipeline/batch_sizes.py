@@ -214,7 +214,8 @@ class BatchSizeTuner:
             what = "answers are scored" if self.config.scores_answers else "values are predicted"
         logger.info(
             "%s for %s at a time, as trainer.batch_size says; trainer.eval_batch_size: auto measures how many fit",
-            *(what, counted(rows, "row")),
+            what,
+            counted(rows, "row"),
         )
 
     def single_row(self, rows: int) -> BatchSize | None:

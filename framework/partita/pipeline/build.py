@@ -229,7 +229,11 @@ def answer_sequence(
 
 
 def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
-    """Yield the texts that the tokenizer of a new model is trained on; those of byte are not asked for."""
+    """Yield the training texts of the tokenizer of a new model. They are read lazily: a byte tokenizer needs none.
+
+    Raises:
+        DataError: There are no rows.
+    """
     if training is None:
         raise DataError("a new model needs rows for its tokenizer; write data.source in the file")
     # Rows to train on always have answers; rows to predict need not.

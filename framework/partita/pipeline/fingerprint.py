@@ -55,7 +55,7 @@ def model_fingerprint(parts: PredictionParts, *, result: Path | None) -> str:
     if result is None:
         return parts.generator.fingerprint
     quantization, dtype = parts.config.quantization, parts.config.model_parameters.dtype
-    # The machine chooses the number format, so the file alone does not say it.
+    # The file does not determine the number format: the machine chooses it.
     chosen = dtype == "fastest" or isinstance(quantization, DynamicInt8Quantization)
     formats = [parts.generator.fingerprint] if chosen else []
     return digest(

@@ -62,7 +62,7 @@ def run_sizes(
     sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in recorded.items()})
     needed = needs_probe(pipeline, recorded)
     if shape is not None and needed:
-        sum_once(tuner.process_group, device=pipeline.lm.device)
+        warm_up_all_reduce(tuner.process_group, device=pipeline.lm.device)
     with training_probe(trainer, pipeline, shape, needed=needed, process_group=tuner.process_group) as probe:
         if shape is not None and sizes.training is None:
             size = tuner.user_set("training", shape.user_set)
@@ -81,10 +81,10 @@ def run_sizes(
             tuner.with_training_state = False
 
 
-def sum_once(process_group: ProcessGroup, *, device: torch.device) -> None:
-    """Sum a tensor over the ranks on a GPU, so that the buffers that NCCL allocates at its first sum count as held.
+def warm_up_all_reduce(process_group: ProcessGroup, *, device: torch.device) -> None:
+    """Run an all-reduce on a GPU, so that NCCL has allocated its buffers when batch sizes are measured.
 
-    Probes sum nothing: without this, the buffers would be allocated in the first step of training.
+    Probes run none; without this, the first training step would allocate the buffers.
     """
     if device.type != "cpu":
         process_group.all_reduce_sum_([torch.zeros(BUCKET_BYTES // 4, device=device)])

@@ -18,7 +18,7 @@ from partita_schema.rules.heads import refused_by_heads
 from partita_schema.rules.hogwild import refused_by_hogwild
 from partita_schema.rules.language_modelling import chunk_conflicts, language_modelling_conflicts
 from partita_schema.rules.new_models import refused_by_new_models
-from partita_schema.rules.number_formats import int8_conflicts, trained_format
+from partita_schema.rules.number_formats import int8_conflicts, untrainable_formats
 from partita_schema.rules.preference import refused_by_preferences, unfit_transcripts
 from partita_schema.rules.prompt import leaked_answers, unusable_examples
 from partita_schema.rules.sharding import refused_by_sharding
@@ -76,5 +76,5 @@ RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
 )
 """All rules, in the order in which they are checked. The first violation is reported; `problems` finds the others."""
 
-TRAINING_RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (trained_format,)
+TRAINING_RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (untrainable_formats,)
 """Rules that the file of a finished run, which is not trained again, need not follow."""

@@ -116,7 +116,7 @@ def refused_generation(config: ConfigSections) -> Iterator[Refusal]:
     if not config.generation.slots:
         yield "generation.slots", "the server makes its own batches; remove it"
     if config.generation.kv_cache != "auto":
-        yield "generation.kv_cache", "the server keeps its own KV cache; remove it"
+        yield "generation.kv_cache", "the server manages the KV cache; remove it"
 
 
 def sends_chat(config: ConfigSections) -> bool:

@@ -7,7 +7,7 @@ from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.quantization import DynamicInt8Quantization
 
 
-def trained_format(config: ConfigSections) -> Iterator[Refusal]:
+def untrainable_formats(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a number format that is meant for answers, in a file that trains; the file of a finished run may have one.
 
     A finished run is not trained again, and its saved weights have full precision.
@@ -27,7 +27,7 @@ def trained_format(config: ConfigSections) -> Iterator[Refusal]:
 
 
 def int8_conflicts(config: ConfigSections) -> Iterator[Refusal]:
-    """Yield what int8 layers do not go together with."""
+    """Yield keys that conflict with int8 layers."""
     if not isinstance(config.quantization, DynamicInt8Quantization):
         return
     if config.model_parameters.dtype not in ("auto", "float32"):

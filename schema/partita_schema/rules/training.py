@@ -13,7 +13,7 @@ from partita_schema.sections.trainer import FinetuneTrainer
 
 def trained_quantization(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a quantization that cannot be trained or has no effect."""
-    int8 = isinstance(config.quantization, DynamicInt8Quantization)  # refused by trained_format, where it is trained
+    int8 = isinstance(config.quantization, DynamicInt8Quantization)  # in training, untrainable_formats refuses it
     if config.quantization is not None and isinstance(config.base_model, ScratchModel) and not (int8 and config.trains):
         yield "quantization", "a new model has no weights worth quantizing; remove quantization"
     if config.quantization is not None and not int8 and config.adapter is None and config.trains:

@@ -202,9 +202,10 @@ class Generation(ConfigModel):
     """Continuous batching: start the next row as soon as an answer is finished. false: static batches, which wait for
     their longest answer."""
     kv_cache: Literal["auto", "slots", "paged"] = "auto"
-    """How continuous batching keeps keys and values. slots: one place per row, as long as the longest one. paged:
-    blocks that rows with a common beginning share, and decode steps of constant shapes, captured as CUDA graphs on a
-    GPU. auto: paged on a GPU for which torch has a paged attention kernel, slots elsewhere."""
+    """Layout of the KV cache in continuous batching. slots: one contiguous slot per row, as long as the longest row.
+    paged: blocks, which rows with a common prefix share; decode steps have constant shapes and are captured as CUDA
+    graphs on a GPU (not yet run on one). auto: paged on a GPU for which torch has a paged attention kernel, slots
+    elsewhere."""
     seed: NonNegativeInt | None = None
     """Random seed of sampling. Default: the seed of the run."""
     best_of: Annotated[int, Field(strict=True, ge=2)] | None = None

@@ -11,7 +11,7 @@ class BitsandbytesQuantization(ConfigModel):
     """Weights quantized to 4 or 8 bits with bitsandbytes, on CPU and GPU."""
 
     type: Literal["bitsandbytes"] = "bitsandbytes"
-    """Weights in 4 or 8 bits, in training as well."""
+    """Weights in 4 or 8 bits; the base model of an adapter may have them in training."""
     bits: Literal[4, 8] = 4
     """Bits per weight."""
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
@@ -48,12 +48,12 @@ class DynamicInt8Quantization(ConfigModel):
     """Names of modules that stay in float32, such as lm_head. Default: none."""
 
 
-def bitsandbytes_unless_said(value: object) -> object:
+def default_to_bitsandbytes(value: object) -> object:
     return {**value, "type": "bitsandbytes"} if isinstance(value, dict) and "type" not in value else value
 
 
 Quantization = Annotated[
     Annotated[BitsandbytesQuantization | DynamicInt8Quantization, Field(discriminator="type")],
-    BeforeValidator(bitsandbytes_unless_said),
+    BeforeValidator(default_to_bitsandbytes),
 ]
 """A quantization, selected by its type; bitsandbytes by default."""

@@ -209,6 +209,6 @@ def test_int8_is_refused_in_training_and_in_files(small: Any, base_folder: Path,
     )
     with pytest.raises(ModelError, match=r"^quantization.type: int8 weights cannot be trained; remove quantization"):
         small.load(config)
-    message = f"quantization.type: {TYPE} is for answers, and its weights are not saved; remove quantization, or add"
+    message = f"quantization.type: weights in {TYPE} are not saved; remove quantization, or add"
     with pytest.raises(ModelError, match=message):
         loaded(small, base_folder).save(tmp_path / "copy")

@@ -25,7 +25,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
 
 
-def kept(tmp_path: Path) -> list[Path]:
+def recorded(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "number_formats").iterdir())
 
 
@@ -35,11 +35,11 @@ def keep(path: Path, seconds: object) -> None:
 
 
 @pytest.mark.parametrize(("bfloat16", "dtype"), [(0.5, torch.bfloat16), (1 / WORTH_ROUNDING + 0.01, torch.float32)])
-def test_a_kept_measurement_decides_for_the_dtype(
+def test_a_recorded_measurement_decides_for_the_dtype(
     tmp_path: Path, bfloat16: float, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     faster_dtype(CPU)
-    [path] = kept(tmp_path)
+    [path] = recorded(tmp_path)
     assert set(unsealed(path.read_bytes(), required=True)["seconds"]) == {"float32", "bfloat16"}
     keep(path, {"float32": 1.0, "bfloat16": bfloat16})
     with caplog.at_level("INFO"):
@@ -57,15 +57,15 @@ def test_float32_is_used_if_nothing_can_be_kept(tmp_path: Path, caplog: pytest.L
     with caplog.at_level("INFO"):
         assert faster_dtype(CPU) == (torch.float32, None)
         assert int8_speedups([(64, 64)]) == {}
-    assert "dtype: fastest means float32, because their measurement cannot be kept" in caplog.text
+    assert "dtype: fastest means float32, because the measurement cannot be recorded" in caplog.text
     if is_available():
-        assert "linear layers stay in float32, because their measurement cannot be kept" in caplog.text
+        assert "linear layers stay in float32, because the measurement cannot be recorded" in caplog.text
 
 
 @pytest.mark.skipif(not is_available(), reason="this build of torch has no int8 products")
 def test_shapes_are_measured_once_in_float32_and_int8(tmp_path: Path) -> None:
     assert set(int8_speedups([(64, 32), (32, 64)])) == {(64, 32), (32, 64)}
-    [path] = kept(tmp_path)
+    [path] = recorded(tmp_path)
     keep(path, [[{"float32": 3.0, "int8": 1.0}] * 2, [{"float32": 3.0, "int8": 1.0}, {"float32": 1.0, "int8": 2.0}]])
     assert int8_speedups([(64, 32), (32, 64)]) == {(64, 32): 3.0, (32, 64): 0.5}
     assert all(0 < seconds < 5 for seconds in format_seconds((64, 32), rows=8).values())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from partita.lm.kept_measurement import save_first
+from partita.lm.measurement_cache import save_first
 from partita.lm.onednn_linear import OneDnnLinear, use_onednn
 from partita.lm.product_speed import (
     DECODING,
@@ -33,7 +33,7 @@ def layers(*shapes: tuple[int, int]) -> list[nn.Linear]:
     return [nn.Linear(inputs, outputs, bias=False) for outputs, inputs in shapes]
 
 
-def kept(tmp_path: Path) -> list[Path]:
+def recorded(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "matrix_products").iterdir())
 
 
@@ -46,7 +46,7 @@ def keep(path: Path, **seconds: float) -> None:
 
 def test_a_measurement_is_cached_with_all_that_it_depends_on(tmp_path: Path) -> None:
     faster_for_decoding(layers((256, 128), (128, 256), (128, 256)))
-    [path] = kept(tmp_path)
+    [path] = recorded(tmp_path)
     document = unsealed(path.read_bytes(), required=True)
     assert [list(shape) for shape in document["seconds"]] == [[Product.OUTPUT]] * 2
     for shape in document["seconds"]:
@@ -60,7 +60,7 @@ def test_a_measurement_is_cached_with_all_that_it_depends_on(tmp_path: Path) -> 
 @pytest.mark.parametrize(("seconds", "faster"), [(0.5, True), (0.95, False), (2.0, False)])
 def test_a_cached_measurement_decides_for_all_later_models(tmp_path: Path, seconds: float, faster: bool) -> None:
     faster_for_decoding(layers((128, 128)))
-    [path] = kept(tmp_path)
+    [path] = recorded(tmp_path)
     keep(path, torch=1.0, onednn=seconds)
     before = path.read_bytes()
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_a_cached_measurement_decides_for_all_later_models(tmp_path: Path, secon
 def test_the_first_of_several_measuring_processes_decides_for_all(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "one.json"
     for number in range(3):
-        save_first(path, {"seconds": number}, otherwise="nothing is kept")
+        save_first(path, {"seconds": number}, fallback="nothing is recorded")
     assert unsealed(path.read_bytes())["seconds"] == 0
     assert list(path.parent.iterdir()) == [path]
 
@@ -83,21 +83,21 @@ def test_other_shapes_and_thread_counts_are_measured_separately(
 ) -> None:
     faster_for_decoding(layers((128, 128)))
     faster_for_decoding(layers((128, 256)))
-    assert len(kept(tmp_path)) == 2
+    assert len(recorded(tmp_path)) == 2
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     faster_for_decoding(layers((128, 128)))
-    assert len(kept(tmp_path)) == 3
+    assert len(recorded(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"key": 1, "checksum": "0"}', b"\xff"])
 def test_a_damaged_measurement_is_repeated(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     faster_for_decoding(layers((128, 128)))
-    [path] = kept(tmp_path)
+    [path] = recorded(tmp_path)
     path.write_bytes(content)
     with caplog.at_level("INFO"):
         faster_for_decoding(layers((128, 128)))
-    assert "is made again" in caplog.text
-    assert unsealed(kept(tmp_path)[0].read_bytes(), required=True)["seconds"]
+    assert "is damaged and is repeated" in caplog.text
+    assert unsealed(recorded(tmp_path)[0].read_bytes(), required=True)["seconds"]
 
 
 def test_torch_is_used_if_nothing_can_be_cached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,7 +111,7 @@ def test_only_a_clear_gain_selects_onednn_and_the_log_has_the_seconds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     faster_for_decoding(layers((128, 128)))
-    [path] = kept(tmp_path)
+    [path] = recorded(tmp_path)
     keep(path, torch=WORTH, onednn=1.0)
     with caplog.at_level("DEBUG"):
         assert not faster_for_decoding(layers((128, 128)))
@@ -137,7 +137,7 @@ def test_the_shapes_with_the_most_weights_are_measured() -> None:
 def test_training_is_measured_separately_and_decided_by_shape_and_product(tmp_path: Path) -> None:
     both = layers((256, 128), (128, 256))
     faster_for_training(both)
-    [path] = kept(tmp_path)
+    [path] = recorded(tmp_path)
     document = unsealed(path.read_bytes(), required=True)
     assert document["key"]["rows"] == TRAINING.rows
     assert [set(shape) for shape in document["seconds"]] == [set(Product)] * 2

@@ -16,8 +16,8 @@ from partita.lm.transformers_internals import (
     attention_of,
     attention_settings,
     is_stateful,
-    known_rows,
     optimized_for_decoding,
+    packing_known,
     prefill,
     replace_template_compiler,
     set_attention,
@@ -149,10 +149,10 @@ def test_known_rows_give_the_logits_that_transformers_computes_without(positions
         found: torch.Tensor = model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False).logits
         return found
 
-    with reported_as_change("known_rows"), torch.no_grad():
+    with reported_as_change("packing_known"), torch.no_grad():
         expected = logits()
-        with known_rows(packed=packed):
+        with packing_known(packed=packed):
             assert torch.equal(logits(), expected)
-        with known_rows(packed=False):  # the model believes it
+        with packing_known(packed=False):  # the model believes it
             assert torch.equal(logits(), expected) == (not packed)
         assert torch.equal(logits(), expected)

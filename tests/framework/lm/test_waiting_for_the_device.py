@@ -10,7 +10,7 @@ import torch
 
 from partita.lm.branches import probe_rows
 from partita_trainers.base import Batch, GlobalBatch
-from partita_trainers.device_copies import Prefetch, read_numbers, to_device
+from partita_trainers.device_copies import Prefetch, fetch_scalars, to_device
 from partita_trainers.engine import TrainEngine
 from partita_trainers.kto import KtoObjective
 from partita_trainers.micro_batches import MicroBatchSplitter
@@ -178,9 +178,9 @@ def test_numbers_are_read_as_float_reads_them() -> None:
         0.3,
         torch.tensor(True),
     ]
-    assert read_numbers(values) == [float(value) for value in values]
+    assert fetch_scalars(values) == [float(value) for value in values]
     with DeviceWatch() as watch:
-        assert read_numbers([0.5, torch.zeros((), device=DEVICE), torch.zeros(1, device=DEVICE)]) == [0.5, 1.0, 1.0]
+        assert fetch_scalars([0.5, torch.zeros((), device=DEVICE), torch.zeros(1, device=DEVICE)]) == [0.5, 1.0, 1.0]
     assert len(watch.waits) == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from partita.distributed.process_group import BUCKET_BYTES
-from partita.pipeline.tune import run_sizes, sum_once
+from partita.pipeline.tune import run_sizes, warm_up_all_reduce
 from partita_trainers.process_group import SingleProcess
 
 
@@ -38,4 +38,4 @@ def test_ranks_on_a_gpu_sum_a_tensor_before_sizes_are_found_as_nccl_allocates_it
 
 
 def test_ranks_on_a_cpu_sum_nothing_before_sizes_are_found() -> None:
-    sum_once(RefusingGroup(), device=torch.device("cpu"))
+    warm_up_all_reduce(RefusingGroup(), device=torch.device("cpu"))

@@ -225,7 +225,7 @@ def test_an_api_key_in_the_configuration_is_refused_without_showing_it() -> None
             ),
         ),
         ({"generation": {"slots": False}}, "generation.slots: the server makes its own batches; remove it"),
-        ({"generation": {"kv_cache": "paged"}}, "generation.kv_cache: the server keeps its own KV cache; remove it"),
+        ({"generation": {"kv_cache": "paged"}}, "generation.kv_cache: the server manages the KV cache; remove it"),
     ],
 )
 def test_settings_for_local_models_are_refused(sections: dict[str, Any], text: str) -> None:

@@ -307,7 +307,9 @@ def test_a_refusal_without_a_reason_limits_the_rows_and_is_logged(
     work = Work(cuda, events={200: refuse})
     size = tuned(work, gpu_memory())
     assert fitting(size) < max(work.ran)
-    assert refusals(caplog) == [f"a batch of {max(work.ran)} rows cannot be measured: {NOT_SUPPORTED}"]
+    assert refusals(caplog) == [
+        f"a batch of {max(work.ran)} rows does not run and counts as too large: {NOT_SUPPORTED}"
+    ]
 
 
 def test_a_refusal_of_a_single_row_is_logged_before_the_advice_on_memory(
@@ -321,11 +323,11 @@ def test_a_refusal_of_a_single_row_is_logged_before_the_advice_on_memory(
 
     with pytest.raises(OutOfMemory, match="not even one row fits for evaluation"):
         tuned(Unsupported(cuda), gpu_memory())
-    assert refusals(caplog) == [f"a batch of 1 row cannot be measured: {NOT_SUPPORTED}"]
+    assert refusals(caplog) == [f"a batch of 1 row does not run and counts as too large: {NOT_SUPPORTED}"]
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [message for message in caplog.messages if "cannot be measured" in message]
+    return [message for message in caplog.messages if "counts as too large" in message]
 
 
 def test_a_refused_batch_leaves_no_memory_behind(cuda: FakeCuda) -> None:

@@ -31,7 +31,7 @@ class AcceleratorMemory:
         if fraction < 1 and (self.allowed is None or limit < self.allowed):
             self.allowed, self.limit_name = limit, "torch's memory fraction"
         self.expected_free = 0
-        """Free bytes that the latest budget relies on."""
+        """Free bytes when the latest budget was computed, less what the budget does not use."""
 
     @property
     def identity(self) -> str:

@@ -95,7 +95,7 @@ class ProbeRunner:
     def _warm_up(self, _: None) -> bool:
         with self.memory.guard():
             _nothing, failure = attempt(self.work_probe.warm_up)
-        note_refusal(failure, rows=1)
+        warn_if_too_large(failure, rows=1)
         self.memory.clear()
         return failure is None
 
@@ -106,7 +106,7 @@ class ProbeRunner:
         started = time.perf_counter()
         with self.memory.measure() as peak:
             timing, failure = attempt(lambda: self.work_probe.run(rows))
-        note_refusal(failure, rows=rows)
+        warn_if_too_large(failure, rows=rows)
         if timing is None or failure is not None:
             seconds = time.perf_counter() - started
             return ProbeResult(rows, "out of memory", used_bytes=None, taken_bytes=None, seconds=seconds)
@@ -141,10 +141,10 @@ class ProbeRunner:
     """Operations that rank 0 may request."""
 
 
-def note_refusal(failure: Exception | None, *, rows: int) -> None:
-    """Log an error that does not say that memory is full: with a single row, it may have another reason."""
+def warn_if_too_large(failure: Exception | None, *, rows: int) -> None:
+    """Warn of an error that counts as a too large batch, because it may have another cause."""
     if failure is not None and is_too_large(failure):
-        logger.warning("a batch of %s cannot be measured: %s", counted(rows, "row"), failure)
+        logger.warning("a batch of %s does not run and counts as too large: %s", counted(rows, "row"), failure)
 
 
 def worst(probes: Sequence[ProbeResult]) -> ProbeResult:

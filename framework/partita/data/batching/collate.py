@@ -58,8 +58,8 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     input_ids = np.full(shape[0] * shape[1], pad_token_id, dtype=np.int64)
     input_ids[cells_K] = ids_K
     labels = np.full(shape[0] * shape[1], IGNORED, dtype=np.int64)
-    learned_K = loss_cells(encoded, rows_n, cells_n)
-    labels[learned_K] = input_ids[learned_K]
+    loss_cells_J = loss_cells(encoded, rows_n, cells_n)
+    labels[loss_cells_J] = input_ids[loss_cells_J]
     targets = encoded.targets(rows_n)
     if targets is None:
         labels[cells_n] = IGNORED

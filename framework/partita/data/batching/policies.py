@@ -45,7 +45,7 @@ class Policy(Protocol):
 
     @property
     def consecutive_rows(self) -> int | None:
-        """Rows that a batch needs if it holds consecutive rows; None if it may hold any rows of its window."""
+        """Number of consecutive rows in a batch; None if a batch may hold any rows of its window."""
 
     @property
     def shuffle_rows(self) -> bool:

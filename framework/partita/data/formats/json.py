@@ -111,7 +111,7 @@ def wrong_object(value: Any, text: bytes) -> str:
     if not isinstance(value, dict):
         kind = {list: "a list", str: "a text", type(None): "null", bool: "a truth value"}.get(type(value), "a number")
         return f"a row is a JSON object, this is {kind}"
-    # The text of a value has at least as many brackets as levels; a value without text was too deep to be written.
+    # JSON of N levels has at least N brackets. Values without text were too deep to be written.
     if (not text or text.count(b"{") + text.count(b"[") > MAX_DEPTH) and is_too_deep(value):
         return TOO_DEEP
     if b"\\u" in text and has_lone_surrogate(value):

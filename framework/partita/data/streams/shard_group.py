@@ -149,7 +149,7 @@ class ShardGroup:
     @property
     def position(self) -> list[Any]:
         """Position of the group, as JSON."""
-        if self._open is not None and (self._batches or self._open.is_left):
+        if self._open is not None and (self._batches or self._open.has_unencoded_rows):
             return [self._open.before, self._open.number, self._cut_into - len(self._batches)]
         if self._open is not None:
             return [self._open.after, self._open.number + 1, 0]
@@ -171,12 +171,12 @@ class ShardGroup:
     def windows_held(self) -> float:
         """Number of windows in memory; the open one counts by its remaining share."""
         share = len(self._batches) / max(1, self._cut_into)
-        return len(self._read) + max(share, self._open.share_left if self._open is not None else 0.0)
+        return len(self._read) + max(share, self._open.unencoded_fraction if self._open is not None else 0.0)
 
     def next_batch(self) -> tuple[TokenizedDataset, PlannedBatch] | None:
         """Return the next batch and its rows; None at the end of the epoch."""
         while not self._batches:
-            if self._open is not None and self._open.is_left:
+            if self._open is not None and self._open.has_unencoded_rows:
                 self._cut_more(self._open)
             elif not self._open_window():
                 return None
@@ -228,12 +228,12 @@ class ShardGroup:
         return True
 
     def _cut_more(self, window: ReadWindow) -> None:
-        """Cut the next batches of the open window, as soon as the rows of one are tokenized if they are consecutive.
+        """Cut the next batches of the open window: once one is complete if rows are consecutive, else all at its end.
 
         Rows whose batches were taken before resuming are not reported again.
         """
         wanted, seen = self._plan.consecutive_rows, list[tuple[RowKeys, EncodedChunk]]()
-        while window.is_left and (wanted is None or len(self._examples) < wanted):
+        while window.has_unencoded_rows and (wanted is None or len(self._examples) < wanted):
             if not window.chunks:
                 self._read_chunk(window)
                 continue
@@ -245,13 +245,15 @@ class ShardGroup:
         taken = min(self._known, len(batches))
         if seen and not self._known:
             self._seen(seen_rows(seen))
-        self._known = self._known - taken if window.is_left else 0
+        self._known = self._known - taken if window.has_unencoded_rows else 0
         self._batches.extend(batches[taken:])
 
     def _cut(self, window: ReadWindow) -> list[tuple[TokenizedDataset, PlannedBatch]]:
         """Cut examples into batches: all of the window, or as many as batches of consecutive rows hold."""
         wanted = self._plan.consecutive_rows
-        encoded, indices = self._examples.take(multiple_of=wanted if wanted is not None and window.is_left else 1)
+        encoded, indices = self._examples.take(
+            multiple_of=wanted if wanted is not None and window.has_unencoded_rows else 1
+        )
         if self._plan.chunks is not None:
             encoded = self._plan.cut_chunks(encoded, self._plan.chunks)
             indices = np.arange(len(encoded))
@@ -270,11 +272,11 @@ def rows_of_window(policy: Policy, number: int) -> int:
 
 
 def rows_of_chunk(policy: Policy, window: int, chunk: int) -> int:
-    """Return the rows in a chunk of a window, CHUNK at most.
+    """Return the rows in a chunk of a window, at most CHUNK.
 
-    If batches hold consecutive rows, a chunk holds a batch or an even part of it, or several small batches; the first
-    ones of an epoch hold a single batch. The number of workers has no influence: what is counted at a position depends
-    on the chunks.
+    If batches hold consecutive rows, a chunk holds one batch, an equal part of a large one, or SMALL_CHUNK rows of
+    small ones. The first chunk of an epoch holds one batch, and each following one in its window twice as many rows.
+    The number does not depend on the number of workers, because saved positions depend on the chunks.
     """
     rows = policy.consecutive_rows
     if rows is None:

@@ -30,12 +30,12 @@ class ReadWindow:
     """Number of chunks that were read."""
 
     @property
-    def is_left(self) -> bool:
+    def has_unencoded_rows(self) -> bool:
         """Whether there may be rows in addition to those that are tokenized."""
         return bool(self.chunks or self.unread)
 
     @property
-    def share_left(self) -> float:
+    def unencoded_fraction(self) -> float:
         """Share of the chunks that are not tokenized yet, of those that were read."""
         return len(self.chunks) / max(1, self.num_chunks)
 

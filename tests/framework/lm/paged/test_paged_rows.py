@@ -122,7 +122,7 @@ def test_options_that_need_the_host_are_refused_or_use_slots(
         llama.why_no_slots(options, tokens=8)
     wanted = f"generation.kv_cache: paged is not available here: {reason}; write kv_cache: auto"
     assert str(caught.value) == wanted
-    assert not llama.uses_pages(replace(options, kv_cache="auto")), "a CPU uses slots"
+    assert not llama.uses_paged_cache(replace(options, kv_cache="auto")), "a CPU uses slots"
 
 
 # Where a row ends

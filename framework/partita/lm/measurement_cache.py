@@ -21,10 +21,10 @@ from partita_trainers.batch_size.linux import processor
 
 logger = logging.getLogger(__name__)
 
-Kept = TypeVar("Kept")
+Measured = TypeVar("Measured")
 
 
-def machine() -> dict[str, Any]:
+def cpu_description() -> dict[str, Any]:
     """Return what the speed of this process on a CPU depends on."""
     return {
         "processor": [processor(field) for field in ("vendor_id", "cpu family", "model", "model name")],
@@ -34,38 +34,38 @@ def machine() -> dict[str, Any]:
     }
 
 
-def path_of(folder: str, key: Mapping[str, Any]) -> Path:
+def cache_path(folder: str, key: Mapping[str, Any]) -> Path:
     """Return the path of the file with a measurement, in this folder of the cache directory of the user."""
     text = json.dumps(key, sort_keys=True)
     return Cache.of_user().folder.with_name(folder) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
-def kept(
+def cached_measurement(
     path: Path,
     key: Mapping[str, Any],
     *,
     measure: Callable[[], Any],
-    read: Callable[[Any], Kept],
-    otherwise: str,
-) -> Kept | None:
-    """Return the kept seconds of a measurement, which is made if there are none; None if they cannot be kept.
+    read: Callable[[Any], Measured],
+    fallback: str,
+) -> Measured | None:
+    """Return a recorded measurement; measure and record it if there is none. Return None if it cannot be recorded.
 
     Args:
         path: File of the measurement.
         key: Everything that it depends on.
         measure: Measures; returns seconds as JSON.
-        read: Converts the JSON. A ValueError, TypeError, KeyError or AttributeError says that it is damaged.
-        otherwise: What happens if nothing can be kept, for the log.
+        read: Converts the JSON; raises ValueError, TypeError, KeyError or AttributeError if it is damaged.
+        fallback: What is done if it cannot be recorded, for the log.
     """
     found = load(path, key, read=read)
     if found is None:
-        save_first(path, {"key": key, "seconds": measure()}, otherwise=otherwise)
+        save_first(path, {"key": key, "seconds": measure()}, fallback=fallback)
         found = load(path, key, read=read)
     return found
 
 
-def load(path: Path, key: Mapping[str, Any], *, read: Callable[[Any], Kept]) -> Kept | None:
-    """Return the kept seconds; None if there are none, or the file is damaged, which is then removed."""
+def load(path: Path, key: Mapping[str, Any], *, read: Callable[[Any], Measured]) -> Measured | None:
+    """Return a recorded measurement; None if there is none, or its file is damaged, which is then removed."""
     try:
         saved = unsealed(path.read_bytes(), required=True)
         return read(saved["seconds"]) if saved["key"] == key else None
@@ -75,12 +75,12 @@ def load(path: Path, key: Mapping[str, Any], *, read: Callable[[Any], Kept]) -> 
         logger.info("the measurement in %s cannot be read: %s", path, error)
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        logger.info("the measurement in %s is made again: %s", path, error)
+        logger.info("the measurement in %s is damaged and is repeated: %s", path, error)
         path.unlink(missing_ok=True)
         return None
 
 
-def save_first(path: Path, document: Mapping[str, Any], *, otherwise: str) -> None:
+def save_first(path: Path, document: Mapping[str, Any], *, fallback: str) -> None:
     """Write a document, unless another process has written one: the first of concurrent writers wins."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -93,4 +93,4 @@ def save_first(path: Path, document: Mapping[str, Any], *, otherwise: str) -> No
     except FileExistsError:
         pass
     except OSError as error:
-        logger.info("%s, because their measurement cannot be kept: %s", otherwise, error)
+        logger.info("%s, because the measurement cannot be recorded: %s", fallback, error)
