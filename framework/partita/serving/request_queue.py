@@ -1,7 +1,6 @@
 """Requests that wait for an answer or are being answered, as rows of the scheduler."""
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -10,18 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from partita.generation.requests import RowRequests
-from partita.generation.scheduler import Scheduler
+from partita.generation.scheduler import PASS_TOKENS, PLANNED_PROMPTS, Scheduler, fastest_passes
 from partita.generation.text_stream import TextStream
 from partita.lm.base import AnsweringSlots, Generated, GenerationOptions, SlotRequest, TokenLogprob, common_tokens
-from partita.lm.cheapest_split import cheapest_split
 from partita_schema.errors import JobError
 
 logger = logging.getLogger(__name__)
-
-PASS_TOKENS = 64
-"""Tokens that are prefilled in the time that one more pass takes, for a small model on a CPU."""
-PLANNED_PROMPTS = 64
-"""Prompts among which the next ones to prefill together are chosen."""
 
 
 @dataclass(frozen=True)
@@ -243,13 +236,7 @@ class RequestScheduler(Scheduler):
         self.unread = {request.row: slots.unread(request) for request in requests}
         order = sorted(requests, key=lambda request: -self.unread[request.row])[:PLANNED_PROMPTS]
         tokens = [self.unread[request.row] for request in order]
-
-        def cost(start: int, end: int) -> float:
-            count = end - start
-            allowed = slots.readable(tokens[start], count) == count
-            return PASS_TOKENS + tokens[start] * count if allowed else math.inf
-
-        for start, end in reversed(cheapest_split(len(order), cost)):
+        for start, end in reversed(fastest_passes(tokens, slots)):
             group = [order[start]]
             for request in order[start + 1 : end]:
                 if not copies_more(request, group, unread=self.unread[request.row]):

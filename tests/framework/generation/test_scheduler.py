@@ -176,6 +176,20 @@ def test_equal_prompts_are_computed_once_with_greedy_answers(lm, admitted: list[
     assert len([request for group in admitted for request in group]) == 3, "the first of them is done"
 
 
+def test_short_prompts_are_not_padded_to_long_ones_if_two_passes_are_faster(
+    lm, admitted: list[list[SlotRequest]]
+) -> None:
+    prompts = prompts_of([48, 8, 47, 7, 46, 6, 45, 5])
+    assert answers(lm, prompts, batch_size=8) == one_by_one(lm, prompts)
+    assert [[request.row for request in group] for group in admitted] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+def test_prompts_of_similar_lengths_are_prefilled_together(lm, admitted: list[list[SlotRequest]]) -> None:
+    prompts = prompts_of([48, 47, 40, 39, 38, 36, 35, 32])
+    assert answers(lm, prompts, batch_size=8) == one_by_one(lm, prompts)
+    assert [len(group) for group in admitted] == [8]
+
+
 def test_equal_prompts_are_each_sampled(lm, admitted: list[list[SlotRequest]]) -> None:
     prompts = Prompts([prompts_of([5]).ids[0]] * 6)
     result = answers(lm, prompts, options=SAMPLED, batch_size=3)
