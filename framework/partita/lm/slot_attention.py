@@ -26,13 +26,14 @@ CHUNK_ROWS = 8
 """Rows are split into chunks of multiples of this number."""
 CHUNK_POSITIONS = 200
 """Positions of a row that are attended to in the time that one more chunk takes, for a small model."""
+DTYPES = (torch.float32, torch.bfloat16)
 
 current = threading.local()
 
 
 def attends(base: Any) -> bool:
     """Return whether a model's attention can be replaced."""
-    return attention_of(base.config) == "sdpa" and base.device.type == "cpu" and base.dtype == torch.float32
+    return attention_of(base.config) == "sdpa" and base.device.type == "cpu" and base.dtype in DTYPES
 
 
 class SlotAttention:
@@ -104,14 +105,29 @@ def slot_attention(
     parts = []
     for start, end, width in layout.chunks:
         chunk, own = slice(start, end), slice(max(layout.prefix, layout.first_seen(start, end, window)), width)
-        scores_NHGW = many(key[chunk, :, own], query_NHGD[chunk].transpose(2, 3)).transpose(2, 3)
-        scores_NHGW = scores_NHGW + attention_mask[chunk, :, :, own]
+        keys, values, mask = key[chunk, :, own], value[chunk, :, own], attention_mask[chunk, :, :, own]
+        if common is None and key.dtype != torch.float32:
+            parts.append(attend_groups(query_NHGD[chunk], keys, values, mask))
+            continue
+        scores_NHGW = many(keys, query_NHGD[chunk].transpose(2, 3)).transpose(2, 3) + mask
         shares_NHGW = scores_NHGW.softmax(-1) if common is None else common.shares(scores_NHGW, chunk)
-        parts.append(many(shares_NHGW, value[chunk, :, own]))
+        parts.append(many(shares_NHGW, values))
     found_NHGD = parts[0] if len(parts) == 1 else torch.cat(parts)
     if common is not None:
         found_NHGD = found_NHGD + common.output()
     return found_NHGD.reshape(rows, 1, -1, value.shape[3]), None
+
+
+def attend_groups(
+    query_NHGD: torch.Tensor, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor, mask_N11W: torch.Tensor
+) -> torch.Tensor:
+    """Return the attention output of single tokens [N, H, G, D] in 16 bits, given scaled queries.
+
+    The query heads of a key head are the queries of the sdpa kernel, which then reads keys and values once for all of
+    them, and adds up in float32.
+    """
+    mask_N1GW = mask_N11W.expand(-1, -1, query_NHGD.shape[2], -1)
+    return scaled_dot_product_attention(query_NHGD, key_NHWD, value_NHWD, attn_mask=mask_N1GW, scale=1.0)
 
 
 def attend_prompts(

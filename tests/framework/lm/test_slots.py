@@ -14,6 +14,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
 from partita.lm import slot_attention
 from partita.lm.attention_windows import AttentionSpan, SlotMasks, spans_of
@@ -21,8 +22,8 @@ from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.last_layer import last_layer
 from partita.lm.onednn_linear import round_up
 from partita.lm.sampler import Sampler
-from partita.lm.slot_attention import CHUNK_POSITIONS, chunks
-from partita.lm.slot_kv_cache import SlotKVCache
+from partita.lm.slot_attention import CHUNK_POSITIONS, SlotAttention, chunks
+from partita.lm.slot_kv_cache import CacheLayout, SlotKVCache
 from partita.lm.slots import Slots, SlotWay
 from partita_schema.errors import OutOfMemory
 from partita_schema.sections.model import Architecture
@@ -221,6 +222,35 @@ def test_bfloat16_is_answered_in_slots_with_finite_logits(small, sharp_folder: s
     assert len(ids(found)) == len(requests)
     assert all(-1e3 < answer.generated.logprob <= 0 for answer in found.values() if answer.generated)
     assert all(held.dtype == torch.bfloat16 for held in open_with(lm, requests[:2], slots=2).pool.held)
+
+
+@pytest.mark.parametrize("prefix", [(), PREFIX], ids=["no prefix", "prefix"])
+@pytest.mark.parametrize("window", [None, 4])
+def test_attention_of_single_tokens_in_bfloat16_is_as_exact_as_that_of_the_library(
+    small, sharp_folder: str, window: int | None, prefix: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    rows, heads, group, size = 12, 2, 3, 16
+    lengths = [len(prefix) + 2 + 3 * row % 17 for row in range(rows)]
+    layout = CacheLayout(slots=rows, tokens=max(lengths))
+    layout.prefix = len(prefix)
+    layout.extend(0, torch.tensor(lengths)[:, None] - 1, width=max(lengths), chunks=chunks(lengths), lengths=lengths)
+    keys, values = torch.randn(2, rows, heads, max(lengths), size)
+    keys[:, :, : len(prefix)], values[:, :, : len(prefix)] = keys[:1, :, : len(prefix)], values[:1, :, : len(prefix)]
+    query = torch.randn(rows, heads * group, 1, size)
+    positions, ends = torch.arange(max(lengths))[None], torch.tensor(lengths)[:, None]
+    seen = (positions < ends) & (positions >= ends - window if window else positions >= 0)
+    mask = torch.zeros(rows, 1, 1, max(lengths)).masked_fill_(~seen[:, None, None], -torch.inf)
+    exact = scaled_dot_product_attention(query.double(), keys.double(), values.double(), mask.double(), enable_gqa=True)
+
+    halves = [one.bfloat16() for one in (query, keys, values, mask)]
+    library = scaled_dot_product_attention(*halves, enable_gqa=True).transpose(1, 2)
+    base = small.load(small.config(base_model=sharp_folder), trainable=False).base
+    with SlotAttention(base, layout):
+        found, _ = slot_attention.slot_attention(torch.nn.Module(), *halves, sliding_window=window)
+    assert found.dtype == torch.bfloat16
+    errors = [(one.double() - exact.transpose(1, 2)).square().mean().sqrt() for one in (found, library)]
+    assert errors[0] < 1.5 * errors[1]
 
 
 def open_with(lm: Any, requests: list[SlotRequest], *, slots: int, prefix: tuple[int, ...] = ()) -> Any:
