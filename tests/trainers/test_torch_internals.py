@@ -84,6 +84,20 @@ def test_the_store_of_the_process_group_counts() -> None:
         assert [store.add("rows", 2), store.add("rows", 3)] == [2, 5]
 
 
+def test_onednn_multiplies_with_packed_weights_and_any_number_of_rows() -> None:
+    with reported_as_change("pack_for_onednn and version"):
+        weight = nn.Parameter(torch.randn(48, 40))
+        packed = torch_internals.pack_for_onednn(weight, rows=64)
+        assert not packed.requires_grad
+        for rows in (1, 5, 64, 300):
+            x = torch.randn(rows, 40)
+            torch.testing.assert_close(torch_internals.onednn_linear(x, packed, None), x @ weight.detach().t())
+        before = torch_internals.version(weight)
+        with torch.no_grad():
+            weight.mul_(2)
+        assert torch_internals.version(weight) > before
+
+
 def test_onednn_multiplies_with_plain_weights() -> None:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         pytest.skip("this build of torch has no oneDNN")

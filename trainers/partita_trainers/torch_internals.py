@@ -49,19 +49,39 @@ def set_allocator_settings(settings: str) -> None:
 
 
 def has_onednn_linear() -> bool:
-    """Return whether this build of torch has `torch.ops.mkldnn._linear_pointwise`."""
-    return bool(torch.backends.mkldnn.is_available()) and hasattr(  # type: ignore[no-untyped-call]
-        torch.ops.mkldnn, "_linear_pointwise"
+    """Return whether this build of torch has `torch.ops.mkldnn._linear_pointwise` and `_reorder_linear_weight`."""
+    return bool(torch.backends.mkldnn.is_available()) and all(  # type: ignore[no-untyped-call]
+        hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
     )
+
+
+def onednn_has_bfloat16() -> bool:
+    """Return whether oneDNN multiplies in bfloat16 here: `torch.ops.mkldnn._is_mkldnn_bf16_supported`."""
+    return has_onednn_linear() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def pack_for_onednn(weight_OI: torch.Tensor, *, rows: int) -> torch.Tensor:
+    """Return a copy of a weight in the layout that oneDNN prefers for this number of rows.
+
+    `torch.ops.mkldnn._reorder_linear_weight`, made for torch's compiler. `onednn_linear` takes it with any number of
+    rows.
+    """
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), rows)
+    return packed
 
 
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return x W^T + b computed by oneDNN: `torch.ops.mkldnn._linear_pointwise`, made for torch's compiler.
 
-    The public `torch.utils.mkldnn` copies the weights and every input and output.
+    The weight is plain, or packed by `pack_for_onednn`. The public `torch.utils.mkldnn` copies every input and output.
     """
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return a number that increases whenever the tensor is changed in place: `torch.Tensor._version`."""
+    return tensor._version
 
 
 def has_int8_linear() -> bool:

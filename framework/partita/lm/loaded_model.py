@@ -25,6 +25,7 @@ from partita.lm.loss import AnswerPositions
 from partita.lm.onednn_linear import use_onednn
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
+from partita_trainers.batch_size.device_memory import device_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -74,7 +75,10 @@ class LoadedModel:
             self.embedded = settings.peft_type.value in EMBEDDED
         self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
         self.answer_context = described_answer_context(self.base.config)
-        self.wide = use_onednn(self.module, trainable=self.trainable)
+        memory = device_memory(self.device, memory_budget=self.config.trainer.memory_budget)
+        # Weights that are mapped from files take no memory before they are read.
+        free_bytes = memory.budget() - sum(tensor.nbytes for tensor in self.module.parameters())
+        self.wide, self.few_kernels = use_onednn(self.module, trainable=self.trainable, free_bytes=free_bytes)
 
     @property
     def has_new_head(self) -> bool:

@@ -7,8 +7,7 @@ processes on a machine, and a job that is resumed there, use the same formats.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,20 +16,17 @@ from torch import nn
 from partita.lm.devices import find_device
 from partita.lm.int8_linear import Int8Linear, int8_layers, is_available, to_int8
 from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_description
-from partita.lm.onednn_linear import use_onednn, using_onednn
-from partita.lm.product_speed import ONEDNN, TORCH, Product
+from partita.lm.product_speed import output_seconds, shortest_seconds
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.sections.quantization import DynamicInt8Quantization
-from partita_trainers.batch_size.clock import now
-from partita_trainers.torch_internals import has_onednn_linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Increased when the measurement changes."""
 FOLDER = "number_formats"
 """Folder of the measurements in the cache directory of the user."""
@@ -102,24 +98,11 @@ def number_format(base: "PreTrainedModel") -> dict[str, Any]:
     return {"dtype": str(base.dtype).removeprefix("torch."), "int8_layers": len(int8_layers(base))}
 
 
+@torch.no_grad()
 def dtype_seconds(dtype: torch.dtype, *, device: torch.device) -> float:
     """Return the seconds of a product of 64 rows with a layer of 1024 x 1024."""
-    layer = nn.Linear(1024, 1024, bias=False, dtype=dtype, device=device)
-    use_onednn(layer, trainable=False)
-    rows = torch.ones(64, 1024, dtype=dtype, device=device)
-    with torch.no_grad(), using_onednn():
-        return fastest({"": lambda: layer(rows)}, device=device)[""]
-
-
-def fastest(products: Mapping[str, Callable[[], object]], *, device: torch.device) -> dict[str, float]:
-    """Return the seconds of each product, computed in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in products}
-    for _ in range(ROUNDS):
-        for name, product in products.items():
-            started = now(device)
-            product()
-            seconds[name].append(now(device) - started)
-    return {name: min(times) for name, times in seconds.items()}
+    weight_OI, x_NI = (torch.ones(size, 1024, dtype=dtype, device=device) for size in (1024, 64))
+    return output_seconds(x_NI, weight_OI, rounds=ROUNDS)
 
 
 def quantize_faster_layers(layers: Mapping[str, nn.Linear], section: DynamicInt8Quantization) -> int:
@@ -197,15 +180,11 @@ def int8_speedups(shapes: Sequence[Shape]) -> dict[Shape, float]:
 
 @torch.no_grad()
 def format_seconds(shape: Shape, *, rows: int) -> dict[str, float]:
-    """Return the seconds of a layer in float32, by the faster of torch's libraries, and in int8."""
+    """Return the seconds of a layer in float32, by the fastest library, and in int8."""
     outputs, inputs = shape
     layer = nn.Linear(inputs, max(1, min(outputs, MAX_WEIGHTS // inputs)), bias=False)
     weight, x_NI = layer.weight.detach().clone(), torch.ones(rows, inputs)
     to_int8(layer)
-    libraries = {"torch": TORCH} | ({"onednn": ONEDNN} if has_onednn_linear() else {})
-    products: dict[str, Callable[[], object]] = {
-        name: partial(library[Product.OUTPUT], x_NI, weight) for name, library in libraries.items()
-    }
     # A view each time, so that no call uses the scales of the call before.
-    seconds = fastest(products | {"int8": lambda: layer(x_NI.view_as(x_NI))}, device=x_NI.device)
-    return {"float32": min(seconds[name] for name in libraries), "int8": seconds["int8"]}
+    int8 = shortest_seconds({"int8": lambda: layer(x_NI.view_as(x_NI))}, device=x_NI.device, rounds=ROUNDS)
+    return {"float32": output_seconds(x_NI, weight, rounds=ROUNDS), **int8}

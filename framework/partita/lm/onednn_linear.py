@@ -1,12 +1,14 @@
 """Linear layers in float32 computed by oneDNN, where a measurement on this machine shows that they are faster.
 
-Weights are neither copied nor repacked. Sums in another order differ in their last digits, but answers do not depend on
-the library, because slots recompute near ties.
+A model that is not trained gets a copy of its weights in oneDNN's own layout if that is faster and memory is plentiful.
+The plain weights stay: near ties, sampled answers and log probabilities need the sums of torch's library. Sums in
+another order differ in their last digits, but greedy answers do not depend on the library, because slots recompute near
+ties.
 
-oneDNN prepares a kernel for each number of rows, which takes a millisecond and one or two megabytes. Slots therefore
-use it only for row counts with few significant bits, and are filled so that there are few others. A training step has
-so much work per kernel that oneDNN is used for any number of rows. The kernel cache is limited to what a few passes
-use.
+oneDNN prepares a kernel for each number of rows, which takes a few milliseconds and one or two megabytes. For small
+models, slots therefore use it only for row counts with few significant bits, and are filled so that there are few
+others. A pass of a large model, and a training step, take so much longer than a kernel that oneDNN is used for any
+number of rows. The kernel cache is limited to what a few passes use.
 
 Shapes: N rows, I inputs, O outputs.
 """
@@ -21,11 +23,14 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from partita.lm.product_speed import ONEDNN, TORCH, Product, faster_for_decoding, faster_for_training
-from partita_trainers.torch_internals import onednn_linear
+from partita.lm.packed_weight import MOST_PACKED, PackedLinear, PackedWeight, packed_or_plain
+from partita.lm.product_speed import ONEDNN, TORCH, Library, Product, faster_for_training, fastest_for_decoding
+from partita_trainers.torch_internals import onednn_has_bfloat16, onednn_linear
 
 DIGITS = 4
-"""Significant bits of the row counts that kernels are prepared for."""
+"""Significant bits of the row counts that kernels of small models are prepared for."""
+LARGE = 2**24
+"""Minimum weights of a large model."""
 KERNELS = 32
 """Size of the kernel cache. The default of 1,024 would take gigabytes that no memory probe has seen."""
 KERNEL_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
@@ -138,6 +143,11 @@ class OneDnnLinear(nn.Linear):
     """Set by `widen`."""
     training_products: Collection[Product]
     """The products that oneDNN computes in training."""
+    few_kernels: bool
+    """Whether only rounded row counts use oneDNN in slots."""
+    packs: bool
+    """Whether the weight is packed in the first pass inside `using_onednn`."""
+    packed: PackedWeight | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + b [..., O]."""
@@ -147,12 +157,14 @@ class OneDnnLinear(nn.Linear):
             return y_NO.view(*x.shape[:-1], self.out_features)
         if not getattr(current, "on", False):
             return nn.functional.linear(x, self.weight, self.bias)
+        if self.packs and self.packed is None:
+            self.packed = PackedWeight(self.weight)
         rows = x.numel() // max(1, self.in_features)
         small = rows < self.least.rows or rows * self.weight.numel() < self.least.products
         other = torch.is_grad_enabled() or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
-        if small or other or round_up(rows) != rows:
+        if small or other or (self.few_kernels and round_up(rows) != rows):
             return nn.functional.linear(x, self.weight, self.bias)
-        return onednn_linear(x, self.weight, self.bias)
+        return onednn_linear(x, packed_or_plain(self.packed, self.weight), self.bias)
 
     def may_train(self, x: torch.Tensor) -> bool:
         """Return whether these inputs and this layer need gradients, in plain float32."""
@@ -174,43 +186,70 @@ def round_up(rows: int) -> int:
     return -(-rows >> zeros) << zeros
 
 
-def use_onednn(module: nn.Module, *, trainable: bool) -> bool:
-    """Enable oneDNN for plain float32 CPU layers where it is faster on this machine.
+class OneDnnUse(NamedTuple):
+    """How slots use oneDNN."""
+
+    decoding: bool
+    """Whether they use it, and thus other sums than torch's library."""
+    few_kernels: bool
+    """Whether row counts are to be rounded."""
+
+
+def use_onednn(module: nn.Module, *, trainable: bool, free_bytes: int) -> OneDnnUse:
+    """Enable oneDNN for plain CPU layers where it is faster on this machine.
 
     Args:
         module: The model.
-        trainable: Whether the model is trained.
-
-    Returns:
-        Whether it is faster for decoding, so that slots use it.
+        trainable: Whether the model is trained. Weights that change are not packed.
+        free_bytes: Free memory; a small share of it may be used for packed weights.
     """
+    if not trainable:
+        pack_bfloat16(module, free_bytes=free_bytes)
     layers = plain_layers(module, LEAST)
-    decoding = faster_for_decoding(layers)
+    may_pack = not trainable and sum(layer.weight.nbytes for layer in layers) <= MOST_PACKED * free_bytes
+    library = fastest_for_decoding(layers, may_pack=may_pack)
     trained = faster_for_training(layers) if trainable else {}
-    if decoding or any(trained.values()):
-        widen(module, least=LEAST)
+    use = OneDnnUse(library is not Library.TORCH, sum(layer.weight.numel() for layer in layers) < LARGE)
+    if use.decoding or any(trained.values()):
+        widen(module, least=LEAST, packs=library is Library.PACKED, few_kernels=use.few_kernels)
         for part in module.modules():
             if isinstance(part, OneDnnLinear):
                 part.training_products = trained.get(tuple(part.weight.shape), frozenset())
-    return decoding
+    return use
 
 
-def widen(module: nn.Module, *, least: Least = LEAST) -> int:
-    """Enable oneDNN for plain float32 CPU layers, even if slower; return the number of layers."""
+def pack_bfloat16(module: nn.Module, *, free_bytes: int) -> None:
+    """Make plain CPU layers in bfloat16 pack their weights if that is faster on this machine."""
+    layers = plain_layers(module, LEAST, dtype=torch.bfloat16) if onednn_has_bfloat16() else []
+    may_pack = sum(layer.weight.nbytes for layer in layers) <= MOST_PACKED * free_bytes
+    if may_pack and fastest_for_decoding(layers, may_pack=True) is Library.PACKED:
+        for layer in layers:
+            layer.__class__ = PackedLinear
+
+
+def widen(module: nn.Module, *, least: Least = LEAST, packs: bool = False, few_kernels: bool = True) -> int:
+    """Enable oneDNN for plain float32 CPU layers, even if slower; return the number of layers.
+
+    Args:
+        module: The model.
+        least: Minimum sizes.
+        packs: Whether weights are packed.
+        few_kernels: Whether only rounded row counts use oneDNN in slots.
+    """
     for layer in plain_layers(module, least):
         layer.__class__ = OneDnnLinear
     wide = [part for part in module.modules() if isinstance(part, OneDnnLinear)]
     for layer in wide:
         layer.least, layer.training_products = least, frozenset()
+        layer.packs, layer.few_kernels = packs, few_kernels
     return len(wide)
 
 
-def plain_layers(module: nn.Module, least: Least) -> list[nn.Linear]:
-    """Return the plain linear layers that oneDNN can compute."""
-    return [part for part in module.modules() if type(part) is nn.Linear and fits(part, least)]
+def plain_layers(module: nn.Module, least: Least, *, dtype: torch.dtype = torch.float32) -> list[nn.Linear]:
+    """Return the plain linear CPU layers of sufficient size with weights in this dtype."""
+    return [part for part in module.modules() if type(part) is nn.Linear and fits(part.weight, least, dtype)]
 
 
-def fits(layer: nn.Linear, least: Least) -> bool:
-    """Return whether a layer is a float32 CPU layer of sufficient size."""
-    weight = layer.weight
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= least.weights
+def fits(weight: torch.Tensor, least: Least, dtype: torch.dtype) -> bool:
+    """Return whether a weight is on the CPU, in this dtype and of sufficient size."""
+    return weight.device.type == "cpu" and weight.dtype == dtype and weight.numel() >= least.weights

@@ -1,31 +1,50 @@
-"""Measures whether torch or oneDNN multiplies float32 matrices faster on this machine, and keeps the result.
+"""Measures whether torch or oneDNN multiplies matrices faster on this machine, and keeps the result.
 
 torch multiplies float32 matrices with MKL, which does not use AVX-512 on processors of other vendors than Intel.
 oneDNN, which is part of torch, does: on some of them a layer then takes less than half the time, on others equally long
-(docs/decisions/0012-products-on-amd.md). The products are float32 sums in another order, so their last digits differ.
-The choice is therefore made once per machine and model shape and recorded in the cache directory of the user, as batch
-sizes are: all processes on a machine, and a run that is resumed there, compute the same sums.
+(docs/decisions/0012-products-on-amd.md). Packed weights, in oneDNN's own layout, save it more work. The products are
+float32 sums in another order, so their last digits differ. The choice is therefore made once per machine and model
+shape and recorded in the cache directory of the user, as batch sizes are: all processes on a machine, and a run that is
+resumed there, compute the same sums.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_description
+from partita.lm.packed_weight import LAYOUT_ROWS
 from partita_trainers.batch_size.clock import now
-from partita_trainers.torch_internals import has_onednn_linear, onednn_linear
+from partita_trainers.torch_internals import (
+    has_onednn_linear,
+    onednn_has_bfloat16,
+    onednn_linear,
+    pack_for_onednn,
+)
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Increased when the measurement changes."""
 WORTH = 1.1
 """Minimum ratio of the seconds. Kernels for new row counts, and padding to few of them, take a part of the gain."""
+
+
+class Library(StrEnum):
+    """A way to compute a product."""
+
+    TORCH = "torch"
+    """torch's choice, MKL."""
+    ONEDNN = "onednn"
+    """oneDNN with plain weights."""
+    PACKED = "packed"
+    """oneDNN with weights in its own layout."""
 
 
 class Product(StrEnum):
@@ -57,19 +76,22 @@ class Measurement(NamedTuple):
     """What is measured."""
 
     products: Sequence[Product]
+    libraries: Sequence[Library]
     rows: int
     shapes: int
     """Number of layer shapes: those with the most weights in the model."""
     weights: int
     """Maximum number of weights of a product; a larger layer is measured by its first outputs."""
+    layers: int = 1
+    """Maximum number of layers of a shape. With several, weights are read from memory, as in a model."""
     rounds: int = 6
     """Number of times that each library computes a product, in turn; the fastest counts. The first prepares the
     kernel."""
 
 
-DECODING = Measurement([Product.OUTPUT], rows=32, shapes=3, weights=2**20)
+DECODING = Measurement([Product.OUTPUT], list(Library), rows=LAYOUT_ROWS, shapes=3, weights=2**20, layers=4, rounds=4)
 """A decode step or a short prefill."""
-TRAINING = Measurement(list(Product), rows=256, shapes=6, weights=2**18)
+TRAINING = Measurement(list(Product), [Library.TORCH, Library.ONEDNN], rows=256, shapes=6, weights=2**18)
 """A training step."""
 
 Shape = tuple[int, ...]
@@ -77,20 +99,27 @@ Seconds = Mapping[Shape, Mapping[Product, Mapping[str, float]]]
 """Seconds of a product, by the shape [O, I] of the layer, the product and the library."""
 
 
-def faster_for_decoding(layers: Sequence[nn.Linear]) -> bool:
-    """Return whether oneDNN computes the outputs of these float32 CPU layers faster, over all measured shapes."""
-    seconds = measured(layers, DECODING)
+def fastest_for_decoding(layers: Sequence[nn.Linear], *, may_pack: bool) -> Library:
+    """Return what computes the outputs of these CPU layers fastest, over all measured shapes.
+
+    Args:
+        layers: The layers.
+        may_pack: Whether their weights may be packed.
+    """
     totals = Counter[str]()
-    for by_product in seconds.values():
+    for by_product in measured(layers, DECODING).values():
         totals.update(by_product[Product.OUTPUT])
-    return bool(totals) and totals["torch"] > WORTH * totals["onednn"]
+    best = min([Library.ONEDNN, *([Library.PACKED] if may_pack else [])], key=lambda library: totals[library])
+    return best if totals[Library.TORCH] > WORTH * totals[best] else Library.TORCH
 
 
 def faster_for_training(layers: Sequence[nn.Linear]) -> dict[Shape, frozenset[Product]]:
     """Return which products of float32 CPU layers oneDNN computes faster in training, by the shape of the layer."""
     return {
         shape: frozenset(
-            product for product, seconds in by_product.items() if seconds["torch"] > WORTH * seconds["onednn"]
+            product
+            for product, seconds in by_product.items()
+            if seconds[Library.TORCH] > WORTH * seconds[Library.ONEDNN]
         )
         for shape, by_product in measured(layers, TRAINING).items()
     }
@@ -124,7 +153,7 @@ def parse_seconds(saved: Sequence[Mapping[str, Mapping[str, float]]], *, shapes:
     """Return recorded seconds by the shape of the layer."""
     return {
         tuple(shape): {
-            Product(product): {name: float(by_library[name]) for name in ("torch", "onednn")}
+            Product(product): {name: float(seconds) for name, seconds in by_library.items()}
             for product, by_library in by_product.items()
         }
         for shape, by_product in zip(shapes, saved, strict=True)
@@ -138,42 +167,72 @@ def machine_key(layers: Sequence[nn.Linear], measurement: Measurement) -> dict[s
         **cpu_description(),
         "rows": measurement.rows,
         "products": list(measurement.products),
-        "shapes": [list(layer.weight.shape) for layer in largest(layers, measurement.shapes)],
+        "libraries": list(measurement.libraries),
+        "dtype": str(layers[0].weight.dtype),
+        "shapes": [list(shape) for shape in largest_shapes(layers, measurement.shapes)],
     }
 
 
-def largest(layers: Sequence[nn.Linear], count: int) -> list[nn.Linear]:
-    """Return a layer of each of the `count` shapes that have the most weights together."""
-    weights: Counter[tuple[int, ...]] = Counter()
+def largest_shapes(layers: Sequence[nn.Linear], count: int) -> list[Shape]:
+    """Return the `count` shapes that have the most weights together."""
+    weights: Counter[Shape] = Counter()
     for layer in layers:
         weights[tuple(layer.weight.shape)] += layer.weight.numel()
-    by_shape = {tuple(layer.weight.shape): layer for layer in layers}
-    chosen = sorted(weights, key=lambda shape: (-weights[shape], shape))[:count]
-    return [by_shape[shape] for shape in chosen]
+    return sorted(weights, key=lambda shape: (-weights[shape], shape))[:count]
 
 
 @torch.no_grad()
-def measure(layers: Sequence[nn.Linear], measurement: Measurement) -> list[dict[str, dict[str, float]]]:
+def measure(layers: Sequence[nn.Linear], measurement: Measurement) -> list[dict[Product, dict[str, float]]]:
     """Return the seconds of the products of each shape, by the product and the library."""
-    return [
-        {product: product_seconds(product, layer, measurement) for product in measurement.products}
-        for layer in largest(layers, measurement.shapes)
-    ]
+    seconds = []
+    for shape in largest_shapes(layers, measurement.shapes):
+        weights = [layer.weight.detach() for layer in layers if tuple(layer.weight.shape) == shape]
+        outputs = max(1, measurement.weights // shape[1])
+        some = [weight_OI[:outputs] for weight_OI in weights[: measurement.layers]]
+        seconds.append({product: product_seconds(product, some, measurement) for product in measurement.products})
+    return seconds
 
 
-def product_seconds(product: Product, layer: nn.Linear, measurement: Measurement) -> dict[str, float]:
-    """Return the seconds in which each library computes a product."""
-    weight_OI = layer.weight.detach()[: max(1, measurement.weights // layer.in_features)]
-    x_NI, dy_NO = (torch.ones(measurement.rows, size) for size in reversed(weight_OI.shape))
-    factors = {
-        Product.OUTPUT: (x_NI, weight_OI),
-        Product.INPUT_GRADIENT: (dy_NO, weight_OI),
-        Product.WEIGHT_GRADIENT: (dy_NO, x_NI),
-    }[product]
-    seconds: dict[str, list[float]] = {"torch": [], "onednn": []}
-    for _ in range(measurement.rounds):
-        for name, library in (("torch", TORCH), ("onednn", ONEDNN)):
-            started = now(weight_OI.device)
-            library[product](*factors)
-            seconds[name].append(now(weight_OI.device) - started)
+def product_seconds(product: Product, weights: Sequence[torch.Tensor], measurement: Measurement) -> dict[str, float]:
+    """Return the seconds in which each library computes a product with all weights [O, I], one after the other."""
+    outputs, inputs = weights[0].shape
+    x_NI, dy_NO = (torch.ones(measurement.rows, size, dtype=weights[0].dtype) for size in (inputs, outputs))
+    packed = [pack_for_onednn(one, rows=LAYOUT_ROWS) for one in weights if Library.PACKED in measurement.libraries]
+
+    def compute(multiply: Multiply, weights: Sequence[torch.Tensor]) -> None:
+        for weight in weights:
+            if product is Product.WEIGHT_GRADIENT:
+                multiply(dy_NO, x_NI)
+            else:
+                multiply(x_NI if product is Product.OUTPUT else dy_NO, weight)
+
+    computations: dict[Library, Callable[[], object]] = {
+        Library.TORCH: partial(compute, TORCH[product], weights),
+        Library.ONEDNN: partial(compute, ONEDNN[product], weights),
+        Library.PACKED: partial(compute, ONEDNN[product], packed),
+    }
+    wanted: dict[str, Callable[[], object]] = {library: computations[library] for library in measurement.libraries}
+    return shortest_seconds(wanted, device=x_NI.device, rounds=measurement.rounds)
+
+
+def output_seconds(x_NI: torch.Tensor, weight_OI: torch.Tensor, *, rounds: int) -> float:
+    """Return the seconds of x W^T by the fastest library."""
+    computations: dict[str, Callable[[], object]] = {Library.TORCH: partial(nn.functional.linear, x_NI, weight_OI)}
+    if x_NI.device.type == "cpu" and (has_onednn_linear() if x_NI.dtype == torch.float32 else onednn_has_bfloat16()):
+        packed = pack_for_onednn(weight_OI, rows=LAYOUT_ROWS)
+        computations[Library.ONEDNN] = partial(onednn_linear, x_NI, weight_OI, None)
+        computations[Library.PACKED] = partial(onednn_linear, x_NI, packed, None)
+    return min(shortest_seconds(computations, device=x_NI.device, rounds=rounds).values())
+
+
+def shortest_seconds(
+    computations: Mapping[str, Callable[[], object]], *, device: torch.device, rounds: int
+) -> dict[str, float]:
+    """Return the seconds of each computation: the shortest of several rounds, in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in computations}
+    for _ in range(rounds):
+        for name, compute in computations.items():
+            started = now(device)
+            compute()
+            seconds[name].append(now(device) - started)
     return {name: min(times) for name, times in seconds.items()}

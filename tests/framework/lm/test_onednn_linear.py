@@ -1,7 +1,9 @@
 """Tests of matrix products by oneDNN: same results, where they are used, and slots padded for them."""
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -22,7 +24,9 @@ from partita.generation.requests import GenerationSettings
 from partita.lm import onednn_linear, sampler
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, round_up, using_onednn, widen
+from partita.lm.packed_weight import PackedLinear
 from partita.lm.slots import Slots, SlotWay
+from partita_trainers import torch_internals
 
 from ...properties import ends, first, in_long_tests
 
@@ -49,28 +53,36 @@ def one_dnn() -> None:
         pytest.skip("this build of torch has no oneDNN")
 
 
-@pytest.fixture(params=[True, False], ids=["wide", "plain"])
-def faster(request: pytest.FixtureRequest) -> bool:
-    """Return whether even the smallest products of `lm` use oneDNN, on any machine."""
-    return bool(request.param)
+@pytest.fixture(params=["packed", "wide", "plain"])
+def library(request: pytest.FixtureRequest) -> str:
+    """Return how even the smallest products of `lm` are computed, on any machine."""
+    return str(request.param)
 
 
-def wide(*, bias: bool = True, products: int = 0) -> nn.Linear:
+@pytest.fixture
+def faster(library: str) -> bool:
+    """Return whether they are computed by oneDNN."""
+    return library != "plain"
+
+
+def wide(*, bias: bool = True, products: int = 0, packs: bool = False, few_kernels: bool = True) -> Any:
     torch.manual_seed(1)
     layer = nn.Linear(128, 160, bias=bias)
-    assert widen(layer, least=Least(products=products)) == 1
+    assert widen(layer, least=Least(products=products), packs=packs, few_kernels=few_kernels) == 1
     return layer
 
 
+@pytest.mark.parametrize("packs", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(8, 128), (3, 32, 128), (1, 4, 128), (96, 1, 128)])
-def test_results_equal_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool) -> None:
-    layer, x = wide(bias=bias, products=LEAST.products), torch.randn(shape)
+def test_results_equal_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool, packs: bool) -> None:
+    layer, x = wide(bias=bias, products=LEAST.products, packs=packs), torch.randn(shape)
     with torch.no_grad(), using_onednn(), Watch() as seen:
         found = layer(x)
     wanted = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
     assert found.shape == (*shape[:-1], 160)
     assert found.is_contiguous()
+    assert (layer.packed is not None) == packs
     assert seen.rows == ([] if x.numel() * 160 < LEAST.products else [x.numel() // 128])
     torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
 
@@ -94,6 +106,74 @@ def test_onednn_is_used_only_where_it_is_enabled() -> None:
         assert torch.equal(layer(x), plain)
     assert seen.rows == [64, 64]
     assert torch.equal(plain, nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_a_weight_is_packed_once_even_if_the_first_product_is_small() -> None:
+    layer = wide(packs=True)
+    with torch.no_grad():
+        layer(torch.randn(1, 128))
+        assert layer.packed is None
+        with using_onednn():
+            layer(torch.randn(1, 128))
+            packed = layer.packed
+            layer(torch.randn(64, 128))
+    assert packed is not None
+    assert layer.packed is packed
+
+
+def change_in_place(layer: nn.Linear) -> None:
+    layer.weight.mul_(2)
+
+
+def replace_weight(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(2 * layer.weight)
+
+
+@pytest.mark.parametrize("change", [change_in_place, replace_weight])
+@torch.no_grad()
+def test_a_weight_that_changed_after_packing_is_used(change: Any) -> None:
+    layer, x = wide(packs=True), torch.randn(64, 128)
+    with using_onednn():
+        layer(x)
+        change(layer)
+        torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_copies_and_saved_states_of_a_layer_are_without_the_packed_weight() -> None:
+    layer = wide(packs=True)
+    with using_onednn():
+        layer(torch.randn(64, 128))
+    assert layer.packed is not None
+    assert set(layer.state_dict()) == {"weight", "bias"}
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other.packed is None
+        assert torch.equal(other.weight, layer.weight)
+
+
+def test_any_number_of_rows_of_a_large_model_uses_onednn() -> None:
+    layer, x = wide(few_kernels=False), torch.randn(1023, 128)
+    with torch.no_grad(), using_onednn(), Watch() as seen:
+        layer(x)
+    assert seen.rows == [1023]
+
+
+@pytest.mark.skipif(not torch_internals.onednn_has_bfloat16(), reason="oneDNN has no bfloat16 on this processor")
+@pytest.mark.parametrize("rows", [1, 3, 17, 64, 1000])
+def test_packed_layers_in_bfloat16_have_the_bits_of_torch(rows: int) -> None:
+    layer: Any = nn.Linear(128, 160).bfloat16()
+    x = torch.randn(rows, 128).bfloat16()
+    wanted = nn.functional.linear(x, layer.weight, layer.bias)
+    layer.__class__ = PackedLinear
+    layer(x)
+    assert layer.packed is None, "a pass with gradients packs nothing"
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.equal(layer(x), wanted)
+        assert layer.packed is not None
+    with torch.no_grad():
+        layer.weight.mul_(2)
+        assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 17, 1023])
@@ -141,14 +221,18 @@ def test_rounded_sizes_are_few_and_close(rows: int) -> None:
 
 
 @pytest.fixture
-def lm(small: Any, tmp_path: Path, faster: bool) -> Any:
-    return small.load_sharp(tmp_path, wide=faster)
+def lm(small: Any, tmp_path: Path, library: str) -> Any:
+    lm = small.load_sharp(tmp_path, wide=library != "plain")
+    for layer in lm.module.modules():
+        if isinstance(layer, OneDnnLinear):
+            layer.packs = library == "packed"
+    return lm
 
 
 @pytest.mark.parametrize("slots", first([40, 1, 6, 17]))
 @pytest.mark.parametrize("prefix", [in_long_tests(((),)), PREFIX])
 def test_answers_equal_those_of_transformers_and_products_have_few_sizes(
-    small: Any, lm: Any, faster: bool, slots: int, prefix: tuple[int, ...]
+    small: Any, lm: Any, library: str, faster: bool, slots: int, prefix: tuple[int, ...]
 ) -> None:
     assert lm.wide == faster
     sizes = [(1 + 7 * row % 41, 1 + 5 * row % 14) for row in range(40)]
@@ -160,6 +244,26 @@ def test_answers_equal_those_of_transformers_and_products_have_few_sizes(
     }
     assert bool(seen.rows) == faster
     assert all(round_up(rows) == rows for rows in seen.rows)
+    layers = [layer for layer in lm.module.modules() if isinstance(layer, OneDnnLinear)]
+    assert {layer.packed is not None for layer in layers} <= {library == "packed"}
+
+
+def test_large_models_are_computed_without_idle_slots_and_longer_prompts(small: Any, lm: Any, faster: bool) -> None:
+    lm.few_kernels = False
+    for layer in lm.module.modules():
+        if isinstance(layer, OneDnnLinear):
+            layer.few_kernels = False
+    requests = small.slot_requests(*[(1 + 7 * row % 41, 1 + 5 * row % 14) for row in range(40)], prefix=PREFIX)
+    with Watch() as seen:
+        answers = small.answer_in_slots(lm, requests, slots=17, prefix=PREFIX)
+    assert {row: answer.generated.ids for row, answer in answers.items()} == {
+        request.row: small.greedy_alone(lm, request) for request in requests
+    }
+    assert any(round_up(rows) != rows for rows in seen.rows) == faster
+    slots = Slots(lm, GREEDY, slots=40, tokens=60, prefix=(), seed=0, way=SlotWay(True, True))
+    assert slots.readable(60, 40) == 17
+    assert slots.read_length(37) == 37
+    slots.close()
 
 
 def test_idle_slots_that_pad_a_step_change_nothing(small: Any, lm: Any, faster: bool) -> None:

@@ -9,15 +9,17 @@ import torch
 from torch import nn
 
 from partita.lm.measurement_cache import save_first
-from partita.lm.onednn_linear import OneDnnLinear, use_onednn
+from partita.lm.onednn_linear import LARGE, LEAST, OneDnnLinear, use_onednn
+from partita.lm.packed_weight import MOST_PACKED, PackedLinear
 from partita.lm.product_speed import (
     DECODING,
     TRAINING,
     WORTH,
+    Library,
     Product,
-    faster_for_decoding,
     faster_for_training,
-    largest,
+    fastest_for_decoding,
+    largest_shapes,
 )
 from partita_schema.common.checksums import sealed, unsealed
 
@@ -33,6 +35,10 @@ def layers(*shapes: tuple[int, int]) -> list[nn.Linear]:
     return [nn.Linear(inputs, outputs, bias=False) for outputs, inputs in shapes]
 
 
+def fastest(*shapes: tuple[int, int], may_pack: bool = True) -> Library:
+    return fastest_for_decoding(layers(*shapes), may_pack=may_pack)
+
+
 def recorded(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "matrix_products").iterdir())
 
@@ -40,17 +46,18 @@ def recorded(tmp_path: Path) -> list[Path]:
 def keep(path: Path, **seconds: float) -> None:
     """Replace the cached measurement of outputs in a file; all shapes get the same seconds."""
     key = unsealed(path.read_bytes())["key"]
+    seconds = {"packed": seconds["onednn"]} | seconds
     content = [{Product.OUTPUT: seconds} for _ in key["shapes"]]
     path.write_text(json.dumps(sealed({"key": key, "seconds": content})))
 
 
 def test_a_measurement_is_cached_with_all_that_it_depends_on(tmp_path: Path) -> None:
-    faster_for_decoding(layers((256, 128), (128, 256), (128, 256)))
+    fastest((256, 128), (128, 256), (128, 256))
     [path] = recorded(tmp_path)
     document = unsealed(path.read_bytes(), required=True)
     assert [list(shape) for shape in document["seconds"]] == [[Product.OUTPUT]] * 2
     for shape in document["seconds"]:
-        assert set(shape[Product.OUTPUT]) == {"torch", "onednn"}
+        assert set(shape[Product.OUTPUT]) == set(Library)
         assert all(seconds > 0 for seconds in shape[Product.OUTPUT].values())
     assert document["key"]["shapes"] == [[128, 256], [256, 128]]
     assert document["key"]["threads"] == torch.get_num_threads()
@@ -59,15 +66,74 @@ def test_a_measurement_is_cached_with_all_that_it_depends_on(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("seconds", "faster"), [(0.5, True), (0.95, False), (2.0, False)])
 def test_a_cached_measurement_decides_for_all_later_models(tmp_path: Path, seconds: float, faster: bool) -> None:
-    faster_for_decoding(layers((128, 128)))
+    fastest((128, 128))
     [path] = recorded(tmp_path)
     keep(path, torch=1.0, onednn=seconds)
     before = path.read_bytes()
     for _ in range(2):
         module = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128))
-        assert use_onednn(module, trainable=False) == faster
+        assert use_onednn(module, trainable=False, free_bytes=0).decoding == faster
         assert {type(part) for part in module} == {OneDnnLinear if faster else nn.Linear}
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen", "chosen_plain"),
+    [
+        ({"torch": 2.0, "onednn": 1.5, "packed": 1.0}, Library.PACKED, Library.ONEDNN),
+        ({"torch": 2.0, "onednn": 1.0, "packed": 1.1}, Library.ONEDNN, Library.ONEDNN),
+        ({"torch": 1.5, "onednn": 1.4, "packed": 1.0}, Library.PACKED, Library.TORCH),
+        ({"torch": 1.05, "onednn": 1.1, "packed": 1.0}, Library.TORCH, Library.TORCH),
+    ],
+)
+def test_weights_are_packed_where_that_is_fastest_and_allowed(
+    tmp_path: Path, seconds: dict[str, float], chosen: Library, chosen_plain: Library
+) -> None:
+    fastest((128, 128))
+    [path] = recorded(tmp_path)
+    keep(path, **seconds)
+    assert fastest((128, 128)) is chosen
+    assert fastest((128, 128), may_pack=False) is chosen_plain
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("trainable", "missing"), [(False, 0), (False, 1), (True, 0)])
+def test_only_a_model_that_is_not_trained_packs_weights_and_only_in_a_small_part_of_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, trainable: bool, missing: int
+) -> None:
+    monkeypatch.setattr("partita.lm.onednn_linear.onednn_has_bfloat16", lambda: True)
+    model = nn.Sequential(nn.Linear(128, 128).to(dtype), nn.Linear(128, 128).to(dtype))
+    monkeypatch.setattr(
+        "partita.lm.product_speed.measure",
+        lambda layers, measurement: [
+            {product: {"torch": 2.0, "onednn": 1.9, "packed": 1.0} for product in measurement.products}
+        ],
+    )
+    needed = round(2 * model[0].weight.nbytes / MOST_PACKED)
+    use = use_onednn(model, trainable=trainable, free_bytes=needed - missing)
+    packs = not trainable and not missing
+    assert use.decoding == (packs and dtype == torch.float32)
+    kinds = {torch.float32: OneDnnLinear, torch.bfloat16: PackedLinear}
+    assert [type(layer) for layer in model] == [kinds[dtype] if packs else nn.Linear] * 2
+    assert not packs or dtype == torch.bfloat16 or all(layer.packs for layer in model)
+
+
+def test_the_dtype_of_the_weights_is_part_of_the_measurement(tmp_path: Path) -> None:
+    fastest((128, 128))
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        fastest_for_decoding([layer.bfloat16() for layer in layers((128, 128))], may_pack=True)
+        assert len(recorded(tmp_path)) == 2
+    keys = [unsealed(path.read_bytes())["key"]["dtype"] for path in recorded(tmp_path)]
+    assert "torch.float32" in keys
+
+
+def test_row_counts_of_small_models_only_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Linear(128, 128, bias=False))
+    assert module[0].weight.numel() >= LEAST.weights
+    assert use_onednn(module, trainable=False, free_bytes=0).few_kernels
+    monkeypatch.setattr("partita.lm.onednn_linear.LARGE", module[0].weight.numel())
+    assert not use_onednn(module, trainable=False, free_bytes=0).few_kernels
+    assert LARGE == 2**24
 
 
 def test_the_first_of_several_measuring_processes_decides_for_all(tmp_path: Path) -> None:
@@ -81,21 +147,21 @@ def test_the_first_of_several_measuring_processes_decides_for_all(tmp_path: Path
 def test_other_shapes_and_thread_counts_are_measured_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faster_for_decoding(layers((128, 128)))
-    faster_for_decoding(layers((128, 256)))
+    fastest((128, 128))
+    fastest((128, 256))
     assert len(recorded(tmp_path)) == 2
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    faster_for_decoding(layers((128, 128)))
+    fastest((128, 128))
     assert len(recorded(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"key": 1, "checksum": "0"}', b"\xff"])
 def test_a_damaged_measurement_is_repeated(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    faster_for_decoding(layers((128, 128)))
+    fastest((128, 128))
     [path] = recorded(tmp_path)
     path.write_bytes(content)
     with caplog.at_level("INFO"):
-        faster_for_decoding(layers((128, 128)))
+        fastest((128, 128))
     assert "is damaged and is repeated" in caplog.text
     assert unsealed(recorded(tmp_path)[0].read_bytes(), required=True)["seconds"]
 
@@ -103,35 +169,32 @@ def test_a_damaged_measurement_is_repeated(tmp_path: Path, content: bytes, caplo
 def test_torch_is_used_if_nothing_can_be_cached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cache").write_text("a file where the folder would be")
     with caplog.at_level("INFO"):
-        assert not faster_for_decoding(layers((128, 128)))
+        assert fastest((128, 128)) is Library.TORCH
     assert "matrix products stay with torch" in caplog.text
 
 
 def test_only_a_clear_gain_selects_onednn_and_the_log_has_the_seconds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    faster_for_decoding(layers((128, 128)))
+    fastest((128, 128))
     [path] = recorded(tmp_path)
     keep(path, torch=WORTH, onednn=1.0)
     with caplog.at_level("DEBUG"):
-        assert not faster_for_decoding(layers((128, 128)))
+        assert fastest((128, 128)) is Library.TORCH
         keep(path, torch=2 * WORTH, onednn=1.0)
-        assert faster_for_decoding(layers((128, 128)))
+        assert fastest((128, 128)) is not Library.TORCH
     assert str(path) in caplog.text
 
 
 def test_a_model_without_suitable_layers_is_not_measured(tmp_path: Path) -> None:
-    assert not use_onednn(nn.Sequential(nn.Linear(16, 16), nn.Linear(256, 256).bfloat16()), trainable=True)
+    module = nn.Sequential(nn.Linear(16, 16), nn.Linear(256, 256).bfloat16())
+    assert not use_onednn(module, trainable=True, free_bytes=10**9).decoding
     assert not (tmp_path / "cache").exists()
 
 
 def test_the_shapes_with_the_most_weights_are_measured() -> None:
     shapes: list[Any] = [(64, 256)] * 5 + [(512, 64), (128, 128), (32, 16)]
-    assert [tuple(layer.weight.shape) for layer in largest(layers(*shapes), DECODING.shapes)] == [
-        (64, 256),
-        (512, 64),
-        (128, 128),
-    ]
+    assert largest_shapes(layers(*shapes), DECODING.shapes) == [(64, 256), (512, 64), (128, 128)]
 
 
 def test_training_is_measured_separately_and_decided_by_shape_and_product(tmp_path: Path) -> None:
@@ -151,6 +214,6 @@ def test_training_is_measured_separately_and_decided_by_shape_and_product(tmp_pa
     assert faster_for_training(both) == wanted
     assert document["key"]["shapes"] == [[128, 256], [256, 128]]
 
-    use_onednn(module := nn.Sequential(*both), trainable=True)
+    use_onednn(module := nn.Sequential(*both), trainable=True, free_bytes=10**9)
     assert [getattr(layer, "training_products", None) for layer in module] == [set(), wanted[128, 256]]
     assert {type(layer) for layer in module} == {OneDnnLinear}
