@@ -23,8 +23,6 @@ FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16": {"model_parameters": {"dtype": "bfloat16"}},
     "dtype: fastest": {"model_parameters": {"dtype": "fastest"}},
 }
-SLOW = {"bfloat16"}
-"""Formats that are measured once."""
 STORY_TOKENS = 256
 TEXTS = 64
 PROMPT_TOKENS = 24
@@ -38,20 +36,18 @@ def speed(folder: Path, quick: bool) -> Result:
     (small), 32 new tokens each, greedy.
 
     Needs the shared folder next to the repository. Medians of three runs in turn, one process per run, after the batch
-    size was found; bfloat16 is run once, on 64 rows, and its seconds are scaled to all rows. resident MB: memory of the
-    process after the model was loaded and gave its first answer. Formats are chosen by the measurement that partita
-    keeps: where a product is not faster in a format, the row says so.
+    size was found. resident MB: memory of the process after the model was loaded and gave its first answer. chosen: the
+    format of the layers, which `dtype: fastest` and int8 choose by a measurement on the machine.
     """
     run_script([SHARED / "peers" / "workload.py", folder])
     rows: list[Row] = []
     limits: list[Limit] = []
     for name in ["tiny"] if quick else list(ROWS):
         runs: dict[str, list[Row]] = {kind: [] for kind in FORMATS}
-        for number in range(1 if quick else ROUNDS):
+        for _ in range(1 if quick else ROUNDS):
             for kind in FORMATS:
-                if number == 0 or kind not in SLOW:
-                    runs[kind].append(call(answer, folder, name, kind))
-                    print(name, kind, round(runs[kind][-1]["cpu"], 2), flush=True)
+                runs[kind].append(call(answer, folder, name, kind))
+                print(name, kind, round(runs[kind][-1]["cpu"], 2), flush=True)
         rows += [summary(name, kind, runs) for kind in FORMATS]
         exact, int8, fastest = (
             next(row for row in rows if row["model"] == name and row["format"] == kind)
@@ -94,7 +90,7 @@ def answer(folder: str, name: str, kind: str) -> Row:
 
     torch.set_num_threads(1)
     os.chdir(folder)
-    rows = read_rows(Path(folder, "rows.jsonl"))[: 64 if kind in SLOW else ROWS[name]]
+    rows = read_rows(Path(folder, "rows.jsonl"))[: ROWS[name]]
     config = task(f"{folder}/{name}")
     config["generation"]["min_new_tokens"] = NEW_TOKENS
     model = Model(config | FORMATS[kind], quiet=True)
@@ -108,7 +104,7 @@ def answer(folder: str, name: str, kind: str) -> Row:
     spent = time.process_time() - started
     layers = len(int8_layers(lm.module))
     return {
-        "cpu": spent * ROWS[name] / len(rows),
+        "cpu": spent,
         "resident": resident,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "chosen": f"{layers} int8 layers" if layers else str(lm.base.dtype).removeprefix("torch."),
@@ -127,8 +123,8 @@ def quality(folder: Path, quick: bool) -> Result:
     Needs the shared folder next to the repository. stories260k: a published model with 64 dimensions, on texts that it
     wrote in float32 itself, 256 tokens each, and on answers of 64 tokens to the first 24 of them. trained: the new
     model of 5 M parameters after three epochs on 448 of the 512 rows, on the responses of the others, and on answers of
-    32 tokens to their prompts. All linear layers are in int8 here, also those that are not faster in it; the last row
-    of each model leaves the output layer in float32.
+    32 tokens to their prompts. All linear layers are in int8 here, also those that are not faster in it; one row of
+    each model leaves the output layer in float32.
     """
     run_script([SHARED / "peers" / "workload.py", folder])
     rows: list[Row] = []
