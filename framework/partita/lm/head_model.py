@@ -6,6 +6,7 @@ models that write text: an answer is the text of the predicted value.
 Shapes: B rows of a batch, T tokens of the longest.
 """
 
+import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -29,6 +30,7 @@ from partita.lm.heads import Head
 from partita.lm.marks import without_marks
 from partita.lm.memory_estimate import forward_bytes, training_bytes
 from partita.lm.trained_model import TrainedModel
+from partita.lm.transformers_internals import padding_known
 from partita_schema.errors import ModelError
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch
@@ -81,7 +83,9 @@ class HeadModel(TrainedModel):
 
     def forward(self, module: nn.Module, batch: Batch) -> Any:
         """Run the model and return its output."""
-        return module(**self.inputs(batch))
+        options = {"use_cache": False} if self.takes_cache else {}
+        with padding_known(padded=bool((batch.lengths_B < batch.input_ids_BT.shape[1]).any())):
+            return module(**self.inputs(batch), **options)
 
     def inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the arguments of the model, on its device."""
@@ -89,6 +93,11 @@ class HeadModel(TrainedModel):
         if self.reads_token_types:
             inputs["token_type_ids"] = token_types(batch)
         return {name: to_device(tensor, self.device) for name, tensor in inputs.items()}
+
+    @cached_property
+    def takes_cache(self) -> bool:
+        """Whether the model fills a KV cache if it is not told otherwise, as decoders do."""
+        return "use_cache" in inspect.signature(self.base.forward).parameters
 
     @cached_property
     def reads_token_types(self) -> bool:

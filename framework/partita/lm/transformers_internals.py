@@ -7,7 +7,7 @@ to change.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 from partita_trainers.base import Batch
@@ -148,3 +148,44 @@ def patch_packing_checks() -> None:
 
     masking_utils.find_packed_sequence_indices = find_packed_sequence_indices
     PreTrainedModel.warn_if_padding_and_no_attention_mask = warn_if_padding_and_no_attention_mask
+
+
+_padded: ContextVar[bool | None] = ContextVar("padded", default=None)
+"""Whether the attention mask of the forward pass masks padding; None if it is not known."""
+
+
+@contextmanager
+def padding_known(*, padded: bool) -> Iterator[None]:
+    """Declare whether the attention mask of a forward pass masks padding, so that transformers does not read it."""
+    patch_padding_checks()
+    token = _padded.set(padded)
+    try:
+        yield
+    finally:
+        _padded.reset(token)
+
+
+@cache
+def patch_padding_checks() -> None:
+    """Replace two functions that wait for the device to see whether a mask can be left out.
+
+    `masking_utils._ignore_causal_mask_sdpa` and `_ignore_bidirectional_mask_sdpa`. Their results stay the same. They
+    are called as before outside of `padding_known`.
+    """
+    from transformers import masking_utils
+
+    for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+        setattr(masking_utils, name, with_known_padding(getattr(masking_utils, name)))
+
+
+def with_known_padding(can_ignore: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a function that finds whether a mask can be ignored without reading it, if `padding_known` says enough."""
+
+    @wraps(can_ignore)
+    def can_ignore_mask(padding_mask: "torch.Tensor | None", *args: Any, **kwargs: Any) -> bool:
+        padded = _padded.get()
+        if padded and padding_mask is not None:
+            return False
+        return can_ignore(padding_mask if padded is None else None, *args, **kwargs)
+
+    return can_ignore_mask

@@ -18,6 +18,7 @@ from partita.lm.transformers_internals import (
     is_stateful,
     optimized_for_decoding,
     packing_known,
+    padding_known,
     prefill,
     replace_template_compiler,
     set_attention,
@@ -156,3 +157,35 @@ def test_known_rows_give_the_logits_that_transformers_computes_without(positions
         with packing_known(packed=False):  # the model believes it
             assert torch.equal(logits(), expected) == (not packed)
         assert torch.equal(logits(), expected)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
+def test_a_mask_is_left_out_without_padding_and_is_not_read_if_padding_is_known(kind: str, padded: bool) -> None:
+    from transformers import masking_utils
+
+    create = getattr(masking_utils, f"create_{kind}_mask")
+    config = transformers.LlamaConfig(hidden_size=16, num_attention_heads=2, attn_implementation="sdpa")
+
+    def mask(padding: torch.Tensor) -> torch.Tensor | None:
+        arguments = {"past_key_values": None} if kind == "causal" else {}
+        found: torch.Tensor | None = create(
+            config=config,
+            inputs_embeds=torch.zeros(2, 6, 16, device=padding.device),
+            attention_mask=padding,
+            **arguments,
+        )
+        return found
+
+    padding = torch.ones(2, 6, dtype=torch.long)
+    padding[1, 4:] = not padded
+    with reported_as_change("padding_known"):
+        plain = mask(padding)
+        assert (plain is not None) == padded
+        with padding_known(padded=padded):
+            known = mask(padding)
+            assert mask(padding.to("meta")) is None if not padded else mask(padding.to("meta")) is not None
+        assert known is None if plain is None else torch.equal(plain, known)
+        with padding_known(padded=not padded):  # transformers believes it
+            assert (mask(padding) is None) == padded
+        assert (mask(padding) is not None) == padded, "nothing is left of it"

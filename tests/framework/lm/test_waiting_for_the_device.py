@@ -19,7 +19,9 @@ from partita_trainers.preference import PairObjective
 from partita_trainers.reward import RewardObjective
 from partita_trainers.step import take_step
 
+from ...classifiers import LABELS, OUTPUTS, make_rows, settings, write_classifier
 from ...device_watch import DEVICE, DeviceWatch
+from ...head_models import LoadedHead
 from .test_reward_model import Setup
 
 LORA = {"type": "lora"}
@@ -71,6 +73,7 @@ def named(batch: Batch, seed: int) -> Batch:
 def assert_one_wait(watch: DeviceWatch) -> None:
     assert len(watch.waits) == 1, watch.waits
     assert "together.tolist()" in watch.waits[0]
+    assert "device_copies.py" in watch.waits[0]
     assert watch.copies > 0
 
 
@@ -137,6 +140,19 @@ def test_a_step_of_a_reward_model_waits_once(tmp_path: Path, accumulation: int) 
     assert lm.branch_way.reason is None
     batches = [named(setup.batch(), seed) for seed in range(accumulation)]
     assert_one_wait(watched_step(lm, RewardObjective(), batches))
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_a_step_of_a_classifier_waits_once(tmp_path: Path, architecture: str, kind: str) -> None:
+    folder, rows = write_classifier(tmp_path, architecture, kind), make_rows(8, seed=1, longest=24)
+    labels = {OUTPUTS[kind]["name"]: () if kind == "number" else LABELS}
+    config = settings(architecture, kind, base_model=str(folder), trainer={"type": "finetune", **OPTIMIZER})
+    head = LoadedHead(config, rows, folder=tmp_path, labels=labels)
+    padded = head.batch()
+    assert padded.lengths_B.min() < padded.input_ids_BT.shape[1]
+    full = replace(padded, lengths_B=torch.full_like(padded.lengths_B, padded.input_ids_BT.shape[1]))
+    assert_one_wait(watched_step(head.lm, CROSS_ENTROPY, [named(padded, 0), named(full, 1)]))
 
 
 @pytest.mark.parametrize(
