@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import yaml
 
 from partita import Model, PartitaError
 from partita.distributed.process_group import DistributedGroup
-from partita.lm import onednn_linear
+from partita.lm import onednn_linear, product_speed
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.product_speed import Product
 
@@ -50,7 +51,18 @@ def train_by_onednn(settings: Settings, max_steps: str) -> dict[str, Any]:
     onednn_linear.faster_for_training = lambda layers: {  # type: ignore[assignment]
         tuple(layer.weight.shape): frozenset(Product) for layer in layers
     }
-    return train(settings, max_steps)
+    computed = Counter[str]()
+    onednn_linear.ONEDNN = {
+        product: partial(counted, multiply, product, computed) for product, multiply in product_speed.ONEDNN.items()
+    }
+    onednn_linear.onednn_linear = partial(counted, onednn_linear.onednn_linear, Product.OUTPUT, computed)
+    return train(settings, max_steps) | {"computed": dict(computed)}
+
+
+def counted(multiply: Callable[..., Any], product: Product, computed: Counter[str], *factors: Any) -> Any:
+    """Count a product, and compute it."""
+    computed[product] += 1
+    return multiply(*factors)
 
 
 def train_out_of_memory(settings: Settings, call: str) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from partita.lm.product_speed import Product
+
 pytestmark = pytest.mark.long
 
 SHARED = {"type": "torchrun", "sharding": "full", "timeout_seconds": 60}
@@ -53,7 +55,8 @@ def whole(processes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 def test_products_by_onednn_take_the_steps_of_one_process(processes: Any, tmp_path: Path) -> None:
     folders = [tmp_path / str(ranks) for ranks in (1, 2)]
     for ranks, folder in enumerate(folders, start=1):
-        job(processes, folder, all_weights(processes), ranks, "train_by_onednn:6")
+        result = job(processes, folder, all_weights(processes), ranks, "train_by_onednn:6")
+        assert set(result["train_by_onednn:6"]["computed"]) == set(Product)
     one, several = map(processes.log, folders)
     assert len(one) == 6
     assert_same_steps(one, several)

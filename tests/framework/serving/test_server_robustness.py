@@ -187,7 +187,7 @@ def test_no_client_connects_to_a_socket_that_is_about_to_be_closed() -> None:
         first.connect(sock.getsockname())
         drop_new_handshakes(sock)
         late.setblocking(False)
-        late.connect_ex(sock.getsockname())
+        assert late.connect_ex(sock.getsockname()) == errno.EINPROGRESS
         with sock.accept()[0] as accepted:  # the connection that was there before works
             first.sendall(b"still here")
             assert accepted.recv(10) == b"still here"
