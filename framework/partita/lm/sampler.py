@@ -197,11 +197,17 @@ def near_ties(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Te
 
 
 def near_ties_on_cpu(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> list[int]:
-    """Return the result of `near_ties` for scores on the CPU, up to twice as fast: numpy counts faster than torch."""
+    """Return the result of `near_ties` for scores on the CPU, several times as fast, by the second best scores.
+
+    The scores are changed meanwhile.
+    """
     scores = scores_NV.detach().numpy()
-    best_N = scores[np.arange(len(scores)), tokens_N.numpy()]
-    least_N = best_N - np.float32(CLOSE) * np.abs(best_N - means_N.numpy())
-    rows: list[int] = np.flatnonzero(np.count_nonzero(scores >= least_N[:, None], axis=-1) > 1).tolist()
+    chosen = np.arange(len(scores)), tokens_N.numpy()
+    best_N = scores[chosen]
+    scores[chosen] = -np.inf
+    second_N = scores.max(-1)
+    scores[chosen] = best_N
+    rows: list[int] = np.flatnonzero(second_N >= best_N - np.float32(CLOSE) * np.abs(best_N - means_N.numpy())).tolist()
     return rows
 
 
