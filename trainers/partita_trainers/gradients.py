@@ -88,9 +88,9 @@ def accumulate(
     seed: int,
     global_stats: StepStats,
 ) -> MicroBatchLosses:
-    """Run this rank's micro-batches, leave their gradients in the module and return the sums of the objective.
+    """Run this rank's micro-batches, accumulate their gradients in the module, and return losses and metrics.
 
-    Nothing is read from the device.
+    They are tensors on the device; nothing is read from it.
 
     Args:
         global_batch: The micro-batches of this rank.

@@ -98,11 +98,13 @@ class References:
     def compute_in_step(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
         """Replace the log-probabilities of the last step by those of the batches with the current weights."""
         self.log_probs.clear()
-        self.in_step_rows, values = {}, list[torch.Tensor]()
+        self.in_step_rows = {}
+        values = list[torch.Tensor]()
+        first = 0
         for batch in batches:
             values.append(answer_sums(context.token_log_probs(batch), batch, answers=self.answers).log_probs_RA)
-            first = sum(map(len, values[:-1]))
             self.in_step_rows |= {digest: first + row for row, digest in enumerate(row_digests(batch))}
+            first += len(values[-1])
         self.in_step_values = torch.cat(values) if values else None
 
     def add(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:

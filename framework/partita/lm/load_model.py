@@ -114,7 +114,9 @@ def check_int8(base: "PreTrainedModel", head: Head | None, *, trainable: bool, s
     """
     if trainable:
         raise ModelError(
-            INT8.format("int8 weights cannot be trained", "remove quantization, and add it again to predict")
+            INT8.format(
+                "int8 weights are not supported in training", "remove quantization, and add it again to predict"
+            )
         )
     if head is not None or model_kind(base.config, source=source or "scratch") != "decoder":
         raise ModelError(INT8.format("the model is not a decoder that writes text", "remove quantization"))

@@ -56,18 +56,18 @@ class SlotWay(NamedTuple):
     """Why slots are not supported."""
 
 
-Self = TypeVar("Self", bound="Slots")
+AnySlots = TypeVar("AnySlots", bound="Slots")
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
 
 
 def without_gradients(
-    method: Callable[Concatenate[Self, Inputs], Output],
-) -> Callable[Concatenate[Self, Inputs], Output]:
+    method: Callable[Concatenate[AnySlots, Inputs], Output],
+) -> Callable[Concatenate[AnySlots, Inputs], Output]:
     """Decorate a method of slots that computes, so that nothing is recorded for gradients."""
 
     @wraps(method)
-    def compute(slots: Self, /, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+    def compute(slots: AnySlots, /, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
         with slots.lm.without_gradients():
             return method(slots, *args, **kwargs)
 

@@ -8,22 +8,25 @@ from partita_schema.sections.quantization import DynamicInt8Quantization
 
 
 def untrainable_formats(config: ConfigSections) -> Iterator[Refusal]:
-    """Yield a number format that is meant for answers, in a file that trains; the file of a finished run may have one.
+    """Yield number formats that are not supported in training.
 
-    A finished run is not trained again, and its saved weights have full precision.
+    The file of a finished run may have them: it is not trained again, and its saved weights have full precision.
     """
     if not config.trains:
         return
     if config.model_parameters.dtype == "fastest":
-        advice = "and add it to predict with the run: --set model_parameters.dtype=fastest"
         yield (
             "model_parameters.dtype",
-            f"fastest is for answers alone; write auto, or with an adapter bfloat16, {advice}",
+            "fastest is not supported in training; write auto, or with an adapter bfloat16. To predict with the trained "
+            "model, add --set model_parameters.dtype=fastest",
         )
     if isinstance(config.quantization, DynamicInt8Quantization):
-        reason = f"{config.quantization.type} is for answers alone, and its weights cannot be trained"
-        advice = "remove quantization, and add it to predict with the run: --set quantization.type={}"
-        yield "quantization.type", f"{reason}; {advice.format(config.quantization.type)}"
+        name = config.quantization.type
+        yield (
+            "quantization.type",
+            f"{name} is not supported in training; remove quantization. To predict with the trained model, add --set "
+            f"quantization.type={name}",
+        )
 
 
 def int8_conflicts(config: ConfigSections) -> Iterator[Refusal]:
@@ -34,4 +37,4 @@ def int8_conflicts(config: ConfigSections) -> Iterator[Refusal]:
         reason = "layers with int8 weights take and return float32"
         yield "model_parameters.dtype", f"{reason}; write auto, or remove quantization"
     if config.head_output is not None:
-        yield "quantization.type", "int8 layers are for models that write text, not for a head; remove quantization"
+        yield "quantization.type", "int8 layers are not supported with a head; remove quantization"

@@ -26,15 +26,15 @@ TRAINED = FILE | {"trainer": {"type": "finetune"}}
         (
             INT8,
             (
-                f"quantization.type: {TYPE} is for answers alone, and its weights cannot be trained; remove "
-                f"quantization, and add it to predict with the run: --set quantization.type={TYPE}"
+                f"quantization.type: {TYPE} is not supported in training; remove quantization. To predict with the "
+                f"trained model, add --set quantization.type={TYPE}"
             ),
         ),
         (
             FASTEST,
             (
-                "model_parameters.dtype: fastest is for answers alone; write auto, or with an adapter bfloat16, and "
-                "add it to predict with the run: --set model_parameters.dtype=fastest"
+                "model_parameters.dtype: fastest is not supported in training; write auto, or with an adapter "
+                "bfloat16. To predict with the trained model, add --set model_parameters.dtype=fastest"
             ),
         ),
     ],
@@ -57,7 +57,7 @@ def test_int8_goes_with_float32_and_with_models_that_write_text() -> None:
     assert problems_of(FILE | INT8 | {"model_parameters": {"dtype": "bfloat16"}}) == [message]
     assert problems_of(FILE | INT8 | {"model_parameters": {"dtype": "float32"}}) == []
     output = {"name": "b", "type": "category", "head": "linear"}
-    message = "quantization.type: int8 layers are for models that write text, not for a head; remove quantization"
+    message = "quantization.type: int8 layers are not supported with a head; remove quantization"
     assert problems_of(FILE | INT8 | {"output_features": [output]}) == [message]
 
 
