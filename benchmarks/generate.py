@@ -1,6 +1,6 @@
 """Answers to many rows on a CPU, compared with transformers and with other libraries: CPU seconds and equal answers.
 
-512 prompts of skewed lengths (rows), also after a shared instruction (shared), two new models (tiny: 5 M parameters,
+512 prompts of skewed lengths (rows), also with a shared instruction (shared), two new models (tiny: 5 M parameters,
 small: 99 M), 32 new tokens each, greedy, one thread, one process per run. The environments of other libraries are kept
 for the next run in the folder that the environment variable PARTITA_PEERS names, if it is set.
 """
@@ -44,7 +44,7 @@ def batches(folder: Path, quick: bool) -> Result:
     """Answers to 512 rows compared with plain transformers: CPU seconds, peak memory, and equal answers.
 
     Needs the shared folder next to the repository. Two new models (tiny: 5 M parameters, small: 99 M), prompts of
-    skewed lengths (rows), also after a shared instruction (shared), 32 new tokens each, greedy, fp32, one thread, one
+    skewed lengths (rows), also with a shared instruction (shared), 32 new tokens each, greedy, fp32, one thread, one
     process per run. Peers: transformers' `generate` one row at a time with all scores kept, as in Ludwig's predict,
     and in batches of rows sorted by length. partita is `Model.predict` with its journal, at the batch size that it
     finds; the search is timed separately. mixed: answers of 2 to 256 tokens, which end as if by an end token; the peer
@@ -91,7 +91,7 @@ def tiny_rows(folder: Path, quick: bool) -> Result:
 
 
 def tiny_shared(folder: Path, quick: bool) -> Result:
-    """Answers of tiny behind a shared instruction compared with other libraries, as in the part tiny_rows.
+    """Answers of tiny to prompts with a shared instruction compared with other libraries, as in the part tiny_rows.
 
     Needs the shared folder next to the repository.
     """
@@ -107,7 +107,7 @@ def small_rows(folder: Path, quick: bool) -> Result:
 
 
 def small_shared(folder: Path, quick: bool) -> Result:
-    """Answers of small to 128 of the 512 rows behind a shared instruction, as in the part small_rows.
+    """Answers of small to 128 of the 512 rows with a shared instruction, as in the part small_rows.
 
     Needs the shared folder next to the repository.
     """
