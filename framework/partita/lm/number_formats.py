@@ -39,7 +39,7 @@ ROWS = (32, 256)
 MAX_WEIGHTS = 2**21
 """Maximum number of weights of a product; a larger layer is measured by its first outputs."""
 ROUNDS = 7
-"""Number of times that each format computes a product, in turn; the fastest counts."""
+"""Number of times that each format computes a product; the fastest counts."""
 
 Shape = tuple[int, ...]
 

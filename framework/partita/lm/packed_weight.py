@@ -23,16 +23,21 @@ class PackedWeight:
     """A copy of a weight in oneDNN's layout. Copies of its layer are without it."""
 
     def __init__(self, weight_OI: torch.Tensor) -> None:
-        self.weight_OI, self.version = weight_OI, version(weight_OI)
+        self.weight_OI, self.state = weight_OI, state(weight_OI)
         self.tensor = pack_for_onednn(weight_OI, rows=LAYOUT_ROWS)
 
     def is_of(self, weight_OI: torch.Tensor) -> bool:
         """Return whether this is a copy of the weight as it is now."""
-        return weight_OI is self.weight_OI and version(weight_OI) == self.version
+        return weight_OI is self.weight_OI and state(weight_OI) == self.state
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as None: torch can do neither with the tensor."""
         return type(None), ()
+
+
+def state(weight_OI: torch.Tensor) -> tuple[int, int]:
+    """Return two numbers of which one changes when a weight is changed in place, or moved."""
+    return version(weight_OI), weight_OI.data_ptr()
 
 
 def packed_or_plain(packed: PackedWeight | None, weight_OI: torch.Tensor) -> torch.Tensor:

@@ -129,7 +129,11 @@ def replace_weight(layer: nn.Linear) -> None:
     layer.weight = nn.Parameter(2 * layer.weight)
 
 
-@pytest.mark.parametrize("change", [change_in_place, replace_weight])
+def replace_values(layer: nn.Linear) -> None:
+    layer.weight.data = 2 * layer.weight.data
+
+
+@pytest.mark.parametrize("change", [change_in_place, replace_weight, replace_values])
 @torch.no_grad()
 def test_a_weight_that_changed_after_packing_is_used(change: Any) -> None:
     layer, x = wide(packs=True), torch.randn(64, 128)
