@@ -121,10 +121,16 @@ def slot_attention(
 def attend_groups(
     query_NHGD: torch.Tensor, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor, mask_N11W: torch.Tensor
 ) -> torch.Tensor:
-    """Return the attention output of single tokens [N, H, G, D] in 16 bits, given scaled queries.
+    """Return the attention output of single tokens [N, H, G, D] in 16 bits.
 
     The query heads of a key head are the queries of the sdpa kernel, which then reads keys and values once for all of
     them, and adds up in float32.
+
+    Args:
+        query_NHGD: Scaled queries.
+        key_NHWD: Keys.
+        value_NHWD: Values.
+        mask_N11W: Additive mask.
     """
     mask_N1GW = mask_N11W.expand(-1, -1, query_NHGD.shape[2], -1)
     return scaled_dot_product_attention(query_NHGD, key_NHWD, value_NHWD, attn_mask=mask_N1GW, scale=1.0)

@@ -6,6 +6,8 @@ from partita_schema.base import Refusal
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.quantization import DynamicInt8Quantization
 
+PREDICT = "To predict with the trained model, add --set"
+
 
 def untrainable_formats(config: ConfigSections) -> Iterator[Refusal]:
     """Yield number formats that are not supported in training.
@@ -15,18 +17,12 @@ def untrainable_formats(config: ConfigSections) -> Iterator[Refusal]:
     if not config.trains:
         return
     if config.model_parameters.dtype == "fastest":
-        yield (
-            "model_parameters.dtype",
-            "fastest is not supported in training; write auto, or with an adapter bfloat16. To predict with the trained "
-            "model, add --set model_parameters.dtype=fastest",
-        )
+        reason = "fastest is not supported in training; write auto, or with an adapter bfloat16"
+        yield "model_parameters.dtype", f"{reason}. {PREDICT} model_parameters.dtype=fastest"
     if isinstance(config.quantization, DynamicInt8Quantization):
         name = config.quantization.type
-        yield (
-            "quantization.type",
-            f"{name} is not supported in training; remove quantization. To predict with the trained model, add --set "
-            f"quantization.type={name}",
-        )
+        reason = f"{name} is not supported in training; remove quantization"
+        yield "quantization.type", f"{reason}. {PREDICT} quantization.type={name}"
 
 
 def int8_conflicts(config: ConfigSections) -> Iterator[Refusal]:
