@@ -11,7 +11,6 @@ rows is generated alone: only rows that fail again are errors. A failure of the 
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from partita.generation.prefill_plan import PLANNED_PROMPTS, split_into_passes
 from partita.generation.prompts import describe_error
 from partita.generation.requests import (
     BatchResult,
@@ -34,7 +34,6 @@ from partita.generation.requests import (
 )
 from partita.generation.work_queue import PlannedRowQueue, RowQueue
 from partita.lm.base import AnsweringSlots, SlotAnswer, SlotRequest
-from partita.lm.cheapest_split import cheapest_split
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.device_errors import attempt, free_everything
 
@@ -47,10 +46,6 @@ PREFILL_DIVISOR = 8
 """Prompts are prefilled once 1/8 of the slots is free: a larger prefill is cheaper by row."""
 MAX_SLOT_FACTOR = 4
 """Most slots for short rows as a multiple of those for the longest rows, if memory is the limit."""
-PASS_TOKENS = 64
-"""Tokens that are prefilled in the time that one more pass takes, for a small model on a CPU."""
-PLANNED_PROMPTS = 64
-"""Prompts among which those of the next passes are chosen."""
 MAX_YIELD_DELAY = 0.02
 """Longest wait before results are yielded, in seconds."""
 
@@ -109,7 +104,7 @@ class Scheduler:
         self.queue: list[int] = []
         """Rows to start, taken from the end."""
         self.planned: list[int] = []
-        """Numbers of rows, in the order of the queue, whose prompts are prefilled together."""
+        """Number of prompts in each of the next passes."""
         self.begun: set[int] = set()
         """Shared prompts of which a row has started."""
         self.slots: AnsweringSlots | None = None
@@ -397,18 +392,23 @@ class Scheduler:
         count = slots.readable(longest, free)
         if work.samples > 1:
             count = self.samples_of_prompts(count, slots, free=free)
-        else:
-            count = min(count, self.next_count(free, slots))
+        elif count <= PLANNED_PROMPTS and self.lm.device.type == "cpu":  # the costs of passes are those of a CPU
+            count = min(count, self.planned_count(free, slots))
         rows = [self.queue.pop() for _ in range(count)]
         self.begun |= {prompt for row in rows if (prompt := self.shared_prompt(row)) is not None}
         return [replace(request, shared=self.shared_prompt(request.row)) for request in self.slot_requests(rows)]
 
-    def next_count(self, free: int, slots: AnsweringSlots) -> int:
-        """Return how many of the next prompts to prefill together, if `free` rows can start now."""
+    def planned_count(self, free: int, slots: AnsweringSlots) -> int:
+        """Return the number of prompts in the next pass of the plan, which is made again if it does not fit.
+
+        Args:
+            free: Number of rows that can start now.
+            slots: The slots.
+        """
         if not self.planned or sum(self.planned) > free:
             rows = self.queue[: -min(free, PLANNED_PROMPTS) - 1 : -1]
             lengths = [int(self.work.lengths[row]) - len(self.prefix) for row in rows]
-            self.planned = [end - start for start, end in fastest_passes(lengths, slots)]
+            self.planned = [end - start for start, end in split_into_passes(lengths, slots)]
         return self.planned.pop(0)
 
     def slot_requests(self, rows: Sequence[int]) -> list[SlotRequest]:
@@ -467,22 +467,3 @@ class Scheduler:
         self.results.append(result)
         for row in self.copies.get(result.row, ()):
             self.results.append(RowResult(row, result.generated, result.error))
-
-
-def fastest_passes(lengths: Sequence[int], slots: AnsweringSlots) -> list[tuple[int, int]]:
-    """Return which prompts are prefilled together so that padding and passes take the least time.
-
-    Args:
-        lengths: Number of tokens to prefill of each prompt, in falling order.
-        slots: The slots.
-
-    Returns:
-        Start and end of each pass.
-    """
-
-    def cost(start: int, end: int) -> float:
-        count = end - start
-        allowed = slots.readable(lengths[start], count) == count
-        return PASS_TOKENS + slots.read_length(lengths[start]) * count if allowed else math.inf
-
-    return cheapest_split(len(lengths), cost)

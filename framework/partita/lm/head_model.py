@@ -96,7 +96,7 @@ class HeadModel(TrainedModel):
 
     @cached_property
     def takes_cache(self) -> bool:
-        """Whether the model fills a KV cache if it is not told otherwise, as decoders do."""
+        """Whether the model returns a KV cache by default, as decoders do."""
         return "use_cache" in inspect.signature(self.base.forward).parameters
 
     @cached_property

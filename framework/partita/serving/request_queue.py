@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from partita.generation.prefill_plan import PASS_TOKENS, PLANNED_PROMPTS, split_into_passes
 from partita.generation.requests import RowRequests
-from partita.generation.scheduler import PASS_TOKENS, PLANNED_PROMPTS, Scheduler, fastest_passes
+from partita.generation.scheduler import Scheduler
 from partita.generation.text_stream import TextStream
 from partita.lm.base import AnsweringSlots, Generated, GenerationOptions, SlotRequest, TokenLogprob, common_tokens
 from partita_schema.errors import JobError
@@ -236,7 +237,7 @@ class RequestScheduler(Scheduler):
         self.unread = {request.row: slots.unread(request) for request in requests}
         order = sorted(requests, key=lambda request: -self.unread[request.row])[:PLANNED_PROMPTS]
         tokens = [self.unread[request.row] for request in order]
-        for start, end in reversed(fastest_passes(tokens, slots)):
+        for start, end in reversed(split_into_passes(tokens, slots)):
             group = [order[start]]
             for request in order[start + 1 : end]:
                 if not copies_more(request, group, unread=self.unread[request.row]):

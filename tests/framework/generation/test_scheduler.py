@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from partita.generation.engine import choose_engine
 from partita.generation.generator import generate_requests
 from partita.generation.oom_backoff import BatchBudget
+from partita.generation.prefill_plan import PLANNED_PROMPTS
 from partita.generation.requests import BatchResult, GenerationSettings, too_large
 from partita.lm.base import SHORTEST_PREFIX, Generated, GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.slot_kv_cache import SlotKVCache
@@ -188,6 +189,12 @@ def test_prompts_of_similar_lengths_are_prefilled_together(lm, admitted: list[li
     prompts = prompts_of([48, 47, 40, 39, 38, 36, 35, 32])
     assert answers(lm, prompts, batch_size=8) == one_by_one(lm, prompts)
     assert [len(group) for group in admitted] == [8]
+
+
+def test_more_short_prompts_than_are_planned_fill_a_pass(lm, admitted: list[list[SlotRequest]]) -> None:
+    prompts = prompts_of([3] * (PLANNED_PROMPTS + 6))
+    assert answers(lm, prompts, batch_size=PLANNED_PROMPTS + 6) == one_by_one(lm, prompts)
+    assert [len(group) for group in admitted] == [PLANNED_PROMPTS + 6]
 
 
 def test_equal_prompts_are_each_sampled(lm, admitted: list[list[SlotRequest]]) -> None:
