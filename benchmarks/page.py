@@ -38,15 +38,16 @@ REASONS = {
         "the process that distributes the rows is a third one on two cores"
     ),
     ("generate tiny_rows", "tiny, rows: over the fastest of them"): (
-        "OpenVINO GenAI calls no Python between layers and fuses what partita computes in single operations of torch. "
-        "All other libraries in fp32 are behind"
+        "OpenVINO GenAI calls no Python between layers and fuses what partita computes in separate operations of "
+        "torch. All other libraries in fp32 are behind"
     ),
     ("generate tiny_rows", "tiny, rows: int8 over CTranslate2 int8"): (
-        "layers with 256 dimensions gain little in int8: 1.25 times over float32, and CTranslate2 1.75 times"
+        "layers with 256 dimensions gain little in int8: the job is 1.25 times as fast as in float32, and that of "
+        "CTranslate2 1.75 times"
     ),
     ("generate small_rows", "small, rows: over the fastest of them"): (
-        "no library can be 1.5 times as fast as OpenVINO GenAI here: its 24.5 s are 1.15 times what the products alone "
-        "take at the measured rate of oneDNN (21.3 s). partita takes 27.4 s, and CTranslate2 47"
+        "no library in fp32 can be 1.5 times as fast as OpenVINO GenAI here: its 24.5 s are 1.15 times what the "
+        "products alone take at the 110 GFLOP/s of the processor (21.3 s). partita takes 27.4 s, and CTranslate2 47"
     ),
     ("number_formats speed", "tiny: bfloat16, chosen by dtype: fastest, over float32"): (
         "dtype: bfloat16, which is the same, had 1.55 in this run. Half of the time of the model of 5 million "
