@@ -150,6 +150,13 @@ def test_training_with_killed_ranks_equals_uninterrupted_training(
     assert accuracy[0] == pytest.approx(accuracy[1], rel=1e-3), f"seed {seed}"
 
 
+def rows_in(journals: Path) -> set[int]:
+    """Return the rows with a complete record. A kill while journals are merged leaves a row in two of them."""
+    lines = [line for path in journals.glob("many*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
+    records = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return {record["row"] for record in records if "row" in record}
+
+
 def test_predictions_with_killed_ranks_are_complete_and_unchanged(
     processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -171,10 +178,10 @@ def test_predictions_with_killed_ranks_are_complete_and_unchanged(
         status = processes.kill(ranks, folder, "predict:many", **kill)
         assert status[kill["rank"]] == -signal.SIGKILL, f"seed {seed}: {status}"
         assert not (folder / "many.out.jsonl").exists()
-        done = sum(map(lines_of, (folder / "run" / "journal").glob("many*.jsonl")))
+        done = len(rows_in(folder / "run" / "journal"))
     result = processes.start(2, folder, "predict:many")["predict:many"]
 
     assert result["rows"] == 1000
-    assert result["resumed"] >= done - 4, f"seed {seed}: a header per file, and a partial line"
+    assert result["resumed"] == done, f"seed {seed}"
     assert (folder / "many.out.jsonl").read_bytes() == (alone / "many.out.jsonl").read_bytes(), f"seed {seed}"
     assert not list(folder.glob("run/journal/*.rank-*"))
