@@ -75,14 +75,15 @@ class LoadedModel:
             self.embedded = settings.peft_type.value in EMBEDDED
         self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
         self.answer_context = described_answer_context(self.base.config)
-        self.wide, self.few_kernels = use_onednn(self.module, trainable=self.trainable, free_bytes=self.free_bytes())
+        free_bytes = 0 if self.trainable else self.free_bytes()
+        self.wide, self.few_kernels = use_onednn(self.module, trainable=self.trainable, free_bytes=free_bytes)
 
     def free_bytes(self) -> int:
         """Return the host memory that is free beside the weights of a model on a CPU; 0 elsewhere."""
         if self.device.type != "cpu":
             return 0
         memory = device_memory(self.device, memory_budget=self.config.trainer.memory_budget)
-        # Weights that are mapped from files take no memory before they are read.
+        # Weights that are mapped from a file take no memory before they are read. Others are counted twice.
         return memory.budget() - sum(tensor.nbytes for tensor in self.module.parameters())
 
     @property

@@ -16,7 +16,7 @@ from torch import nn
 from partita.lm.devices import find_device
 from partita.lm.int8_linear import Int8Linear, int8_layers, is_available, to_int8
 from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_description
-from partita.lm.product_speed import output_seconds, shortest_seconds
+from partita.lm.product_speed import Shape, output_computations, shortest_seconds
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.sections.quantization import DynamicInt8Quantization
@@ -39,9 +39,7 @@ ROWS = (32, 256)
 MAX_WEIGHTS = 2**21
 """Maximum number of weights of a product; a larger layer is measured by its first outputs."""
 ROUNDS = 7
-"""Number of times that each format computes a product; the fastest counts."""
-
-Shape = tuple[int, ...]
+"""Number of times that each format computes a product, in turn; the fastest counts."""
 
 
 class ChosenDtype(NamedTuple):
@@ -102,7 +100,7 @@ def number_format(base: "PreTrainedModel") -> dict[str, Any]:
 def dtype_seconds(dtype: torch.dtype, *, device: torch.device) -> float:
     """Return the seconds of a product of 64 rows with a layer of 1024 x 1024."""
     weight_OI, x_NI = (torch.ones(size, 1024, dtype=dtype, device=device) for size in (1024, 64))
-    return output_seconds(x_NI, weight_OI, rounds=ROUNDS)
+    return min(shortest_seconds(output_computations(x_NI, weight_OI), device=device, rounds=ROUNDS).values())
 
 
 def quantize_faster_layers(layers: Mapping[str, nn.Linear], section: DynamicInt8Quantization) -> int:
@@ -186,5 +184,7 @@ def format_seconds(shape: Shape, *, rows: int) -> dict[str, float]:
     weight, x_NI = layer.weight.detach().clone(), torch.ones(rows, inputs)
     to_int8(layer)
     # A view each time, so that no call uses the scales of the call before.
-    int8 = shortest_seconds({"int8": lambda: layer(x_NI.view_as(x_NI))}, device=x_NI.device, rounds=ROUNDS)
-    return {"float32": output_seconds(x_NI, weight, rounds=ROUNDS), **int8}
+    computations = output_computations(x_NI, weight) | {"int8": lambda: layer(x_NI.view_as(x_NI))}
+    seconds = shortest_seconds(computations, device=x_NI.device, rounds=ROUNDS)
+    int8 = seconds.pop("int8")
+    return {"float32": min(seconds.values()), "int8": int8}

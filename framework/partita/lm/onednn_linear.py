@@ -23,14 +23,16 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from partita.lm.packed_weight import MOST_PACKED, PackedLinear, PackedWeight, packed_or_plain
-from partita.lm.product_speed import ONEDNN, TORCH, Library, Product, faster_for_training, fastest_for_decoding
+from partita.lm.packed_weight import PackableLinear
+from partita.lm.product_speed import ONEDNN, TORCH, Implementation, Product, faster_for_training, fastest_for_decoding
 from partita_trainers.torch_internals import onednn_has_bfloat16, onednn_linear
 
 DIGITS = 4
 """Significant bits of the row counts that kernels of small models are prepared for."""
-LARGE = 2**24
-"""Minimum weights of a large model."""
+LARGE_MODEL_WEIGHTS = 2**24
+"""Weights in linear layers from which a model is large."""
+MOST_PACKED = 1 / 8
+"""Maximum share of the free memory for packed weights. Each process of a job has its own."""
 KERNELS = 32
 """Size of the kernel cache. The default of 1,024 would take gigabytes that no memory probe has seen."""
 KERNEL_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
@@ -136,7 +138,7 @@ def using_onednn(on: bool = True) -> Iterator[None]:
         current.on = before
 
 
-class OneDnnLinear(nn.Linear):
+class OneDnnLinear(PackableLinear):
     """A linear layer that uses oneDNN in training, and without gradients inside `using_onednn`."""
 
     least: Least
@@ -146,8 +148,7 @@ class OneDnnLinear(nn.Linear):
     few_kernels: bool
     """Whether only rounded row counts use oneDNN in slots."""
     packs: bool
-    """Whether the weight is packed in the first pass inside `using_onednn`."""
-    packed: PackedWeight | None = None
+    """Whether the packed weight is used inside `using_onednn`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + b [..., O]."""
@@ -157,14 +158,14 @@ class OneDnnLinear(nn.Linear):
             return y_NO.view(*x.shape[:-1], self.out_features)
         if not getattr(current, "on", False):
             return nn.functional.linear(x, self.weight, self.bias)
-        if self.packs and self.packed is None:
-            self.packed = PackedWeight(self.weight)
+        # Also before a small product, so that the warm-up before batch sizes are measured allocates the copy.
+        weight = self.pack() if self.packs else self.weight
         rows = x.numel() // max(1, self.in_features)
         small = rows < self.least.rows or rows * self.weight.numel() < self.least.products
         other = torch.is_grad_enabled() or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
         if small or other or (self.few_kernels and round_up(rows) != rows):
             return nn.functional.linear(x, self.weight, self.bias)
-        return onednn_linear(x, packed_or_plain(self.packed, self.weight), self.bias)
+        return onednn_linear(x, weight, self.bias)
 
     def may_train(self, x: torch.Tensor) -> bool:
         """Return whether these inputs and this layer need gradients, in plain float32."""
@@ -172,6 +173,20 @@ class OneDnnLinear(nn.Linear):
         plain = type(weight) in (torch.Tensor, nn.Parameter) and x.dtype == weight.dtype == torch.float32
         needed = x.requires_grad or weight.requires_grad
         return plain and needed and not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+
+
+class PackedLinear(PackableLinear):
+    """A linear layer in bfloat16 whose packed weight is used in all passes without gradients.
+
+    torch computes such layers with oneDNN too, so results are the same bit for bit.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T + b [..., O]."""
+        plain = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
+        if plain or x.dtype != torch.bfloat16 or not x.numel():
+            return nn.functional.linear(x, self.weight, self.bias)
+        return onednn_linear(x, self.pack(), self.bias)
 
 
 def keep_few_kernels() -> None:
@@ -196,7 +211,9 @@ class OneDnnUse(NamedTuple):
 
 
 def use_onednn(module: nn.Module, *, trainable: bool, free_bytes: int) -> OneDnnUse:
-    """Enable oneDNN for plain CPU layers where it is faster on this machine.
+    """Enable oneDNN for plain CPU layers where it is faster on this machine, and return how slots use it.
+
+    Call it once for a model.
 
     Args:
         module: The model.
@@ -207,11 +224,12 @@ def use_onednn(module: nn.Module, *, trainable: bool, free_bytes: int) -> OneDnn
         pack_bfloat16(module, free_bytes=free_bytes)
     layers = plain_layers(module, LEAST)
     may_pack = not trainable and sum(layer.weight.nbytes for layer in layers) <= MOST_PACKED * free_bytes
-    library = fastest_for_decoding(layers, may_pack=may_pack)
+    fastest = fastest_for_decoding(layers, may_pack=may_pack)
     trained = faster_for_training(layers) if trainable else {}
-    use = OneDnnUse(library is not Library.TORCH, sum(layer.weight.numel() for layer in layers) < LARGE)
+    few_kernels = sum(layer.weight.numel() for layer in layers) < LARGE_MODEL_WEIGHTS
+    use = OneDnnUse(decoding=fastest is not Implementation.TORCH, few_kernels=few_kernels)
     if use.decoding or any(trained.values()):
-        widen(module, least=LEAST, packs=library is Library.PACKED, few_kernels=use.few_kernels)
+        widen(module, least=LEAST, packs=fastest is Implementation.PACKED, few_kernels=few_kernels)
         for part in module.modules():
             if isinstance(part, OneDnnLinear):
                 part.training_products = trained.get(tuple(part.weight.shape), frozenset())
@@ -222,7 +240,7 @@ def pack_bfloat16(module: nn.Module, *, free_bytes: int) -> None:
     """Make plain CPU layers in bfloat16 pack their weights if that is faster on this machine."""
     layers = plain_layers(module, LEAST, dtype=torch.bfloat16) if onednn_has_bfloat16() else []
     may_pack = sum(layer.weight.nbytes for layer in layers) <= MOST_PACKED * free_bytes
-    if may_pack and fastest_for_decoding(layers, may_pack=True) is Library.PACKED:
+    if may_pack and fastest_for_decoding(layers, may_pack=True) is Implementation.PACKED:
         for layer in layers:
             layer.__class__ = PackedLinear
 

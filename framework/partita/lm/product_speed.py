@@ -1,11 +1,12 @@
-"""Measures whether torch or oneDNN multiplies matrices faster on this machine, and keeps the result.
+"""Measures whether torch or oneDNN multiplies matrices faster on this machine, and records the result.
 
 torch multiplies float32 matrices with MKL, which does not use AVX-512 on processors of other vendors than Intel.
 oneDNN, which is part of torch, does: on some of them a layer then takes less than half the time, on others equally long
 (docs/decisions/0012-products-on-amd.md). Packed weights, in oneDNN's own layout, save it more work. The products are
 float32 sums in another order, so their last digits differ. The choice is therefore made once per machine and model
 shape and recorded in the cache directory of the user, as batch sizes are: all processes on a machine, and a run that is
-resumed there, compute the same sums.
+resumed there, train with the same sums. In decoding, they may differ if weights can be packed in one process and not in
+another; tokens do not depend on it.
 """
 
 import logging
@@ -36,11 +37,11 @@ WORTH = 1.1
 """Minimum ratio of the seconds. Kernels for new row counts, and padding to few of them, take a part of the gain."""
 
 
-class Library(StrEnum):
+class Implementation(StrEnum):
     """A way to compute a product."""
 
     TORCH = "torch"
-    """torch's choice, MKL."""
+    """torch's choice: MKL in float32, oneDNN in bfloat16."""
     ONEDNN = "onednn"
     """oneDNN with plain weights."""
     PACKED = "packed"
@@ -76,7 +77,7 @@ class Measurement(NamedTuple):
     """What is measured."""
 
     products: Sequence[Product]
-    libraries: Sequence[Library]
+    implementations: Sequence[Implementation]
     rows: int
     shapes: int
     """Number of layer shapes: those with the most weights in the model."""
@@ -85,21 +86,23 @@ class Measurement(NamedTuple):
     layers: int = 1
     """Maximum number of layers of a shape. With several, weights are read from memory, as in a model."""
     rounds: int = 6
-    """Number of times that each library computes a product, in turn; the fastest counts. The first prepares the
+    """Number of times that each implementation computes a product, in turn; the fastest counts. The first prepares the
     kernel."""
 
 
-DECODING = Measurement([Product.OUTPUT], list(Library), rows=LAYOUT_ROWS, shapes=3, weights=2**20, layers=4, rounds=4)
+DECODING = Measurement(
+    [Product.OUTPUT], list(Implementation), rows=LAYOUT_ROWS, shapes=3, weights=2**20, layers=4, rounds=4
+)
 """A decode step or a short prefill."""
-TRAINING = Measurement(list(Product), [Library.TORCH, Library.ONEDNN], rows=256, shapes=6, weights=2**18)
+TRAINING = Measurement(list(Product), [Implementation.TORCH, Implementation.ONEDNN], rows=256, shapes=6, weights=2**18)
 """A training step."""
 
 Shape = tuple[int, ...]
 Seconds = Mapping[Shape, Mapping[Product, Mapping[str, float]]]
-"""Seconds of a product, by the shape [O, I] of the layer, the product and the library."""
+"""Seconds of a product, by the shape [O, I] of the layer, the product and the implementation."""
 
 
-def fastest_for_decoding(layers: Sequence[nn.Linear], *, may_pack: bool) -> Library:
+def fastest_for_decoding(layers: Sequence[nn.Linear], *, may_pack: bool) -> Implementation:
     """Return what computes the outputs of these CPU layers fastest, over all measured shapes.
 
     Args:
@@ -109,8 +112,9 @@ def fastest_for_decoding(layers: Sequence[nn.Linear], *, may_pack: bool) -> Libr
     totals = Counter[str]()
     for by_product in measured(layers, DECODING).values():
         totals.update(by_product[Product.OUTPUT])
-    best = min([Library.ONEDNN, *([Library.PACKED] if may_pack else [])], key=lambda library: totals[library])
-    return best if totals[Library.TORCH] > WORTH * totals[best] else Library.TORCH
+    allowed = [Implementation.ONEDNN, *([Implementation.PACKED] if may_pack else [])]
+    best = min(allowed, key=lambda implementation: totals[implementation])
+    return best if totals[Implementation.TORCH] > WORTH * totals[best] else Implementation.TORCH
 
 
 def faster_for_training(layers: Sequence[nn.Linear]) -> dict[Shape, frozenset[Product]]:
@@ -119,7 +123,7 @@ def faster_for_training(layers: Sequence[nn.Linear]) -> dict[Shape, frozenset[Pr
         shape: frozenset(
             product
             for product, seconds in by_product.items()
-            if seconds[Library.TORCH] > WORTH * seconds[Library.ONEDNN]
+            if seconds[Implementation.TORCH] > WORTH * seconds[Implementation.ONEDNN]
         )
         for shape, by_product in measured(layers, TRAINING).items()
     }
@@ -128,8 +132,8 @@ def faster_for_training(layers: Sequence[nn.Linear]) -> dict[Shape, frozenset[Pr
 def measured(layers: Sequence[nn.Linear], measurement: Measurement) -> Seconds:
     """Return the seconds of products on this machine.
 
-    The first call for these shapes measures for up to 0.3 s of CPU time and keeps the result. If it cannot be kept, the
-    result is empty, because processes that measure each for itself could disagree.
+    The first call for these shapes measures for up to 0.3 s of CPU time and records the result. If it cannot be
+    recorded, the result is empty, because processes that measure each for itself could disagree.
     """
     available = torch.backends.mkl.is_available() and has_onednn_linear()  # type: ignore[no-untyped-call]
     if not layers or not available:
@@ -140,7 +144,7 @@ def measured(layers: Sequence[nn.Linear], measurement: Measurement) -> Seconds:
         path,
         key,
         measure=lambda: measure(layers, measurement),
-        read=lambda saved: parse_seconds(saved, shapes=key["shapes"]),
+        read=lambda saved: parse_seconds(saved, shapes=key["shapes"], measurement=measurement),
         fallback="matrix products stay with torch",
     )
     if seconds is None:
@@ -149,12 +153,23 @@ def measured(layers: Sequence[nn.Linear], measurement: Measurement) -> Seconds:
     return seconds
 
 
-def parse_seconds(saved: Sequence[Mapping[str, Mapping[str, float]]], *, shapes: Sequence[Sequence[int]]) -> Seconds:
-    """Return recorded seconds by the shape of the layer."""
+def parse_seconds(
+    saved: Sequence[Mapping[str, Mapping[str, float]]], *, shapes: Sequence[Sequence[int]], measurement: Measurement
+) -> Seconds:
+    """Return recorded seconds by the shape of the layer.
+
+    Args:
+        saved: What was recorded for each shape.
+        shapes: The shapes.
+        measurement: What was measured.
+
+    Raises:
+        KeyError: A product or an implementation is missing.
+    """
     return {
         tuple(shape): {
-            Product(product): {name: float(seconds) for name, seconds in by_library.items()}
-            for product, by_library in by_product.items()
+            product: {name: float(by_product[product][name]) for name in measurement.implementations}
+            for product in measurement.products
         }
         for shape, by_product in zip(shapes, saved, strict=True)
     }
@@ -162,14 +177,16 @@ def parse_seconds(saved: Sequence[Mapping[str, Mapping[str, float]]], *, shapes:
 
 def machine_key(layers: Sequence[nn.Linear], measurement: Measurement) -> dict[str, Any]:
     """Return everything that the measurement depends on."""
+    shapes = largest_shapes(layers, measurement.shapes)
     return {
         "format": FORMAT,
         **cpu_description(),
         "rows": measurement.rows,
         "products": list(measurement.products),
-        "libraries": list(measurement.libraries),
+        "implementations": list(measurement.implementations),
         "dtype": str(layers[0].weight.dtype),
-        "shapes": [list(shape) for shape in largest_shapes(layers, measurement.shapes)],
+        "shapes": list(map(list, shapes)),
+        "layers": [len(weights_of(layers, shape, measurement)) for shape in shapes],
     }
 
 
@@ -181,48 +198,54 @@ def largest_shapes(layers: Sequence[nn.Linear], count: int) -> list[Shape]:
     return sorted(weights, key=lambda shape: (-weights[shape], shape))[:count]
 
 
+def weights_of(layers: Sequence[nn.Linear], shape: Shape, measurement: Measurement) -> list[torch.Tensor]:
+    """Return the weights [O, I] of this shape that are measured, with the first outputs of large ones."""
+    outputs = max(1, measurement.weights // shape[1])
+    found = [layer.weight.detach()[:outputs] for layer in layers if tuple(layer.weight.shape) == shape]
+    return found[: measurement.layers]
+
+
 @torch.no_grad()
 def measure(layers: Sequence[nn.Linear], measurement: Measurement) -> list[dict[Product, dict[str, float]]]:
-    """Return the seconds of the products of each shape, by the product and the library."""
-    seconds = []
-    for shape in largest_shapes(layers, measurement.shapes):
-        weights = [layer.weight.detach() for layer in layers if tuple(layer.weight.shape) == shape]
-        outputs = max(1, measurement.weights // shape[1])
-        some = [weight_OI[:outputs] for weight_OI in weights[: measurement.layers]]
-        seconds.append({product: product_seconds(product, some, measurement) for product in measurement.products})
-    return seconds
+    """Return the seconds of the products of each shape, by the product and the implementation."""
+    return [
+        {
+            product: product_seconds(product, weights_of(layers, shape, measurement), measurement)
+            for product in measurement.products
+        }
+        for shape in largest_shapes(layers, measurement.shapes)
+    ]
 
 
 def product_seconds(product: Product, weights: Sequence[torch.Tensor], measurement: Measurement) -> dict[str, float]:
-    """Return the seconds in which each library computes a product with all weights [O, I], one after the other."""
+    """Return the seconds in which each implementation computes a product with all weights [O, I], in sequence."""
     outputs, inputs = weights[0].shape
     x_NI, dy_NO = (torch.ones(measurement.rows, size, dtype=weights[0].dtype) for size in (inputs, outputs))
-    packed = [pack_for_onednn(one, rows=LAYOUT_ROWS) for one in weights if Library.PACKED in measurement.libraries]
+    left_NK = x_NI if product is Product.OUTPUT else dy_NO
 
-    def compute(multiply: Multiply, weights: Sequence[torch.Tensor]) -> None:
-        for weight in weights:
-            if product is Product.WEIGHT_GRADIENT:
-                multiply(dy_NO, x_NI)
-            else:
-                multiply(x_NI if product is Product.OUTPUT else dy_NO, weight)
+    def compute(multiply: Multiply, factors: Sequence[torch.Tensor]) -> None:
+        for factor in factors:
+            multiply(left_NK, factor)
 
-    computations: dict[Library, Callable[[], object]] = {
-        Library.TORCH: partial(compute, TORCH[product], weights),
-        Library.ONEDNN: partial(compute, ONEDNN[product], weights),
-        Library.PACKED: partial(compute, ONEDNN[product], packed),
+    factors = [x_NI] * len(weights) if product is Product.WEIGHT_GRADIENT else weights
+    computations: dict[str, Callable[[], object]] = {
+        Implementation.TORCH: partial(compute, TORCH[product], factors),
+        Implementation.ONEDNN: partial(compute, ONEDNN[product], factors),
     }
-    wanted: dict[str, Callable[[], object]] = {library: computations[library] for library in measurement.libraries}
-    return shortest_seconds(wanted, device=x_NI.device, rounds=measurement.rounds)
+    if Implementation.PACKED in measurement.implementations:
+        packed = [pack_for_onednn(weight_OI, rows=LAYOUT_ROWS) for weight_OI in weights]
+        computations[Implementation.PACKED] = partial(compute, ONEDNN[product], packed)
+    return shortest_seconds(computations, device=x_NI.device, rounds=measurement.rounds)
 
 
-def output_seconds(x_NI: torch.Tensor, weight_OI: torch.Tensor, *, rounds: int) -> float:
-    """Return the seconds of x W^T by the fastest library."""
-    computations: dict[str, Callable[[], object]] = {Library.TORCH: partial(nn.functional.linear, x_NI, weight_OI)}
+def output_computations(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Return the computations of x W^T that are available for this device and dtype, by the implementation."""
+    found: dict[str, Callable[[], object]] = {Implementation.TORCH: partial(nn.functional.linear, x_NI, weight_OI)}
     if x_NI.device.type == "cpu" and (has_onednn_linear() if x_NI.dtype == torch.float32 else onednn_has_bfloat16()):
         packed = pack_for_onednn(weight_OI, rows=LAYOUT_ROWS)
-        computations[Library.ONEDNN] = partial(onednn_linear, x_NI, weight_OI, None)
-        computations[Library.PACKED] = partial(onednn_linear, x_NI, packed, None)
-    return min(shortest_seconds(computations, device=x_NI.device, rounds=rounds).values())
+        found[Implementation.ONEDNN] = partial(onednn_linear, x_NI, weight_OI, None)
+        found[Implementation.PACKED] = partial(onednn_linear, x_NI, packed, None)
+    return found
 
 
 def shortest_seconds(

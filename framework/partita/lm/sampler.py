@@ -197,9 +197,9 @@ def near_ties(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Te
 
 
 def near_ties_on_cpu(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> list[int]:
-    """Return the result of `near_ties` for scores on the CPU, several times as fast, by the second best scores.
+    """Return the result of `near_ties` for scores on the CPU, several times as fast.
 
-    The scores are changed meanwhile.
+    It compares with the second-best score. The scores are modified temporarily.
     """
     scores = scores_NV.detach().numpy()
     chosen = np.arange(len(scores)), tokens_N.numpy()
@@ -207,7 +207,9 @@ def near_ties_on_cpu(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: t
     scores[chosen] = -np.inf
     second_N = scores.max(-1)
     scores[chosen] = best_N
-    rows: list[int] = np.flatnonzero(second_N >= best_N - np.float32(CLOSE) * np.abs(best_N - means_N.numpy())).tolist()
+    with np.errstate(invalid="ignore"):  # a row whose scores are all -inf has no near tie
+        least_N = best_N - np.float32(CLOSE) * np.abs(best_N - means_N.numpy())
+    rows: list[int] = np.flatnonzero(second_N >= least_N).tolist()
     return rows
 
 

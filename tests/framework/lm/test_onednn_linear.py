@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -23,8 +24,7 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.lm import onednn_linear, sampler
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, round_up, using_onednn, widen
-from partita.lm.packed_weight import PackedLinear
+from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, PackedLinear, round_up, using_onednn, widen
 from partita.lm.slots import Slots, SlotWay
 from partita_trainers import torch_internals
 
@@ -35,15 +35,17 @@ PREFIX = tuple(range(11, 20))
 
 
 class Watch(TorchDispatchMode):
-    """Record the number of rows of every product that oneDNN computes."""
+    """Record the number of rows of every product that oneDNN computes, and whether the weight is packed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: list[int] = []
+        self.rows = list[int]()
+        self.packed = set[bool]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "_linear_pointwise" in str(func):
             self.rows.append(args[0].numel() // args[0].shape[-1])
+            self.packed.add(args[1].is_mkldnn)
         return func(*args, **(kwargs or {}))
 
 
@@ -83,6 +85,7 @@ def test_results_equal_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool
     assert found.shape == (*shape[:-1], 160)
     assert found.is_contiguous()
     assert (layer.packed is not None) == packs
+    assert seen.packed <= {packs}
     assert seen.rows == ([] if x.numel() * 160 < LEAST.products else [x.numel() // 128])
     torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
 
@@ -137,10 +140,11 @@ def replace_values(layer: nn.Linear) -> None:
 @torch.no_grad()
 def test_a_weight_that_changed_after_packing_is_used(change: Any) -> None:
     layer, x = wide(packs=True), torch.randn(64, 128)
-    with using_onednn():
+    with using_onednn(), Watch() as seen:
         layer(x)
         change(layer)
         torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
+    assert seen.packed == {True}
 
 
 @torch.no_grad()
@@ -163,7 +167,7 @@ def test_any_number_of_rows_of_a_large_model_uses_onednn() -> None:
 
 
 @pytest.mark.skipif(not torch_internals.onednn_has_bfloat16(), reason="oneDNN has no bfloat16 on this processor")
-@pytest.mark.parametrize("rows", [1, 3, 17, 64, 1000])
+@pytest.mark.parametrize("rows", [0, 1, 3, 17, 64, 1000])
 def test_packed_layers_in_bfloat16_have_the_bits_of_torch(rows: int) -> None:
     layer: Any = nn.Linear(128, 160).bfloat16()
     x = torch.randn(rows, 128).bfloat16()
@@ -171,13 +175,12 @@ def test_packed_layers_in_bfloat16_have_the_bits_of_torch(rows: int) -> None:
     layer.__class__ = PackedLinear
     layer(x)
     assert layer.packed is None, "a pass with gradients packs nothing"
-    for _ in range(2):
-        with torch.no_grad():
+    with torch.no_grad(), Watch() as seen:
+        for _ in range(2):
             assert torch.equal(layer(x), wanted)
-        assert layer.packed is not None
-    with torch.no_grad():
         layer.weight.mul_(2)
         assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
+    assert seen.packed == ({True} if rows else set())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 17, 1023])
@@ -247,9 +250,8 @@ def test_answers_equal_those_of_transformers_and_products_have_few_sizes(
         request.row: small.greedy_alone(lm, request) for request in requests
     }
     assert bool(seen.rows) == faster
+    assert seen.packed == ({library == "packed"} if faster else set())
     assert all(round_up(rows) == rows for rows in seen.rows)
-    layers = [layer for layer in lm.module.modules() if isinstance(layer, OneDnnLinear)]
-    assert {layer.packed is not None for layer in layers} <= {library == "packed"}
 
 
 def test_large_models_are_computed_without_idle_slots_and_longer_prompts(small: Any, lm: Any, faster: bool) -> None:
@@ -398,13 +400,23 @@ def test_torch_computes_sampled_answers_and_log_probabilities(
 
 def test_close_scores_are_near_ties() -> None:
     scores = torch.tensor(
-        [[0.0, 4.0, 4.0, 0.0], [0.0, 4.0, 3.9, 0.0], [0.0, 4.0, 4.0 - 1e-5, 0.0], [0.0, float("nan"), 1.0, 1.0]]
+        [
+            [0.0, 4.0, 4.0, 0.0],
+            [0.0, 4.0, 3.9, 0.0],
+            [0.0, 4.0, 4.0 - 1e-5, 0.0],
+            [0.0, math.nan, 1.0, 1.0],
+            [-math.inf, 2.0, -math.inf, -math.inf],
+            [-math.inf] * 4,
+        ]
     )
+    before = scores.clone()
     tokens, valid = sampler.greedy(scores)
     assert tokens.tolist()[:3] == [1, 1, 1]
-    assert valid.tolist() == [True, True, True, False]
+    assert valid.tolist() == [True, True, True, False, True, True]
     for find in (sampler.near_ties, sampler.near_ties_on_cpu):
-        assert find(scores, tokens, scores.mean(-1)) == [0, 2]
+        assert find(scores, tokens, scores.mean(-1)) == [0, 2, 4], "excluded scores make the mean infinite"
+        assert torch.equal(scores.nan_to_num(7), before.nan_to_num(7))
+        assert find(scores[:, :1], torch.zeros(6, dtype=torch.long), scores[:, 0]) == []
 
 
 def test_the_reported_padding_equals_the_computed_padding(small: Any, lm: Any, faster: bool) -> None:

@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from partita.lm.measurement_cache import save_first
-from partita.lm.onednn_linear import LARGE, LEAST, OneDnnLinear, use_onednn
-from partita.lm.packed_weight import MOST_PACKED, PackedLinear
+from partita.lm.onednn_linear import LEAST, MOST_PACKED, OneDnnLinear, PackedLinear, use_onednn
 from partita.lm.product_speed import (
     DECODING,
     TRAINING,
     WORTH,
-    Library,
+    Implementation,
     Product,
     faster_for_training,
     fastest_for_decoding,
     largest_shapes,
 )
 from partita_schema.common.checksums import sealed, unsealed
+from partita_trainers import torch_internals
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def layers(*shapes: tuple[int, int]) -> list[nn.Linear]:
     return [nn.Linear(inputs, outputs, bias=False) for outputs, inputs in shapes]
 
 
-def fastest(*shapes: tuple[int, int], may_pack: bool = True) -> Library:
+def fastest(*shapes: tuple[int, int], may_pack: bool = True) -> Implementation:
     return fastest_for_decoding(layers(*shapes), may_pack=may_pack)
 
 
@@ -57,7 +57,7 @@ def test_a_measurement_is_cached_with_all_that_it_depends_on(tmp_path: Path) -> 
     document = unsealed(path.read_bytes(), required=True)
     assert [list(shape) for shape in document["seconds"]] == [[Product.OUTPUT]] * 2
     for shape in document["seconds"]:
-        assert set(shape[Product.OUTPUT]) == set(Library)
+        assert set(shape[Product.OUTPUT]) == set(Implementation)
         assert all(seconds > 0 for seconds in shape[Product.OUTPUT].values())
     assert document["key"]["shapes"] == [[128, 256], [256, 128]]
     assert document["key"]["threads"] == torch.get_num_threads()
@@ -66,7 +66,7 @@ def test_a_measurement_is_cached_with_all_that_it_depends_on(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("seconds", "faster"), [(0.5, True), (0.95, False), (2.0, False)])
 def test_a_cached_measurement_decides_for_all_later_models(tmp_path: Path, seconds: float, faster: bool) -> None:
-    fastest((128, 128))
+    fastest((128, 128), (128, 128))
     [path] = recorded(tmp_path)
     keep(path, torch=1.0, onednn=seconds)
     before = path.read_bytes()
@@ -80,14 +80,14 @@ def test_a_cached_measurement_decides_for_all_later_models(tmp_path: Path, secon
 @pytest.mark.parametrize(
     ("seconds", "chosen", "chosen_plain"),
     [
-        ({"torch": 2.0, "onednn": 1.5, "packed": 1.0}, Library.PACKED, Library.ONEDNN),
-        ({"torch": 2.0, "onednn": 1.0, "packed": 1.1}, Library.ONEDNN, Library.ONEDNN),
-        ({"torch": 1.5, "onednn": 1.4, "packed": 1.0}, Library.PACKED, Library.TORCH),
-        ({"torch": 1.05, "onednn": 1.1, "packed": 1.0}, Library.TORCH, Library.TORCH),
+        ({"torch": 2.0, "onednn": 1.5, "packed": 1.0}, Implementation.PACKED, Implementation.ONEDNN),
+        ({"torch": 2.0, "onednn": 1.0, "packed": 1.1}, Implementation.ONEDNN, Implementation.ONEDNN),
+        ({"torch": 1.5, "onednn": 1.4, "packed": 1.0}, Implementation.PACKED, Implementation.TORCH),
+        ({"torch": 1.05, "onednn": 1.1, "packed": 1.0}, Implementation.TORCH, Implementation.TORCH),
     ],
 )
 def test_weights_are_packed_where_that_is_fastest_and_allowed(
-    tmp_path: Path, seconds: dict[str, float], chosen: Library, chosen_plain: Library
+    tmp_path: Path, seconds: dict[str, float], chosen: Implementation, chosen_plain: Implementation
 ) -> None:
     fastest((128, 128))
     [path] = recorded(tmp_path)
@@ -118,22 +118,43 @@ def test_only_a_model_that_is_not_trained_packs_weights_and_only_in_a_small_part
     assert not packs or dtype == torch.bfloat16 or all(layer.packs for layer in model)
 
 
+@pytest.mark.skipif(not torch_internals.onednn_has_bfloat16(), reason="oneDNN has no bfloat16 on this processor")
 def test_the_dtype_of_the_weights_is_part_of_the_measurement(tmp_path: Path) -> None:
     fastest((128, 128))
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        fastest_for_decoding([layer.bfloat16() for layer in layers((128, 128))], may_pack=True)
-        assert len(recorded(tmp_path)) == 2
-    keys = [unsealed(path.read_bytes())["key"]["dtype"] for path in recorded(tmp_path)]
-    assert "torch.float32" in keys
+    fastest_for_decoding([layer.bfloat16() for layer in layers((128, 128))], may_pack=True)
+    dtypes = {unsealed(path.read_bytes())["key"]["dtype"] for path in recorded(tmp_path)}
+    assert dtypes == {"torch.float32", "torch.bfloat16"}
+
+
+def test_the_number_of_measured_layers_is_part_of_the_measurement(tmp_path: Path) -> None:
+    for count in (1, 2, DECODING.layers, DECODING.layers + 1):
+        fastest(*[(128, 128)] * count)
+    assert len(recorded(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("missing", [*Implementation, Product.OUTPUT])
+def test_a_measurement_with_a_missing_number_is_repeated(
+    tmp_path: Path, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fastest((128, 128))
+    [path] = recorded(tmp_path)
+    document = unsealed(path.read_bytes())
+    [by_product] = document["seconds"]
+    (by_product if missing in by_product else by_product[Product.OUTPUT]).pop(missing)
+    path.write_text(json.dumps(sealed({key: document[key] for key in ("key", "seconds")})))
+    with caplog.at_level("INFO"):
+        fastest((128, 128))
+    assert "is repeated" in caplog.text
+    assert set(unsealed(path.read_bytes())["seconds"][0][Product.OUTPUT]) == set(Implementation)
 
 
 def test_row_counts_of_small_models_only_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = nn.Sequential(nn.Linear(128, 128, bias=False))
-    assert module[0].weight.numel() >= LEAST.weights
-    assert use_onednn(module, trainable=False, free_bytes=0).few_kernels
-    monkeypatch.setattr("partita.lm.onednn_linear.LARGE", module[0].weight.numel())
-    assert not use_onednn(module, trainable=False, free_bytes=0).few_kernels
-    assert LARGE == 2**24
+    weights = 128 * 128
+    assert weights >= LEAST.weights
+    for least, few in ((2 * weights + 1, True), (2 * weights, False)):
+        monkeypatch.setattr("partita.lm.onednn_linear.LARGE_MODEL_WEIGHTS", least)
+        module = nn.Sequential(*layers((128, 128), (128, 128)))
+        assert use_onednn(module, trainable=False, free_bytes=0).few_kernels == few
 
 
 def test_the_first_of_several_measuring_processes_decides_for_all(tmp_path: Path) -> None:
@@ -169,7 +190,7 @@ def test_a_damaged_measurement_is_repeated(tmp_path: Path, content: bytes, caplo
 def test_torch_is_used_if_nothing_can_be_cached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cache").write_text("a file where the folder would be")
     with caplog.at_level("INFO"):
-        assert fastest((128, 128)) is Library.TORCH
+        assert fastest((128, 128)) is Implementation.TORCH
     assert "matrix products stay with torch" in caplog.text
 
 
@@ -180,9 +201,9 @@ def test_only_a_clear_gain_selects_onednn_and_the_log_has_the_seconds(
     [path] = recorded(tmp_path)
     keep(path, torch=WORTH, onednn=1.0)
     with caplog.at_level("DEBUG"):
-        assert fastest((128, 128)) is Library.TORCH
+        assert fastest((128, 128)) is Implementation.TORCH
         keep(path, torch=2 * WORTH, onednn=1.0)
-        assert fastest((128, 128)) is not Library.TORCH
+        assert fastest((128, 128)) is not Implementation.TORCH
     assert str(path) in caplog.text
 
 
