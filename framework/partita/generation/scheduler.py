@@ -152,6 +152,7 @@ class Scheduler:
         """Take more rows from the source if few wait, and return whether rows are left to start or to finish."""
         if self.settings.stopping():
             self.queue = [row for row in self.queue if self.shared_prompt(row) in self.begun]
+            self.planned = []
         elif self.source.left and len(self.queue) * PREFILL_DIVISOR <= self.num_slots:
             rows = self.source.take(self.num_slots or min(self.budget.batch_size, self.budget.current_limit))
             self.queue = [*reversed(rows), *self.queue]
@@ -373,6 +374,7 @@ class Scheduler:
     def cancel(self, rows: Collection[int]) -> None:
         """Stop rows, whether they wait or are active; they get no result."""
         self.queue = [row for row in self.queue if row not in rows]
+        self.planned = []
         if self.slots is not None:
             self.slots.cancel(rows)
 
@@ -381,6 +383,7 @@ class Scheduler:
         if self.slots is not None:
             self.slots.close()
         self.slots = None
+        self.planned = []
 
     # Bookkeeping
 
