@@ -1,7 +1,8 @@
 """Attention of single new tokens to slots, for CPUs.
 
 The sdpa kernel processes one head of one row at a time, and for a single token most of that is overhead. Here several
-rows are multiplied in one batch, grouped by similar length. The shared prefix is stored in the first slot only, and all
+rows are multiplied in one batch, grouped by similar length, or in bfloat16 processed by the kernel with all query heads
+of a key head at a time. The shared prefix is stored in the first slot only, and all
 rows attend to it in one matrix product (Juravsky et al. 2024, "Hydragen", section 3.1). Prefill uses the sdpa kernel,
 and so does a single row, for which the kernel is three times as fast.
 
@@ -27,6 +28,7 @@ CHUNK_ROWS = 8
 CHUNK_POSITIONS = 200
 """Positions of a row that are attended to in the time that one more chunk takes, for a small model."""
 DTYPES = (torch.float32, torch.bfloat16)
+"""Dtypes of models whose attention is replaced."""
 
 current = threading.local()
 
@@ -98,7 +100,8 @@ def slot_attention(
     if rows == 1:
         return attend_row(layout, query, key, value, attention_mask, scaling, window), None
     factor = size**-0.5 if scaling is None else scaling
-    query_NHGD = (query * factor).reshape(rows, heads, -1, size)
+    grouped_NHGD = query.reshape(rows, heads, -1, size)
+    query_NHGD = grouped_NHGD * factor
     common = None
     if layout.prefix > layout.first_seen(0, rows, window):
         common = SharedPrefix(query_NHGD, *beginning(layout, key, value), attention_mask if window else None)
@@ -107,7 +110,7 @@ def slot_attention(
         chunk, own = slice(start, end), slice(max(layout.prefix, layout.first_seen(start, end, window)), width)
         keys, values, mask = key[chunk, :, own], value[chunk, :, own], attention_mask[chunk, :, :, own]
         if common is None and key.dtype != torch.float32:
-            parts.append(attend_groups(query_NHGD[chunk], keys, values, mask))
+            parts.append(attend_groups(grouped_NHGD[chunk], keys, values, mask, scaling))
             continue
         scores_NHGW = many(keys, query_NHGD[chunk].transpose(2, 3)).transpose(2, 3) + mask
         shares_NHGW = scores_NHGW.softmax(-1) if common is None else common.shares(scores_NHGW, chunk)
@@ -119,21 +122,26 @@ def slot_attention(
 
 
 def attend_groups(
-    query_NHGD: torch.Tensor, key_NHWD: torch.Tensor, value_NHWD: torch.Tensor, mask_N11W: torch.Tensor
+    query_NHGD: torch.Tensor,
+    key_NHWD: torch.Tensor,
+    value_NHWD: torch.Tensor,
+    mask_N11W: torch.Tensor,
+    scaling: float | None,
 ) -> torch.Tensor:
-    """Return the attention output of single tokens [N, H, G, D] in 16 bits.
+    """Return the attention output of single tokens [N, H, G, D] in bfloat16.
 
     The query heads of a key head are the queries of the sdpa kernel, which then reads keys and values once for all of
     them, and adds up in float32.
 
     Args:
-        query_NHGD: Scaled queries.
+        query_NHGD: Queries.
         key_NHWD: Keys.
         value_NHWD: Values.
         mask_N11W: Additive mask.
+        scaling: Factor of the scores; None for 1 / sqrt(D).
     """
     mask_N1GW = mask_N11W.expand(-1, -1, query_NHGD.shape[2], -1)
-    return scaled_dot_product_attention(query_NHGD, key_NHWD, value_NHWD, attn_mask=mask_N1GW, scale=1.0)
+    return scaled_dot_product_attention(query_NHGD, key_NHWD, value_NHWD, attn_mask=mask_N1GW, scale=scaling)
 
 
 def attend_prompts(

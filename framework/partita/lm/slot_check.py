@@ -120,6 +120,7 @@ def largest_error(lm: TextModel, *, way: SlotWay) -> float:
     """Return the root mean square difference between logits in slots and alone, over their spread, at worst."""
 
     def compute(rows: list[list[int]]) -> list[list[torch.Tensor]]:
+        # Exact, so that the rounding of oneDNN is not part of the difference, and no weights are packed for the check.
         slots = Slots(lm, GenerationOptions({}), **sizes_for(rows), way=way, exact=True)
         try:
             return read_in_slots(slots, rows)

@@ -159,15 +159,15 @@ class Slots:
         """Return how many prompts to prefill in one pass, from 1 to `most`."""
         count = max(1, min(self.read_tokens // tokens, most))
         # Powers of two keep the kernels few.
-        return 1 << (count.bit_length() - 1) if self.rounds else count
+        return 1 << (count.bit_length() - 1) if self.rounds_row_counts else count
 
     def read_length(self, tokens: int, *, start: int | None = None) -> int:
         """Return the padded prefill length per prompt if the longest has `tokens` after `start` or the prefix."""
         room = self.pool.layout.tokens - (self.prefix if start is None else start)
-        return min(round_up(tokens), room) if self.rounds else tokens
+        return min(round_up(tokens), room) if self.rounds_row_counts else tokens
 
     @property
-    def rounds(self) -> bool:
+    def rounds_row_counts(self) -> bool:
         """Whether the current pass is filled up to a number of rows that oneDNN has a kernel for."""
         return self.wide and self.lm.few_kernels
 
@@ -342,7 +342,7 @@ class Slots:
     def extend(self, ids_N1: torch.Tensor, *, lengths: list[int]) -> torch.Tensor:
         """Decode the last token of each of the first N slots, given the new lengths; return logits [N, V]."""
         rows = len(lengths)
-        idle = min(round_up(rows), self.pool.layout.slots) - rows if self.rounds else 0
+        idle = min(round_up(rows), self.pool.layout.slots) - rows if self.rounds_row_counts else 0
         if idle:
             # Idle slots decode a token right after the prefix, where the next prompt in the slot is written anyway.
             ids_N1 = torch.cat([ids_N1, ids_N1[:1].expand(idle, 1)])

@@ -226,15 +226,16 @@ def test_bfloat16_is_answered_in_slots_with_finite_logits(small, sharp_folder: s
 
 @pytest.mark.parametrize("prefix", [(), PREFIX], ids=["no prefix", "prefix"])
 @pytest.mark.parametrize("window", [None, 4])
-def test_attention_of_single_tokens_in_bfloat16_is_as_exact_as_that_of_the_library(
+def test_attention_of_single_tokens_in_bfloat16_is_nearly_as_exact_as_that_of_the_library(
     small, sharp_folder: str, window: int | None, prefix: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
-    rows, heads, group, size = 12, 2, 3, 16
+    rows, heads, group, size = 12, 2, 3, 24
     lengths = [len(prefix) + 2 + 3 * row % 17 for row in range(rows)]
+    halves = [(0, 5, max(lengths[:5])), (5, rows, max(lengths[5:]))]
     layout = CacheLayout(slots=rows, tokens=max(lengths))
     layout.prefix = len(prefix)
-    layout.extend(0, torch.tensor(lengths)[:, None] - 1, width=max(lengths), chunks=chunks(lengths), lengths=lengths)
+    layout.extend(0, torch.tensor(lengths)[:, None] - 1, width=max(lengths), chunks=halves, lengths=lengths)
     keys, values = torch.randn(2, rows, heads, max(lengths), size)
     keys[:, :, : len(prefix)], values[:, :, : len(prefix)] = keys[:1, :, : len(prefix)], values[:1, :, : len(prefix)]
     query = torch.randn(rows, heads * group, 1, size)
@@ -243,11 +244,11 @@ def test_attention_of_single_tokens_in_bfloat16_is_as_exact_as_that_of_the_libra
     mask = torch.zeros(rows, 1, 1, max(lengths)).masked_fill_(~seen[:, None, None], -torch.inf)
     exact = scaled_dot_product_attention(query.double(), keys.double(), values.double(), mask.double(), enable_gqa=True)
 
-    halves = [one.bfloat16() for one in (query, keys, values, mask)]
-    library = scaled_dot_product_attention(*halves, enable_gqa=True).transpose(1, 2)
+    tensors = [one.bfloat16() for one in (query, keys, values, mask)]
+    library = scaled_dot_product_attention(*tensors, enable_gqa=True).transpose(1, 2)
     base = small.load(small.config(base_model=sharp_folder), trainable=False).base
     with SlotAttention(base, layout):
-        found, _ = slot_attention.slot_attention(torch.nn.Module(), *halves, sliding_window=window)
+        found, _ = slot_attention.slot_attention(torch.nn.Module(), *tensors, sliding_window=window)
     assert found.dtype == torch.bfloat16
     errors = [(one.double() - exact.transpose(1, 2)).square().mean().sqrt() for one in (found, library)]
     assert errors[0] < 1.5 * errors[1]
