@@ -83,7 +83,7 @@ class HeadModel(TrainedModel):
 
     def forward(self, module: nn.Module, batch: Batch) -> Any:
         """Run the model and return its output."""
-        options = {"use_cache": False} if self.takes_cache else {}
+        options = {"use_cache": False} if self.accepts_use_cache else {}
         with padding_known(padded=bool((batch.lengths_B < batch.input_ids_BT.shape[1]).any())):
             return module(**self.inputs(batch), **options)
 
@@ -95,8 +95,8 @@ class HeadModel(TrainedModel):
         return {name: to_device(tensor, self.device) for name, tensor in inputs.items()}
 
     @cached_property
-    def takes_cache(self) -> bool:
-        """Whether the model returns a KV cache by default, as decoders do."""
+    def accepts_use_cache(self) -> bool:
+        """Whether `forward` has the argument `use_cache`; decoders would fill a cache by default."""
         return "use_cache" in inspect.signature(self.base.forward).parameters
 
     @cached_property

@@ -169,8 +169,9 @@ def padding_known(*, padded: bool) -> Iterator[None]:
 def patch_padding_checks() -> None:
     """Replace two functions that wait for the device to see whether a mask can be left out.
 
-    `masking_utils._ignore_causal_mask_sdpa` and `_ignore_bidirectional_mask_sdpa`. Their results stay the same. They
-    are called as before outside of `padding_known`.
+    `masking_utils._ignore_causal_mask_sdpa` and `_ignore_bidirectional_mask_sdpa`. Their results stay the same
+    where queries and keys have equal lengths. They are called as before outside of `padding_known`, and while torch
+    compiles.
     """
     from transformers import masking_utils
 
@@ -179,11 +180,12 @@ def patch_padding_checks() -> None:
 
 
 def with_known_padding(can_ignore: Callable[..., bool]) -> Callable[..., bool]:
-    """Return a function that finds whether a mask can be ignored without reading it, if `padding_known` says enough."""
+    """Return the function with what `padding_known` declares instead of the values of the mask."""
+    import torch
 
     @wraps(can_ignore)
     def can_ignore_mask(padding_mask: "torch.Tensor | None", *args: Any, **kwargs: Any) -> bool:
-        padded = _padded.get()
+        padded = None if torch.compiler.is_compiling() else _padded.get()
         if padded and padding_mask is not None:
             return False
         return can_ignore(padding_mask if padded is None else None, *args, **kwargs)

@@ -139,7 +139,7 @@ def test_chat_templates_are_compiled_by_the_replaced_function(
 
 
 @pytest.mark.parametrize("positions", [None, [[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 0]], [[0, 1, 2, 3, 4, 5]] * 2])
-def test_known_rows_give_the_logits_that_transformers_computes_without(positions: list[list[int]] | None) -> None:
+def test_known_packing_gives_the_logits_that_transformers_computes_without(positions: list[list[int]] | None) -> None:
     model = transformers.LlamaForCausalLM(CONFIG).eval()
     ids_BT = torch.arange(1, 13).view(2, 6)
     positions_BT = None if positions is None else torch.tensor(positions)
@@ -184,8 +184,22 @@ def test_a_mask_is_left_out_without_padding_and_is_not_read_if_padding_is_known(
         assert (plain is not None) == padded
         with padding_known(padded=padded):
             known = mask(padding)
-            assert mask(padding.to("meta")) is None if not padded else mask(padding.to("meta")) is not None
+            assert (mask(padding.to("meta")) is not None) == padded
         assert known is None if plain is None else torch.equal(plain, known)
         with padding_known(padded=not padded):  # transformers believes it
             assert (mask(padding) is None) == padded
         assert (mask(padding) is not None) == padded, "nothing is left of it"
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_known_padding_is_compatible_with_compiled_models(padded: bool) -> None:
+    model = transformers.LlamaForCausalLM(CONFIG).eval()
+    ids_BT, mask_BT = torch.arange(1, 13).view(2, 6), torch.ones(2, 6, dtype=torch.long)
+    mask_BT[1, 4:] = not padded
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    arguments = {"input_ids": ids_BT, "attention_mask": mask_BT, "use_cache": False}
+    with torch.no_grad():
+        expected = model(**arguments).logits
+        with padding_known(padded=padded):
+            found = compiled(**arguments).logits
+    torch.testing.assert_close(found[mask_BT.bool()], expected[mask_BT.bool()])
