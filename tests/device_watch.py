@@ -19,6 +19,7 @@ SIZES_FROM_VALUES = (
     aten.nonzero.default,
     aten.masked_select.default,
     aten._unique2.default,
+    aten.unique_dim.default,
     aten.unique_consecutive.default,
     aten.bincount.default,
     aten.repeat_interleave.Tensor,

@@ -9,8 +9,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import yaml
 
 from partita import Model, PartitaError
 from partita.distributed.process_group import DistributedGroup
-from partita.lm import onednn_linear, product_speed
+from partita.lm import onednn_linear
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.product_speed import Product
 
@@ -52,17 +51,15 @@ def train_by_onednn(settings: Settings, max_steps: str) -> dict[str, Any]:
         tuple(layer.weight.shape): frozenset(Product) for layer in layers
     }
     computed = Counter[str]()
-    onednn_linear.ONEDNN = {
-        product: partial(counted, multiply, product, computed) for product, multiply in product_speed.ONEDNN.items()
-    }
-    onednn_linear.onednn_linear = partial(counted, onednn_linear.onednn_linear, Product.OUTPUT, computed)
-    return train(settings, max_steps) | {"computed": dict(computed)}
+    pays_off = onednn_linear.pays_off
 
+    def counted(product: Product, onednn: Collection[Product], *, multiplications: int) -> bool:
+        by_onednn = pays_off(product, onednn, multiplications=multiplications)
+        computed[product] += by_onednn
+        return by_onednn
 
-def counted(multiply: Callable[..., Any], product: Product, computed: Counter[str], *factors: Any) -> Any:
-    """Count a product, and compute it."""
-    computed[product] += 1
-    return multiply(*factors)
+    onednn_linear.pays_off = counted
+    return train(settings, max_steps) | {"computed": dict(+computed)}
 
 
 def train_out_of_memory(settings: Settings, call: str) -> None:

@@ -41,7 +41,7 @@ def test_steps_by_onednn_equal_those_of_one_process(processes: Any, adapter: boo
     folders = [processes.prepare(tmp_path / str(ranks), config) for ranks in (1, 2)]
     for ranks, folder in enumerate(folders, start=1):
         found = processes.start(ranks, folder, "train_by_onednn:12")["train_by_onednn:12"]["computed"]
-        assert set(found) == set(Product)  # also for the small layers of an adapter
+        assert set(found) == set(Product)
     check_steps(processes, *folders)
 
 

@@ -12,22 +12,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-WAITING = (
-    "_local_scalar_dense",
-    "nonzero",
-    "nonzero_static",
-    "is_nonzero",
-    "masked_select",
-    "equal",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "bincount",
-    "repeat_interleave",
-)
-"""Operations whose result or its shape the host needs."""
-INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
-"""Operations that wait for the number of ones of a mask."""
+from ....device_watch import SIZES_FROM_VALUES, by_mask
+
+WAITING = ("_local_scalar_dense", "is_nonzero", "equal")
+"""Operations whose result the host needs."""
 READING = ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "__len__of_mask__")
 WRITING = ("tensor", "as_tensor", "from_numpy")
 
@@ -45,8 +33,7 @@ class Operations(TorchDispatchMode):
     ) -> Any:
         name = func.overloadpacket.__name__
         tensors = [value for value in tree_leaves((args, kwargs)) if torch.is_tensor(value)]
-        indices = tree_leaves(args[1]) if name in INDEXING else []
-        if name in WAITING or any(torch.is_tensor(one) and one.dtype == torch.bool for one in indices):
+        if name in WAITING or func in SIZES_FROM_VALUES or by_mask(func, tuple(args)):
             self.waits[name] += 1
         self.shapes.append((name, tuple(tuple(one.shape) for one in tensors)))
         return func(*args, **(kwargs or {}))
