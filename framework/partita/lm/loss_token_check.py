@@ -61,7 +61,8 @@ def why_not(lm: TextModel) -> str | None:
 def selection_error(lm: TextModel, layer: LossTokenLayer) -> float | None:
     """Return the difference of the logits between a pass that computes all tokens and one that computes selected ones.
 
-    It is the root mean square over the spread of the logits. Returns None if the model does not support it.
+    It is the root mean square, divided by the standard deviation of the logits. Returns None if the model does not
+    support it.
     """
     chance = torch.Generator().manual_seed(0)
     ordinary = torch.tensor(lm.token_ids)

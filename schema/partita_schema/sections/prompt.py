@@ -204,7 +204,7 @@ class Generation(ConfigModel):
     kv_cache: Literal["auto", "slots", "paged"] = "auto"
     """Layout of the KV cache in continuous batching. slots: one contiguous slot per row, as long as the longest row.
     paged: blocks, which rows with a common prefix share; decode steps have constant shapes and are captured as CUDA
-    graphs on a GPU (not yet run on one). auto: paged on a GPU for which torch has a paged attention kernel, slots
+    graphs on a GPU (not yet tested on a GPU). auto: paged on a GPU for which torch has a paged attention kernel, slots
     elsewhere."""
     seed: NonNegativeInt | None = None
     """Random seed of sampling. Default: the seed of the run."""

@@ -11,7 +11,7 @@ class BitsandbytesQuantization(ConfigModel):
     """Weights quantized to 4 or 8 bits with bitsandbytes, on CPU and GPU."""
 
     type: Literal["bitsandbytes"] = "bitsandbytes"
-    """Weights in 4 or 8 bits; the base model of an adapter may have them in training."""
+    """4-bit or 8-bit weights; in training, only of the frozen base model of an adapter."""
     bits: Literal[4, 8] = 4
     """Bits per weight."""
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
