@@ -23,6 +23,7 @@ from partita.lm.encoder_decoder_check import check_sides
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.label_scoring import choose_labels
 from partita.lm.loss import connected_empty
+from partita.lm.transformers_internals import padding_known
 from partita.lm.worst_case import TIMED_STEPS, ForwardClock, run, worst_requests
 from partita_schema.errors import ModelError
 from partita_schema.rules.encoder_decoders import GUIDANCE
@@ -47,6 +48,8 @@ class SideInputs:
     indices_K: torch.Tensor
     """Indices of the labels in the flattened answers."""
     labels_K: torch.Tensor
+    padded: bool
+    """Whether the mask of the encoder masks padding."""
 
 
 class EncoderDecoderModel(HuggingFaceModel):
@@ -80,7 +83,7 @@ class EncoderDecoderModel(HuggingFaceModel):
             nothing_K = connected_empty(module, device=self.device)
             return nothing_K.sum() if reduction == "sum" else nothing_K
         inputs: SideInputs = self._prefetch.take(batch, self.copy_sides)
-        with self.positions.only(inputs.indices_K):
+        with self.positions.only(inputs.indices_K), padding_known(padded=inputs.padded):
             logits = module(
                 input_ids=inputs.input_ids_BS,
                 attention_mask=inputs.attention_mask_BS,
@@ -99,9 +102,14 @@ class EncoderDecoderModel(HuggingFaceModel):
         sides = split_sides(batch)
         labels_N = sides.labels_BT.flatten()
         indices_K = (labels_N != -100).nonzero()[:, 0]
-        decoder_inputs_BT = self.decoder_inputs(sides.labels_BT)
-        tensors = sides.input_ids_BS, sides.attention_mask_BS, decoder_inputs_BT, indices_K, labels_N[indices_K]
-        return SideInputs(*(to_device(tensor, self.device) for tensor in tensors))
+        return SideInputs(
+            input_ids_BS=to_device(sides.input_ids_BS, self.device),
+            attention_mask_BS=to_device(sides.attention_mask_BS, self.device),
+            decoder_input_ids_BT=to_device(self.decoder_inputs(sides.labels_BT), self.device),
+            indices_K=to_device(indices_K, self.device),
+            labels_K=to_device(labels_N[indices_K], self.device),
+            padded=not bool(sides.attention_mask_BS.all()),
+        )
 
     def decoder_inputs(self, labels_BT: torch.Tensor) -> torch.Tensor:
         """Return the decoder's inputs: the labels shifted to the right, as this architecture does."""

@@ -21,6 +21,7 @@ from partita_trainers.step import take_step
 
 from ...classifiers import LABELS, OUTPUTS, make_rows, settings, write_classifier
 from ...device_watch import DEVICE, DeviceWatch
+from ...encoder_decoders import SIZES, save_encoder_decoder
 from ...head_models import LoadedHead
 from .test_reward_model import Setup
 
@@ -153,6 +154,22 @@ def test_a_step_of_a_classifier_waits_once(tmp_path: Path, architecture: str, ki
     assert padded.lengths_B.min() < padded.input_ids_BT.shape[1]
     full = replace(padded, lengths_B=torch.full_like(padded.lengths_B, padded.input_ids_BT.shape[1]))
     assert_one_wait(watched_step(head.lm, CROSS_ENTROPY, [named(padded, 0), named(full, 1)]))
+
+
+@pytest.mark.parametrize("architecture", SIZES)
+@pytest.mark.parametrize("adapter", [None, LORA])
+def test_a_step_of_an_encoder_decoder_waits_once(
+    small: Any, tmp_path: Path, architecture: str, adapter: dict[str, Any] | None
+) -> None:
+    folder = save_encoder_decoder(tmp_path, architecture)
+    trainer = {"type": "finetune", **OPTIMIZER}
+    lm = small.load(small.config(base_model=str(folder), adapter=adapter, trainer=trainer))
+    padded = small.batch(0)
+    ends = padded.labels_BT.ne(-100).int().argmax(1)
+    assert ends.min() < ends.max()
+    full = replace(padded, labels_BT=padded.labels_BT.clone())
+    full.labels_BT[:, : ends.max()], full.labels_BT[:, ends.max()] = -100, 5
+    assert_one_wait(watched_step(lm, CROSS_ENTROPY, [padded, named(full, 1)]))
 
 
 @pytest.mark.parametrize(
