@@ -5,7 +5,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.generation.engine import choose_engine
-from partita.generation.generator import generate_requests
+from partita.generation.generator import generate_requests, run_of_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prefill_plan import PLANNED_PROMPTS
 from partita.generation.requests import BatchResult, GenerationSettings, too_large
@@ -198,6 +198,18 @@ def test_more_short_prompts_than_are_planned_fill_a_pass(
     prompts = prompts_of([3] * (PLANNED_PROMPTS + 6))
     assert answers(lm, prompts, batch_size=PLANNED_PROMPTS + 6) == one_by_one(lm, prompts)
     assert [len(group) for group in admitted] == [PLANNED_PROMPTS + 6]
+
+
+def test_passes_are_planned_again_without_cancelled_rows(lm) -> None:
+    requests = [GenerationRequest(ids, NEW) for ids in prompts_of([48, 8, 47, 7, 46, 6, 45, 5]).ids]
+    scheduler = run_of_requests(lm, requests, GenerationSettings(GREEDY, BatchBudget(8), 1))
+    assert scheduler.refill()
+    with closing(lm.open_slots(GREEDY, slots=8, tokens=CONTEXT, prefix=(), seed=1)) as slots:
+        assert scheduler.planned_count(8, slots) == 4
+        assert scheduler.planned == [4]
+        scheduler.cancel({0, 2})
+        assert scheduler.planned_count(8, slots) == 2
+        assert scheduler.planned == [4]
 
 
 def test_equal_prompts_are_each_sampled(lm, admitted: list[list[SlotRequest]]) -> None:
