@@ -371,7 +371,7 @@ def test_a_checkpoint_restores_the_weights_bit_for_bit(small, folders, architect
 
 def test_the_worst_case_generates_every_token_of_every_row(models) -> None:
     lm, steps = models("bart"), []
-    lm.batch_way(GREEDY, tokens=12)  # is checked once for a model, with passes of its own
+    lm.batch_way(GREEDY, tokens=12)  # its first call runs the model
     handle = lm.base.get_decoder().register_forward_hook(lambda layer, inputs, output: steps.append(1))
     timing = lm.generate_worst_case(3, prompt_tokens=12, new_tokens=7, options=GREEDY)
     handle.remove()
