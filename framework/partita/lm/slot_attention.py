@@ -1,10 +1,10 @@
 """Attention of single new tokens to slots, for CPUs.
 
-The sdpa kernel processes one head of one row at a time, and for a single token most of that is overhead. Here several
-rows are multiplied in one batch, grouped by similar length, or in bfloat16 processed by the kernel with all query heads
-of a key head at a time. The shared prefix is stored in the first slot only, and all
-rows attend to it in one matrix product (Juravsky et al. 2024, "Hydragen", section 3.1). Prefill uses the sdpa kernel,
-and so does a single row, for which the kernel is three times as fast.
+The sdpa kernel processes one head of one row at a time, and for a single token most of that is overhead. Here rows are
+grouped by similar length. In float32, a group is multiplied in one batch; in bfloat16, the kernel processes all query
+heads of a key head at a time. The shared prefix is stored in the first slot only, and all rows attend to it in one
+matrix product (Juravsky et al. 2024, "Hydragen", section 3.1). Prefill uses the sdpa kernel, and so does a single row,
+for which the kernel is three times as fast.
 
 Shapes: N rows, H key/value heads, G query heads per key/value head, W tokens, P prefix tokens, D head size.
 """

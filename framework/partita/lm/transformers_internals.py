@@ -170,8 +170,7 @@ def patch_padding_checks() -> None:
     """Replace two functions that wait for the device to see whether a mask can be left out.
 
     `masking_utils._ignore_causal_mask_sdpa` and `_ignore_bidirectional_mask_sdpa`. Their results stay the same
-    where queries and keys have equal lengths. They are called as before outside of `padding_known`, and while torch
-    compiles.
+    in passes without a KV cache. They are called as before outside of `padding_known`, and while torch compiles.
     """
     from transformers import masking_utils
 

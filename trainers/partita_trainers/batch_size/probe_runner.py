@@ -142,7 +142,7 @@ class ProbeRunner:
 
 
 def warn_if_too_large(failure: Exception | None, *, rows: int) -> None:
-    """Warn of an error that is treated as a too large batch, although it may have another cause."""
+    """Warn of an error that is treated as caused by a batch that is too large, because it may have another cause."""
     if failure is not None and is_too_large(failure):
         logger.warning("a batch of %s does not run and counts as too large: %s", counted(rows, "row"), failure)
 
