@@ -112,7 +112,7 @@ def slot_attention(
         if common is None and key.dtype != torch.float32:
             parts.append(attend_groups(grouped_NHGD[chunk], keys, values, mask, scaling))
             continue
-        scores_NHGW = many(keys, query_NHGD[chunk].transpose(2, 3)).transpose(2, 3) + mask
+        scores_NHGW = scores(query_NHGD[chunk], keys, mask)
         shares_NHGW = scores_NHGW.softmax(-1) if common is None else common.shares(scores_NHGW, chunk)
         parts.append(many(shares_NHGW, values))
     found_NHGD = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -277,6 +277,25 @@ class SharedPrefix:
         """Return the output of all rows from the values of the prefix [N, H, G, D]."""
         taken_HND = torch.bmm(self.shares_HNGP.flatten(1, 2), self.value_HPD)
         return taken_HND.view(self.heads, self.rows, self.group, -1).transpose(0, 1)
+
+
+def scores(query_NHGD: torch.Tensor, key_NHWD: torch.Tensor, mask_N11W: torch.Tensor) -> torch.Tensor:
+    """Return the scores of single tokens [N, H, G, W], masked.
+
+    In float32 the product of queries by keys is up to twice as fast as that of keys by queries, and in bfloat16 half as
+    fast.
+
+    Args:
+        query_NHGD: Queries, multiplied by the factor of the scores.
+        key_NHWD: Keys.
+        mask_N11W: Additive mask.
+    """
+    if key_NHWD.dtype != torch.float32:
+        return many(key_NHWD, query_NHGD.transpose(2, 3)).transpose(2, 3) + mask_N11W
+    rows, heads, group, _ = query_NHGD.shape
+    mask_B1W = mask_N11W.expand(-1, heads, -1, -1).flatten(0, 1)
+    scores_BGW = torch.baddbmm(mask_B1W, query_NHGD.flatten(0, 1), key_NHWD.flatten(0, 1).transpose(1, 2))
+    return scores_BGW.view(rows, heads, group, -1)
 
 
 def many(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
