@@ -197,11 +197,13 @@ def judge(folder: str, name: str, kind: str) -> Row:
 
     from partita import Model
     from partita.lm import number_formats
+    from partita.lm.int8_linear import FBGEMM
+    from partita.lm.number_formats import Int8Speed
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     os.chdir(folder)
-    number_formats.int8_speedups = lambda shapes: dict.fromkeys(shapes, math.inf)
+    number_formats.int8_speeds = lambda shapes: dict.fromkeys(shapes, Int8Speed(FBGEMM, math.inf))
     base = f"{folder}/run/model" if name == "trained" else str(SHARED / "models" / name)
     lm: Any = Model(task(base, **QUALITIES[kind]), quiet=True)._backend.parts().lm
     texts = texts_of(folder, name, lm)

@@ -7,10 +7,11 @@ import pytest
 
 from partita import Model
 from partita.lm import number_formats
-from partita.lm.int8_linear import int8_layers, is_available
+from partita.lm.int8_linear import FBGEMM, available_libraries, int8_layers
+from partita.lm.number_formats import Int8Speed
 from partita_schema.errors import PartitaError, ResumeError
 
-pytestmark = pytest.mark.skipif(not is_available(), reason="this build of torch has no int8 products")
+pytestmark = pytest.mark.skipif(not available_libraries(), reason="this build of torch has no int8 products")
 
 INT8 = "quantization.type=int8_dynamic_activation_int8_weight"
 
@@ -23,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_finished_run_answers_in_int8_and_keeps_its_weights(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(number_formats, "int8_speedups", lambda shapes: dict.fromkeys(shapes, 2.0))
+    monkeypatch.setattr(number_formats, "int8_speeds", lambda shapes: dict.fromkeys(shapes, Int8Speed(FBGEMM, 2.0)))
     rows, run = colours.rows(8), tmp_path / "run"
     Model(colours.config(), quiet=True).train(rows, run=run)
     saved = contents(run / "model")

@@ -77,6 +77,22 @@ def test_a_torch_without_allocator_settings_has_none(monkeypatch: pytest.MonkeyP
     assert torch_internals.allocator_settings() is None
 
 
+def test_both_libraries_multiply_integers_exactly() -> None:
+    with reported_as_change("the functions for int8 weights"):
+        assert torch_internals.has_fbgemm_int8_linear()
+        assert torch_internals.has_onednn_int8_linear()
+        weight_OI = torch.tensor([[2.0, -4.0, 6.0], [3.0, 0.0, -3.0]])
+        scale_O = torch.tensor([2.0, 3.0], dtype=torch.double)
+        x_NI = torch.tensor([[1.0, 2.0, 3.0], [-7.0, 5.0, 0.0]])
+        expected = x_NI @ weight_OI.t()
+        fbgemm = torch_internals.pack_int8_for_fbgemm(weight_OI, scale_O)
+        onednn = torch_internals.pack_int8_for_onednn(weight_OI, scale_O)
+        assert torch.equal(torch_internals.fbgemm_int8_linear(x_NI, fbgemm), expected)
+        assert torch.equal(torch_internals.onednn_int8_linear(x_NI.to(torch.int8), onednn), expected)
+        assert torch.equal(torch_internals.unpack_int8_from_fbgemm(fbgemm), weight_OI)
+        assert torch.equal(torch_internals.unpack_int8_from_onednn(onednn), weight_OI)
+
+
 @pytest.mark.usefixtures("one_rank")
 def test_the_store_of_the_process_group_counts() -> None:
     with reported_as_change("default_store"):

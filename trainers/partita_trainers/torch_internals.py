@@ -4,7 +4,7 @@ Checked with torch 2.13. If an attribute disappears, tests/trainers/test_torch_i
 """
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -84,35 +84,73 @@ def version(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def has_int8_linear() -> bool:
+def has_fbgemm_int8_linear() -> bool:
     """Return whether this build of torch has `torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32`."""
     return hasattr(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32")
 
 
-def pack_int8(weight_OI: torch.Tensor, scale_O: torch.Tensor) -> Any:
-    """Return a weight in int8, packed for the current engine: `torch.ops.quantized.linear_prepack`.
+def pack_int8_for_fbgemm(weight_OI: torch.Tensor, scale_O: torch.Tensor) -> Any:
+    """Return a weight in int8, packed for the current engine: `torch.ops.quantized.linear_prepack`."""
+    return torch.ops.quantized.linear_prepack(quantized_by_output(weight_OI, scale_O), None)
 
-    The operator takes only a quantized tensor, a class that torch has deprecated without a successor for this kernel.
-    """
+
+def quantized_by_output(weight_OI: torch.Tensor, scale_O: torch.Tensor) -> torch.Tensor:
+    """Return a weight as a quantized tensor, a class that torch has deprecated without a successor for FBGEMM."""
     zeros_O = torch.zeros(len(weight_OI), dtype=torch.long)
     with warnings.catch_warnings(action="ignore", category=UserWarning):
-        quantized = torch.quantize_per_channel(weight_OI, scale_O, zeros_O, 0, torch.qint8)
-    return torch.ops.quantized.linear_prepack(quantized, None)
+        return torch.quantize_per_channel(weight_OI, scale_O, zeros_O, 0, torch.qint8)
 
 
-def unpack_int8(packed: Any) -> torch.Tensor:
-    """Return the weight of `pack_int8` in float32: `torch.ops.quantized.linear_unpack`."""
+def unpack_int8_from_fbgemm(packed: Any) -> torch.Tensor:
+    """Return the weight of `pack_int8_for_fbgemm` in float32: `torch.ops.quantized.linear_unpack`."""
     weight: torch.Tensor = torch.ops.quantized.linear_unpack(packed)[0].dequantize()
     return weight
 
 
-def int8_linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
+def fbgemm_int8_linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
     """Return x W^T in float32, with x rounded to integers from -128 to 127.
 
     The modules of `torch.ao.nn.quantized.dynamic` quantize x by its range over all rows, so that the result of a row
     depends on the others. This operator, which torch.export writes for static quantization, takes scale and zero point.
     """
     product: torch.Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, 1.0, 128, packed)
+    return product
+
+
+class OneDnnInt8Weight(NamedTuple):
+    """A weight in int8, packed for oneDNN."""
+
+    packed: torch.Tensor
+    scale_O: torch.Tensor
+    zeros_O: torch.Tensor
+
+    def __deepcopy__(self, memo: object) -> "OneDnnInt8Weight":
+        return self  # it never changes, and torch cannot copy the packed tensor
+
+
+def has_onednn_int8_linear() -> bool:
+    """Return whether this build of torch has `torch.ops.onednn.qlinear_pointwise` and `qlinear_prepack`."""
+    return bool(torch.backends.mkldnn.is_available()) and all(  # type: ignore[no-untyped-call]
+        hasattr(torch.ops.onednn, name) for name in ("qlinear_pointwise", "qlinear_prepack")
+    )
+
+
+def pack_int8_for_onednn(weight_OI: torch.Tensor, scale_O: torch.Tensor) -> OneDnnInt8Weight:
+    """Return a weight in int8, packed for `onednn_int8_linear`: `torch.ops.onednn.qlinear_prepack`."""
+    integers_OI = quantized_by_output(weight_OI, scale_O).int_repr()
+    packed = torch.ops.onednn.qlinear_prepack(integers_OI, None)
+    return OneDnnInt8Weight(packed, scale_O.float(), torch.zeros(len(weight_OI), dtype=torch.long))
+
+
+def unpack_int8_from_onednn(weight: OneDnnInt8Weight) -> torch.Tensor:
+    """Return the weight of `pack_int8_for_onednn` in float32."""
+    return weight.packed.to_dense().t().float() * weight.scale_O[:, None]
+
+
+def onednn_int8_linear(x_int8: torch.Tensor, weight: OneDnnInt8Weight) -> torch.Tensor:
+    """Return x W^T in float32: `torch.ops.onednn.qlinear_pointwise`, made for torch's compiler."""
+    multiply = torch.ops.onednn.qlinear_pointwise
+    product: torch.Tensor = multiply(x_int8, 1.0, 0, *weight, None, 1.0, 0, torch.float32, "none", [], "")
     return product
 
 

@@ -1,14 +1,16 @@
 """Linear layers with int8 weights and dynamic quantization of their inputs, for answers on a CPU.
 
 A weight has one scale per output and an input one scale per row, so that the result of a row does not depend on the
-other rows. Products are exact sums of integers, computed by FBGEMM, which is part of torch. On processors without VNNI
-instructions it adds products in pairs in 16 bits, where 255 x 127 + 255 x 127 does not fit. There, weights are
+other rows. Products are exact sums of integers, computed by FBGEMM or oneDNN, which are parts of torch: both give the
+same bits, so the faster one can be used. Only oneDNN uses the matrix units (AMX) of a processor. On processors without
+VNNI instructions products are added in pairs in 16 bits, where 255 x 127 + 255 x 127 does not fit. There, weights are
 quantized to -63 ... 63.
 
 Shapes: N rows, I inputs, O outputs.
 """
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -16,21 +18,110 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita_trainers.torch_internals import has_int8_linear, int8_linear, pack_int8, unpack_int8
+from partita.lm.onednn_linear import round_up
+from partita_trainers.torch_internals import (
+    OneDnnInt8Weight,
+    fbgemm_int8_linear,
+    has_fbgemm_int8_linear,
+    has_onednn_int8_linear,
+    onednn_int8_linear,
+    pack_int8_for_fbgemm,
+    pack_int8_for_onednn,
+    unpack_int8_from_fbgemm,
+    unpack_int8_from_onednn,
+)
 
 INPUT_LEVELS = 127
-"""Largest quantized input; the kernel takes it as an unsigned number, with a zero point of 128."""
+"""Largest quantized input."""
 WEIGHT_LEVELS = 127
-"""Largest quantized weight if the kernel adds products in 32 bits."""
+"""Largest quantized weight if products are added in 32 bits."""
 WEIGHT_LEVELS_IN_PAIRS = 63
-"""Largest quantized weight if it adds pairs of products in 16 bits."""
+"""Largest quantized weight if pairs of products are added in 16 bits."""
 MIN_ABSOLUTE_MAX = 1e-30
 """Lower bound of the largest absolute value in a row, which avoids a division by 0."""
+FEWEST_ROWS = 2
+"""Minimum number of rows of oneDNN: a single one takes a hundred times as long in some shapes (torch 2.13)."""
+
+
+class Int8Library(ABC):
+    """A library that computes products of int8 inputs and weights."""
+
+    name: str
+
+    @abstractmethod
+    def is_available(self) -> bool:
+        """Return whether this build of torch has the library."""
+
+    @abstractmethod
+    def pack(self, weight_OI: torch.Tensor, scale_O: torch.Tensor) -> Any:
+        """Quantize a float32 weight by its scales, and return it packed for the library."""
+
+    @abstractmethod
+    def unpack(self, packed: Any) -> torch.Tensor:
+        """Return a packed weight [O, I] in float32."""
+
+    @abstractmethod
+    def multiply(self, x_NI: torch.Tensor, packed: Any) -> torch.Tensor:
+        """Return x W^T [N, O] in float32, with x rounded to integers from -127 to 127; x may be overwritten."""
+
+
+class Fbgemm(Int8Library):
+    """FBGEMM, which is as fast for a single row as for a few."""
+
+    name = "FBGEMM"
+
+    def is_available(self) -> bool:
+        """Return whether this build of torch has FBGEMM."""
+        return "fbgemm" in torch.backends.quantized.supported_engines and has_fbgemm_int8_linear()
+
+    def pack(self, weight_OI: torch.Tensor, scale_O: torch.Tensor) -> Any:
+        """Quantize a float32 weight by its scales, and return it packed."""
+        with fbgemm_engine():
+            return pack_int8_for_fbgemm(weight_OI, scale_O)
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        """Return a packed weight [O, I] in float32."""
+        return unpack_int8_from_fbgemm(packed)
+
+    def multiply(self, x_NI: torch.Tensor, packed: Any) -> torch.Tensor:
+        """Return x W^T [N, O] in float32."""
+        return fbgemm_int8_linear(x_NI, packed)
+
+
+class OneDnn(Int8Library):
+    """oneDNN, which uses all instructions of the processor, and compiles a kernel for each number of rows."""
+
+    name = "oneDNN"
+
+    def is_available(self) -> bool:
+        """Return whether this build of torch has oneDNN's int8 products."""
+        return has_onednn_int8_linear()
+
+    def pack(self, weight_OI: torch.Tensor, scale_O: torch.Tensor) -> OneDnnInt8Weight:
+        """Quantize a float32 weight by its scales, and return it packed."""
+        return pack_int8_for_onednn(weight_OI, scale_O)
+
+    def unpack(self, packed: OneDnnInt8Weight) -> torch.Tensor:
+        """Return a packed weight [O, I] in float32."""
+        return unpack_int8_from_onednn(packed)
+
+    def multiply(self, x_NI: torch.Tensor, packed: OneDnnInt8Weight) -> torch.Tensor:
+        """Return x W^T [N, O] in float32. Rows are filled up to one of few numbers, so that there are few kernels."""
+        rows, inputs = x_NI.shape
+        filled = max(FEWEST_ROWS, round_up(rows))
+        if filled == rows:
+            return onednn_int8_linear(x_NI.round_().to(torch.int8), packed)
+        filled_NI = x_NI.new_empty((filled, inputs), dtype=torch.int8)
+        filled_NI[:rows] = x_NI.round_()
+        return onednn_int8_linear(filled_NI, packed)[:rows]
+
+
+FBGEMM, ONEDNN = Fbgemm(), OneDnn()
 
 
 @contextmanager
-def fbgemm() -> Iterator[None]:
-    """Pack weights for FBGEMM in this context. Packed weights know their library afterwards."""
+def fbgemm_engine() -> Iterator[None]:
+    """Pack weights for FBGEMM in this context. Packed weights know their engine afterwards."""
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
     try:
@@ -39,50 +130,54 @@ def fbgemm() -> Iterator[None]:
         torch.backends.quantized.engine = before
 
 
-def is_available() -> bool:
-    """Return whether this build of torch and this processor compute int8 products."""
-    return "fbgemm" in torch.backends.quantized.supported_engines and has_int8_linear()
+def available_libraries() -> Sequence[Int8Library]:
+    """Return the libraries with int8 products in this build of torch."""
+    return [library for library in (FBGEMM, ONEDNN) if library.is_available()]
 
 
 @cache
 def weight_levels() -> int:
-    """Return the largest quantized weight with which sums are exact on this processor."""
-    weight_OI, x_NI = torch.full((32, 64), WEIGHT_LEVELS).float(), torch.full((1, 64), INPUT_LEVELS).float()
-    sums_NO = int8_linear(x_NI, packed(weight_OI, levels=WEIGHT_LEVELS))
-    exact = bool((sums_NO == x_NI @ weight_OI.t()).all())
+    """Return the largest quantized weight with which sums are exact in all libraries on this processor."""
+    weight_OI, x_NI = torch.full((32, 64), WEIGHT_LEVELS).float(), torch.full((2, 64), INPUT_LEVELS).float()
+    exact = all(
+        torch.equal(library.multiply(x_NI, packed(weight_OI, library, levels=WEIGHT_LEVELS)), x_NI @ weight_OI.t())
+        for library in available_libraries()
+    )
     return WEIGHT_LEVELS if exact else WEIGHT_LEVELS_IN_PAIRS
 
 
-def packed(weight_OI: torch.Tensor, *, levels: int) -> Any:
-    """Quantize a float32 weight, and return it packed for the kernel."""
+def packed(weight_OI: torch.Tensor, library: Int8Library, *, levels: int) -> Any:
+    """Quantize a float32 weight, and return it packed for the library."""
     scale_O = weight_OI.abs().amax(1).clamp_min(MIN_ABSOLUTE_MAX).double() / levels
-    with fbgemm():
-        return pack_int8(weight_OI, scale_O)
+    return library.pack(weight_OI, scale_O)
 
 
 class Int8Linear(nn.Linear):
     """A linear layer with an int8 weight."""
 
+    library: Int8Library
     packed: Any
-    """The weight, packed for the kernel."""
+    """The weight, packed for the library."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + b [..., O], in the type of x."""
-        rows = x.float()
-        scale = rows.abs().amax(-1, keepdim=True).clamp_min_(MIN_ABSOLUTE_MAX).mul_(1 / INPUT_LEVELS)
-        y = int8_linear(rows / scale, self.packed).mul_(scale)
-        return (y if self.bias is None else y.add_(self.bias)).to(x.dtype)
+        x_NI = x.float().reshape(-1, x.shape[-1])
+        scale_N1 = x_NI.abs().amax(-1, keepdim=True).clamp_min_(MIN_ABSOLUTE_MAX).mul_(1 / INPUT_LEVELS)
+        y_NO = self.library.multiply(x_NI / scale_N1, self.packed).mul_(scale_N1)
+        y_NO = y_NO if self.bias is None else y_NO.add_(self.bias)
+        return y_NO.to(x.dtype).view(*x.shape[:-1], -1)
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]  # the layer holds no float32 weight
         """The weight [O, I] in float32, computed at each access."""
-        return unpack_int8(self.packed)
+        return self.library.unpack(self.packed)
 
 
-def to_int8(layer: nn.Linear) -> None:
-    """Replace the weight of a plain float32 CPU layer by an int8 weight, in place."""
+def to_int8(layer: nn.Linear, library: Int8Library) -> None:
+    """Replace the weight of a plain float32 CPU layer by an int8 weight of the library, in place."""
     layer_in_int8: Any = layer
-    layer_in_int8.packed = packed(layer.weight.detach(), levels=weight_levels())
+    layer_in_int8.library = library
+    layer_in_int8.packed = packed(layer.weight.detach(), library, levels=weight_levels())
     del layer.weight
     layer.__class__ = Int8Linear
 

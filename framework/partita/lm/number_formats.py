@@ -8,13 +8,15 @@ processes on a machine, and a job that is resumed there, use the same formats.
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from partita.lm.devices import find_device
-from partita.lm.int8_linear import Int8Linear, int8_layers, is_available, to_int8
+from partita.lm.int8_linear import Int8Library, Int8Linear, available_libraries, int8_layers, to_int8
 from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_description
 from partita.lm.product_speed import Shape, output_computations, shortest_seconds
 from partita_schema.common.text import counted
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Increased when the measurement changes."""
+FLOAT32 = "float32"
+"""Name of the format in measurements."""
 FOLDER = "number_formats"
 """Folder of the measurements in the cache directory of the user."""
 WORTH_ROUNDING = 1.2
@@ -35,11 +39,20 @@ WORTH_ROUNDING = 1.2
 WORTH_INT8 = 1.2
 """Minimum speedup of a layer in int8 that outweighs its rounding."""
 ROWS = (32, 256)
-"""Rows of the products that are measured in int8: a decode step, and a prefill. The smaller speedup counts."""
+"""Rows of the products that are measured in int8: a decode step, and a prefill. Their geometric mean counts."""
 MAX_WEIGHTS = 2**21
 """Maximum number of weights of a product; a larger layer is measured by its first outputs."""
 ROUNDS = 7
 """Number of times that each format computes a product, in turn; the fastest counts."""
+
+
+class Int8Speed(NamedTuple):
+    """The speed of a layer in int8."""
+
+    library: Int8Library
+    """The faster library."""
+    times: float
+    """How many times as fast the layer is as in float32."""
 
 
 class ChosenDtype(NamedTuple):
@@ -61,7 +74,7 @@ class ChosenDtype(NamedTuple):
 def faster_dtype(device: torch.device) -> ChosenDtype:
     """Return bfloat16 if matrix products are clearly faster in it than in float32, else float32."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    key = {"format": FORMAT, **cpu_description(), "device": name, "formats": ["float32", "bfloat16"]}
+    key = {"format": FORMAT, **cpu_description(), "device": name, "formats": [FLOAT32, "bfloat16"]}
     seconds = cached_measurement(
         cache_path(FOLDER, key),
         key,
@@ -69,7 +82,7 @@ def faster_dtype(device: torch.device) -> ChosenDtype:
             str(dtype).removeprefix("torch."): dtype_seconds(dtype, device=device)
             for dtype in (torch.float32, torch.bfloat16)
         },
-        read=lambda saved: (float(saved["float32"]), float(saved["bfloat16"])),
+        read=lambda saved: (float(saved[FLOAT32]), float(saved["bfloat16"])),
         fallback="dtype: fastest means float32",
     )
     times = None if seconds is None else seconds[0] / seconds[1]
@@ -115,27 +128,31 @@ def quantize_faster_layers(layers: Mapping[str, nn.Linear], section: DynamicInt8
     """
     wanted = {name: layer for name, layer in layers.items() if fits(layer) and not is_skipped(name, section)}
     shapes = sorted({tuple(layer.weight.shape) for layer in wanted.values()})
-    times = int8_speedups(shapes)
-    chosen = [layer for layer in wanted.values() if times.get(tuple(layer.weight.shape), 0.0) >= WORTH_INT8]
-    slower = Counter(tuple(layer.weight.shape) for layer in wanted.values()) - Counter(
-        tuple(layer.weight.shape) for layer in chosen
-    )
-    logger.debug("speed in int8 over that in float32, by the shape of the layer: %s", times)
-    for layer in chosen:
-        to_int8(layer)
-    logger.info("quantization: %s of %s in int8", f"{len(chosen):,}", counted(len(wanted), "linear layer"))
+    speeds = int8_speeds(shapes)
+    faster = {shape: speed for shape, speed in speeds.items() if speed.times >= WORTH_INT8}
+    said = {shape: f"{speed.times:.2f} by {speed.library.name}" for shape, speed in speeds.items()}
+    logger.debug("speed in int8 over that in float32, by the shape of the layer: %s", said)
+    slower: Counter[Shape] = Counter()
+    for layer in wanted.values():
+        shape = tuple(layer.weight.shape)
+        if shape in faster:
+            to_int8(layer, faster[shape].library)
+        else:
+            slower[shape] += 1
+    converted = len(wanted) - slower.total()
+    logger.info("quantization: %s of %s in int8", f"{converted:,}", counted(len(wanted), "linear layer"))
     for shape, count in slower.items():
         size = " x ".join(f"{number:,}" for number in reversed(shape))
-        reason = why_float32(shape, times)
+        reason = why_float32(shape, speeds)
         logger.info("quantization: %s of %s in float32: %s on this machine", counted(count, "layer"), size, reason)
-    return len(chosen)
+    return converted
 
 
-def why_float32(shape: Shape, times: Mapping[Shape, float]) -> str:
-    """Return why a layer stays in float32, given the speedups in int8 that are known."""
-    if shape in times:
+def why_float32(shape: Shape, speeds: Mapping[Shape, Int8Speed]) -> str:
+    """Return why a layer stays in float32, given the speeds in int8 that are known."""
+    if shape in speeds:
         return "not clearly faster in int8"
-    return "its speed in int8 cannot be recorded" if is_available() else "int8 products are not available"
+    return "its speed in int8 cannot be recorded" if available_libraries() else "int8 products are not available"
 
 
 def fits(layer: nn.Linear) -> bool:
@@ -149,42 +166,60 @@ def is_skipped(name: str, section: DynamicInt8Quantization) -> bool:
     return any(skipped == name or skipped in name.split(".") for skipped in section.skip_modules)
 
 
-def int8_speedups(shapes: Sequence[Shape]) -> dict[Shape, float]:
-    """Return how many times as fast layers of these shapes [O, I] are in int8 as in float32.
+def int8_speeds(shapes: Sequence[Shape]) -> dict[Shape, Int8Speed]:
+    """Return the speed in int8 of layers of these shapes [O, I].
 
     The result is empty if int8 is not available or the measurement cannot be recorded.
     """
-    if not shapes or not is_available():
+    libraries = available_libraries()
+    if not shapes or not libraries:
         return {}
     key = {
         "format": FORMAT,
         **cpu_description(),
         "rows": list(ROWS),
-        "formats": ["float32", "int8"],
+        "formats": [FLOAT32, *(library.name for library in libraries)],
         "shapes": list(map(list, shapes)),
     }
     found = cached_measurement(
         cache_path(FOLDER, key),
         key,
-        measure=lambda: [[format_seconds(shape, rows=rows) for rows in ROWS] for shape in shapes],
+        measure=lambda: [[format_seconds(shape, libraries, rows=rows) for rows in ROWS] for shape in shapes],
         read=lambda saved: {
-            shape: min(float(seconds["float32"]) / float(seconds["int8"]) for seconds in by_rows)
-            for shape, by_rows in zip(shapes, saved, strict=True)
+            shape: fastest_library(libraries, by_rows) for shape, by_rows in zip(shapes, saved, strict=True)
         },
         fallback="linear layers stay in float32",
     )
     return found or {}
 
 
+def fastest_library(libraries: Sequence[Int8Library], by_rows: Sequence[Mapping[str, float]]) -> Int8Speed:
+    """Return the library with the largest speedup, given seconds by the format, for each number of rows."""
+    speeds = [
+        Int8Speed(library, geometric_mean([seconds[FLOAT32] / seconds[library.name] for seconds in by_rows]))
+        for library in libraries
+    ]
+    return max(speeds, key=lambda speed: speed.times)
+
+
 @torch.no_grad()
-def format_seconds(shape: Shape, *, rows: int) -> dict[str, float]:
-    """Return the seconds of a layer in float32, by the fastest library, and in int8."""
+def format_seconds(shape: Shape, libraries: Sequence[Int8Library], *, rows: int) -> dict[str, float]:
+    """Return the seconds of a layer in float32, by the fastest library, and in int8 by each library."""
     outputs, inputs = shape
-    layer = nn.Linear(inputs, max(1, min(outputs, MAX_WEIGHTS // inputs)), bias=False)
-    weight, x_NI = layer.weight.detach().clone(), torch.ones(rows, inputs)
-    to_int8(layer)
-    # A view each time, so that no call uses the scales of the call before.
-    computations = output_computations(x_NI, weight) | {"int8": lambda: layer(x_NI.view_as(x_NI))}
-    seconds = shortest_seconds(computations, device=x_NI.device, rounds=ROUNDS)
-    int8 = seconds.pop("int8")
-    return {"float32": min(seconds.values()), "int8": int8}
+    weight_OI, x_NI = torch.randn(max(1, min(outputs, MAX_WEIGHTS // inputs)), inputs), torch.ones(rows, inputs)
+    seconds = shortest_seconds(
+        output_computations(x_NI, weight_OI)
+        | {library.name: partial(int8_layer(weight_OI, library), x_NI) for library in libraries},
+        device=x_NI.device,
+        rounds=ROUNDS,
+    )
+    int8 = {library.name: seconds.pop(library.name) for library in libraries}
+    return {FLOAT32: min(seconds.values()), **int8}
+
+
+def int8_layer(weight_OI: torch.Tensor, library: Int8Library) -> nn.Linear:
+    """Return a layer with this weight in int8."""
+    layer = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight_OI)
+    to_int8(layer, library)
+    return layer

@@ -1,6 +1,7 @@
 """Tests of linear layers with int8 weights against sums of integers in float64, and of models with such layers."""
 
 from collections import Counter
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,31 +13,50 @@ from torch import nn
 from partita.lm import int8_linear, number_formats
 from partita.lm.base import GenerationOptions
 from partita.lm.exporting import identity
-from partita.lm.int8_linear import Int8Linear, int8_layers, is_available, packed, to_int8, weight_levels
+from partita.lm.int8_linear import (
+    FBGEMM,
+    FEWEST_ROWS,
+    ONEDNN,
+    Int8Library,
+    Int8Linear,
+    available_libraries,
+    int8_layers,
+    packed,
+    to_int8,
+    weight_levels,
+)
+from partita.lm.number_formats import Int8Speed
 from partita.lm.packing_check import INT8_TOLERANCE, TOLERANCE, rounding_limit
 from partita.lm.slot_check import largest_error
 from partita.lm.slots import SlotWay
 from partita_schema.errors import ModelError
-from partita_trainers.torch_internals import int8_linear as multiply
 
-pytestmark = pytest.mark.skipif(not is_available(), reason="this build of torch has no int8 products")
+pytestmark = pytest.mark.skipif(
+    len(available_libraries()) < 2, reason="this build of torch has no int8 products by FBGEMM or oneDNN"
+)
 
 TYPE = "int8_dynamic_activation_int8_weight"
 GREEDY = GenerationOptions({"do_sample": False})
 
 
+@pytest.fixture(params=[FBGEMM, ONEDNN], ids=lambda library: library.name)
+def library(request: pytest.FixtureRequest) -> Int8Library:
+    found: Int8Library = request.param
+    return found
+
+
 @pytest.fixture(autouse=True)
 def int8_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert all layers, also those that are too small to be faster."""
-    monkeypatch.setattr(number_formats, "int8_speedups", lambda shapes: dict.fromkeys(shapes, 2.0))
+    monkeypatch.setattr(number_formats, "int8_speeds", lambda shapes: dict.fromkeys(shapes, Int8Speed(ONEDNN, 2.0)))
 
 
-def both(inputs: int, outputs: int, *, bias: bool = True) -> tuple[nn.Linear, Int8Linear]:
+def both(library: Int8Library, inputs: int, outputs: int, *, bias: bool = True) -> tuple[nn.Linear, Int8Linear]:
     """Return a layer and the same in int8."""
     torch.manual_seed(0)
     layer, int8 = nn.Linear(inputs, outputs, bias=bias), nn.Linear(inputs, outputs, bias=bias)
     int8.load_state_dict(layer.state_dict())
-    to_int8(int8)
+    to_int8(int8, library)
     assert isinstance(int8, Int8Linear)
     return layer.requires_grad_(False), int8.requires_grad_(False)
 
@@ -52,34 +72,74 @@ def reference(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (257, 33), (5, 1)])
-def test_the_output_is_that_of_a_sum_of_integers(inputs: int, outputs: int, bias: bool) -> None:
-    layer, int8 = both(inputs, outputs, bias=bias)
+def test_the_output_is_that_of_a_sum_of_integers(library: Int8Library, inputs: int, outputs: int, bias: bool) -> None:
+    layer, int8 = both(library, inputs, outputs, bias=bias)
     x = torch.randn(3, 7, inputs) * torch.rand(3, 7, 1) * 20
     torch.testing.assert_close(int8(x).double(), reference(layer, x), rtol=1e-5, atol=1e-6)
     assert (int8(x) - layer(x)).norm() < 0.03 * layer(x).norm()
     assert int8(x.bfloat16()).dtype == torch.bfloat16
 
 
-def test_no_sum_is_cut_off_for_the_largest_inputs_and_weights() -> None:
-    layer, int8 = both(512, 64, bias=False)
+def test_no_sum_is_cut_off_for_the_largest_inputs_and_weights(library: Int8Library) -> None:
+    layer, int8 = both(library, 512, 64, bias=False)
     layer.weight.fill_(1)
     with torch.no_grad():
-        int8.packed = packed(layer.weight, levels=weight_levels())
+        int8.packed = packed(layer.weight, library, levels=weight_levels())
     x = torch.ones(4, 512)
     x[1] = -1
     torch.testing.assert_close(int8(x), layer(x))
 
 
 def test_the_levels_are_the_largest_with_which_sums_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = torch.full((8, 64), 127.0), torch.full((1, 64), 127.0)
-    exact = bool((multiply(x, packed(weight, levels=127)) == 127 * 127 * 64).all())
+    weight, x = torch.full((8, 64), 127.0), torch.full((2, 64), 127.0)
+    sums = [library.multiply(x.clone(), packed(weight, library, levels=127)) for library in (FBGEMM, ONEDNN)]
+    exact = all(bool((one == 127 * 127 * 64).all()) for one in sums)
     assert weight_levels() == (127 if exact else 63)
-    monkeypatch.setattr(int8_linear, "int8_linear", lambda x, packed: torch.zeros(1, 32))
-    assert weight_levels.__wrapped__() == 63
+    for library in (FBGEMM, ONEDNN):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(library), "multiply", lambda self, x, packed: torch.zeros(2, 32))
+            assert weight_levels.__wrapped__() == 63
 
 
-def test_a_row_does_not_depend_on_the_rows_next_to_it() -> None:
-    _, int8 = both(96, 160)
+@pytest.mark.parametrize("rows", [1, FEWEST_ROWS, 3, 16, 17, 100, 257])
+def test_both_libraries_compute_the_same_bits(rows: int) -> None:
+    fbgemm, onednn = (both(library, 96, 160)[1] for library in (FBGEMM, ONEDNN))
+    x = torch.randn(rows, 96)
+    assert torch.equal(fbgemm(x), onednn(x))
+    assert torch.equal(fbgemm.weight, onednn.weight)
+
+
+def test_onednn_compiles_kernels_for_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply, seen = int8_linear.onednn_int8_linear, set()
+
+    def count(x: torch.Tensor, weight: Any) -> torch.Tensor:
+        seen.add(len(x))
+        return multiply(x, weight)
+
+    monkeypatch.setattr(int8_linear, "onednn_int8_linear", count)
+    _, int8 = both(ONEDNN, 32, 48)
+    for rows in range(1, 257):
+        assert len(int8(torch.randn(rows, 32))) == rows
+    assert min(seen) == FEWEST_ROWS
+    assert len(seen) < 50
+
+
+def test_a_layer_can_be_copied(library: Int8Library) -> None:
+    _, int8 = both(library, 64, 96)
+    x = torch.randn(3, 64)
+    assert torch.equal(deepcopy(int8)(x), int8(x))
+
+
+def test_the_inputs_are_not_changed(library: Int8Library) -> None:
+    _, int8 = both(library, 64, 96)
+    x = torch.randn(16, 64)
+    before = x.clone()
+    int8(x)
+    assert torch.equal(x, before)
+
+
+def test_a_row_does_not_depend_on_the_rows_next_to_it(library: Int8Library) -> None:
+    _, int8 = both(library, 96, 160)
     x = torch.randn(33, 96) * torch.logspace(-3, 3, 33)[:, None]
     together = int8(x)
     for row in range(33):
@@ -88,8 +148,8 @@ def test_a_row_does_not_depend_on_the_rows_next_to_it() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_row_that_is_not_finite_stays_so_and_alone(value: float) -> None:
-    _, int8 = both(32, 48)
+def test_a_row_that_is_not_finite_stays_so_and_alone(library: Int8Library, value: float) -> None:
+    _, int8 = both(library, 32, 48)
     x = torch.randn(3, 32)
     expected = int8(x.clone())
     x[1, 5] = value
@@ -98,13 +158,13 @@ def test_a_row_that_is_not_finite_stays_so_and_alone(value: float) -> None:
     assert torch.equal(found[::2], expected[::2])
 
 
-def test_a_row_of_zeros_is_the_bias() -> None:
-    layer, int8 = both(32, 48)
+def test_a_row_of_zeros_is_the_bias(library: Int8Library) -> None:
+    layer, int8 = both(library, 32, 48)
     assert torch.equal(int8(torch.zeros(2, 32)), layer.bias.expand(2, -1))
 
 
-def test_the_layer_holds_no_float32_weight_and_computes_it_on_request() -> None:
-    layer, int8 = both(64, 96)
+def test_the_layer_holds_no_float32_weight_and_computes_it_on_request(library: Int8Library) -> None:
+    layer, int8 = both(library, 64, 96)
     assert [name for name, _ in int8.named_parameters()] == ["bias"]
     assert list(int8.state_dict()) == ["bias"]
     step = layer.weight.abs().amax(1, keepdim=True) / weight_levels()
@@ -157,8 +217,9 @@ def test_named_modules_and_layers_that_are_not_faster_stay_in_float32(
     assert names == {name for name in all_names if name != "lm_head" and "self_attn" not in name}
     assert names
     square = next(tuple(layer.weight.shape) for name, layer in int8_layers(lm.module) if "down_proj" in name)
+    speeds = {True: Int8Speed(FBGEMM, 0.5), False: Int8Speed(FBGEMM, 1.5)}
     monkeypatch.setattr(
-        number_formats, "int8_speedups", lambda shapes: {shape: 1.5 - (shape == square) for shape in shapes}
+        number_formats, "int8_speeds", lambda shapes: {shape: speeds[shape == square] for shape in shapes}
     )
     with caplog.at_level("INFO"):
         slower = loaded(small, base_folder)
@@ -173,7 +234,7 @@ def test_without_int8_products_the_model_stays_in_float32(
     small: Any, base_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(number_formats, "is_available", lambda: False)
+    monkeypatch.setattr(number_formats, "available_libraries", list)
     with caplog.at_level("INFO"):
         lm = loaded(small, base_folder)
     assert not int8_layers(lm.module)

@@ -7,8 +7,15 @@ import pytest
 import torch
 
 from partita.lm import number_formats
-from partita.lm.int8_linear import is_available
-from partita.lm.number_formats import WORTH_ROUNDING, chosen_formats, faster_dtype, format_seconds, int8_speedups
+from partita.lm.int8_linear import FBGEMM, ONEDNN, available_libraries
+from partita.lm.number_formats import (
+    WORTH_ROUNDING,
+    Int8Speed,
+    chosen_formats,
+    faster_dtype,
+    format_seconds,
+    int8_speeds,
+)
 from partita_schema.common.checksums import sealed, unsealed
 from partita_schema.config import Config
 
@@ -56,26 +63,33 @@ def test_float32_is_used_if_nothing_can_be_kept(tmp_path: Path, caplog: pytest.L
     (tmp_path / "cache").write_text("a file where the folder would be")
     with caplog.at_level("INFO"):
         assert faster_dtype(CPU) == (torch.float32, None)
-        assert int8_speedups([(64, 64)]) == {}
+        assert int8_speeds([(64, 64)]) == {}
     assert "dtype: fastest means float32, because the measurement cannot be recorded" in caplog.text
-    if is_available():
+    if available_libraries():
         assert "linear layers stay in float32, because the measurement cannot be recorded" in caplog.text
 
 
-@pytest.mark.skipif(not is_available(), reason="this build of torch has no int8 products")
+@pytest.mark.skipif(len(available_libraries()) < 2, reason="this build of torch lacks FBGEMM or oneDNN")
 def test_shapes_are_measured_once_in_float32_and_int8(tmp_path: Path) -> None:
-    assert set(int8_speedups([(64, 32), (32, 64)])) == {(64, 32), (32, 64)}
+    shapes = [(64, 32), (32, 64)]
+    assert set(int8_speeds(shapes)) == set(shapes)
     [path] = recorded(tmp_path)
-    keep(path, [[{"float32": 3.0, "int8": 1.0}] * 2, [{"float32": 3.0, "int8": 1.0}, {"float32": 1.0, "int8": 2.0}]])
-    assert int8_speedups([(64, 32), (32, 64)]) == {(64, 32): 3.0, (32, 64): 0.5}
-    assert all(0 < seconds < 5 for seconds in format_seconds((64, 32), rows=8).values())
+    few, many = {"float32": 3.0, "FBGEMM": 2.0, "oneDNN": 3.0}, {"float32": 6.0, "FBGEMM": 2.0, "oneDNN": 1.0}
+    keep(path, [[few, few], [few, many]])
+    assert int8_speeds(shapes) == {
+        (64, 32): Int8Speed(FBGEMM, 1.5),
+        (32, 64): Int8Speed(ONEDNN, pytest.approx((1 * 6) ** 0.5)),
+    }
+    seconds = format_seconds((64, 32), [FBGEMM, ONEDNN], rows=8)
+    assert list(seconds) == ["float32", "FBGEMM", "oneDNN"]
+    assert all(0 < one < 5 for one in seconds.values())
     path.write_bytes(b"{}")
-    assert set(int8_speedups([(64, 32), (32, 64)])) == {(64, 32), (32, 64)}
+    assert set(int8_speeds(shapes)) == set(shapes)
 
 
 def test_a_machine_without_int8_products_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(number_formats, "is_available", lambda: False)
-    assert int8_speedups([(64, 32)]) == {}
+    monkeypatch.setattr(number_formats, "available_libraries", list)
+    assert int8_speeds([(64, 32)]) == {}
     assert not (tmp_path / "cache").exists()
 
 
