@@ -326,7 +326,8 @@ def test_activation_checkpointing_gives_the_same_gradients(small, folders) -> No
     with plain.training(), saving.training():
         a, b = plain.loss(plain.module, batch), saving.loss(saving.module, batch)
         torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
-        torch.testing.assert_close(gradients(a, plain.module), gradients(b, saving.module), rtol=1e-4, atol=1e-4)
+        expected, found = gradients(a, plain.module), gradients(b, saving.module)
+    assert (found - expected).norm() < 1e-4 * expected.norm()  # single entries are sums of much larger terms
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
