@@ -76,7 +76,9 @@ class LoadedModel:
         self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
         self.answer_context = described_answer_context(self.base.config)
         free_bytes = 0 if self.trainable else self.free_bytes()
-        self.wide, self.few_kernels = use_onednn(self.module, trainable=self.trainable, free_bytes=free_bytes)
+        self.decodes_with_onednn, self.few_kernels = use_onednn(
+            self.module, trainable=self.trainable, free_bytes=free_bytes
+        )
 
     def free_bytes(self) -> int:
         """Return the host memory that is free beside the weights of a model on a CPU; 0 elsewhere."""

@@ -126,7 +126,7 @@ def quantize_faster_layers(layers: Mapping[str, nn.Linear], section: DynamicInt8
     Returns:
         The number of converted layers.
     """
-    wanted = {name: layer for name, layer in layers.items() if fits(layer) and not is_skipped(name, section)}
+    wanted = {name: layer for name, layer in layers.items() if can_be_int8(layer) and not is_skipped(name, section)}
     shapes = sorted({tuple(layer.weight.shape) for layer in wanted.values()})
     speeds = int8_speeds(shapes)
     faster = {shape: speed for shape, speed in speeds.items() if speed.times >= WORTH_INT8}
@@ -155,7 +155,7 @@ def why_float32(shape: Shape, speeds: Mapping[Shape, Int8Speed]) -> str:
     return "its speed in int8 cannot be recorded" if available_libraries() else "int8 products are not available"
 
 
-def fits(layer: nn.Linear) -> bool:
+def can_be_int8(layer: nn.Linear) -> bool:
     """Return whether a layer is a plain float32 layer on a CPU."""
     plain = isinstance(layer, nn.Linear) and not isinstance(layer, Int8Linear)
     return plain and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32

@@ -142,7 +142,7 @@ class OneDnnLinear(PackableLinear):
     """A linear layer that uses oneDNN in training, and without gradients inside `using_onednn`."""
 
     least: Least
-    """Set by `widen`."""
+    """Set by `enable_onednn`."""
     training_products: Collection[Product]
     """The products that oneDNN computes in training."""
     few_kernels: bool
@@ -229,7 +229,7 @@ def use_onednn(module: nn.Module, *, trainable: bool, free_bytes: int) -> OneDnn
     few_kernels = sum(layer.weight.numel() for layer in layers) < LARGE_MODEL_WEIGHTS
     use = OneDnnUse(decoding=fastest is not Implementation.TORCH, few_kernels=few_kernels)
     if use.decoding or any(trained.values()):
-        widen(module, least=LEAST, packs=fastest is Implementation.PACKED, few_kernels=few_kernels)
+        enable_onednn(module, least=LEAST, packs=fastest is Implementation.PACKED, few_kernels=few_kernels)
         for part in module.modules():
             if isinstance(part, OneDnnLinear):
                 part.training_products = trained.get(tuple(part.weight.shape), frozenset())
@@ -245,7 +245,7 @@ def pack_bfloat16(module: nn.Module, *, free_bytes: int) -> None:
             layer.__class__ = PackedLinear
 
 
-def widen(module: nn.Module, *, least: Least = LEAST, packs: bool = False, few_kernels: bool = True) -> int:
+def enable_onednn(module: nn.Module, *, least: Least = LEAST, packs: bool = False, few_kernels: bool = True) -> int:
     """Enable oneDNN for plain float32 CPU layers, even if slower; return the number of layers.
 
     Args:
@@ -256,18 +256,18 @@ def widen(module: nn.Module, *, least: Least = LEAST, packs: bool = False, few_k
     """
     for layer in plain_layers(module, least):
         layer.__class__ = OneDnnLinear
-    wide = [part for part in module.modules() if isinstance(part, OneDnnLinear)]
-    for layer in wide:
+    layers = [part for part in module.modules() if isinstance(part, OneDnnLinear)]
+    for layer in layers:
         layer.least, layer.training_products = least, frozenset()
         layer.packs, layer.few_kernels = packs, few_kernels
-    return len(wide)
+    return len(layers)
 
 
 def plain_layers(module: nn.Module, least: Least, *, dtype: torch.dtype = torch.float32) -> list[nn.Linear]:
     """Return the plain linear CPU layers of sufficient size with weights in this dtype."""
-    return [part for part in module.modules() if type(part) is nn.Linear and fits(part.weight, least, dtype)]
+    return [part for part in module.modules() if type(part) is nn.Linear and suits(part.weight, least, dtype)]
 
 
-def fits(weight: torch.Tensor, least: Least, dtype: torch.dtype) -> bool:
+def suits(weight: torch.Tensor, least: Least, dtype: torch.dtype) -> bool:
     """Return whether a weight is on the CPU, in this dtype and of sufficient size."""
     return weight.device.type == "cpu" and weight.dtype == dtype and weight.numel() >= least.weights

@@ -106,9 +106,9 @@ class Slots:
         self.lm = lm
         self.prefix = len(prefix)
         self.settings = SettingsOfRows(lm, options, seed=seed)
-        self.uses_onednn = lm.wide and not exact
+        self.uses_onednn = lm.decodes_with_onednn and not exact
         """Whether passes of rows without exact settings may use the oneDNN products."""
-        self.wide = self.uses_onednn and not self.settings.default.exact
+        self.pass_uses_onednn = self.uses_onednn and not self.settings.default.exact
         """Whether the current pass uses them."""
         self.careful = True
         """Whether rows that keep their slot are recomputed at near ties."""
@@ -169,7 +169,7 @@ class Slots:
     @property
     def rounds_row_counts(self) -> bool:
         """Whether the current pass is filled up to a number of rows that oneDNN has a kernel for."""
-        return self.wide and self.lm.few_kernels
+        return self.pass_uses_onednn and self.lm.few_kernels
 
     @property
     def live(self) -> Sequence[Row]:
@@ -196,7 +196,7 @@ class Slots:
         """Prefill prompts in one pass and choose the first token of each; return rows that ended with it."""
         first = len(self.rows)
         by_row = {request.row: Row(request, self.settings.of(request)) for request in requests}
-        self.wide = self.uses_onednn and not any(row.settings.exact for row in by_row.values())
+        self.pass_uses_onednn = self.uses_onednn and not any(row.settings.exact for row in by_row.values())
         requests, logits_NV = self.prefill(requests)
         new = [by_row[request.row] for request in requests]
         for row in new:
@@ -237,14 +237,14 @@ class Slots:
     def step(self) -> list[SlotAnswer]:
         """Decode one token for every active row; return rows that ended with it."""
         lengths = [row.length for row in self.rows]
-        self.wide = self.uses_onednn and not any(row.settings.exact for row in self.rows)
+        self.pass_uses_onednn = self.uses_onednn and not any(row.settings.exact for row in self.rows)
         logits_NV = self.extend(self.tokens_N[:, None], lengths=lengths)
         self.tokens_N = self.choose(logits_NV, self.rows, first=0)
         return self.take(self.tokens_N, self.rows)
 
     def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row], *, first: int) -> torch.Tensor:
         """Return the next token of each row [N], recomputed with torch's products at near ties."""
-        doubts = self.careful and (self.wide or any(row.request.keep for row in rows))
+        doubts = self.careful and (self.pass_uses_onednn or any(row.request.keep for row in rows))
         tokens_N, doubtful = choose_tokens(logits_NV, rows, doubts=doubts)
         for index in doubtful:
             logits_1V = self.recompute(rows[index], slot=first + index)
@@ -257,7 +257,7 @@ class Slots:
                 for slot, row in enumerate([*self.rows[:first], *rows]):
                     self.recompute(row, slot=slot)
                 self.kept.rows.clear()
-            self.wide = self.uses_onednn = False
+            self.pass_uses_onednn = self.uses_onednn = False
         return tokens_N
 
     def recompute(self, row: Row, *, slot: int) -> torch.Tensor:
@@ -278,11 +278,11 @@ class Slots:
     @contextmanager
     def torch_products(self) -> Iterator[None]:
         """Disable the oneDNN products in this context."""
-        before, self.wide = self.wide, False
+        before, self.pass_uses_onednn = self.pass_uses_onednn, False
         try:
             yield
         finally:
-            self.wide = before
+            self.pass_uses_onednn = before
 
     def forward(self, prompts: Sequence[Sequence[int]], *, first: int, start: int) -> torch.Tensor:
         """Prefill prompts into slots from `first` on, after `start` cached tokens; return logits [N, V]."""
@@ -365,7 +365,7 @@ class Slots:
         """Run a forward pass with the slots as KV cache; return logits."""
         self.tokens_read += ids_NL.numel()
         try:
-            with self.attention, using_onednn(self.wide):
+            with self.attention, using_onednn(self.pass_uses_onednn):
                 logits: torch.Tensor = self.lm.base(
                     input_ids=ids_NL,
                     position_ids=positions_NL,

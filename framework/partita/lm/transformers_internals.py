@@ -112,11 +112,8 @@ def packing_known(*, packed: bool) -> Iterator[None]:
         packed: Whether rows are packed.
     """
     patch_packing_checks()
-    token = _packed.set(packed)
-    try:
+    with declared(_packed, packed):
         yield
-    finally:
-        _packed.reset(token)
 
 
 @cache
@@ -158,11 +155,18 @@ _padded: ContextVar[bool | None] = ContextVar("padded", default=None)
 def padding_known(*, padded: bool) -> Iterator[None]:
     """Declare whether the attention mask of a forward pass masks padding, so that transformers does not read it."""
     patch_padding_checks()
-    token = _padded.set(padded)
+    with declared(_padded, padded):
+        yield
+
+
+@contextmanager
+def declared(variable: ContextVar[bool | None], value: bool) -> Iterator[None]:
+    """Set a context variable in this context."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _padded.reset(token)
+        variable.reset(token)
 
 
 @cache

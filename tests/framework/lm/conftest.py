@@ -13,7 +13,7 @@ import torch
 from partita.lm.base import GenerationOptions, GenerationRequest, SlotAnswer, SlotRequest
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.load_model import load_model
-from partita.lm.onednn_linear import Least, widen
+from partita.lm.onednn_linear import Least, enable_onednn
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
 from partita_trainers.base import Batch
@@ -74,17 +74,17 @@ def load(
     )
 
 
-def load_sharp(folder: Path, *, wide: bool | None = None) -> HuggingFaceModel:
+def load_sharp(folder: Path, *, onednn: bool | None = None) -> HuggingFaceModel:
     """Return a saved llama whose greedy answers vary, for generation only.
 
-    `wide` says whether even the smallest products use oneDNN; None leaves it to the machine.
+    `onednn` says whether even the smallest products use oneDNN; None leaves it to the machine.
     """
     base = load(build_config())
     sharpen(base.module)
     base.save(folder / "base")
     lm = load(build_config(base_model=str(folder / "base"), trainer={"type": "none"}), trainable=False)
-    if wide is not None:
-        lm.wide = wide and widen(lm.module, least=SMALLEST) > 0
+    if onednn is not None:
+        lm.decodes_with_onednn = onednn and enable_onednn(lm.module, least=SMALLEST) > 0
     return lm
 
 

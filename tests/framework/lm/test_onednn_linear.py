@@ -24,7 +24,7 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.lm import onednn_linear, sampler
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, PackedLinear, round_up, using_onednn, widen
+from partita.lm.onednn_linear import LEAST, Least, OneDnnLinear, PackedLinear, enable_onednn, round_up, using_onednn
 from partita.lm.slots import Slots, SlotWay
 from partita_trainers import torch_internals
 
@@ -55,7 +55,7 @@ def one_dnn() -> None:
         pytest.skip("this build of torch has no oneDNN")
 
 
-@pytest.fixture(params=["packed", "wide", "plain"])
+@pytest.fixture(params=["packed", "onednn", "plain"])
 def library(request: pytest.FixtureRequest) -> str:
     """Return how even the smallest products of `lm` are computed, on any machine."""
     return str(request.param)
@@ -67,10 +67,10 @@ def faster(library: str) -> bool:
     return library != "plain"
 
 
-def wide(*, bias: bool = True, products: int = 0, packs: bool = False, few_kernels: bool = True) -> Any:
+def onednn_layer(*, bias: bool = True, products: int = 0, packs: bool = False, few_kernels: bool = True) -> Any:
     torch.manual_seed(1)
     layer = nn.Linear(128, 160, bias=bias)
-    assert widen(layer, least=Least(products=products), packs=packs, few_kernels=few_kernels) == 1
+    assert enable_onednn(layer, least=Least(products=products), packs=packs, few_kernels=few_kernels) == 1
     return layer
 
 
@@ -78,7 +78,7 @@ def wide(*, bias: bool = True, products: int = 0, packs: bool = False, few_kerne
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(8, 128), (3, 32, 128), (1, 4, 128), (96, 1, 128)])
 def test_results_equal_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool, packs: bool) -> None:
-    layer, x = wide(bias=bias, products=LEAST.products, packs=packs), torch.randn(shape)
+    layer, x = onednn_layer(bias=bias, products=LEAST.products, packs=packs), torch.randn(shape)
     with torch.no_grad(), using_onednn(), Watch() as seen:
         found = layer(x)
     wanted = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
@@ -91,14 +91,14 @@ def test_results_equal_those_of_a_plain_layer(shape: tuple[int, ...], bias: bool
 
 
 def test_views_of_a_tensor_are_multiplied_like_copies() -> None:
-    layer, x = wide(), torch.randn(16, 5, 128)
+    layer, x = onednn_layer(), torch.randn(16, 5, 128)
     with torch.no_grad(), using_onednn(), Watch() as seen:
         torch.testing.assert_close(layer(x[:, -1]), layer(x[:, -1].contiguous()))
     assert seen.rows == [16, 16]
 
 
 def test_onednn_is_used_only_where_it_is_enabled() -> None:
-    layer, x = wide(), torch.randn(64, 128)
+    layer, x = onednn_layer(), torch.randn(64, 128)
     with torch.no_grad(), Watch() as seen:
         plain = layer(x)
         with using_onednn():
@@ -112,7 +112,7 @@ def test_onednn_is_used_only_where_it_is_enabled() -> None:
 
 
 def test_a_weight_is_packed_once_even_if_the_first_product_is_small() -> None:
-    layer = wide(packs=True)
+    layer = onednn_layer(packs=True)
     with torch.no_grad():
         layer(torch.randn(1, 128))
         assert layer.packed is None
@@ -139,7 +139,7 @@ def replace_values(layer: nn.Linear) -> None:
 @pytest.mark.parametrize("change", [change_in_place, replace_weight, replace_values])
 @torch.no_grad()
 def test_a_weight_that_changed_after_packing_is_used(change: Any) -> None:
-    layer, x = wide(packs=True), torch.randn(64, 128)
+    layer, x = onednn_layer(packs=True), torch.randn(64, 128)
     with using_onednn(), Watch() as seen:
         layer(x)
         change(layer)
@@ -149,7 +149,7 @@ def test_a_weight_that_changed_after_packing_is_used(change: Any) -> None:
 
 @torch.no_grad()
 def test_copies_and_saved_states_of_a_layer_are_without_the_packed_weight() -> None:
-    layer = wide(packs=True)
+    layer = onednn_layer(packs=True)
     with using_onednn():
         layer(torch.randn(64, 128))
     assert layer.packed is not None
@@ -160,7 +160,7 @@ def test_copies_and_saved_states_of_a_layer_are_without_the_packed_weight() -> N
 
 
 def test_any_number_of_rows_of_a_large_model_uses_onednn() -> None:
-    layer, x = wide(few_kernels=False), torch.randn(1023, 128)
+    layer, x = onednn_layer(few_kernels=False), torch.randn(1023, 128)
     with torch.no_grad(), using_onednn(), Watch() as seen:
         layer(x)
     assert seen.rows == [1023]
@@ -185,14 +185,14 @@ def test_packed_layers_in_bfloat16_have_the_bits_of_torch(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 17, 1023])
 def test_torch_computes_few_rows_and_float64(rows: int) -> None:
-    layer, x = wide(), torch.randn(rows, 128)
+    layer, x = onednn_layer(), torch.randn(rows, 128)
     with torch.no_grad(), using_onednn(), Watch() as seen:
         assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
     assert not seen.rows
 
 
 def test_torch_computes_gradients_autocast_and_16_bits() -> None:
-    layer, x = wide(), torch.randn(64, 128, requires_grad=True)
+    layer, x = onednn_layer(), torch.randn(64, 128, requires_grad=True)
     with using_onednn(), Watch() as seen:
         layer(x).sum().backward()
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -211,7 +211,7 @@ def test_only_plain_layers_in_float32_are_changed_and_keep_their_names() -> None
         nn.Linear(128, 128), nn.Linear(128, 128).bfloat16(), Own(128, 128), nn.Linear(16, 16), nn.Embedding(128, 128)
     )
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    assert widen(module) == 1
+    assert enable_onednn(module) == 1
     assert [type(part) for part in module] == [OneDnnLinear, nn.Linear, Own, nn.Linear, nn.Embedding]
     after = module.state_dict()
     assert list(after) == list(before)
@@ -229,7 +229,7 @@ def test_rounded_sizes_are_few_and_close(rows: int) -> None:
 
 @pytest.fixture
 def lm(small: Any, tmp_path: Path, library: str) -> Any:
-    lm = small.load_sharp(tmp_path, wide=library != "plain")
+    lm = small.load_sharp(tmp_path, onednn=library != "plain")
     for layer in lm.module.modules():
         if isinstance(layer, OneDnnLinear):
             layer.packs = library == "packed"
@@ -241,7 +241,7 @@ def lm(small: Any, tmp_path: Path, library: str) -> Any:
 def test_answers_equal_those_of_transformers_and_products_have_few_sizes(
     small: Any, lm: Any, library: str, faster: bool, slots: int, prefix: tuple[int, ...]
 ) -> None:
-    assert lm.wide == faster
+    assert lm.decodes_with_onednn == faster
     sizes = [(1 + 7 * row % 41, 1 + 5 * row % 14) for row in range(40)]
     requests = small.slot_requests(*sizes, prefix=prefix)
     with Watch() as seen:
@@ -438,7 +438,7 @@ JOB = """
 import json, random, sys
 import torch
 from partita import Model
-from partita.lm.onednn_linear import Least, widen
+from partita.lm.onednn_linear import Least, enable_onednn
 
 torch.set_num_threads(1)
 
@@ -459,8 +459,8 @@ def config(**trainer):
 def opened(**trainer):
     model = Model(config(**trainer), quiet=True)
     lm = model._backend.parts().lm
-    lm.wide = widen(lm.module, least=Least(products=0, weights=1024)) > 0
-    assert lm.wide
+    lm.decodes_with_onednn = enable_onednn(lm.module, least=Least(products=0, weights=1024)) > 0
+    assert lm.decodes_with_onednn
     return model
 
 chance = random.Random(1)

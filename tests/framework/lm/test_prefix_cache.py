@@ -145,8 +145,8 @@ def test_sampled_answers_do_not_depend_on_kept_rows(llama: Any, slots: int) -> N
 
 @pytest.mark.parametrize("slots", [5, 9, 17])
 def test_faster_products_and_padding_slots_change_nothing(small: Any, tmp_path: Any, slots: int) -> None:
-    lm = small.load_sharp(tmp_path, wide=True)
-    assert lm.wide
+    lm = small.load_sharp(tmp_path, onednn=True)
+    assert lm.decodes_with_onednn
     for prefix in ((), PREFIX):
         assert_equal_to_rows_alone(small, lm, Talk(open_slots(lm, slots, prefix=prefix), prefix=prefix).run())
 

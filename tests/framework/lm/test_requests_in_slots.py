@@ -18,7 +18,7 @@ FORCED = GenerationOptions({"do_sample": False}, grammar="start: /[0-9]{3}/")
 
 @pytest.fixture(scope="module", params=[False, True], ids=["torch", "oneDNN"])
 def lm(request: pytest.FixtureRequest, small: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return small.load_sharp(tmp_path_factory.mktemp("slots"), wide=request.param)
+    return small.load_sharp(tmp_path_factory.mktemp("slots"), onednn=request.param)
 
 
 def prompts(count: int, *, shared: int, seed: int = 1) -> list[list[int]]:

@@ -398,7 +398,7 @@ def test_the_last_layer_computes_only_last_tokens_with_the_same_logits(small, ll
     hook.remove()
     assert number == 2
     longest = max(length for length, _ in AFTER_PREFIX)
-    read = min(round_up(longest), CONTEXT - len(PREFIX)) if llama.wide else longest
+    read = min(round_up(longest), CONTEXT - len(PREFIX)) if llama.decodes_with_onednn else longest
     assert passed == [1, len(AFTER_PREFIX), len(PREFIX), len(AFTER_PREFIX) * read]
     torch.testing.assert_close(logits[0], logits[2], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits[1], logits[3], rtol=1e-5, atol=1e-4)

@@ -12,7 +12,7 @@ from torch import nn
 from partita import Model
 from partita.lm import onednn_linear
 from partita.lm.adapters.lora_linear import fuse_lora
-from partita.lm.onednn_linear import Least, LinearProducts, OneDnnLinear, widen
+from partita.lm.onednn_linear import Least, LinearProducts, OneDnnLinear, enable_onednn
 from partita.lm.product_speed import Product
 
 from ...json_lines import read_json_lines
@@ -37,7 +37,7 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained_layer(*, bias: bool = True, onednn: frozenset[Product] = ALL) -> Any:
     torch.manual_seed(1)
     layer: Any = nn.Linear(128, 160, bias=bias)
-    assert widen(layer) == 1
+    assert enable_onednn(layer) == 1
     layer.training_products = onednn
     return layer
 
@@ -140,7 +140,7 @@ def test_lora_layers_use_the_products_of_their_base_layers() -> None:
     own = outcome(adapted(), x=x)
     module = adapted()
     fuse_lora(module)
-    widen(module, least=Least(weights=0))
+    enable_onednn(module, least=Least(weights=0))
     for layer in layers(module):
         layer.get_base_layer().training_products = ALL
     with Watch() as seen:
