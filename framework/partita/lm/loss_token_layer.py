@@ -1,8 +1,7 @@
 """The last layer for the tokens that predict a label only.
 
-A loss needs the output of these tokens only; all other tokens contribute keys and values to the last layer. A hook runs
-the layer until its attention has the keys and values of all tokens, stops it, and then passes the selected tokens
-through. The result is the same, but for rounding.
+A loss needs the output of these tokens only; all other tokens contribute keys and values to the last layer. The result
+is the same, but for rounding.
 
 Shapes: B lines, T tokens of the longest, K selected tokens, M most selected tokens of a line, A heads, D head size.
 """
@@ -18,6 +17,7 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from partita.lm.last_layer import KeysComputed, SplitLayer, map_tokens
 from partita.lm.transformers_internals import set_attention
 
 NAME = "partita_loss_tokens"
@@ -27,10 +27,6 @@ MOST_SELECTED = 0.75
 """Share of the tokens that predict a label above which the whole layer is computed."""
 
 current = threading.local()
-
-
-class KeysComputed(Exception):  # noqa: N818 - it is no error
-    """Raised when the attention of the layer has the keys and values of all tokens."""
 
 
 class SelectedTokens:
@@ -64,14 +60,8 @@ class SelectedTokens:
         self.values: torch.Tensor | None = None
         self.mask: torch.Tensor | None = None
 
-    def pick(self, value: Any) -> Any:
-        """Select the tokens [1, K, ...] of a tensor of all tokens [B or 1, T, ...], also in tuples and dictionaries."""
-        if isinstance(value, dict):
-            return {name: self.pick(one) for name, one in value.items()}
-        if isinstance(value, tuple):
-            return tuple(self.pick(one) for one in value)
-        if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[1] != self.length:
-            return value
+    def pick(self, value: torch.Tensor) -> torch.Tensor:
+        """Select the tokens [1, K, ...] of a tensor of all tokens [B or 1, T, ...]."""
         if value.shape[0] == self.lines:
             return value.flatten(0, 1).index_select(0, self.indices_K)[None]
         return value.index_select(1, self.columns_K) if value.shape[0] == 1 else value
@@ -93,19 +83,14 @@ class SelectedTokens:
         return mask_BTT.gather(1, self.column_BM[..., None].expand(-1, -1, self.length))[:, None]
 
 
-class LossTokenLayer:
+class LossTokenLayer(SplitLayer):
     """Passes only selected tokens through the rest of the last layer, while enabled."""
 
     def __init__(self, layer: nn.Module, config: Any) -> None:
         """Register the hook on the last layer of a model with this config."""
-        self.layer, self.config = layer, config
-        self.signature = inspect.signature(layer.forward)
+        super().__init__(layer)
+        self.config = config
         self.indices_K: torch.Tensor | None = None
-        self.handle = layer.register_forward_pre_hook(self.narrow, with_kwargs=True)
-
-    def close(self) -> None:
-        """Remove the hook."""
-        self.handle.remove()
 
     @staticmethod
     def pays_off(indices_K: torch.Tensor, *, tokens: int) -> bool:
@@ -131,22 +116,24 @@ class LossTokenLayer:
             self.indices_K = None
             self.use(None)
 
-    def narrow(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the layer's arguments for the selected tokens, after the keys of all tokens are computed."""
-        if self.indices_K is None:
-            return None
-        bound = self.signature.bind(*args, **kwargs)
-        hidden_BTH = next(iter(bound.arguments.values()))
+    @property
+    def is_enabled(self) -> bool:
+        """Whether the next forward pass is split."""
+        return self.indices_K is not None
+
+    @contextmanager
+    def stopping(self, hidden_BTH: torch.Tensor) -> Iterator[None]:
+        """Stop the layer in its attention; the next time, the selected tokens attend."""
+        assert self.indices_K is not None
         lines, length = hidden_BTH.shape[:2]
-        tokens = SelectedTokens(self.indices_K, lines=lines, length=length, device=hidden_BTH.device)
-        self.use(tokens)
-        try:
-            self.layer.forward(*args, **kwargs)
-        except KeysComputed:
-            for name, value in bound.arguments.items():
-                bound.arguments[name] = tokens.pick(value)
-            return bound.args, bound.kwargs
-        raise RuntimeError("the attention of the last layer cannot be replaced")
+        self.use(SelectedTokens(self.indices_K, lines=lines, length=length, device=hidden_BTH.device))
+        yield
+
+    def select(self, given: inspect.BoundArguments, hidden_BTH: torch.Tensor) -> None:
+        """Replace the arguments of the layer by those of the selected tokens."""
+        tokens: SelectedTokens = current.tokens
+        for name, value in given.arguments.items():
+            given.arguments[name] = map_tokens(value, tokens.pick, length=tokens.length)
 
     def use(self, tokens: SelectedTokens | None) -> None:
         """Replace the attention of the model until the selected tokens have attended, or restore it."""

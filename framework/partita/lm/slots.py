@@ -21,7 +21,8 @@ import torch
 
 from partita.lm.attention_windows import Mask, SlotMasks
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.last_layer import LastTokens, last_layer
+from partita.lm.last_layer import last_layer
+from partita.lm.last_token_layer import LastTokenLayer
 from partita.lm.loaded_model import TextModel
 from partita.lm.onednn_linear import round_up, using_onednn
 from partita.lm.prefix_cache import PrefixCache
@@ -113,7 +114,7 @@ class Slots:
         self.careful = True
         """Whether rows that keep their slot are recomputed at near ties."""
         last = last_layer(lm.base) if way.narrows_reads else None
-        self.narrow = LastTokens(last[0], number=last[1]) if last is not None else None
+        self.last_tokens = LastTokenLayer(last[0], number=last[1]) if last is not None else None
         self.masks = SlotMasks(lm.base.config.get_text_config(), tokens=tokens)
         self.pool = SlotKVCache(slots=slots, tokens=tokens)
         self.pool.layout.prefix_in_first_slot = way.shares_prefix
@@ -147,8 +148,8 @@ class Slots:
         """Restore the model to its previous state."""
         if self.tokens_again:
             logger.debug("%s tokens were read again with the sums of the library", f"{self.tokens_again:,}")
-        if self.narrow is not None:
-            self.narrow.close()
+        if self.last_tokens is not None:
+            self.last_tokens.close()
 
     @property
     def read_tokens(self) -> int:
@@ -327,17 +328,17 @@ class Slots:
         ids_NL = torch.tensor(padded, device=self.lm.device)
         ends_N = torch.tensor([len(part) - 1 for part in parts], device=self.lm.device)
         rows_N = torch.arange(len(parts), device=self.lm.device)
-        if self.narrow is None:
+        if self.last_tokens is None:
             with self.lm.positions.only(rows_N * length + ends_N):
                 logits = self.run(ids_NL, positions_NL, mask)
             return logits[0] if self.lm.positions.attached else logits[rows_N, ends_N]
         lasts_N1 = positions_NL[rows_N, ends_N][:, None]
         last_mask = self.masks.of_last_layer(self.mask(lasts_N1, width=width))
-        self.narrow.aim(self.pool, ends_N, lasts_N1, last_mask)
+        self.last_tokens.aim(self.pool, ends_N, lasts_N1, last_mask)
         try:
             return self.run(ids_NL, positions_NL, mask)[:, -1]
         finally:
-            self.narrow.pool = None
+            self.last_tokens.pool = None
 
     def extend(self, ids_N1: torch.Tensor, *, lengths: list[int]) -> torch.Tensor:
         """Decode the last token of each of the first N slots, given the new lengths; return logits [N, V]."""
