@@ -7,7 +7,7 @@ import pytest
 
 from partita import Model
 from partita.lm import number_formats
-from partita.lm.int8_linear import FBGEMM, available_libraries, int8_layers
+from partita.lm.int8_linear import available_libraries, int8_layers
 from partita.lm.number_formats import Int8Speed
 from partita_schema.errors import PartitaError, ResumeError
 
@@ -24,7 +24,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_finished_run_answers_in_int8_and_keeps_its_weights(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(number_formats, "int8_speeds", lambda shapes: dict.fromkeys(shapes, Int8Speed(FBGEMM, 2.0)))
+    speed = Int8Speed(available_libraries()[0], 2.0)
+    monkeypatch.setattr(number_formats, "int8_speeds", lambda shapes: dict.fromkeys(shapes, speed))
     rows, run = colours.rows(8), tmp_path / "run"
     Model(colours.config(), quiet=True).train(rows, run=run)
     saved = contents(run / "model")

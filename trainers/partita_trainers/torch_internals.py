@@ -90,15 +90,14 @@ def has_fbgemm_int8_linear() -> bool:
 
 
 def pack_int8_for_fbgemm(weight_OI: torch.Tensor, scale_O: torch.Tensor) -> Any:
-    """Return a weight in int8, packed for the current engine: `torch.ops.quantized.linear_prepack`."""
-    return torch.ops.quantized.linear_prepack(quantized_by_output(weight_OI, scale_O), None)
+    """Return a weight in int8, packed for the current engine: `torch.ops.quantized.linear_prepack`.
 
-
-def quantized_by_output(weight_OI: torch.Tensor, scale_O: torch.Tensor) -> torch.Tensor:
-    """Return a weight as a quantized tensor, a class that torch has deprecated without a successor for FBGEMM."""
+    The operator takes only a quantized tensor, a class that torch has deprecated without a successor for this kernel.
+    """
     zeros_O = torch.zeros(len(weight_OI), dtype=torch.long)
     with warnings.catch_warnings(action="ignore", category=UserWarning):
-        return torch.quantize_per_channel(weight_OI, scale_O, zeros_O, 0, torch.qint8)
+        quantized = torch.quantize_per_channel(weight_OI, scale_O, zeros_O, 0, torch.qint8)
+    return torch.ops.quantized.linear_prepack(quantized, None)
 
 
 def unpack_int8_from_fbgemm(packed: Any) -> torch.Tensor:
@@ -118,7 +117,7 @@ def fbgemm_int8_linear(x: torch.Tensor, packed: Any) -> torch.Tensor:
 
 
 class OneDnnInt8Weight(NamedTuple):
-    """A weight in int8, packed for oneDNN."""
+    """A weight in int8, packed for oneDNN. It cannot be pickled."""
 
     packed: torch.Tensor
     scale_O: torch.Tensor
@@ -137,7 +136,7 @@ def has_onednn_int8_linear() -> bool:
 
 def pack_int8_for_onednn(weight_OI: torch.Tensor, scale_O: torch.Tensor) -> OneDnnInt8Weight:
     """Return a weight in int8, packed for `onednn_int8_linear`: `torch.ops.onednn.qlinear_prepack`."""
-    integers_OI = quantized_by_output(weight_OI, scale_O).int_repr()
+    integers_OI = (weight_OI * scale_O.float().reciprocal()[:, None]).round().clamp(-128, 127).to(torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(integers_OI, None)
     return OneDnnInt8Weight(packed, scale_O.float(), torch.zeros(len(weight_OI), dtype=torch.long))
 

@@ -9,6 +9,7 @@ quantized to -63 ... 63.
 Shapes: N rows, I inputs, O outputs.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from partita_trainers.torch_internals import (
     unpack_int8_from_fbgemm,
     unpack_int8_from_onednn,
 )
+
+logger = logging.getLogger(__name__)
 
 INPUT_LEVELS = 127
 """Largest quantized input."""
@@ -62,11 +65,11 @@ class Int8Library(ABC):
 
     @abstractmethod
     def multiply(self, x_NI: torch.Tensor, packed: Any) -> torch.Tensor:
-        """Return x W^T [N, O] in float32, with x rounded to integers from -127 to 127; x may be overwritten."""
+        """Return x W^T [N, O] in float32; x holds integers from -127 to 127 in float32."""
 
 
 class Fbgemm(Int8Library):
-    """FBGEMM, which is as fast for a single row as for a few."""
+    """FBGEMM, which is faster than oneDNN for a few rows."""
 
     name = "FBGEMM"
 
@@ -110,9 +113,9 @@ class OneDnn(Int8Library):
         rows, inputs = x_NI.shape
         filled = max(FEWEST_ROWS, round_up(rows))
         if filled == rows:
-            return onednn_int8_linear(x_NI.round_().to(torch.int8), packed)
+            return onednn_int8_linear(x_NI.to(torch.int8), packed)
         filled_NI = x_NI.new_empty((filled, inputs), dtype=torch.int8)
-        filled_NI[:rows] = x_NI.round_()
+        filled_NI[:rows] = x_NI
         return onednn_int8_linear(filled_NI, packed)[:rows]
 
 
@@ -130,19 +133,27 @@ def fbgemm_engine() -> Iterator[None]:
         torch.backends.quantized.engine = before
 
 
+@cache
 def available_libraries() -> Sequence[Int8Library]:
-    """Return the libraries with int8 products in this build of torch."""
-    return [library for library in (FBGEMM, ONEDNN) if library.is_available()]
+    """Return the libraries that compute int8 products with this build of torch on this processor."""
+    return [library for library in (FBGEMM, ONEDNN) if library.is_available() and largest_sums(library) is not None]
+
+
+def largest_sums(library: Int8Library) -> torch.Tensor | None:
+    """Return 127 x 127 added up 64 times [2, 32], as a library computes it; None if it has no kernel for it."""
+    weight_OI, x_NI = torch.full((32, 64), float(WEIGHT_LEVELS)), torch.full((2, 64), float(INPUT_LEVELS))
+    try:
+        return library.multiply(x_NI, packed(weight_OI, library, levels=WEIGHT_LEVELS))
+    except (RuntimeError, AttributeError) as error:
+        logger.debug("no int8 products by %s: %s", library.name, error)
+        return None
 
 
 @cache
 def weight_levels() -> int:
     """Return the largest quantized weight with which sums are exact in all libraries on this processor."""
-    weight_OI, x_NI = torch.full((32, 64), WEIGHT_LEVELS).float(), torch.full((2, 64), INPUT_LEVELS).float()
-    exact = all(
-        torch.equal(library.multiply(x_NI, packed(weight_OI, library, levels=WEIGHT_LEVELS)), x_NI @ weight_OI.t())
-        for library in available_libraries()
-    )
+    sums = [largest_sums(library) for library in available_libraries()]
+    exact = all(one is not None and bool((one == WEIGHT_LEVELS * INPUT_LEVELS * 64).all()) for one in sums)
     return WEIGHT_LEVELS if exact else WEIGHT_LEVELS_IN_PAIRS
 
 
@@ -163,9 +174,10 @@ class Int8Linear(nn.Linear):
         """Return x W^T + b [..., O], in the type of x."""
         x_NI = x.float().reshape(-1, x.shape[-1])
         scale_N1 = x_NI.abs().amax(-1, keepdim=True).clamp_min_(MIN_ABSOLUTE_MAX).mul_(1 / INPUT_LEVELS)
-        y_NO = self.library.multiply(x_NI / scale_N1, self.packed).mul_(scale_N1)
+        # FBGEMM would round 3.4999998 to 4.
+        y_NO = self.library.multiply(x_NI.div(scale_N1).round_(), self.packed).mul_(scale_N1)
         y_NO = y_NO if self.bias is None else y_NO.add_(self.bias)
-        return y_NO.to(x.dtype).view(*x.shape[:-1], -1)
+        return y_NO.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]  # the layer holds no float32 weight

@@ -1,13 +1,14 @@
 """The number format of a model's weights, chosen by how fast matrix products are in it on this machine.
 
 `dtype: fastest` takes bfloat16 where it is clearly faster than float32. The quantization to int8 converts the layers
-whose shape is clearly faster, at few rows and at many. Measurements are kept, because answers depend on the choice: all
-processes on a machine, and a job that is resumed there, use the same formats.
+whose shape is clearly faster on average over few rows and many, and not clearly slower for either. Measurements are
+kept, because answers depend on the choice: all processes on a machine, and a job that is resumed there, use the same
+formats.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,8 +39,12 @@ WORTH_ROUNDING = 1.2
 """Minimum speedup in bfloat16 that outweighs its rounding."""
 WORTH_INT8 = 1.2
 """Minimum speedup of a layer in int8 that outweighs its rounding."""
+LEAST_INT8 = 0.8
+"""Minimum speedup in int8 for each number of rows."""
 ROWS = (32, 256)
-"""Rows of the products that are measured in int8: a decode step, and a prefill. Their geometric mean counts."""
+"""Rows of the products that are measured in int8: a decode step, and a prefill."""
+NO_KERNEL = 1e6
+"""Seconds recorded for a library that cannot compute a product."""
 MAX_WEIGHTS = 2**21
 """Maximum number of weights of a product; a larger layer is measured by its first outputs."""
 ROUNDS = 7
@@ -51,7 +56,7 @@ class Int8Speed(NamedTuple):
 
     library: Int8Library
     """The faster library."""
-    times: float
+    speedup: float
     """How many times as fast the layer is as in float32."""
 
 
@@ -129,9 +134,9 @@ def quantize_faster_layers(layers: Mapping[str, nn.Linear], section: DynamicInt8
     wanted = {name: layer for name, layer in layers.items() if can_be_int8(layer) and not is_skipped(name, section)}
     shapes = sorted({tuple(layer.weight.shape) for layer in wanted.values()})
     speeds = int8_speeds(shapes)
-    faster = {shape: speed for shape, speed in speeds.items() if speed.times >= WORTH_INT8}
-    said = {shape: f"{speed.times:.2f} by {speed.library.name}" for shape, speed in speeds.items()}
-    logger.debug("speed in int8 over that in float32, by the shape of the layer: %s", said)
+    faster = {shape: speed for shape, speed in speeds.items() if speed.speedup >= WORTH_INT8}
+    described = {shape: f"{speed.speedup:.2f} by {speed.library.name}" for shape, speed in speeds.items()}
+    logger.debug("speed in int8 over that in float32, by the shape of the layer: %s", described)
     slower: Counter[Shape] = Counter()
     for layer in wanted.values():
         shape = tuple(layer.weight.shape)
@@ -196,10 +201,15 @@ def int8_speeds(shapes: Sequence[Shape]) -> dict[Shape, Int8Speed]:
 def fastest_library(libraries: Sequence[Int8Library], by_rows: Sequence[Mapping[str, float]]) -> Int8Speed:
     """Return the library with the largest speedup, given seconds by the format, for each number of rows."""
     speeds = [
-        Int8Speed(library, geometric_mean([seconds[FLOAT32] / seconds[library.name] for seconds in by_rows]))
+        Int8Speed(library, mean_speedup([seconds[FLOAT32] / seconds[library.name] for seconds in by_rows]))
         for library in libraries
     ]
-    return max(speeds, key=lambda speed: speed.times)
+    return max(speeds, key=lambda speed: speed.speedup)
+
+
+def mean_speedup(speedups: Sequence[float]) -> float:
+    """Return the geometric mean of speedups, or the smallest one if it is too small."""
+    return geometric_mean(speedups) if min(speedups) >= LEAST_INT8 else min(speedups)
 
 
 @torch.no_grad()
@@ -207,14 +217,21 @@ def format_seconds(shape: Shape, libraries: Sequence[Int8Library], *, rows: int)
     """Return the seconds of a layer in float32, by the fastest library, and in int8 by each library."""
     outputs, inputs = shape
     weight_OI, x_NI = torch.randn(max(1, min(outputs, MAX_WEIGHTS // inputs)), inputs), torch.ones(rows, inputs)
-    seconds = shortest_seconds(
-        output_computations(x_NI, weight_OI)
-        | {library.name: partial(int8_layer(weight_OI, library), x_NI) for library in libraries},
-        device=x_NI.device,
-        rounds=ROUNDS,
-    )
-    int8 = {library.name: seconds.pop(library.name) for library in libraries}
-    return {FLOAT32: min(seconds.values()), **int8}
+    in_int8: dict[str, Callable[[], object]] = {}
+    for library in libraries:
+        layer = int8_layer(weight_OI, library)
+        try:
+            layer(x_NI)
+        except RuntimeError as error:
+            logger.debug("no int8 product of %s rows with %s by %s: %s", rows, shape, library.name, error)
+        else:
+            in_int8[library.name] = partial(layer, x_NI)
+    in_float32 = output_computations(x_NI, weight_OI)
+    seconds = shortest_seconds(in_float32 | in_int8, device=x_NI.device, rounds=ROUNDS)
+    return {
+        FLOAT32: min(seconds[name] for name in in_float32),
+        **{library.name: seconds.get(library.name, NO_KERNEL) for library in libraries},
+    }
 
 
 def int8_layer(weight_OI: torch.Tensor, library: Int8Library) -> nn.Linear:

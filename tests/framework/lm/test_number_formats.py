@@ -9,15 +9,20 @@ import torch
 from partita.lm import number_formats
 from partita.lm.int8_linear import FBGEMM, ONEDNN, available_libraries
 from partita.lm.number_formats import (
+    NO_KERNEL,
     WORTH_ROUNDING,
     Int8Speed,
     chosen_formats,
     faster_dtype,
+    fastest_library,
     format_seconds,
     int8_speeds,
+    mean_speedup,
 )
 from partita_schema.common.checksums import sealed, unsealed
 from partita_schema.config import Config
+
+needs_both = pytest.mark.skipif(len(available_libraries()) < 2, reason="this build of torch lacks FBGEMM or oneDNN")
 
 CPU = torch.device("cpu")
 FILE = {
@@ -69,7 +74,7 @@ def test_float32_is_used_if_nothing_can_be_kept(tmp_path: Path, caplog: pytest.L
         assert "linear layers stay in float32, because the measurement cannot be recorded" in caplog.text
 
 
-@pytest.mark.skipif(len(available_libraries()) < 2, reason="this build of torch lacks FBGEMM or oneDNN")
+@needs_both
 def test_shapes_are_measured_once_in_float32_and_int8(tmp_path: Path) -> None:
     shapes = [(64, 32), (32, 64)]
     assert set(int8_speeds(shapes)) == set(shapes)
@@ -80,11 +85,34 @@ def test_shapes_are_measured_once_in_float32_and_int8(tmp_path: Path) -> None:
         (64, 32): Int8Speed(FBGEMM, 1.5),
         (32, 64): Int8Speed(ONEDNN, pytest.approx((1 * 6) ** 0.5)),
     }
+    path.write_bytes(b"{}")
+    assert set(int8_speeds(shapes)) == set(shapes)
+
+
+@pytest.mark.parametrize(("speedups", "expected"), [((0.8, 3.2), 1.6), ((0.79, 3.2), 0.79), ((3.0, 0.5), 0.5)])
+def test_a_format_that_is_slow_for_few_rows_or_for_many_is_not_fast_on_average(
+    speedups: tuple[float, float], expected: float
+) -> None:
+    assert mean_speedup(speedups) == pytest.approx(expected)
+
+
+@needs_both
+def test_a_library_without_a_kernel_for_a_shape_is_not_chosen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     seconds = format_seconds((64, 32), [FBGEMM, ONEDNN], rows=8)
     assert list(seconds) == ["float32", "FBGEMM", "oneDNN"]
     assert all(0 < one < 5 for one in seconds.values())
-    path.write_bytes(b"{}")
-    assert set(int8_speeds(shapes)) == set(shapes)
+
+    def refuse(x_NI: torch.Tensor, packed: object) -> torch.Tensor:
+        raise RuntimeError("no primitive")
+
+    monkeypatch.setattr(ONEDNN, "multiply", refuse)
+    with caplog.at_level("DEBUG"):
+        seconds = format_seconds((64, 32), [FBGEMM, ONEDNN], rows=8)
+    assert seconds["oneDNN"] == NO_KERNEL
+    assert fastest_library([FBGEMM, ONEDNN], [seconds, seconds]).library is FBGEMM
+    assert "no int8 product of 8 rows with (64, 32) by oneDNN: no primitive" in caplog.text
 
 
 def test_a_machine_without_int8_products_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
