@@ -20,7 +20,7 @@ from partita.lm.generation import answer_ends, generate_batch, left_padded_promp
 from partita.lm.loaded_model import TextModel
 from partita.lm.loss import LabelInputs, copy_labels, label_cross_entropy
 from partita.lm.loss_token_check import find_loss_token_layer
-from partita.lm.loss_token_layer import LossTokenLayer
+from partita.lm.loss_token_layer import LossTokenHook
 from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
 from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
 from partita.lm.paged.check import check_paged, open_attention, wants_pages, why_not_paged, why_unsupported_options
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 class HuggingFaceModel(TrainedModel, TextModel):
     """Implements `partita.lm.base.GenerativeModel`; created by `load_model`."""
 
-    loss_token_layer: LossTokenLayer | None = None
+    loss_token_layer: LossTokenHook | None = None
     """Computes the rest of the last layer for the tokens that predict a label only; see `check_loss`."""
 
     # Training

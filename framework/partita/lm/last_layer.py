@@ -21,7 +21,7 @@ class KeysComputed(Exception):  # noqa: N818 - it is no error
     """Raised when the attention of the layer has the keys and values of all tokens."""
 
 
-class SplitLayer(ABC):
+class SplitLayerHook(ABC):
     """The hook on a layer. A subclass raises KeysComputed in its attention or its cache, and selects tokens."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -50,7 +50,7 @@ class SplitLayer(ABC):
         except KeysComputed:
             self.select(given, hidden_BTH)
             return given.args, given.kwargs
-        raise RuntimeError("the attention of the last layer cannot be replaced")
+        raise RuntimeError("the last layer does not stop after its keys and values")
 
     @property
     @abstractmethod
@@ -76,7 +76,13 @@ class SplitLayer(ABC):
 
 
 def map_tokens(value: Any, choose: Callable[[torch.Tensor], torch.Tensor], *, length: int) -> Any:
-    """Apply a function to all tensors [..., T, ...] of `length` tokens in a value, also in tuples and dictionaries."""
+    """Apply a function to all tensors of all tokens in a value, also in tuples and dictionaries.
+
+    Args:
+        value: An argument of the layer.
+        choose: Selects tokens of a tensor [B or 1, T, ...].
+        length: T; other tensors stay as they are.
+    """
     if isinstance(value, dict):
         return {name: map_tokens(one, choose, length=length) for name, one in value.items()}
     if isinstance(value, tuple):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from partita.lm.last_layer import KeysComputed, SplitLayer, map_tokens
+from partita.lm.last_layer import KeysComputed, SplitLayerHook, map_tokens
 from partita.lm.slot_kv_cache import SlotKVCache, SlotLayer
 
 
@@ -32,7 +32,7 @@ class StoppingLayer(SlotLayer):
         return states
 
 
-class LastTokenLayer(SplitLayer):
+class LastTokenHook(SplitLayerHook):
     """Passes only the last tokens of prompts through the last layer, while enabled."""
 
     def __init__(self, layer: nn.Module, *, number: int) -> None:
@@ -42,16 +42,26 @@ class LastTokenLayer(SplitLayer):
         self.pool: SlotKVCache | None = None
         self.ends_N = self.positions_N1 = self.mask_N11W = torch.zeros(0)
 
-    def aim(self, pool: SlotKVCache, ends_N: torch.Tensor, positions_N1: torch.Tensor, mask_N11W: torch.Tensor) -> None:
-        """Enable it for one pass.
+    @contextmanager
+    def only(
+        self, pool: SlotKVCache, ends_N: torch.Tensor, positions_N1: torch.Tensor, mask_N11W: torch.Tensor
+    ) -> Iterator[None]:
+        """Continue after the keys of the last layer with the last token of each prompt.
 
         Args:
             pool: The KV cache.
             ends_N: Index of each prompt's last token in the pass.
             positions_N1: Position of each last token in its slot.
             mask_N11W: Attention mask of the last tokens.
+
+        Raises:
+            RuntimeError: In the forward pass, if the layer does not write its keys to the cache.
         """
         self.pool, self.ends_N, self.positions_N1, self.mask_N11W = pool, ends_N, positions_N1, mask_N11W
+        try:
+            yield
+        finally:
+            self.pool = None
 
     @property
     def is_enabled(self) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from partita.lm.loss_token_layer import LossTokenLayer
+from partita.lm.loss_token_layer import LossTokenHook
 from partita_trainers.base import Batch
 from partita_trainers.device_copies import to_device
 
@@ -125,7 +125,7 @@ def label_cross_entropy(
     reduction: Literal["sum", "none"],
     positions: AnswerPositions,
     more_inputs: Mapping[str, Any] = MappingProxyType({}),
-    last_layer: LossTokenLayer | None = None,
+    last_layer: LossTokenHook | None = None,
 ) -> torch.Tensor:
     """Return the cross-entropy of the labels, float32: a scalar, or [K]. Without labels no forward pass is made.
 

@@ -9,7 +9,7 @@ import torch
 
 from partita.lm.last_layer import last_layer
 from partita.lm.loaded_model import TextModel
-from partita.lm.loss_token_layer import ATTENTION, LossTokenLayer
+from partita.lm.loss_token_layer import ATTENTION, LossTokenHook
 from partita.lm.packing_check import logits_of, relative_error, rounding_limit
 from partita.lm.transformers_internals import attention_of
 from partita_schema.sections.trainer import FinetuneTrainer
@@ -22,14 +22,14 @@ SELECTED = (3, 4, 7, 19, 22)
 """Indices of the selected tokens in the flattened lines; none is in the second line."""
 
 
-def find_loss_token_layer(lm: TextModel) -> LossTokenLayer | None:
+def find_loss_token_layer(lm: TextModel) -> LossTokenHook | None:
     """Return the last layer if it can be computed for selected tokens only, tested on random rows; None if not."""
     reason = why_not(lm)
     found = last_layer(lm.base) if reason is None else None
     if found is None:
         logger.debug("the last layer computes all tokens: %s", reason or "it cannot be identified")
         return None
-    layer = LossTokenLayer(found[0], lm.base.config)
+    layer = LossTokenHook(found[0], lm.base.config)
     error = selection_error(lm, layer)
     if error is not None and error <= rounding_limit(lm):
         logger.debug("the last layer computes loss tokens only; relative difference of the logits: %.1e", error)
@@ -58,7 +58,7 @@ def why_not(lm: TextModel) -> str | None:
 
 
 @torch.no_grad()
-def selection_error(lm: TextModel, layer: LossTokenLayer) -> float | None:
+def selection_error(lm: TextModel, layer: LossTokenHook) -> float | None:
     """Return the difference of the logits between a pass that computes all tokens and one that computes selected ones.
 
     It is the root mean square, divided by the standard deviation of the logits. Returns None if the model does not

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from partita.lm.last_layer import KeysComputed, SplitLayer, map_tokens
+from partita.lm.last_layer import KeysComputed, SplitLayerHook, map_tokens
 from partita.lm.transformers_internals import set_attention
 
 NAME = "partita_loss_tokens"
@@ -83,7 +83,7 @@ class SelectedTokens:
         return mask_BTT.gather(1, self.column_BM[..., None].expand(-1, -1, self.length))[:, None]
 
 
-class LossTokenLayer(SplitLayer):
+class LossTokenHook(SplitLayerHook):
     """Passes only selected tokens through the rest of the last layer, while enabled."""
 
     def __init__(self, layer: nn.Module, config: Any) -> None:

@@ -152,7 +152,7 @@ class OneDnnLinear(PackableLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + b [..., O]."""
-        if self.training_products and torch.is_grad_enabled() and self.may_train(x):
+        if self.training_products and computes_plain_gradients(x, self.weight):
             x_NI = x.reshape(-1, x.shape[-1])
             y_NO: torch.Tensor = LinearProducts.apply(x_NI, self.weight, self.bias, self.training_products)  # type: ignore[no-untyped-call]
             return y_NO.view(*x.shape[:-1], self.out_features)
@@ -167,12 +167,18 @@ class OneDnnLinear(PackableLinear):
             return nn.functional.linear(x, self.weight, self.bias)
         return onednn_linear(x, weight, self.bias)
 
-    def may_train(self, x: torch.Tensor) -> bool:
-        """Return whether these inputs and this layer need gradients, in plain float32."""
-        weight = self.weight
-        plain = type(weight) in (torch.Tensor, nn.Parameter) and x.dtype == weight.dtype == torch.float32
-        needed = x.requires_grad or weight.requires_grad
-        return plain and needed and not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+
+def computes_plain_gradients(*tensors: torch.Tensor) -> bool:
+    """Return whether a computation with these tensors needs gradients, in float32 on a CPU, and is not compiled."""
+    if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        return False
+    return all(map(is_plain_float32, tensors)) and any(tensor.requires_grad for tensor in tensors)
+
+
+def is_plain_float32(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is in float32 on a CPU, and of no subclass."""
+    plain = type(tensor) in (torch.Tensor, nn.Parameter)
+    return plain and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 class PackedLinear(PackableLinear):
@@ -265,9 +271,9 @@ def enable_onednn(module: nn.Module, *, least: Least = LEAST, packs: bool = Fals
 
 def plain_layers(module: nn.Module, least: Least, *, dtype: torch.dtype = torch.float32) -> list[nn.Linear]:
     """Return the plain linear CPU layers of sufficient size with weights in this dtype."""
-    return [part for part in module.modules() if type(part) is nn.Linear and suits(part.weight, least, dtype)]
+    return [part for part in module.modules() if type(part) is nn.Linear and is_large_enough(part.weight, least, dtype)]
 
 
-def suits(weight: torch.Tensor, least: Least, dtype: torch.dtype) -> bool:
+def is_large_enough(weight: torch.Tensor, least: Least, dtype: torch.dtype) -> bool:
     """Return whether a weight is on the CPU, in this dtype and of sufficient size."""
     return weight.device.type == "cpu" and weight.dtype == dtype and weight.numel() >= least.weights

@@ -22,7 +22,7 @@ import torch
 from partita.lm.attention_windows import Mask, SlotMasks
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.last_layer import last_layer
-from partita.lm.last_token_layer import LastTokenLayer
+from partita.lm.last_token_layer import LastTokenHook
 from partita.lm.loaded_model import TextModel
 from partita.lm.onednn_linear import round_up, using_onednn
 from partita.lm.prefix_cache import PrefixCache
@@ -114,7 +114,7 @@ class Slots:
         self.careful = True
         """Whether rows that keep their slot are recomputed at near ties."""
         last = last_layer(lm.base) if way.narrows_reads else None
-        self.last_tokens = LastTokenLayer(last[0], number=last[1]) if last is not None else None
+        self.last_tokens = LastTokenHook(last[0], number=last[1]) if last is not None else None
         self.masks = SlotMasks(lm.base.config.get_text_config(), tokens=tokens)
         self.pool = SlotKVCache(slots=slots, tokens=tokens)
         self.pool.layout.prefix_in_first_slot = way.shares_prefix
@@ -334,11 +334,8 @@ class Slots:
             return logits[0] if self.lm.positions.attached else logits[rows_N, ends_N]
         lasts_N1 = positions_NL[rows_N, ends_N][:, None]
         last_mask = self.masks.of_last_layer(self.mask(lasts_N1, width=width))
-        self.last_tokens.aim(self.pool, ends_N, lasts_N1, last_mask)
-        try:
+        with self.last_tokens.only(self.pool, ends_N, lasts_N1, last_mask):
             return self.run(ids_NL, positions_NL, mask)[:, -1]
-        finally:
-            self.last_tokens.pool = None
 
     def extend(self, ids_N1: torch.Tensor, *, lengths: list[int]) -> torch.Tensor:
         """Decode the last token of each of the first N slots, given the new lengths; return logits [N, V]."""

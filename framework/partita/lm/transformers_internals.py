@@ -112,7 +112,7 @@ def packing_known(*, packed: bool) -> Iterator[None]:
         packed: Whether rows are packed.
     """
     patch_packing_checks()
-    with declared(_packed, packed):
+    with context_variable_set(_packed, packed):
         yield
 
 
@@ -155,12 +155,12 @@ _padded: ContextVar[bool | None] = ContextVar("padded", default=None)
 def padding_known(*, padded: bool) -> Iterator[None]:
     """Declare whether the attention mask of a forward pass masks padding, so that transformers does not read it."""
     patch_padding_checks()
-    with declared(_padded, padded):
+    with context_variable_set(_padded, padded):
         yield
 
 
 @contextmanager
-def declared(variable: ContextVar[bool | None], value: bool) -> Iterator[None]:
+def context_variable_set(variable: ContextVar[bool | None], value: bool) -> Iterator[None]:
     """Set a context variable in this context."""
     token = variable.set(value)
     try:
