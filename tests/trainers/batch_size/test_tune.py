@@ -182,7 +182,23 @@ def test_a_size_is_probed_at_any_cost_if_memory_is_scarce(device: Device) -> Non
     assert max(work.ran) >= size.rows > 4
 
 
+@pytest.mark.parametrize("scarce", [False, True])
+def test_all_rows_at_a_time_are_probed_only_if_memory_is_scarce(device: Device, scarce: bool) -> None:
+    device.bytes_a_row = 90_000_000 if scarce else 1_000_000
+    work = Work(device, num_rows=64, seconds_a_token=0.01, step_constant=1.0)
+    size = tune(ProbeRunner(work, device), device="cpu")
+    assert (size.rows, size.max_fitting) == (64, 64)
+    assert (64 in work.ran) == scarce
+
+
 # A decode step is timed over five steps.
+
+
+def test_steps_of_more_rows_are_timed_if_that_saves_more_than_it_takes(device: Device) -> None:
+    work = Work(device, num_rows=16, prompt_tokens=5, new_tokens=5, step_constant=0.3)
+    size = tune(ProbeRunner(work, device), device="cpu")
+    assert work.stepped[-1] == 16, "three more seconds save four and a half"
+    assert size.rows == 16
 
 
 def test_steps_of_more_rows_are_not_timed_if_that_takes_longer_than_it_saves(device: Device) -> None:

@@ -231,7 +231,7 @@ class BatchSizeSearch:
         if rows is None or not self.probes or self.is_affordable(rows):
             return rows
         wanted = self.best()
-        if wanted >= self.max_fitting:
+        if self.max_fitting <= wanted < self.cap:
             return rows  # memory is the limit, so every row counts
         if not is_comfortable(self.probes, wanted, budget=self.budget):
             return next_rows(self.probes, cap=min(wanted, self.cap), budget=self.budget)
@@ -252,8 +252,8 @@ class BatchSizeSearch:
         return spent + seconds <= max(MIN_SAVED_SECONDS, SHARE_OF_THE_WORK * self.seconds_of_work(rows))
 
     def pays(self, seconds: float, *, rows: int, larger: int) -> bool:
-        """Return whether larger batches promise to save more than twice `seconds`."""
-        return self.seconds_of_work(rows) - self.seconds_of_work(larger) > 2 * seconds
+        """Return whether larger batches promise to save more than `seconds`."""
+        return self.seconds_of_work(rows) - self.seconds_of_work(larger) > seconds
 
     @property
     def prefill(self) -> tuple[float, float]:
