@@ -23,23 +23,28 @@ READ_OF_A_MESSAGE = 2**16
 LONGEST_MESSAGE = 500
 """Characters of a message that are printed."""
 
+CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
+"""Control characters, and marks that reorder or hide text."""
 UNPRINTABLE = re.compile(
     r"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]?"  # colours and cursor movements
     r"|\x1b[\]PX^_][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?"  # titles, links and other strings for the terminal
-    r"|\x1b.?"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
+    r"|\x1b.?|" + CONTROLS
 )
-"""Terminal escape sequences, control characters, and marks that reorder or hide text."""
+"""Terminal escape sequences and control characters."""
 SURROGATE = re.compile(r"[\ud800-\udfff]")
-ESCAPED = re.compile(
+ESCAPED = (
     r"%(?:25){0,4}([0-9A-Fa-f]{2})"
     r"|\\{1,8}[ux](?:00)?([0-9A-Fa-f]{2})"
     r"|&#[xX]0{0,8}([0-9A-Fa-f]{2});"
     r"|&#0{0,8}([0-9]{2,3});"
     r"|&(quot|amp|lt|gt|apos);"
-    r"|\\{1,8}|[\s\u00ad]{1,64}|" + UNPRINTABLE.pattern
+    r"|\\{1,8}|[\s\u00ad]{1,64}|"
 )
-"""One escaped character, or what may separate two characters of the key."""
+"""One escaped character, or what may separate two characters of the key; without terminal escape sequences."""
+BETWEEN_SEQUENCES = re.compile(ESCAPED + UNPRINTABLE.pattern)
+"""For text in which whole terminal escape sequences may separate two characters of the key ..."""
+IN_SEQUENCES = re.compile(ESCAPED + r"\x1b[\[\]PX^_\\]?|" + CONTROLS)
+"""... and for text in which the key may be inside of one, of which only the beginning is a separator."""
 CLIENT_LOGGERS = ("httpx2", "httpcore2.connection", "httpcore2.http11", "httpcore2.proxy")
 NAMED = {"quot": '"', "amp": "&", "lt": "<", "gt": ">", "apos": "'"}
 
@@ -68,17 +73,19 @@ class Redaction:
         """Return the text without parts of the key of at least its length divided by `share`."""
         if not self._forms:
             return text
-        plain, offsets = _unescape(text)
-        spans = sorted(span for form in self._forms for span in _find_shared_spans(plain, form, share=share))
-        if not spans:
-            return text
+        spans = sorted(
+            (offsets.start(first), offsets.end(last))
+            for escaped in ((BETWEEN_SEQUENCES, IN_SEQUENCES) if "\x1b" in text else (BETWEEN_SEQUENCES,))
+            for plain, offsets in [_unescape(text, escaped)]
+            for form in self._forms
+            for first, last in _find_shared_spans(plain, form, share=share)
+        )
         pieces: list[str] = []
         end = 0
-        for first, last in spans:
-            start = offsets.start(first)
+        for start, last in spans:
             if not pieces or start > end:
                 pieces += [text[end:start], REDACTED]
-            end = max(end, offsets.end(last))
+            end = max(end, last)
         return "".join([*pieces, text[end:]])
 
 
@@ -123,13 +130,13 @@ class _OffsetMap:
         return self.text[segment] + position - self.plain[segment]
 
 
-def _unescape(text: str) -> tuple[str, _OffsetMap]:
+def _unescape(text: str, escaped: re.Pattern[str]) -> tuple[str, _OffsetMap]:
     """Return the text with escapes resolved and separators removed, and the map of its offsets."""
     parts: list[str] = []
     offsets = _OffsetMap()
     length = end = 0
     offsets.add(0, 0)
-    for match in ESCAPED.finditer(text):
+    for match in escaped.finditer(text):
         character = _character(match)
         if match.start() > end:
             parts.append(text[end : match.start()])
@@ -185,7 +192,7 @@ def _grow_span(plain: str, form: str, position: int, offset: int, length: int) -
 
 def _forms(key: str) -> list[str]:
     """Return the forms of the key: itself, in one case, in hexadecimal, and in base64 at any alignment."""
-    plain = _unescape(key)[0]
+    plain = _unescape(key, BETWEEN_SEQUENCES)[0]
     forms = [plain, plain.lower(), plain.upper(), unquote(plain)]
     data = key.encode()
     forms += [data.hex(), data.hex().upper()]

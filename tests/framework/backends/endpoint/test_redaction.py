@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from partita import Model
@@ -93,7 +93,20 @@ def test_a_key_at_the_end_of_a_shortened_message_is_not_cut_in_two(place: int) -
     assert left_of(redacted, KEY) == 0
 
 
+@pytest.mark.parametrize("start", ["\x1b]", "\x1b]0;", "\x1bP", "\x1b_", "\x1b[", "\x1b[31", "\x1b"])
+@pytest.mark.parametrize("key", [KEY, "0123456789;0123456789", "[0123456789abcdef"])
+def test_a_key_inside_of_a_terminal_escape_sequence_is_removed(start: str, key: str) -> None:
+    redaction = Redaction(key)
+    for end in ("", "\x07", "\x1b\\", " the rest"):
+        redacted = redaction.answer(f"a{start}{key}{end}")
+        assert redacted.startswith("a\x1b")
+        assert redacted.endswith(f"***{end}")
+        assert left_of(redacted, key) <= 2
+        assert left_of(redaction.message(f"a{start}{key}{end}"), key) < len(key) / 3 + 1
+
+
 @given(st.text(), st.text())
+@example("\x1b]", "")
 def test_text_around_the_key_is_kept(before: str, after: str) -> None:
     assert REDACTION.answer(before) == before
     redacted = REDACTION.answer(f"{before}|{KEY}|{after}")
