@@ -9,8 +9,8 @@ Shapes: B lines, T tokens of the longest, H hidden size.
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ class KeysComputed(Exception):  # noqa: N818 - it is no error
 
 class SplitLayerHook(ABC):
     """The hook on a layer. A subclass raises KeysComputed in its attention or its cache, and selects tokens."""
+
+    enabled = False
+    """Whether the next forward pass is split."""
 
     def __init__(self, layer: nn.Module) -> None:
         """Register the hook."""
@@ -40,7 +43,7 @@ class SplitLayerHook(ABC):
         Raises:
             RuntimeError: The layer computed everything: it cannot be split.
         """
-        if not self.is_enabled:
+        if not self.enabled:
             return None
         given = self.signature.bind(*args, **kwargs)
         hidden_BTH = next(iter(given.arguments.values()))
@@ -48,14 +51,20 @@ class SplitLayerHook(ABC):
             with self.stopping(hidden_BTH):
                 self.layer.forward(*args, **kwargs)
         except KeysComputed:
-            self.select(given, hidden_BTH)
-            return given.args, given.kwargs
+            for name, value in given.arguments.items():
+                given.arguments[name] = map_tokens(value, self.choose, length=hidden_BTH.shape[1])
+            completed = self.completed(given)
+            return completed.args, completed.kwargs
         raise RuntimeError("the last layer does not stop after its keys and values")
 
-    @property
-    @abstractmethod
-    def is_enabled(self) -> bool:
-        """Whether the next forward pass is split."""
+    @contextmanager
+    def enable(self) -> Iterator[None]:
+        """Split the forward passes in this context."""
+        self.enabled = True
+        try:
+            yield
+        finally:
+            self.enabled = False
 
     @abstractmethod
     def stopping(self, hidden_BTH: torch.Tensor) -> AbstractContextManager[None]:
@@ -66,13 +75,12 @@ class SplitLayerHook(ABC):
         """
 
     @abstractmethod
-    def select(self, given: inspect.BoundArguments, hidden_BTH: torch.Tensor) -> None:
-        """Replace arguments of the layer by those of the selected tokens.
+    def choose(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the selected tokens of a tensor of all tokens [B or 1, T, ...], after the keys are computed."""
 
-        Args:
-            given: The arguments for all tokens.
-            hidden_BTH: Inputs of the layer.
-        """
+    def completed(self, given: inspect.BoundArguments) -> inspect.BoundArguments:
+        """Return the arguments for the selected tokens, with what else has to change."""
+        return given
 
 
 def map_tokens(value: Any, choose: Callable[[torch.Tensor], torch.Tensor], *, length: int) -> Any:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from partita.lm.last_layer import KeysComputed, SplitLayerHook, map_tokens
+from partita.lm.last_layer import KeysComputed, SplitLayerHook
 from partita.lm.slot_kv_cache import SlotKVCache, SlotLayer
 
 
@@ -35,12 +35,15 @@ class StoppingLayer(SlotLayer):
 class LastTokenHook(SplitLayerHook):
     """Passes only the last tokens of prompts through the last layer, while enabled."""
 
+    pool: SlotKVCache
+    ends_N: torch.Tensor
+    positions_N1: torch.Tensor
+    mask_N11W: torch.Tensor
+
     def __init__(self, layer: nn.Module, *, number: int) -> None:
         """Register the hook; `layer` is the last of `number` layers."""
         super().__init__(layer)
         self.number = number
-        self.pool: SlotKVCache | None = None
-        self.ends_N = self.positions_N1 = self.mask_N11W = torch.zeros(0)
 
     @contextmanager
     def only(
@@ -58,20 +61,12 @@ class LastTokenHook(SplitLayerHook):
             RuntimeError: In the forward pass, if the layer does not write its keys to the cache.
         """
         self.pool, self.ends_N, self.positions_N1, self.mask_N11W = pool, ends_N, positions_N1, mask_N11W
-        try:
+        with self.enable():
             yield
-        finally:
-            self.pool = None
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether the next forward pass is split."""
-        return self.pool is not None
 
     @contextmanager
     def stopping(self, hidden_BTH: torch.Tensor) -> Iterator[None]:
         """Stop the layer when it has written its keys and values to the cache."""
-        assert self.pool is not None
         while len(self.pool.layers) < self.number:
             self.pool.layers.append(StoppingLayer(self.pool.layout))
         cache = self.pool.layers[self.number - 1]
@@ -81,22 +76,19 @@ class LastTokenHook(SplitLayerHook):
         finally:
             cache.stops = False
 
-    def select(self, given: inspect.BoundArguments, hidden_BTH: torch.Tensor) -> None:
-        """Replace the arguments of the layer by those of the last tokens."""
-        assert self.pool is not None
-        count, length = hidden_BTH.shape[:2]
+    def choose(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the last tokens [N, 1, ...] of a tensor of all tokens [N or 1, L, ...]."""
+        count = len(self.ends_N)
+        if value.shape[0] not in (1, count):
+            return value
+        rows = torch.arange(count, device=value.device) if value.shape[0] == count else torch.zeros_like(self.ends_N)
+        return value[rows, self.ends_N][:, None]
+
+    def completed(self, given: inspect.BoundArguments) -> inspect.BoundArguments:
+        """Return the arguments with the mask of the last tokens, which attend to the cache."""
         self.pool.layout.extend(self.pool.layout.first, self.positions_N1, width=self.mask_N11W.shape[3])
-
-        def choose(value: torch.Tensor) -> torch.Tensor:
-            if value.shape[0] not in (1, count):
-                return value
-            all_rows = value.shape[0] == count
-            rows = torch.arange(count, device=value.device) if all_rows else torch.zeros_like(self.ends_N)
-            return value[rows, self.ends_N][:, None]
-
-        for name, value in given.arguments.items():
-            given.arguments[name] = map_tokens(value, choose, length=length)
         extra = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
         named = "attention_mask" in self.signature.parameters
         held = given.arguments if named or extra is None else given.arguments.setdefault(extra, {})
         held["attention_mask"] = self.mask_N11W
+        return given

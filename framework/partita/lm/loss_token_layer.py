@@ -6,7 +6,6 @@ is the same, but for rounding.
 Shapes: B lines, T tokens of the longest, K selected tokens, M most selected tokens of a line, A heads, D head size.
 """
 
-import inspect
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from partita.lm.last_layer import KeysComputed, SplitLayerHook, map_tokens
+from partita.lm.last_layer import KeysComputed, SplitLayerHook
 from partita.lm.transformers_internals import set_attention
 
 NAME = "partita_loss_tokens"
@@ -86,11 +85,12 @@ class SelectedTokens:
 class LossTokenHook(SplitLayerHook):
     """Passes only selected tokens through the rest of the last layer, while enabled."""
 
+    indices_K: torch.Tensor
+
     def __init__(self, layer: nn.Module, config: Any) -> None:
         """Register the hook on the last layer of a model with this config."""
         super().__init__(layer)
         self.config = config
-        self.indices_K: torch.Tensor | None = None
 
     @staticmethod
     def pays_off(indices_K: torch.Tensor, *, tokens: int) -> bool:
@@ -111,29 +111,22 @@ class LossTokenHook(SplitLayerHook):
         """
         self.indices_K = indices_K
         try:
-            yield
+            with self.enable():
+                yield
         finally:
-            self.indices_K = None
             self.use(None)
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether the next forward pass is split."""
-        return self.indices_K is not None
 
     @contextmanager
     def stopping(self, hidden_BTH: torch.Tensor) -> Iterator[None]:
         """Stop the layer in its attention; the next time, the selected tokens attend."""
-        assert self.indices_K is not None
         lines, length = hidden_BTH.shape[:2]
         self.use(SelectedTokens(self.indices_K, lines=lines, length=length, device=hidden_BTH.device))
         yield
 
-    def select(self, given: inspect.BoundArguments, hidden_BTH: torch.Tensor) -> None:
-        """Replace the arguments of the layer by those of the selected tokens."""
+    def choose(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the selected tokens [1, K, ...] of a tensor of all tokens [B or 1, T, ...]."""
         tokens: SelectedTokens = current.tokens
-        for name, value in given.arguments.items():
-            given.arguments[name] = map_tokens(value, tokens.pick, length=tokens.length)
+        return tokens.pick(value)
 
     def use(self, tokens: SelectedTokens | None) -> None:
         """Replace the attention of the model until the selected tokens have attended, or restore it."""
