@@ -73,20 +73,22 @@ class Redaction:
         """Return the text without parts of the key of at least its length divided by `share`."""
         if not self._forms:
             return text
-        spans = sorted(
-            (offsets.start(first), offsets.end(last))
-            for escaped in ((BETWEEN_SEQUENCES, IN_SEQUENCES) if "\x1b" in text else (BETWEEN_SEQUENCES,))
-            for plain, offsets in [_unescape(text, escaped)]
-            for form in self._forms
-            for first, last in _find_shared_spans(plain, form, share=share)
-        )
+        spans = self._spans(text, BETWEEN_SEQUENCES, share=share)
+        if "\x1b" in text:
+            spans += self._spans(text, IN_SEQUENCES, share=share)
         pieces: list[str] = []
         end = 0
-        for start, last in spans:
+        for start, last in sorted(spans):
             if not pieces or start > end:
                 pieces += [text[end:start], REDACTED]
             end = max(end, last)
         return "".join([*pieces, text[end:]])
+
+    def _spans(self, text: str, escaped: re.Pattern[str], *, share: int) -> list[tuple[int, int]]:
+        """Return the spans of parts of the key, in a text with these escapes and separators."""
+        plain, offsets = _unescape(text, escaped)
+        found = [span for form in self._forms for span in _find_shared_spans(plain, form, share=share)]
+        return [(offsets.start(first), offsets.end(last)) for first, last in found]
 
 
 @contextmanager
