@@ -7,11 +7,13 @@ import pytest
 
 from partita import Model
 from partita.lm import number_formats
-from partita.lm.int8_linear import available_libraries, int8_layers
+from partita.lm.int8_linear import FBGEMM, ONEDNN, available_libraries, int8_layers
 from partita.lm.number_formats import Int8Speed
 from partita_schema.errors import PartitaError, ResumeError
 
-pytestmark = pytest.mark.skipif(not available_libraries(), reason="this build of torch has no int8 products")
+pytestmark = pytest.mark.skipif(
+    not (FBGEMM.is_available() or ONEDNN.is_available()), reason="this build of torch has no int8 products"
+)
 
 INT8 = "quantization.type=int8_dynamic_activation_int8_weight"
 

@@ -77,6 +77,10 @@ def test_a_torch_without_allocator_settings_has_none(monkeypatch: pytest.MonkeyP
     assert torch_internals.allocator_settings() is None
 
 
+@pytest.mark.skipif(
+    "fbgemm" not in torch.backends.quantized.supported_engines or not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+    reason="this build of torch lacks FBGEMM or oneDNN",
+)
 def test_both_libraries_multiply_integers_exactly() -> None:
     with reported_as_change("the functions for int8 weights"):
         assert torch_internals.has_fbgemm_int8_linear()

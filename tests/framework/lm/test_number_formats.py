@@ -22,7 +22,9 @@ from partita.lm.number_formats import (
 from partita_schema.common.checksums import sealed, unsealed
 from partita_schema.config import Config
 
-needs_both = pytest.mark.skipif(len(available_libraries()) < 2, reason="this build of torch lacks FBGEMM or oneDNN")
+needs_both = pytest.mark.skipif(
+    not (FBGEMM.is_available() and ONEDNN.is_available()), reason="this build of torch lacks FBGEMM or oneDNN"
+)
 
 CPU = torch.device("cpu")
 FILE = {
