@@ -1,15 +1,16 @@
 """Attention of single new tokens to slots, for CPUs.
 
 The sdpa kernel processes one head of one row at a time, and for a single token most of that is overhead. Here rows are
-grouped by similar length. In float32, a group is multiplied in one batch; in bfloat16, the kernel processes all query
-heads of a key head at a time. The shared prefix is stored in the first slot only, and all rows attend to it in one
-matrix product (Juravsky et al. 2024, "Hydragen", section 3.1). Prefill uses the sdpa kernel, and so does a single row,
-for which the kernel is three times as fast.
+grouped by similar length. In float32, all groups are multiplied by `partita.lm.decode_products`; in bfloat16, the
+kernel processes all query heads of a key head at a time. The shared prefix is stored in the first slot only, and all
+rows attend to it in one matrix product (Juravsky et al. 2024, "Hydragen", section 3.1). Prefill uses the sdpa kernel,
+and so does a single row, for which the kernel is three times as fast.
 
 Shapes: N rows, H key/value heads, G query heads per key/value head, W tokens, P prefix tokens, D head size.
 """
 
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from partita.lm.cheapest_split import cheapest_split
+from partita.lm.decode_products import Span, decode_products
 from partita.lm.slot_kv_cache import CacheLayout
 from partita.lm.transformers_internals import ATTENTION, attention_of, attention_settings
 
@@ -99,25 +101,24 @@ def slot_attention(
     window = kwargs.get("sliding_window")
     if rows == 1:
         return attend_row(layout, query, key, value, attention_mask, scaling, window), None
-    factor = size**-0.5 if scaling is None else scaling
+    spans = [
+        Span(slice(start, end), slice(max(layout.prefix, layout.first_seen(start, end, window)), width))
+        for start, end, width in layout.chunks
+    ]
     grouped_NHGD = query.reshape(rows, heads, -1, size)
-    query_NHGD = grouped_NHGD * factor
-    common = None
-    if layout.prefix > layout.first_seen(0, rows, window):
-        common = SharedPrefix(query_NHGD, *beginning(layout, key, value), attention_mask if window else None)
-    parts = []
-    for start, end, width in layout.chunks:
-        chunk, own = slice(start, end), slice(max(layout.prefix, layout.first_seen(start, end, window)), width)
-        keys, values, mask = key[chunk, :, own], value[chunk, :, own], attention_mask[chunk, :, :, own]
-        if common is None and key.dtype != torch.float32:
-            parts.append(attend_groups(grouped_NHGD[chunk], keys, values, mask, scaling))
-            continue
-        scores_NHGW = scores(query_NHGD[chunk], keys, mask)
-        shares_NHGW = scores_NHGW.softmax(-1) if common is None else common.shares(scores_NHGW, chunk)
-        parts.append(many(shares_NHGW, values))
-    found_NHGD = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if common is not None:
-        found_NHGD = found_NHGD + common.output()
+    has_prefix = layout.prefix > layout.first_seen(0, rows, window)
+    if has_prefix or key.dtype == torch.float32:
+        query_NHGD = grouped_NHGD * (size**-0.5 if scaling is None else scaling)
+        products = decode_products(layout, spans, key, value, attention_mask, group=query_NHGD.shape[2])
+        scores = products.scores(query_NHGD)
+        if has_prefix:
+            common = SharedPrefix(query_NHGD, *beginning(layout, key, value), attention_mask if window else None)
+            shares = [common.shares(part, span.rows) for part, span in zip(scores, spans, strict=True)]
+            found_NHGD = products.output(shares) + common.output()
+        else:
+            found_NHGD = products.output([part.softmax(-1) for part in scores])
+    else:
+        found_NHGD = attend_groups(grouped_NHGD, key, value, attention_mask, scaling, spans=spans)
     return found_NHGD.reshape(rows, 1, -1, value.shape[3]), None
 
 
@@ -127,6 +128,8 @@ def attend_groups(
     value_NHWD: torch.Tensor,
     mask_N11W: torch.Tensor,
     scaling: float | None,
+    *,
+    spans: Sequence[Span],
 ) -> torch.Tensor:
     """Return the attention output of single tokens [N, H, G, D] in bfloat16.
 
@@ -139,9 +142,14 @@ def attend_groups(
         value_NHWD: Values.
         mask_N11W: Additive mask.
         scaling: Factor of the scores; None for 1 / sqrt(D).
+        spans: The rows and their positions.
     """
-    mask_N1GW = mask_N11W.expand(-1, -1, query_NHGD.shape[2], -1)
-    return scaled_dot_product_attention(query_NHGD, key_NHWD, value_NHWD, attn_mask=mask_N1GW, scale=scaling)
+    parts = []
+    for rows, own in spans:
+        mask_N1GW = mask_N11W[rows, :, :, own].expand(-1, -1, query_NHGD.shape[2], -1)
+        keys, values = key_NHWD[rows, :, own], value_NHWD[rows, :, own]
+        parts.append(scaled_dot_product_attention(query_NHGD[rows], keys, values, attn_mask=mask_N1GW, scale=scaling))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def attend_prompts(
@@ -277,31 +285,6 @@ class SharedPrefix:
         """Return the output of all rows from the values of the prefix [N, H, G, D]."""
         taken_HND = torch.bmm(self.shares_HNGP.flatten(1, 2), self.value_HPD)
         return taken_HND.view(self.heads, self.rows, self.group, -1).transpose(0, 1)
-
-
-def scores(query_NHGD: torch.Tensor, key_NHWD: torch.Tensor, mask_N11W: torch.Tensor) -> torch.Tensor:
-    """Return the scores of single tokens [N, H, G, W], masked.
-
-    In float32 the product of queries by keys is up to twice as fast as that of keys by queries, and in bfloat16 half as
-    fast.
-
-    Args:
-        query_NHGD: Queries, multiplied by the factor of the scores.
-        key_NHWD: Keys.
-        mask_N11W: Additive mask.
-    """
-    if key_NHWD.dtype != torch.float32:
-        return many(key_NHWD, query_NHGD.transpose(2, 3)).transpose(2, 3) + mask_N11W
-    rows, heads, group, _ = query_NHGD.shape
-    mask_B1W = mask_N11W.expand(-1, heads, -1, -1).flatten(0, 1)
-    scores_BGW = torch.baddbmm(mask_B1W, query_NHGD.flatten(0, 1), key_NHWD.flatten(0, 1).transpose(1, 2))
-    return scores_BGW.view(rows, heads, group, -1)
-
-
-def many(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Multiply matrices [N, H, ...] in one batch without copying views of slots."""
-    rows, heads = left.shape[:2]
-    return torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).view(rows, heads, left.shape[2], right.shape[3])
 
 
 def chunks(lengths: list[int]) -> list[tuple[int, int, int]]:

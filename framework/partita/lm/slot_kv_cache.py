@@ -12,6 +12,7 @@ import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -42,6 +43,8 @@ class CacheLayout:
         self.positions_NL: torch.Tensor | None = None
         self.width = 0
         self.indices: dict[int, torch.Tensor] = {}
+        self.gathered: dict[tuple[int, ...], Any] = {}
+        """What attention computed in the pass for other layers with the same mask and heads."""
 
     def extend(
         self,
@@ -65,7 +68,7 @@ class CacheLayout:
         self.positions_NL, self.width = positions_NL, width
         self.chunks = chunks or [(0, self.rows, width)]
         self.lengths = lengths
-        self.indices = {}
+        self.indices, self.gathered = {}, {}
 
     def first_seen(self, start: int, end: int, window: int | None) -> int:
         """Return the first position that the new tokens of these rows may attend to in a layer with this window."""

@@ -374,6 +374,7 @@ class Slots:
         finally:
             # Layout and layer refer to each other, which keeps the cache in memory until the garbage collector runs.
             self.pool.layout.layer = None
+            self.pool.layout.gathered = {}
         return logits
 
     def mask(self, positions_NL: torch.Tensor, *, width: int) -> Mask:

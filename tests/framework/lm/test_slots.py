@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from partita.lm import slot_attention
+from partita.lm import decode_products, slot_attention
 from partita.lm.attention_windows import AttentionSpan, SlotMasks, spans_of
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
+from partita.lm.decode_products import DecodeProducts, Span
 from partita.lm.last_layer import last_layer
 from partita.lm.onednn_linear import round_up
 from partita.lm.sampler import Sampler
@@ -103,6 +104,13 @@ def gpt2(small: Any) -> Any:
     return lm
 
 
+@pytest.fixture(params=[False, True], ids=["batched", "gathered"])
+def gathered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Use one of the products for attention of new tokens, whichever is faster here."""
+    monkeypatch.setattr(decode_products, "gathering_is_faster", lambda group, size: request.param)
+    return bool(request.param)
+
+
 # Equality
 
 
@@ -134,6 +142,7 @@ def test_other_architectures_give_the_same_answers_or_are_refused(small, foreign
     assert_equal_to_rows_alone(small, lm, pools=(3, 64), rows=SIZES[:4])
 
 
+@pytest.mark.usefixtures("gathered")
 @pytest.mark.parametrize("kind", ends(WINDOWED))
 def test_rows_longer_than_a_window_give_the_answers_of_transformers(small, foreign, kind: str) -> None:
     lm = foreign(kind, WINDOWED[kind])
@@ -142,17 +151,18 @@ def test_rows_longer_than_a_window_give_the_answers_of_transformers(small, forei
     assert_equal_to_rows_alone(small, lm, pools=(3, 64))
 
 
+@pytest.mark.usefixtures("gathered")
 def test_layers_with_a_window_attend_to_no_more_than_it(small, foreign, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = foreign("mistral", WINDOWED["mistral"])
     requests = small.slot_requests(*[(20, 12)] * 4)
     lm.why_no_slots(GREEDY, tokens=CONTEXT)
-    widths, many = [], slot_attention.many
+    widths, multiply = [], slot_attention.decode_products
 
-    def record(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        widths.append(max(left.shape[2], right.shape[2]))
-        return many(left, right)
+    def record(layout: CacheLayout, spans: list[Span], *args: Any, **kwargs: Any) -> DecodeProducts:
+        widths.extend(own.stop - own.start for _, own in spans)
+        return multiply(layout, spans, *args, **kwargs)
 
-    monkeypatch.setattr(slot_attention, "many", record)
+    monkeypatch.setattr(slot_attention, "decode_products", record)
     found = small.answer_in_slots(lm, requests, slots=4)
     assert ids(found) == by_the_library(small, lm, requests)
     assert widths[0] >= 20, "the last tokens of the prompts"
@@ -288,6 +298,7 @@ def test_equal_rows_have_equal_answers(small, llama, slots: int) -> None:
     assert len(found) == 16
 
 
+@pytest.mark.usefixtures("gathered")
 @pytest.mark.parametrize("prefix", [(), PREFIX])
 def test_many_rows_of_different_lengths_are_split_into_chunks_with_the_same_answers(small, llama, prefix: Any) -> None:
     sizes = [(40 if row < 3 else 1 + row % 5, 2 + row % 5) for row in range(40)]

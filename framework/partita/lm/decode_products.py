@@ -1,0 +1,284 @@
+"""Products of single new tokens with the keys and values of slots, in float32 on a CPU.
+
+torch's batched product multiplies the matrices of each row and key head separately. With a few query heads per key
+head, these are so small that on some processors it reaches a third of the speed of memory. `GatheredProducts` computes
+the same with two kernels of torch for sparse data, which read keys and values row by row:
+
+- `torch.sparse.sampled_addmm` computes the dot products of queries with the keys that they attend to;
+- `torch.nn.functional.embedding_bag` adds up values with the attention weights as factors.
+
+Which of the two classes is faster depends on the processor, the head size and the number of query heads per key head.
+It is measured once per machine and recorded in the cache directory of the user, as for linear layers
+(docs/decisions/0054-float32-decoding.md).
+
+Shapes: N rows, H key/value heads, G query heads per key/value head, W tokens, D head size, T tokens of a slot, P pairs
+of a query and a key.
+"""
+
+import warnings
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.nn.functional import embedding_bag
+
+from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_description
+from partita.lm.product_speed import WORTH, shortest_seconds
+from partita.lm.slot_kv_cache import CacheLayout
+
+FORMAT = 1
+"""Increased when the measurement changes."""
+MEASURED_TOKENS = 128
+"""Tokens of each row in the measurement."""
+MEASURED_NUMBERS = 2**21
+"""Numbers in the keys of the measurement, 8 MB: keys and values are read from memory, as in a model."""
+ROUNDS = 6
+
+
+class Span(NamedTuple):
+    """Rows that attend to the same positions of their slots."""
+
+    rows: slice
+    positions: slice
+
+
+class DecodeProducts(Protocol):
+    """Computes scores, and outputs from attention weights, for the rows of each span."""
+
+    def scores(self, query_NHGD: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the masked scores [rows, H, G, positions] of each span.
+
+        Args:
+            query_NHGD: Queries, multiplied by the factor of the scores.
+        """
+
+    def output(self, shares: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sums of values [N, H, G, D].
+
+        Args:
+            shares: The attention weights [rows, H, G, positions] of each span.
+        """
+
+
+def decode_products(
+    layout: CacheLayout,
+    spans: Sequence[Span],
+    key_NHWD: torch.Tensor,
+    value_NHWD: torch.Tensor,
+    mask_N11W: torch.Tensor,
+    *,
+    group: int,
+) -> DecodeProducts:
+    """Return the products of a pass that are faster on this machine.
+
+    Args:
+        layout: What the pass attends to.
+        spans: The rows and their positions.
+        key_NHWD: Keys.
+        value_NHWD: Values.
+        mask_N11W: Additive mask.
+        group: G.
+    """
+    rows_of_cache = [is_cache(held, layout) for held in (key_NHWD, value_NHWD)]
+    plain = key_NHWD.dtype == torch.float32 and all(rows_of_cache)
+    if plain and gathering_is_faster(group, key_NHWD.shape[3]):
+        return GatheredProducts(layout, spans, key_NHWD, value_NHWD, mask_N11W, group=group)
+    return BatchedProducts(spans, key_NHWD, value_NHWD, mask_N11W)
+
+
+def is_cache(held_NHWD: torch.Tensor, layout: CacheLayout) -> bool:
+    """Return whether keys or values are a view of the slots, and not of a copy that the model made."""
+    _, heads, _, size = held_NHWD.shape
+    return held_NHWD.stride() == (heads * layout.tokens * size, layout.tokens * size, size, 1)
+
+
+class BatchedProducts:
+    """Multiplies the matrices of all rows and heads of a span in one batch."""
+
+    def __init__(
+        self, spans: Sequence[Span], key_NHWD: torch.Tensor, value_NHWD: torch.Tensor, mask_N11W: torch.Tensor
+    ) -> None:
+        """Keep the factors; see `decode_products`."""
+        self.spans, self.key_NHWD, self.value_NHWD, self.mask_N11W = spans, key_NHWD, value_NHWD, mask_N11W
+
+    def scores(self, query_NHGD: torch.Tensor) -> list[torch.Tensor]:
+        """Return the masked scores of each span.
+
+        In float32 the product of queries by keys is up to twice as fast as that of keys by queries, and in bfloat16
+        half as fast.
+        """
+        return [
+            masked_scores(query_NHGD[rows], self.key_NHWD[rows, :, own], self.mask_N11W[rows, :, :, own])
+            for rows, own in self.spans
+        ]
+
+    def output(self, shares: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sums of values."""
+        values = (self.value_NHWD[rows, :, own] for rows, own in self.spans)
+        parts = [many(shares_NHGW, value_NHWD) for shares_NHGW, value_NHWD in zip(shares, values, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def masked_scores(query_NHGD: torch.Tensor, key_NHWD: torch.Tensor, mask_N11W: torch.Tensor) -> torch.Tensor:
+    """Return the scores [N, H, G, W] of the rows of a span."""
+    if key_NHWD.dtype != torch.float32:
+        return many(key_NHWD, query_NHGD.transpose(2, 3)).transpose(2, 3) + mask_N11W
+    rows, heads, group, _ = query_NHGD.shape
+    mask_B1W = mask_N11W.expand(-1, heads, -1, -1).flatten(0, 1)
+    scores_BGW = torch.baddbmm(mask_B1W, query_NHGD.flatten(0, 1), key_NHWD.flatten(0, 1).transpose(1, 2))
+    return scores_BGW.view(rows, heads, group, -1)
+
+
+def many(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Multiply matrices [N, H, ...] in one batch without copying views of slots."""
+    rows, heads = left.shape[:2]
+    return torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).view(rows, heads, left.shape[2], right.shape[3])
+
+
+class GatheredRows(NamedTuple):
+    """The pairs of a query and a key in a pass, the same for all layers with this mask and these heads."""
+
+    indices_P: torch.Tensor
+    """Row of the key in the cache viewed as [N * H * T, D]."""
+    mask_P: torch.Tensor
+    """Additive mask."""
+    starts: torch.Tensor
+    """First pair of each query [N * H * G], and the number of pairs."""
+    mask_N11W: torch.Tensor
+    """The mask that `mask_P` was taken from. Kept, so that no other mask gets its identity during the pass."""
+
+
+class GatheredProducts:
+    """Multiplies each query with its keys, and sums of values by their weights, row by row of the cache."""
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        spans: Sequence[Span],
+        key_NHWD: torch.Tensor,
+        value_NHWD: torch.Tensor,
+        mask_N11W: torch.Tensor,
+        *,
+        group: int,
+    ) -> None:
+        """Find the pairs of the pass, once for all layers; see `decode_products`."""
+        hide_beta_warning()
+        rows, heads = key_NHWD.shape[:2]
+        self.spans, self.shape = spans, (rows, heads, group)
+        lines = rows * heads * layout.tokens
+        self.keys, self.values = (
+            held.as_strided((lines, held.shape[3]), (held.shape[3], 1)) for held in (key_NHWD, value_NHWD)
+        )
+        same = (id(mask_N11W), heads, group, *(own.start for _, own in spans))
+        found = layout.gathered.get(same)
+        if found is None:
+            found = layout.gathered[same] = gathered_rows(spans, mask_N11W, heads, group, tokens=layout.tokens)
+        self.rows: GatheredRows = found
+
+    def scores(self, query_NHGD: torch.Tensor) -> list[torch.Tensor]:
+        """Return the masked scores of each span."""
+        query_BD = query_NHGD.reshape(-1, query_NHGD.shape[3])
+        pattern = torch.sparse_csr_tensor(
+            self.rows.starts,
+            self.rows.indices_P,
+            self.rows.mask_P,
+            (len(query_BD), len(self.keys)),
+            check_invariants=False,
+        )
+        scores_P = torch.sparse.sampled_addmm(pattern, query_BD, self.keys.t()).values()
+        shapes = [(rows.stop - rows.start, *self.shape[1:], own.stop - own.start) for rows, own in self.spans]
+        parts = scores_P.split([n * heads * group * width for n, heads, group, width in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def output(self, shares: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the sums of values."""
+        output_BD = embedding_bag(
+            self.rows.indices_P,
+            self.values,
+            self.rows.starts,
+            mode="sum",
+            per_sample_weights=torch.cat([part.reshape(-1) for part in shares]),
+            include_last_offset=True,
+        )
+        return output_BD.view(*self.shape, -1)
+
+
+def gathered_rows(
+    spans: Sequence[Span], mask_N11W: torch.Tensor, heads: int, group: int, *, tokens: int
+) -> GatheredRows:
+    """Return the pairs of a pass.
+
+    Args:
+        spans: The rows and their positions.
+        mask_N11W: Additive mask.
+        heads: H.
+        group: G.
+        tokens: T.
+    """
+    rows = spans[-1].rows.stop
+    lines_NH11 = (torch.arange(rows * heads) * tokens).view(rows, heads, 1, 1)
+    indices, masks, counts = [], [], [torch.zeros(1, dtype=torch.long)]
+    for some, own in spans:
+        positions_W = torch.arange(own.start, own.stop)
+        shape = (some.stop - some.start, heads, group, len(positions_W))
+        indices.append((lines_NH11[some] + positions_W).expand(shape).reshape(-1))
+        masks.append(mask_N11W[some, :, :, own].expand(shape).reshape(-1))
+        counts.append(torch.full((shape[0] * heads * group,), len(positions_W)))
+    return GatheredRows(torch.cat(indices), torch.cat(masks), torch.cat(counts).cumsum(0), mask_N11W)
+
+
+@cache
+def hide_beta_warning() -> None:
+    """Create a sparse tensor without torch's warning, which it gives once per process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
+
+
+@cache
+def gathering_is_faster(group: int, size: int) -> bool:
+    """Return whether `GatheredProducts` is faster on this machine; measured in some 30 ms, and recorded.
+
+    Args:
+        group: G.
+        size: D.
+    """
+    key = {
+        "format": FORMAT,
+        **cpu_description(),
+        "group": group,
+        "size": size,
+        "tokens": MEASURED_TOKENS,
+        "numbers": MEASURED_NUMBERS,
+    }
+    seconds = cached_measurement(
+        cache_path("decode_attention", key),
+        key,
+        measure=partial(measure, group, size),
+        read=lambda saved: {name: float(saved[name]) for name in ("batched", "gathered")},
+        fallback="attention of new tokens uses batched products",
+    )
+    return seconds is not None and seconds["batched"] > WORTH * seconds["gathered"]
+
+
+@torch.no_grad()
+def measure(group: int, size: int) -> dict[str, Any]:
+    """Return the seconds of the products of one layer, by the implementation."""
+    heads = max(1, MEASURED_NUMBERS // (MEASURED_TOKENS * size))
+    layout = CacheLayout(slots=1, tokens=MEASURED_TOKENS)
+    key, value = torch.ones(2, 1, heads, MEASURED_TOKENS, size)
+    mask, query = torch.zeros(1, 1, 1, MEASURED_TOKENS), torch.ones(1, heads, group, size)
+    spans = [Span(slice(0, 1), slice(0, MEASURED_TOKENS))]
+
+    def compute(products: DecodeProducts) -> None:
+        products.output(products.scores(query))
+
+    return shortest_seconds(
+        {
+            "batched": partial(compute, BatchedProducts(spans, key, value, mask)),
+            "gathered": partial(compute, GatheredProducts(layout, spans, key, value, mask, group=group)),
+        },
+        device=key.device,
+        rounds=ROUNDS,
+    )
