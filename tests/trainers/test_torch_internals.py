@@ -93,6 +93,8 @@ def test_both_libraries_multiply_integers_exactly() -> None:
         onednn = torch_internals.pack_int8_for_onednn(weight_OI, scale_O)
         assert torch.equal(torch_internals.fbgemm_int8_linear(x_NI, fbgemm), expected)
         assert torch.equal(torch_internals.onednn_int8_linear(x_NI.to(torch.int8), onednn), expected)
+        assert torch.equal(torch_internals.onednn_int8_linear((x_NI + 128).to(torch.uint8), onednn), expected)
+        assert torch_internals.has_amx() in (False, True)
         assert torch.equal(torch_internals.unpack_int8_from_fbgemm(fbgemm), weight_OI)
         assert torch.equal(torch_internals.unpack_int8_from_onednn(onednn), weight_OI)
 

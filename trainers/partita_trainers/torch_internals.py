@@ -146,11 +146,22 @@ def unpack_int8_from_onednn(weight: OneDnnInt8Weight) -> torch.Tensor:
     return weight.packed.to_dense().t().float() * weight.scale_O[:, None]
 
 
-def onednn_int8_linear(x_int8: torch.Tensor, weight: OneDnnInt8Weight) -> torch.Tensor:
-    """Return x W^T in float32: `torch.ops.onednn.qlinear_pointwise`, made for torch's compiler."""
+def onednn_int8_linear(x: torch.Tensor, weight: OneDnnInt8Weight) -> torch.Tensor:
+    """Return x W^T in float32: `torch.ops.onednn.qlinear_pointwise`, made for torch's compiler.
+
+    Args:
+        x: Integers in int8, or increased by 128 in uint8.
+        weight: The weight.
+    """
     multiply = torch.ops.onednn.qlinear_pointwise
-    product: torch.Tensor = multiply(x_int8, 1.0, 0, *weight, None, 1.0, 0, torch.float32, "none", [], "")
+    zero = 128 if x.dtype == torch.uint8 else 0
+    product: torch.Tensor = multiply(x, 1.0, zero, *weight, None, 1.0, 0, torch.float32, "none", [], "")
     return product
+
+
+def has_amx() -> bool:
+    """Return whether the processor has matrix units (AMX): `torch.cpu._is_amx_tile_supported`."""
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 # FSDP2 has public methods to gather and free weights, but none to run a module as a plain one meanwhile, or to undo

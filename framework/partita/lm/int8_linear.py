@@ -20,9 +20,11 @@ import torch
 from torch import nn
 
 from partita.lm.onednn_linear import round_up
+from partita.lm.product_speed import shortest_seconds
 from partita_trainers.torch_internals import (
     OneDnnInt8Weight,
     fbgemm_int8_linear,
+    has_amx,
     has_fbgemm_int8_linear,
     has_onednn_int8_linear,
     onednn_int8_linear,
@@ -42,6 +44,8 @@ WEIGHT_LEVELS_IN_PAIRS = 63
 """Largest quantized weight if pairs of products are added in 16 bits."""
 MIN_ABSOLUTE_MAX = 1e-30
 """Lower bound of the largest absolute value in a row, which avoids a division by 0."""
+REFERENCE = 100
+"""Ratio of seconds of a small product in int8 and in float32 beyond which the library has no kernel for it."""
 FEWEST_ROWS = 2
 """Minimum number of rows of oneDNN: a single one takes a hundred times as long in some shapes (torch 2.13)."""
 
@@ -92,7 +96,12 @@ class Fbgemm(Int8Library):
 
 
 class OneDnn(Int8Library):
-    """oneDNN, which uses all instructions of the processor, and compiles a kernel for each number of rows."""
+    """oneDNN, which uses all instructions of the processor, and compiles a kernel for each number of rows.
+
+    Without matrix units it multiplies signed by signed integers with a reference implementation, which takes a thousand
+    times as long, and unsigned by signed ones as fast as the processor can. Inputs are therefore increased by 128
+    there, which oneDNN takes off again: the results are the same.
+    """
 
     name = "oneDNN"
 
@@ -111,11 +120,10 @@ class OneDnn(Int8Library):
     def multiply(self, x_NI: torch.Tensor, packed: OneDnnInt8Weight) -> torch.Tensor:
         """Return x W^T [N, O] in float32. Rows are filled up to one of few numbers, so that there are few kernels."""
         rows, inputs = x_NI.shape
-        filled = max(FEWEST_ROWS, round_up(rows))
-        if filled == rows:
-            return onednn_int8_linear(x_NI.to(torch.int8), packed)
-        filled_NI = x_NI.new_empty((filled, inputs), dtype=torch.int8)
+        filled_NI = x_NI.new_empty((max(FEWEST_ROWS, round_up(rows)), inputs), dtype=torch.int8)
         filled_NI[:rows] = x_NI
+        if not has_amx():
+            filled_NI = filled_NI.view(torch.uint8).bitwise_xor_(128)  # adds 128
         return onednn_int8_linear(filled_NI, packed)[:rows]
 
 
@@ -136,7 +144,11 @@ def fbgemm_engine() -> Iterator[None]:
 @cache
 def available_libraries() -> Sequence[Int8Library]:
     """Return the libraries that compute int8 products with this build of torch on this processor."""
-    return [library for library in (FBGEMM, ONEDNN) if library.is_available() and largest_sums(library) is not None]
+    return [
+        library
+        for library in (FBGEMM, ONEDNN)
+        if library.is_available() and largest_sums(library) is not None and has_kernel(library)
+    ]
 
 
 def largest_sums(library: Int8Library) -> torch.Tensor | None:
@@ -147,6 +159,29 @@ def largest_sums(library: Int8Library) -> torch.Tensor | None:
     except (RuntimeError, AttributeError) as error:
         logger.debug("no int8 products by %s: %s", library.name, error)
         return None
+
+
+def has_kernel(library: Int8Library) -> bool:
+    """Return whether a library has a kernel for this processor, and not only a reference implementation.
+
+    A reference implementation takes hundreds of times as long as a product in float32, a kernel a few times as long,
+    because the product is small.
+    """
+    x_NI, weight_OI = torch.ones(16, 128), torch.ones(128, 128)
+    weight = packed(weight_OI, library, levels=WEIGHT_LEVELS)
+    seconds = shortest_seconds(
+        {"float32": lambda: x_NI @ weight_OI, "int8": lambda: library.multiply(x_NI, weight)},
+        device=x_NI.device,
+        rounds=3,
+    )
+    slow = seconds["int8"] > REFERENCE * seconds["float32"]
+    if slow:
+        logger.debug(
+            "int8 products by %s take %.0f times as long as in float32",
+            library.name,
+            seconds["int8"] / seconds["float32"],
+        )
+    return not slow
 
 
 @cache

@@ -118,6 +118,43 @@ def test_a_library_that_cannot_multiply_on_this_processor_is_not_available(
 
 
 @needs_both
+def test_a_library_with_a_reference_implementation_only_is_not_available(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert available_libraries() == [FBGEMM, ONEDNN]
+    multiply = ONEDNN.multiply
+
+    def multiply_many_times(x_NI: torch.Tensor, packed: Any) -> torch.Tensor:
+        for _ in range(500):
+            product = multiply(x_NI, packed)
+        return product
+
+    monkeypatch.setattr(ONEDNN, "multiply", multiply_many_times)
+    with caplog.at_level("DEBUG"):
+        assert available_libraries.__wrapped__() == [FBGEMM]
+    assert "int8 products by oneDNN take " in caplog.text
+
+
+@needs_onednn
+def test_inputs_of_onednn_are_unsigned_if_there_are_no_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply, seen = int8_linear.onednn_int8_linear, []
+
+    def record(x: torch.Tensor, weight: Any) -> torch.Tensor:
+        seen.append(x.dtype)
+        return multiply(x, weight)
+
+    monkeypatch.setattr(int8_linear, "onednn_int8_linear", record)
+    _, int8 = both(ONEDNN, 64, 48)
+    x = torch.randn(5, 64)
+    found = []
+    for amx in (False, True):
+        monkeypatch.setattr(int8_linear, "has_amx", lambda amx=amx: amx)
+        found.append(int8(x))
+    assert seen == [torch.uint8, torch.int8]
+    assert torch.equal(*found)
+
+
+@needs_both
 @pytest.mark.parametrize("rows", [1, FEWEST_ROWS, 3, 16, 17, 100, 257])
 def test_both_libraries_compute_the_same_bits(rows: int) -> None:
     fbgemm, onednn = (both(library, 96, 160)[1] for library in (FBGEMM, ONEDNN))
