@@ -80,15 +80,14 @@ def decode_products(
         mask_N11W: Additive mask.
         group: G.
     """
-    rows_of_cache = [is_cache(held, layout) for held in (key_NHWD, value_NHWD)]
-    plain = key_NHWD.dtype == torch.float32 and all(rows_of_cache)
-    if plain and gathering_is_faster(group, key_NHWD.shape[3]):
+    in_slots = all(is_in_slots(held, layout) for held in (key_NHWD, value_NHWD))
+    if in_slots and key_NHWD.dtype == torch.float32 and gathering_is_faster(group, key_NHWD.shape[3]):
         return GatheredProducts(layout, spans, key_NHWD, value_NHWD, mask_N11W, group=group)
     return BatchedProducts(spans, key_NHWD, value_NHWD, mask_N11W)
 
 
-def is_cache(held_NHWD: torch.Tensor, layout: CacheLayout) -> bool:
-    """Return whether keys or values are a view of the slots, and not of a copy that the model made."""
+def is_in_slots(held_NHWD: torch.Tensor, layout: CacheLayout) -> bool:
+    """Return whether keys or values are a view of the slots, and no copy that the model made."""
     _, heads, _, size = held_NHWD.shape
     return held_NHWD.stride() == (heads * layout.tokens * size, layout.tokens * size, size, 1)
 
@@ -170,10 +169,10 @@ class GatheredProducts:
         self.keys, self.values = (
             held.as_strided((lines, held.shape[3]), (held.shape[3], 1)) for held in (key_NHWD, value_NHWD)
         )
-        same = (id(mask_N11W), heads, group, *(own.start for _, own in spans))
-        found = layout.gathered.get(same)
+        key = (id(mask_N11W), heads, group, *(own.start for _, own in spans))
+        found = layout.gathered.get(key)
         if found is None:
-            found = layout.gathered[same] = gathered_rows(spans, mask_N11W, heads, group, tokens=layout.tokens)
+            found = layout.gathered[key] = gathered_rows(spans, mask_N11W, heads, group, tokens=layout.tokens)
         self.rows: GatheredRows = found
 
     def scores(self, query_NHGD: torch.Tensor) -> list[torch.Tensor]:

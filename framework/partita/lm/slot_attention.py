@@ -101,25 +101,45 @@ def slot_attention(
     window = kwargs.get("sliding_window")
     if rows == 1:
         return attend_row(layout, query, key, value, attention_mask, scaling, window), None
+    found_NHGD = attend_rows(layout, query.reshape(rows, heads, -1, size), key, value, attention_mask, scaling, window)
+    return found_NHGD.reshape(rows, 1, -1, value.shape[3]), None
+
+
+def attend_rows(
+    layout: CacheLayout,
+    query_NHGD: torch.Tensor,
+    key_NHWD: torch.Tensor,
+    value_NHWD: torch.Tensor,
+    mask_N11W: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """Return the attention output of single tokens of several rows [N, H, G, D].
+
+    Args:
+        layout: What the pass attends to.
+        query_NHGD: Queries.
+        key_NHWD: Keys.
+        value_NHWD: Values.
+        mask_N11W: Additive mask.
+        scaling: Factor of the scores; None for 1 / sqrt(D).
+        window: Window of the layer in tokens; None if it has none.
+    """
     spans = [
         Span(slice(start, end), slice(max(layout.prefix, layout.first_seen(start, end, window)), width))
         for start, end, width in layout.chunks
     ]
-    grouped_NHGD = query.reshape(rows, heads, -1, size)
-    has_prefix = layout.prefix > layout.first_seen(0, rows, window)
-    if has_prefix or key.dtype == torch.float32:
-        query_NHGD = grouped_NHGD * (size**-0.5 if scaling is None else scaling)
-        products = decode_products(layout, spans, key, value, attention_mask, group=query_NHGD.shape[2])
-        scores = products.scores(query_NHGD)
-        if has_prefix:
-            common = SharedPrefix(query_NHGD, *beginning(layout, key, value), attention_mask if window else None)
-            shares = [common.shares(part, span.rows) for part, span in zip(scores, spans, strict=True)]
-            found_NHGD = products.output(shares) + common.output()
-        else:
-            found_NHGD = products.output([part.softmax(-1) for part in scores])
-    else:
-        found_NHGD = attend_groups(grouped_NHGD, key, value, attention_mask, scaling, spans=spans)
-    return found_NHGD.reshape(rows, 1, -1, value.shape[3]), None
+    has_prefix = layout.prefix > layout.first_seen(0, len(query_NHGD), window)
+    if key_NHWD.dtype != torch.float32 and not has_prefix:
+        return attend_groups(query_NHGD, key_NHWD, value_NHWD, mask_N11W, scaling, spans=spans)
+    query_NHGD = query_NHGD * (query_NHGD.shape[3] ** -0.5 if scaling is None else scaling)
+    products = decode_products(layout, spans, key_NHWD, value_NHWD, mask_N11W, group=query_NHGD.shape[2])
+    scores = products.scores(query_NHGD)
+    if not has_prefix:
+        return products.output([part.softmax(-1) for part in scores])
+    common = SharedPrefix(query_NHGD, *beginning(layout, key_NHWD, value_NHWD), mask_N11W if window else None)
+    shares = [common.shares(part, span.rows) for part, span in zip(scores, spans, strict=True)]
+    return products.output(shares) + common.output()
 
 
 def attend_groups(
