@@ -31,14 +31,19 @@ REASONS = {
         "OpenVINO GenAI calls no Python between layers and fuses what partita computes in separate operations of "
         "torch. All other libraries in fp32 are behind"
     ),
+    ("generate tiny_rows", "tiny, rows: int8 over CTranslate2 int8"): (
+        "on this processor, layers with 256 outputs are not faster in int8 and stay in float32, and the others gain as "
+        "much as quantization of their inputs takes. On an Intel Xeon with matrix units it was 1.08"
+    ),
     ("generate small_rows", "small, rows: over the fastest of them"): (
         "no library in fp32 can be 1.5 times as fast as OpenVINO GenAI here: its 16.3 s are 1.25 times what the "
         "products alone take at the 200 GFLOP/s of the processor (13.0 s). partita takes 19.2 s, and CTranslate2 more "
         "than twice as long"
     ),
     ("number_formats speed", "tiny: bfloat16, chosen by dtype: fastest, over float32"): (
-        "half of the time of the model of 5 million parameters is not spent on products with weights. In the part "
-        "tiny_rows of generate it was 1.56 on this processor, before attention in float32 became faster"
+        "half of the time of the model of 5 million parameters is not spent on products with weights. In an earlier "
+        "record of the part tiny_rows of generate it was 1.56 on this processor, before attention in float32 became "
+        "faster"
     ),
     ("number_formats speed", "tiny: resident MB of int8 over float32"): (
         "the weights of the model take 20 of 500 MB: 505 and 501 MB"
