@@ -98,9 +98,9 @@ class Fbgemm(Int8Library):
 class OneDnn(Int8Library):
     """oneDNN, which uses all instructions of the processor, and compiles a kernel for each number of rows.
 
-    Without matrix units it multiplies signed by signed integers with a reference implementation, which takes a thousand
-    times as long, and unsigned by signed ones as fast as the processor can. Inputs are therefore increased by 128
-    there, which oneDNN takes off again: the results are the same.
+    Without matrix units it multiplies signed by signed integers with a reference implementation, which takes hundreds
+    to thousands of times as long as its kernel for unsigned by signed ones. Inputs are therefore increased by 128
+    there, and oneDNN subtracts it again: the results are the same.
     """
 
     name = "oneDNN"
