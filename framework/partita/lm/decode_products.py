@@ -43,6 +43,19 @@ class Span(NamedTuple):
     positions: slice
 
 
+class DecodePass(NamedTuple):
+    """What single new tokens of several rows attend to in a layer."""
+
+    layout: CacheLayout
+    spans: Sequence[Span]
+    key_NHWD: torch.Tensor
+    value_NHWD: torch.Tensor
+    mask_N11W: torch.Tensor
+    """Additive mask."""
+    group: int
+    """G."""
+
+
 class DecodeProducts(Protocol):
     """Computes scores, and outputs from attention weights, for the rows of each span."""
 
@@ -61,29 +74,12 @@ class DecodeProducts(Protocol):
         """
 
 
-def decode_products(
-    layout: CacheLayout,
-    spans: Sequence[Span],
-    key_NHWD: torch.Tensor,
-    value_NHWD: torch.Tensor,
-    mask_N11W: torch.Tensor,
-    *,
-    group: int,
-) -> DecodeProducts:
-    """Return the products of a pass that are faster on this machine.
-
-    Args:
-        layout: What the pass attends to.
-        spans: The rows and their positions.
-        key_NHWD: Keys.
-        value_NHWD: Values.
-        mask_N11W: Additive mask.
-        group: G.
-    """
-    in_slots = all(is_in_slots(held, layout) for held in (key_NHWD, value_NHWD))
-    if in_slots and key_NHWD.dtype == torch.float32 and gathering_is_faster(group, key_NHWD.shape[3]):
-        return GatheredProducts(layout, spans, key_NHWD, value_NHWD, mask_N11W, group=group)
-    return BatchedProducts(spans, key_NHWD, value_NHWD, mask_N11W)
+def decode_products(given: DecodePass) -> DecodeProducts:
+    """Return the products of a pass that are faster on this machine."""
+    in_slots = all(is_in_slots(held, given.layout) for held in (given.key_NHWD, given.value_NHWD))
+    plain = in_slots and given.key_NHWD.dtype == torch.float32
+    gathers = plain and gathering_is_faster(given.group, given.key_NHWD.shape[3])
+    return GatheredProducts(given) if gathers else BatchedProducts(given)
 
 
 def is_in_slots(held_NHWD: torch.Tensor, layout: CacheLayout) -> bool:
@@ -95,11 +91,9 @@ def is_in_slots(held_NHWD: torch.Tensor, layout: CacheLayout) -> bool:
 class BatchedProducts:
     """Multiplies the matrices of all rows and heads of a span in one batch."""
 
-    def __init__(
-        self, spans: Sequence[Span], key_NHWD: torch.Tensor, value_NHWD: torch.Tensor, mask_N11W: torch.Tensor
-    ) -> None:
-        """Keep the factors; see `decode_products`."""
-        self.spans, self.key_NHWD, self.value_NHWD, self.mask_N11W = spans, key_NHWD, value_NHWD, mask_N11W
+    def __init__(self, given: DecodePass) -> None:
+        """Prepare the products of a pass."""
+        self.given = given
 
     def scores(self, query_NHGD: torch.Tensor) -> list[torch.Tensor]:
         """Return the masked scores of each span.
@@ -108,34 +102,36 @@ class BatchedProducts:
         half as fast.
         """
         return [
-            masked_scores(query_NHGD[rows], self.key_NHWD[rows, :, own], self.mask_N11W[rows, :, :, own])
-            for rows, own in self.spans
+            masked_scores(query_NHGD[rows], self.given.key_NHWD[rows, :, own], self.given.mask_N11W[rows, :, :, own])
+            for rows, own in self.given.spans
         ]
 
     def output(self, shares: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the sums of values."""
-        values = (self.value_NHWD[rows, :, own] for rows, own in self.spans)
-        parts = [many(shares_NHGW, value_NHWD) for shares_NHGW, value_NHWD in zip(shares, values, strict=True)]
+        values = (self.given.value_NHWD[rows, :, own] for rows, own in self.given.spans)
+        parts = [
+            batched_product(shares_NHGW, value_NHWD) for shares_NHGW, value_NHWD in zip(shares, values, strict=True)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def masked_scores(query_NHGD: torch.Tensor, key_NHWD: torch.Tensor, mask_N11W: torch.Tensor) -> torch.Tensor:
     """Return the scores [N, H, G, W] of the rows of a span."""
     if key_NHWD.dtype != torch.float32:
-        return many(key_NHWD, query_NHGD.transpose(2, 3)).transpose(2, 3) + mask_N11W
+        return batched_product(key_NHWD, query_NHGD.transpose(2, 3)).transpose(2, 3) + mask_N11W
     rows, heads, group, _ = query_NHGD.shape
     mask_B1W = mask_N11W.expand(-1, heads, -1, -1).flatten(0, 1)
     scores_BGW = torch.baddbmm(mask_B1W, query_NHGD.flatten(0, 1), key_NHWD.flatten(0, 1).transpose(1, 2))
     return scores_BGW.view(rows, heads, group, -1)
 
 
-def many(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def batched_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Multiply matrices [N, H, ...] in one batch without copying views of slots."""
     rows, heads = left.shape[:2]
     return torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).view(rows, heads, left.shape[2], right.shape[3])
 
 
-class GatheredRows(NamedTuple):
+class QueryKeyPairs(NamedTuple):
     """The pairs of a query and a key in a pass, the same for all layers with this mask and these heads."""
 
     indices_P: torch.Tensor
@@ -149,39 +145,30 @@ class GatheredRows(NamedTuple):
 
 
 class GatheredProducts:
-    """Multiplies each query with its keys, and sums of values by their weights, row by row of the cache."""
+    """Multiplies queries by their keys, and adds up values by their weights, row by row of the cache."""
 
-    def __init__(
-        self,
-        layout: CacheLayout,
-        spans: Sequence[Span],
-        key_NHWD: torch.Tensor,
-        value_NHWD: torch.Tensor,
-        mask_N11W: torch.Tensor,
-        *,
-        group: int,
-    ) -> None:
-        """Find the pairs of the pass, once for all layers; see `decode_products`."""
+    def __init__(self, given: DecodePass) -> None:
+        """Find the pairs of the pass, once for all layers."""
         hide_beta_warning()
-        rows, heads = key_NHWD.shape[:2]
-        self.spans, self.shape = spans, (rows, heads, group)
-        lines = rows * heads * layout.tokens
+        rows, heads = given.key_NHWD.shape[:2]
+        self.spans, self.shape = given.spans, (rows, heads, given.group)
+        lines = rows * heads * given.layout.tokens
         self.keys, self.values = (
-            held.as_strided((lines, held.shape[3]), (held.shape[3], 1)) for held in (key_NHWD, value_NHWD)
+            held.as_strided((lines, held.shape[3]), (held.shape[3], 1)) for held in (given.key_NHWD, given.value_NHWD)
         )
-        key = (id(mask_N11W), heads, group, *(own.start for _, own in spans))
-        found = layout.gathered.get(key)
+        key = (id(given.mask_N11W), heads, given.group, *(own.start for _, own in given.spans))
+        found = given.layout.gathered.get(key)
         if found is None:
-            found = layout.gathered[key] = gathered_rows(spans, mask_N11W, heads, group, tokens=layout.tokens)
-        self.rows: GatheredRows = found
+            found = given.layout.gathered[key] = find_pairs(given)
+        self.pairs: QueryKeyPairs = found
 
     def scores(self, query_NHGD: torch.Tensor) -> list[torch.Tensor]:
         """Return the masked scores of each span."""
         query_BD = query_NHGD.reshape(-1, query_NHGD.shape[3])
         pattern = torch.sparse_csr_tensor(
-            self.rows.starts,
-            self.rows.indices_P,
-            self.rows.mask_P,
+            self.pairs.starts,
+            self.pairs.indices_P,
+            self.pairs.mask_P,
             (len(query_BD), len(self.keys)),
             check_invariants=False,
         )
@@ -193,9 +180,9 @@ class GatheredProducts:
     def output(self, shares: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the sums of values."""
         output_BD = embedding_bag(
-            self.rows.indices_P,
+            self.pairs.indices_P,
             self.values,
-            self.rows.starts,
+            self.pairs.starts,
             mode="sum",
             per_sample_weights=torch.cat([part.reshape(-1) for part in shares]),
             include_last_offset=True,
@@ -203,28 +190,18 @@ class GatheredProducts:
         return output_BD.view(*self.shape, -1)
 
 
-def gathered_rows(
-    spans: Sequence[Span], mask_N11W: torch.Tensor, heads: int, group: int, *, tokens: int
-) -> GatheredRows:
-    """Return the pairs of a pass.
-
-    Args:
-        spans: The rows and their positions.
-        mask_N11W: Additive mask.
-        heads: H.
-        group: G.
-        tokens: T.
-    """
-    rows = spans[-1].rows.stop
-    lines_NH11 = (torch.arange(rows * heads) * tokens).view(rows, heads, 1, 1)
+def find_pairs(given: DecodePass) -> QueryKeyPairs:
+    """Return the pairs of a pass."""
+    rows, heads = given.key_NHWD.shape[:2]
+    lines_NH11 = (torch.arange(rows * heads) * given.layout.tokens).view(rows, heads, 1, 1)
     indices, masks, counts = [], [], [torch.zeros(1, dtype=torch.long)]
-    for some, own in spans:
+    for some, own in given.spans:
         positions_W = torch.arange(own.start, own.stop)
-        shape = (some.stop - some.start, heads, group, len(positions_W))
+        shape = (some.stop - some.start, heads, given.group, len(positions_W))
         indices.append((lines_NH11[some] + positions_W).expand(shape).reshape(-1))
-        masks.append(mask_N11W[some, :, :, own].expand(shape).reshape(-1))
-        counts.append(torch.full((shape[0] * heads * group,), len(positions_W)))
-    return GatheredRows(torch.cat(indices), torch.cat(masks), torch.cat(counts).cumsum(0), mask_N11W)
+        masks.append(given.mask_N11W[some, :, :, own].expand(shape).reshape(-1))
+        counts.append(torch.full((shape[0] * heads * given.group,), len(positions_W)))
+    return QueryKeyPairs(torch.cat(indices), torch.cat(masks), torch.cat(counts).cumsum(0), given.mask_N11W)
 
 
 @cache
@@ -269,14 +246,15 @@ def measure(group: int, size: int) -> dict[str, Any]:
     key, value = torch.ones(2, 1, heads, MEASURED_TOKENS, size)
     mask, query = torch.zeros(1, 1, 1, MEASURED_TOKENS), torch.ones(1, heads, group, size)
     spans = [Span(slice(0, 1), slice(0, MEASURED_TOKENS))]
+    given = DecodePass(layout, spans, key, value, mask, group)
 
     def compute(products: DecodeProducts) -> None:
         products.output(products.scores(query))
 
     return shortest_seconds(
         {
-            "batched": partial(compute, BatchedProducts(spans, key, value, mask)),
-            "gathered": partial(compute, GatheredProducts(layout, spans, key, value, mask, group=group)),
+            "batched": partial(compute, BatchedProducts(given)),
+            "gathered": partial(compute, GatheredProducts(given)),
         },
         device=key.device,
         rounds=ROUNDS,

@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from partita.lm.cheapest_split import cheapest_split
-from partita.lm.decode_products import Span, decode_products
+from partita.lm.decode_products import DecodePass, Span, decode_products
 from partita.lm.slot_kv_cache import CacheLayout
 from partita.lm.transformers_internals import ATTENTION, attention_of, attention_settings
 
@@ -133,7 +133,7 @@ def attend_rows(
     if key_NHWD.dtype != torch.float32 and not has_prefix:
         return attend_groups(query_NHGD, key_NHWD, value_NHWD, mask_N11W, scaling, spans=spans)
     query_NHGD = query_NHGD * (query_NHGD.shape[3] ** -0.5 if scaling is None else scaling)
-    products = decode_products(layout, spans, key_NHWD, value_NHWD, mask_N11W, group=query_NHGD.shape[2])
+    products = decode_products(DecodePass(layout, spans, key_NHWD, value_NHWD, mask_N11W, query_NHGD.shape[2]))
     scores = products.scores(query_NHGD)
     if not has_prefix:
         return products.output([part.softmax(-1) for part in scores])

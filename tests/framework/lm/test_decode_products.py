@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from partita.lm import decode_products
 from partita.lm.decode_products import (
     BatchedProducts,
+    DecodePass,
     DecodeProducts,
     GatheredProducts,
     Span,
@@ -43,12 +44,7 @@ def masked(lengths: tuple[int, ...], *, window: int = TOKENS) -> torch.Tensor:
     return torch.zeros(len(lengths), 1, 1, TOKENS).masked_fill_(~seen[:, None, None], -torch.inf)
 
 
-def products(
-    kind: str, layout: CacheLayout, spans: list[Span], held: torch.Tensor, mask: torch.Tensor, *, group: int
-) -> DecodeProducts:
-    if kind == "batched":
-        return BatchedProducts(spans, held[0], held[1], mask)
-    return GatheredProducts(layout, spans, held[0], held[1], mask, group=group)
+PRODUCTS = {"batched": BatchedProducts, "gathered": GatheredProducts}
 
 
 def attend(found: DecodeProducts, query: torch.Tensor) -> torch.Tensor:
@@ -64,7 +60,7 @@ def test_rows_of_several_spans_attend_to_their_own_tokens(kind: str, group: int,
     query, mask = torch.randn(ROWS, HEADS, group, SIZE), masked(LENGTHS)
     spans = [Span(slice(0, 3), slice(0, 19)), Span(slice(3, 4), slice(0, 1)), Span(slice(4, 7), slice(0, 12))]
     layout = CacheLayout(slots=first + ROWS, tokens=TOKENS)
-    found = attend(products(kind, layout, spans, held, mask, group=group), query)
+    found = attend(PRODUCTS[kind](DecodePass(layout, spans, *held, mask, group)), query)
     expected = scaled_dot_product_attention(query.double(), *held.double(), attn_mask=mask.double())
     assert found.shape == (ROWS, HEADS, group, SIZE)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
@@ -76,7 +72,7 @@ def test_layers_with_other_masks_or_heads_are_not_confused() -> None:
     for heads, group, window in ((2, 3, TOKENS), (2, 3, 4), (3, 2, 4), (2, 3, 4), (6, 1, TOKENS)):
         held, query = torch.randn(2, ROWS, heads, TOKENS, SIZE), torch.randn(ROWS, heads, group, SIZE)
         mask = masked(LENGTHS, window=window)
-        found = attend(products("gathered", layout, spans, held, mask, group=group), query)
+        found = attend(GatheredProducts(DecodePass(layout, spans, *held, mask, group)), query)
         expected = scaled_dot_product_attention(query.double(), *held.double(), attn_mask=mask.double())
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
 
@@ -84,10 +80,11 @@ def test_layers_with_other_masks_or_heads_are_not_confused() -> None:
 def test_layers_with_the_same_mask_and_heads_share_the_pairs_until_the_next_pass() -> None:
     layout, spans = CacheLayout(slots=ROWS, tokens=TOKENS), [Span(slice(0, ROWS), slice(0, TOKENS))]
     held, mask = torch.randn(2, ROWS, HEADS, TOKENS, SIZE), masked(LENGTHS)
-    first, second = (GatheredProducts(layout, spans, *held, mask, group=1) for _ in range(2))
-    assert first.rows is second.rows
+    given = DecodePass(layout, spans, *held, mask, 1)
+    first, second = (GatheredProducts(given) for _ in range(2))
+    assert first.pairs is second.pairs
     layout.extend(0, torch.zeros(ROWS, 1, dtype=torch.long), width=TOKENS)
-    assert GatheredProducts(layout, spans, *held, mask, group=1).rows is not first.rows
+    assert GatheredProducts(given).pairs is not first.pairs
     layout.read(0, 1, start=0)
     assert not layout.gathered
 
@@ -101,7 +98,7 @@ def test_only_keys_and_values_in_slots_and_in_float32_are_gathered(
     mask = masked(LENGTHS)
 
     def chosen(held: torch.Tensor) -> type[DecodeProducts]:
-        return type(decode_products.decode_products(layout, spans, held[0], held[1], mask, group=1))
+        return type(decode_products.decode_products(DecodePass(layout, spans, *held, mask, 1)))
 
     slots = torch.zeros(2, ROWS, HEADS, TOKENS, SIZE)
     assert chosen(slots[..., :12, :]) is (GatheredProducts if faster else BatchedProducts)
@@ -136,12 +133,13 @@ def test_torch_does_not_warn_about_sparse_tensors_also_if_the_measurement_was_re
     gathering_is_faster(1, 32)
     code = """
 import torch
-from partita.lm.decode_products import GatheredProducts, Span, gathering_is_faster
+from partita.lm.decode_products import DecodePass, GatheredProducts, Span, gathering_is_faster
 from partita.lm.slot_kv_cache import CacheLayout
 gathering_is_faster(1, 32)
 held, mask = torch.zeros(2, 1, 1, 4, 8), torch.zeros(1, 1, 1, 4)
 layout, spans = CacheLayout(slots=1, tokens=4), [Span(slice(0, 1), slice(0, 4))]
-assert GatheredProducts(layout, spans, *held, mask, group=1).scores(held[0, :, :, :1])[0].shape == (1, 1, 1, 4)
+given = DecodePass(layout, spans, *held, mask, 1)
+assert GatheredProducts(given).scores(held[0, :, :, :1])[0].shape == (1, 1, 1, 4)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
 

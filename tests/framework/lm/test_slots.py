@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from partita.lm import decode_products, slot_attention
 from partita.lm.attention_windows import AttentionSpan, SlotMasks, spans_of
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.decode_products import DecodeProducts, Span
+from partita.lm.decode_products import DecodePass, DecodeProducts
 from partita.lm.last_layer import last_layer
 from partita.lm.onednn_linear import round_up
 from partita.lm.sampler import Sampler
@@ -157,9 +157,9 @@ def test_layers_with_a_window_attend_to_no_more_than_it(small, foreign, monkeypa
     lm.why_no_slots(GREEDY, tokens=CONTEXT)
     widths, multiply = [], slot_attention.decode_products
 
-    def record(layout: CacheLayout, spans: list[Span], *args: Any, **kwargs: Any) -> DecodeProducts:
-        widths.extend(own.stop - own.start for _, own in spans)
-        return multiply(layout, spans, *args, **kwargs)
+    def record(given: DecodePass) -> DecodeProducts:
+        widths.extend(own.stop - own.start for _, own in given.spans)
+        return multiply(given)
 
     monkeypatch.setattr(slot_attention, "decode_products", record)
     found = small.answer_in_slots(lm, requests, slots=4)
