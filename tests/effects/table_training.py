@@ -61,6 +61,7 @@ TRAINING = [
             "trainer[finetune].skip_all_evaluation": Flip(True, part="evaluations"),
             "trainer[finetune].checkpoints_per_epoch": Flip(2, part="files"),
             "trainer[finetune].steps_per_checkpoint": Flip(2, part="files"),
+            "trainer[finetune].minutes_per_checkpoint": Flip(1e-9, part="files"),
             "trainer[finetune].keep_checkpoints": Flip(1, given=trainer(steps_per_checkpoint=1), part="files"),
             "trainer[finetune].restore_best": Flip(False, given=trainer(**WILD), part="saved"),
             "trainer[finetune].layers_to_freeze_regex": Flip(r"layers\.0\.", part="trained_parameters"),

@@ -32,16 +32,16 @@ from partita_trainers.checkpoint import (
     write_checkpoint,
 )
 from partita_trainers.engine import TrainEngine, dry_run
-from partita_trainers.interrupt import interruption, never
+from partita_trainers.interrupt import interruption
 from partita_trainers.learning_rate_search import find_learning_rate
 from partita_trainers.loss_history import LossHistory
 from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import CROSS_ENTROPY, Objective, has_branches
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
-from partita_trainers.schedule import learning_rate_share, plan_schedule
+from partita_trainers.schedule import CheckpointTimer, learning_rate_share, plan_schedule
 from partita_trainers.source_counts import SourceCounts
 from partita_trainers.step import open_steps, take_step
-from partita_trainers.step_stats import StepResult, step_record
+from partita_trainers.step_stats import StepRequests, StepResult, step_record
 from partita_trainers.training_probe import TrainingProbe
 from partita_trainers.validation import Validation
 
@@ -136,6 +136,9 @@ class FinetuneRun:
         self.callbacks = Callbacks(context, total_steps=self.schedule.total, validation_metric=self.validation.metric)
         self.step = 0
         self.stopped_early = False
+        self.timer = CheckpointTimer(config.minutes_per_checkpoint)
+        self.timed_steps: list[int] = []
+        """Steps of the last two checkpoints that were saved only because of the time."""
 
     def resume(self) -> int | None:
         """Restore the newest checkpoint and return its step; None for a new run."""
@@ -163,6 +166,7 @@ class FinetuneRun:
         self.validation.load_state_dict(state["validation"])
         self.splitter.load_state_dict(state.get("cutting", {}))
         self.sources.load_state_dict(state.get("sources", {}))
+        self.timed_steps = state.get("timed_steps", [])
         self.step, self.learning_rate = step, state["learning_rate"]
         self.callbacks.restore_stop(self.run.checkpoints / checkpoint_name(step), state["stop"])
         self.stopped_early = self.should_stop
@@ -205,7 +209,12 @@ class FinetuneRun:
         return self.take_step(global_batch, number=1, learning_rate=learning_rate).loss
 
     def take_step(
-        self, global_batch: GlobalBatch, *, number: int, learning_rate: float, stop: Callable[[], bool] = never
+        self,
+        global_batch: GlobalBatch,
+        *,
+        number: int,
+        learning_rate: float,
+        requests: Callable[[], StepRequests] = StepRequests,
     ) -> StepResult:
         """Take a step and record out-of-memory events in the manifest.
 
@@ -213,7 +222,7 @@ class FinetuneRun:
             global_batch: The micro-batches of this rank.
             number: Number of the step, from 1.
             learning_rate: Learning rate of this step.
-            stop: Returns whether the user asked to stop.
+            requests: Returns what this rank wants to happen after the step.
 
         Raises:
             DivergenceError: A loss is not finite; the message says why and what to change.
@@ -227,7 +236,7 @@ class FinetuneRun:
                 engine=self.engine,
                 splitter=self.splitter,
                 seed=self.context.config.seed,
-                stop=stop,
+                requests=requests,
             )
         if len(self.splitter.events) > known:
             self.run.note(out_of_memory=self.splitter.events)
@@ -243,12 +252,17 @@ class FinetuneRun:
             self.run.progress(total, "training", completed=self.step) as progress,
             open_steps(self.batches) as steps,
         ):
+            self.timer.restart()
+
+            def requests() -> StepRequests:
+                return StepRequests(stop=interrupt.requested, checkpoint=self.timer.is_due())
+
             for step in islice(steps, total - self.step):
                 self.step += 1
                 started = time.perf_counter()
                 share = learning_rate_share(self.config.learning_rate_scheduler, step=self.step, total_steps=total)
                 rate = self.learning_rate * share
-                outcome = self.take_step(step, number=self.step, learning_rate=rate, stop=lambda: interrupt.requested)
+                outcome = self.take_step(step, number=self.step, learning_rate=rate, requests=requests)
                 seconds = time.perf_counter() - started
                 record = step_record(outcome, number=self.step, epoch=step.epoch, learning_rate=rate, seconds=seconds)
                 record |= self.sources.add(step, self.process_group)
@@ -257,20 +271,23 @@ class FinetuneRun:
                 tokens = outcome.stats.tokens
                 progress.advance(1, loss=outcome.loss, epoch=step.epoch, tokens_per_second=tokens / seconds)
                 self.callbacks.call("on_step", step=self.step, epoch=step.epoch, record=record)
-                self.maybe_evaluate_and_save(step)
+                self.maybe_evaluate_and_save(step, time_is_over=outcome.requests.checkpoint)
                 if self.stopped_early:
                     self.log_stop()
                     break
-                if outcome.stop:
+                if outcome.requests.stop:
                     self.save_checkpoint(step)
                     logger.info("saved step %d of %d", self.step, total)
                     raise KeyboardInterrupt
 
-    def maybe_evaluate_and_save(self, global_batch: GlobalBatch) -> None:
-        """Evaluate and save a checkpoint if due after this step."""
+    def maybe_evaluate_and_save(self, global_batch: GlobalBatch, *, time_is_over: bool) -> None:
+        """Evaluate and save a checkpoint if due after this step, or if the last one has become too old."""
         improved = self.schedule.evaluation_is_due(self.step) and self.evaluate()
         self.stopped_early = self.should_stop
-        if improved or self.stopped_early or self.schedule.checkpoint_is_due(self.step):
+        due = improved or self.stopped_early or self.schedule.checkpoint_is_due(self.step)
+        if due or time_is_over:
+            if not due:
+                self.timed_steps = [*self.timed_steps[-1:], self.step]
             self.save_checkpoint(global_batch)
             self.stopped_early = self.should_stop  # after a checkpoint, callbacks may ask to stop too
 
@@ -297,13 +314,17 @@ class FinetuneRun:
         logger.info("stopping after step %d of %d: %s", self.step, self.schedule.total, reason)
 
     def save_checkpoint(self, global_batch: GlobalBatch) -> None:
-        """Save a checkpoint and remove older ones, except the best and the newest `keep_checkpoints`."""
+        """Save a checkpoint and remove older ones, except the best and the newest `keep_checkpoints`.
+
+        One that was saved only because of the time is replaced by the next one, and does not count.
+        """
         cursor = self.batches.merge_state_dicts(
             self.process_group.all_gather_object(global_batch.state_dict, "the data position")
         )
         states = self.engine.optimizer_states()
         with self.engine.summon_full_params():
             self.process_group.run_on_rank_zero(lambda: self.write_checkpoint_files(cursor, states), "a checkpoint")
+        self.timer.restart()
         self.callbacks.call_on_checkpoint(self.run.checkpoints / checkpoint_name(self.step))
 
     def write_checkpoint_files(self, cursor: Mapping[str, Any], optimizer_states: Sequence[Any]) -> None:
@@ -322,12 +343,14 @@ class FinetuneRun:
                 "validation": self.validation.state_dict(),
                 "cutting": self.splitter.state_dict(),
                 "sources": self.sources.state_dict(),
+                "timed_steps": self.timed_steps,
                 "stop": self.callbacks.stop_record(),
             },
         )
-        newest = list_checkpoints(self.run.checkpoints)[-self.config.keep_checkpoints :]
+        lasting = [step for step in list_checkpoints(self.run.checkpoints) if step not in self.timed_steps]
         best = self.validation.best_step
-        remove_checkpoints(self.run.checkpoints, keep={*newest, *([best] if best is not None else [])})
+        newest = {self.step, *lasting[-self.config.keep_checkpoints :]}
+        remove_checkpoints(self.run.checkpoints, keep=newest | ({best} if best is not None else set()))
 
     def finalize(self, resumed_from: int | None) -> TrainResult:
         """Restore the best weights, save the model and evaluate it."""

@@ -1,6 +1,7 @@
-"""When to evaluate and save, and the learning rate of each step: pure functions of the configuration and the step."""
+"""When to evaluate and save, and the learning rate of each step."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,27 @@ class Schedule:
     def checkpoint_is_due(self, step: int) -> bool:
         """Return whether to save a checkpoint after `step`."""
         return step == self.total or (self.checkpoint_every is not None and step % self.checkpoint_every == 0)
+
+
+class CheckpointTimer:
+    """Tells when the last checkpoint has become too old."""
+
+    def __init__(self, minutes: float | None) -> None:
+        """Start the time of the first checkpoint.
+
+        Args:
+            minutes: Age at which another checkpoint is due; None for never.
+        """
+        self.minutes = minutes
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the time of the next checkpoint."""
+        self.started = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Return whether the time is over."""
+        return self.minutes is not None and time.monotonic() - self.started >= 60 * self.minutes
 
 
 def plan_schedule(config: FinetuneTrainer, *, batches: Batches, splits: Sequence[str]) -> Schedule:

@@ -31,13 +31,12 @@ from partita_trainers.gradients import (
     prepare_objective,
     read_losses,
 )
-from partita_trainers.interrupt import never
 from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import LossSums
 from partita_trainers.optimizers import set_learning_rate
 from partita_trainers.process_group import ProcessGroup
 from partita_trainers.sharding import communication_errors
-from partita_trainers.step_stats import StepResult, StepStats
+from partita_trainers.step_stats import StepRequests, StepResult, StepStats
 
 
 @contextmanager
@@ -64,8 +63,8 @@ class RankResult:
     """Out-of-memory events of this step."""
     failure: TrainingError | None
     """The error on this rank; None if it succeeded."""
-    stop: bool
-    """Whether it was asked to stop."""
+    requests: StepRequests
+    """What it wants to happen after the step."""
 
 
 def take_step(
@@ -76,7 +75,7 @@ def take_step(
     engine: TrainEngine,
     splitter: MicroBatchSplitter,
     seed: int,
-    stop: Callable[[], bool] = never,
+    requests: Callable[[], StepRequests] = StepRequests,
 ) -> StepResult:
     """Take one optimizer step: forward and backward on the micro-batches of this rank, clipping, update.
 
@@ -92,7 +91,7 @@ def take_step(
         engine: Runs the forward and backward passes and the optimizer.
         splitter: How finely micro-batches are split so far; updated.
         seed: Seed of dropout and noise.
-        stop: Returns whether the user asked to stop.
+        requests: Returns what this rank wants to happen after the step; called after its backward passes.
 
     Raises:
         DivergenceError: A loss or the gradient norm is not finite; the weights are unchanged.
@@ -113,7 +112,7 @@ def take_step(
             passes, failure = captured(partial(work, number=number, engine=engine, splitter=splitter, seed=seed))
         # A failure is sent and not raised yet: every rank must take part in this exchange, or the others would wait.
         events = splitter.events[num_earlier_events:]
-        mine = RankResult(engine.has_gradients(), splitter.parts, events, failure, stop())
+        mine = RankResult(engine.has_gradients(), splitter.parts, events, failure, requests())
         results = process_group.all_gather_object(mine, "the gradients of a step")
         raise_first_failure([one.failure for one in results], own=failure, rank=process_group.rank)
         has_gradients = [one.has_gradients for one in results]
@@ -125,7 +124,7 @@ def take_step(
         metrics=sums.metrics,
         gradient_norm=norm,
         stats=global_stats,
-        stop=any(one.stop for one in results),
+        requests=StepRequests.merge([one.requests for one in results]),
     )
 
 

@@ -64,6 +64,21 @@ class StepStats:
 
 
 @dataclass(frozen=True)
+class StepRequests:
+    """What is to happen after a step, on one rank or on any rank."""
+
+    stop: bool = False
+    """Whether training was asked to stop."""
+    checkpoint: bool = False
+    """Whether the last checkpoint has become too old."""
+
+    @classmethod
+    def merge(cls, ranks: Sequence["StepRequests"]) -> "StepRequests":
+        """Merge the requests of all ranks."""
+        return cls(stop=any(one.stop for one in ranks), checkpoint=any(one.checkpoint for one in ranks))
+
+
+@dataclass(frozen=True)
 class StepResult:
     """The result of a step over all ranks."""
 
@@ -75,8 +90,8 @@ class StepResult:
     """Norm of all gradients before clipping."""
     stats: StepStats
     """Counts over all ranks."""
-    stop: bool
-    """Whether any rank was asked to stop."""
+    requests: StepRequests
+    """Requests of any rank."""
 
 
 def batch_digest(batch: Batch) -> bytes:

@@ -19,6 +19,7 @@ FREE_KEYS = (
     "trainer.keep_checkpoints",
     "trainer.checkpoints_per_epoch",
     "trainer.steps_per_checkpoint",
+    "trainer.minutes_per_checkpoint",
     "trainer.evaluate_test",
     "trainer.evaluate_base",
     "trainer.restore_best",

@@ -230,8 +230,11 @@ class FinetuneTrainer(TrainerBase):
     """Checkpoints per epoch; 0 saves one at the end only."""
     steps_per_checkpoint: PositiveInt | None = None
     """Optimizer steps between checkpoints; overrides checkpoints_per_epoch."""
+    minutes_per_checkpoint: Positive | None = 30.0
+    """Also save a checkpoint when the last one is this many minutes old. The next checkpoint replaces it. null: save
+    only those that are due by steps or epochs."""
     keep_checkpoints: PositiveInt = 2
-    """Number of most recent checkpoints to keep, in addition to the best one."""
+    """Number of most recent checkpoints to keep, in addition to the best one and to one of minutes_per_checkpoint."""
     restore_best: StrictBool = True
     """Use the checkpoint with the best validation_metric as the trained model. false: the last checkpoint."""
     layers_to_freeze_regex: Name | None = None

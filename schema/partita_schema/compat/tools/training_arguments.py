@@ -198,7 +198,9 @@ def convert_intervals(conversion: Conversion) -> None:
         chosen = conversion.get(strategy) if strategy else None
         steps_key = f"{what}_steps"
         if strategy and chosen in ("no", False):
-            conversion.move(strategy, *never(what))
+            for path, value in never(what).items():
+                conversion.put(path, value, at=conversion.left[strategy], written=conversion.name(strategy))
+            conversion.take(strategy, " and ".join(never(what)))
             conversion.drop(steps_key, Unneeded(f"{strategy} is no"))
         elif strategy and chosen in ("epoch", "best"):
             conversion.move(strategy, f"trainer.{epoch_path}", 1)
@@ -217,9 +219,11 @@ def convert_intervals(conversion: Conversion) -> None:
         conversion.miss("metric_for_best_model", "write trainer.validation_metric; metrics have other names here")
 
 
-def never(what: str) -> tuple[str, object]:
-    """Return the key and value that switch evaluations or checkpoints off."""
-    return ("trainer.skip_all_evaluation", True) if what == "eval" else ("trainer.checkpoints_per_epoch", 0)
+def never(what: str) -> dict[str, object]:
+    """Return the keys that switch evaluations or checkpoints off, and their values."""
+    if what == "eval":
+        return {"trainer.skip_all_evaluation": True}
+    return {"trainer.checkpoints_per_epoch": 0, "trainer.minutes_per_checkpoint": None}
 
 
 def convert_steps(conversion: Conversion, key: str, path: str) -> None:

@@ -196,7 +196,7 @@ def test_schedule_and_intervals_are_kept(tmp_path: Path) -> None:
     assert (trainer.learning_rate_scheduler.decay, trainer.learning_rate_scheduler.min_ratio) == ("cosine", 0.1)
     assert (trainer.optimizer.betas, trainer.gradient_clipping.clipglobalnorm) == ((0.9, 0.95), 0.2)
     never = finetune(config_of(FILES["no evaluation"], tmp_path))
-    assert (never.skip_all_evaluation, never.checkpoints_per_epoch) == (True, 0)
+    assert (never.skip_all_evaluation, never.checkpoints_per_epoch, never.minutes_per_checkpoint) == (True, 0, None)
 
 
 @pytest.mark.parametrize("key", ["loss_type: dapo", "num_generations: 8", "center_rewards_coefficient: 0.1"])
