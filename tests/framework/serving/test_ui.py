@@ -495,5 +495,10 @@ def test_a_model_that_answers_no_messages_is_named(chromium: Browser, file: Path
     with open_engine(Model(config, quiet=True), batch_size=2) as engine, serving(engine) as address:
         chromium.open(address)
         chromium.wait("!document.getElementById('error').hidden")
+        chromium.fill("#message", "red")
+        chromium.press("Enter", code=13)
+        assert messages(chromium) == []
     message = "This model does not answer messages. Send rows to /predict, or texts to /v1/completions."
     assert chromium.text("#error") == message
+    assert chromium.run("document.getElementById('message').value") == "red"
+    assert chromium.run("document.getElementById('send').disabled")

@@ -34,12 +34,18 @@ function showError(error) {
 function setRunning(controller) {
   running = controller;
   at("stop").disabled = !running;
-  for (const id of ["send", "new", "load"]) at(id).disabled = Boolean(running);
+  for (const id of ["new", "load"]) at(id).disabled = Boolean(running);
   updateButtons();
 }
 
+// Return whether the next answer can be generated.
+function canAnswer() {
+  return !running && model?.chat !== false;
+}
+
 function updateButtons() {
-  at("regenerate").disabled = Boolean(running) || !messages.some(one => one.role === "user");
+  at("send").disabled = !canAnswer();
+  at("regenerate").disabled = !canAnswer() || !messages.some(one => one.role === "user");
   at("save").disabled = Boolean(running) || !messages.length;
 }
 
@@ -175,7 +181,7 @@ function remove(message) {
 
 function send() {
   const text = at("message").value;
-  if (running || !text.trim()) return;
+  if (!canAnswer() || !text.trim()) return;
   at("message").value = "";
   const question = add("user", text);
   isSaved = false;
@@ -242,6 +248,7 @@ async function connect() {
     document.title = `${model.id} - partita chat`;
     at("sign-in").hidden = true;
     show("error", model.chat === false ? NO_CHAT : "");
+    updateButtons();
   } catch (error) {
     showError(error);
   }
