@@ -18,9 +18,9 @@ import yaml
 
 from partita import Model, PartitaError
 from partita.distributed.process_group import DistributedGroup
-from partita.lm import onednn_linear
+from partita.lm import fast_linear
 from partita.lm.huggingface import HuggingFaceModel
-from partita.lm.product_speed import Product
+from partita.lm.products import Product
 
 Settings = dict[str, Any]
 
@@ -46,19 +46,19 @@ def train(settings: Settings, max_steps: str) -> dict[str, Any]:
 
 def train_by_onednn(settings: Settings, max_steps: str) -> dict[str, Any]:
     """Train with all products of linear layers by oneDNN."""
-    onednn_linear.LEAST, onednn_linear.LEAST_IN_TRAINING = onednn_linear.Least(weights=0), 0
-    onednn_linear.faster_for_training = lambda layers: {  # type: ignore[assignment]
+    fast_linear.LEAST, fast_linear.LEAST_IN_TRAINING = fast_linear.Least(weights=0), 0
+    fast_linear.faster_for_training = lambda layers: {  # type: ignore[assignment]
         tuple(layer.weight.shape): frozenset(Product) for layer in layers
     }
     computed = Counter[str]()
-    pays_off = onednn_linear.pays_off
+    pays_off = fast_linear.pays_off
 
     def counted(product: Product, onednn: Collection[Product], *, multiplications: int) -> bool:
         by_onednn = pays_off(product, onednn, multiplications=multiplications)
         computed[product] += by_onednn
         return by_onednn
 
-    onednn_linear.pays_off = counted
+    fast_linear.pays_off = counted
     return train(settings, max_steps) | {"computed": dict(+computed)}
 
 

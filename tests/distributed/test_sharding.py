@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from partita.lm.product_speed import Product
+from partita.lm.products import Product
 
 pytestmark = pytest.mark.long
 

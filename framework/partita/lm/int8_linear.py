@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.lm.onednn_linear import round_up
+from partita.lm.fast_linear import round_up
 from partita.lm.product_speed import shortest_seconds
 from partita_trainers.torch_internals import (
     OneDnnInt8Weight,

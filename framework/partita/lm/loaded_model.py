@@ -19,10 +19,10 @@ from torch import nn
 from partita.lm.base import GenerationRequest
 from partita.lm.batch_prompts import BatchPrompts
 from partita.lm.context_length import context_length, described_answer_context, read_config
+from partita.lm.fast_linear import choose_products
 from partita.lm.grammar import Grammar
 from partita.lm.heads import Head, fit_labels
 from partita.lm.loss import AnswerPositions
-from partita.lm.onednn_linear import use_onednn
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_trainers.batch_size.device_memory import device_memory
@@ -76,7 +76,7 @@ class LoadedModel:
         self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
         self.answer_context = described_answer_context(self.base.config)
         free_bytes = 0 if self.trainable else self.free_bytes()
-        self.decodes_with_onednn, self.few_kernels = use_onednn(
+        self.has_fast_products, self.few_kernels = choose_products(
             self.module, trainable=self.trainable, free_bytes=free_bytes
         )
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 """Increased when the measurement changes."""
 FLOAT32 = "float32"
 """Name of the format in measurements."""

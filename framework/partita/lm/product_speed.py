@@ -1,18 +1,17 @@
-"""Measures whether torch or oneDNN multiplies matrices faster on this machine, and records the result.
+"""Measures which implementation multiplies matrices fastest on this machine, and records the result.
 
 torch multiplies float32 matrices with MKL, which does not use AVX-512 on processors of other vendors than Intel.
 oneDNN, which is part of torch, does: on some of them a layer then takes less than half the time, on others equally long
-(docs/decisions/0012-products-on-amd.md). Packed weights, in oneDNN's own layout, save it more work. The products are
-float32 sums in another order, so their last digits differ. The choice is therefore made once per machine and model
-shape and recorded in the cache directory of the user, as batch sizes are: all processes on a machine, and a run that is
-resumed there, train with the same sums. In decoding, they may differ if weights can be packed in one process and not in
-another; tokens do not depend on it.
+(docs/decisions/0012-products-on-a-cpu.md). Copies of the weights save both libraries work: in oneDNN's own layout, or
+stored by column for MKL. The products are float32 sums in another order, so their last digits differ. The choice is
+therefore made once per machine and model shape and recorded in the cache directory of the user, as batch sizes are: all
+processes on a machine, and a run that is resumed there, train with the same sums. In decoding, they may differ if
+weights can be copied in one process and not in another; tokens do not depend on it.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,57 +19,16 @@ import torch
 from torch import nn
 
 from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_description
-from partita.lm.packed_weight import LAYOUT_ROWS
+from partita.lm.products import LAYOUT_ROWS, ONEDNN, TORCH, Implementation, Multiply, Product
 from partita_trainers.batch_size.clock import now
-from partita_trainers.torch_internals import (
-    has_onednn_linear,
-    onednn_has_bfloat16,
-    onednn_linear,
-    pack_for_onednn,
-)
+from partita_trainers.torch_internals import has_onednn_linear, onednn_has_bfloat16
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 """Increased when the measurement changes."""
 WORTH = 1.1
 """Minimum ratio of the seconds. Kernels for new row counts, and padding to few of them, take a part of the gain."""
-
-
-class Implementation(StrEnum):
-    """A way to compute a product."""
-
-    TORCH = "torch"
-    """torch's choice: MKL in float32, oneDNN in bfloat16."""
-    ONEDNN = "onednn"
-    """oneDNN with plain weights."""
-    PACKED = "packed"
-    """oneDNN with weights in its own layout."""
-
-
-class Product(StrEnum):
-    """A product of a linear layer y = x W^T with N rows, I inputs and O outputs."""
-
-    OUTPUT = "output"
-    """x [N, I] by W [O, I]: y."""
-    INPUT_GRADIENT = "input gradient"
-    """dy [N, O] by W: dx."""
-    WEIGHT_GRADIENT = "weight gradient"
-    """dy by x: dW."""
-
-
-Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-TORCH: Mapping[Product, Multiply] = {
-    Product.OUTPUT: nn.functional.linear,
-    Product.INPUT_GRADIENT: lambda dy_NO, weight_OI: dy_NO @ weight_OI,
-    Product.WEIGHT_GRADIENT: lambda dy_NO, x_NI: dy_NO.t() @ x_NI,
-}
-ONEDNN: Mapping[Product, Multiply] = {
-    Product.OUTPUT: lambda x_NI, weight_OI: onednn_linear(x_NI, weight_OI, None),
-    Product.INPUT_GRADIENT: lambda dy_NO, weight_OI: onednn_linear(dy_NO, weight_OI.t(), None),
-    Product.WEIGHT_GRADIENT: lambda dy_NO, x_NI: onednn_linear(dy_NO.t(), x_NI.t(), None),
-}
 
 
 class Measurement(NamedTuple):
@@ -102,17 +60,16 @@ Seconds = Mapping[Shape, Mapping[Product, Mapping[str, float]]]
 """Seconds of a product, by the shape [O, I] of the layer, the product and the implementation."""
 
 
-def fastest_for_decoding(layers: Sequence[nn.Linear], *, may_pack: bool) -> Implementation:
+def fastest_for_decoding(layers: Sequence[nn.Linear], allowed: Sequence[Implementation]) -> Implementation:
     """Return what computes the outputs of these CPU layers fastest, over all measured shapes.
 
     Args:
         layers: The layers.
-        may_pack: Whether their weights may be packed.
+        allowed: Implementations to use instead of `TORCH` if one of them is clearly faster.
     """
     totals = Counter[str]()
     for by_product in measured(layers, DECODING).values():
         totals.update(by_product[Product.OUTPUT])
-    allowed = [Implementation.ONEDNN, *([Implementation.PACKED] if may_pack else [])]
     best = min(allowed, key=lambda implementation: totals[implementation])
     return best if totals[Implementation.TORCH] > WORTH * totals[best] else Implementation.TORCH
 
@@ -232,20 +189,18 @@ def product_seconds(product: Product, weights: Sequence[torch.Tensor], measureme
         Implementation.TORCH: partial(compute, TORCH[product], factors),
         Implementation.ONEDNN: partial(compute, ONEDNN[product], factors),
     }
-    if Implementation.PACKED in measurement.implementations:
-        packed = [pack_for_onednn(weight_OI, rows=LAYOUT_ROWS) for weight_OI in weights]
-        computations[Implementation.PACKED] = partial(compute, ONEDNN[product], packed)
+    for one in measurement.implementations:
+        if one.copies_weights:
+            computations[one] = partial(compute, one.multiply, [one.copy(weight_OI) for weight_OI in weights])
     return shortest_seconds(computations, device=x_NI.device, rounds=measurement.rounds)
 
 
 def output_computations(x_NI: torch.Tensor, weight_OI: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Return the computations of x W^T that are available for this device and dtype, by the implementation."""
-    found: dict[str, Callable[[], object]] = {Implementation.TORCH: partial(nn.functional.linear, x_NI, weight_OI)}
+    available = [Implementation.TORCH]
     if x_NI.device.type == "cpu" and (has_onednn_linear() if x_NI.dtype == torch.float32 else onednn_has_bfloat16()):
-        packed = pack_for_onednn(weight_OI, rows=LAYOUT_ROWS)
-        found[Implementation.ONEDNN] = partial(onednn_linear, x_NI, weight_OI, None)
-        found[Implementation.PACKED] = partial(onednn_linear, x_NI, packed, None)
-    return found
+        available = list(Implementation)
+    return {one: partial(one.multiply, x_NI, one.copy(weight_OI)) for one in available}
 
 
 def shortest_seconds(

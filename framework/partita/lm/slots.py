@@ -2,7 +2,7 @@
 
 Prompts are prefilled in groups, then every active row decodes one token per step. A finished row leaves at once: the
 last row moves to its slot, and another prompt can be prefilled. Greedy output equals that of transformers' `generate`
-for each row by itself. Requests that share a prompt start from one prefill of it. The faster oneDNN matrix products
+for each row by itself. Requests that share a prompt start from one prefill of it. Faster matrix products
 differ from torch's in the last digits: where two tokens are tied within those digits, the row is recomputed with
 torch's products before the token is chosen. A finished row can keep its slot. Then only the new part of its next prompt
 is prefilled, and near ties are recomputed in the same way.
@@ -12,7 +12,7 @@ row.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -21,10 +21,10 @@ import torch
 
 from partita.lm.attention_windows import Mask, SlotMasks
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
+from partita.lm.fast_linear import round_up, using_fast_products
 from partita.lm.last_layer import last_layer
 from partita.lm.last_token_layer import LastTokenHook
 from partita.lm.loaded_model import TextModel
-from partita.lm.onednn_linear import round_up, using_onednn
 from partita.lm.prefix_cache import PrefixCache
 from partita.lm.prompt_forks import PromptForks
 from partita.lm.row import Row
@@ -107,9 +107,9 @@ class Slots:
         self.lm = lm
         self.prefix = len(prefix)
         self.settings = SettingsOfRows(lm, options, seed=seed)
-        self.uses_onednn = lm.decodes_with_onednn and not exact
-        """Whether passes of rows without exact settings may use the oneDNN products."""
-        self.pass_uses_onednn = self.uses_onednn and not self.settings.default.exact
+        self.uses_fast_products = lm.has_fast_products and not exact
+        """Whether passes of rows without exact settings may use faster products."""
+        self.pass_uses_fast_products = self.uses_fast_products and not self.settings.default.exact
         """Whether the current pass uses them."""
         self.careful = True
         """Whether rows that keep their slot are recomputed at near ties."""
@@ -170,7 +170,7 @@ class Slots:
     @property
     def rounds_row_counts(self) -> bool:
         """Whether the current pass is filled up to a number of rows that oneDNN has a kernel for."""
-        return self.pass_uses_onednn and self.lm.few_kernels
+        return self.pass_uses_fast_products and self.lm.few_kernels
 
     @property
     def live(self) -> Sequence[Row]:
@@ -197,7 +197,7 @@ class Slots:
         """Prefill prompts in one pass and choose the first token of each; return rows that ended with it."""
         first = len(self.rows)
         by_row = {request.row: Row(request, self.settings.of(request)) for request in requests}
-        self.pass_uses_onednn = self.uses_onednn and not any(row.settings.exact for row in by_row.values())
+        self.pass_uses_fast_products = self.may_use_fast_products(by_row.values())
         requests, logits_NV = self.prefill(requests)
         new = [by_row[request.row] for request in requests]
         for row in new:
@@ -238,14 +238,18 @@ class Slots:
     def step(self) -> list[SlotAnswer]:
         """Decode one token for every active row; return rows that ended with it."""
         lengths = [row.length for row in self.rows]
-        self.pass_uses_onednn = self.uses_onednn and not any(row.settings.exact for row in self.rows)
+        self.pass_uses_fast_products = self.may_use_fast_products(self.rows)
         logits_NV = self.extend(self.tokens_N[:, None], lengths=lengths)
         self.tokens_N = self.choose(logits_NV, self.rows, first=0)
         return self.take(self.tokens_N, self.rows)
 
+    def may_use_fast_products(self, rows: Iterable[Row]) -> bool:
+        """Return whether a pass of these rows may use faster products."""
+        return self.uses_fast_products and not any(row.settings.exact for row in rows)
+
     def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row], *, first: int) -> torch.Tensor:
         """Return the next token of each row [N], recomputed with torch's products at near ties."""
-        doubts = self.careful and (self.pass_uses_onednn or any(row.request.keep for row in rows))
+        doubts = self.careful and (self.pass_uses_fast_products or any(row.request.keep for row in rows))
         tokens_N, doubtful = choose_tokens(logits_NV, rows, doubts=doubts)
         for index in doubtful:
             logits_1V = self.recompute(rows[index], slot=first + index)
@@ -253,12 +257,12 @@ class Slots:
         if doubts and self.rows_again > FEW_ROWS and self.tokens_again > MOST_AGAIN * self.tokens_read:
             logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
             self.careful = False
-            if self.uses_onednn:
-                # Near ties are not checked any more, so nothing that oneDNN computed may stay in the cache.
+            if self.uses_fast_products:
+                # Near ties are not checked any more, so nothing of the faster products may stay in the cache.
                 for slot, row in enumerate([*self.rows[:first], *rows]):
                     self.recompute(row, slot=slot)
                 self.kept.rows.clear()
-            self.pass_uses_onednn = self.uses_onednn = False
+            self.pass_uses_fast_products = self.uses_fast_products = False
         return tokens_N
 
     def recompute(self, row: Row, *, slot: int) -> torch.Tensor:
@@ -278,12 +282,12 @@ class Slots:
 
     @contextmanager
     def torch_products(self) -> Iterator[None]:
-        """Disable the oneDNN products in this context."""
-        before, self.pass_uses_onednn = self.pass_uses_onednn, False
+        """Disable faster products in this context."""
+        before, self.pass_uses_fast_products = self.pass_uses_fast_products, False
         try:
             yield
         finally:
-            self.pass_uses_onednn = before
+            self.pass_uses_fast_products = before
 
     def forward(self, prompts: Sequence[Sequence[int]], *, first: int, start: int) -> torch.Tensor:
         """Prefill prompts into slots from `first` on, after `start` cached tokens; return logits [N, V]."""
@@ -363,7 +367,7 @@ class Slots:
         """Run a forward pass with the slots as KV cache; return logits."""
         self.tokens_read += ids_NL.numel()
         try:
-            with self.attention, using_onednn(self.pass_uses_onednn):
+            with self.attention, using_fast_products(self.pass_uses_fast_products):
                 logits: torch.Tensor = self.lm.base(
                     input_ids=ids_NL,
                     position_ids=positions_NL,

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from partita.lm.base import GenerationOptions, GenerationRequest, SlotAnswer, SlotRequest
+from partita.lm.fast_linear import Least, enable_fast_products
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.load_model import load_model
-from partita.lm.onednn_linear import Least, enable_onednn
+from partita.lm.products import Implementation
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
 from partita_trainers.base import Batch
 
 ROOT = Path(__file__).parents[3]
-SMALLEST = Least(products=0, weights=1024)
+SMALLEST = Least(multiplications=0, weights=1024)
 SCRATCH = {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": 64}
 
 
@@ -74,17 +75,20 @@ def load(
     )
 
 
-def load_sharp(folder: Path, *, onednn: bool | None = None) -> HuggingFaceModel:
+def load_sharp(folder: Path, *, products: Implementation | None = None) -> HuggingFaceModel:
     """Return a saved llama whose greedy answers vary, for generation only.
 
-    `onednn` says whether even the smallest products use oneDNN; None leaves it to the machine.
+    `products` is the implementation of even the smallest products; None leaves it to the machine.
     """
     base = load(build_config())
     sharpen(base.module)
     base.save(folder / "base")
     lm = load(build_config(base_model=str(folder / "base"), trainer={"type": "none"}), trainable=False)
-    if onednn is not None:
-        lm.decodes_with_onednn = onednn and enable_onednn(lm.module, least=SMALLEST) > 0
+    if products is not None:
+        lm.has_fast_products = products is not Implementation.TORCH
+        lm.few_kernels = products.is_onednn
+        count = enable_fast_products(lm.module, least=SMALLEST, implementation=products, few_kernels=products.is_onednn)
+        assert count
     return lm
 
 

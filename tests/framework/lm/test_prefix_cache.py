@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from partita.lm.base import GenerationOptions, SlotRequest
 from partita.lm.prefix_cache import PrefixCache
+from partita.lm.products import Implementation
 from partita.lm.row import Row
 from partita.lm.slot_kv_cache import SlotKVCache, SlotLayer
 from partita.lm.slots import Slots, SlotWay
@@ -143,10 +144,13 @@ def test_sampled_answers_do_not_depend_on_kept_rows(llama: Any, slots: int) -> N
     assert kept.answers == whole.answers
 
 
+@pytest.mark.parametrize("products", [Implementation.ONEDNN, Implementation.BY_COLUMN])
 @pytest.mark.parametrize("slots", [5, 9, 17])
-def test_faster_products_and_padding_slots_change_nothing(small: Any, tmp_path: Any, slots: int) -> None:
-    lm = small.load_sharp(tmp_path, onednn=True)
-    assert lm.decodes_with_onednn
+def test_faster_products_and_padding_slots_change_nothing(
+    small: Any, tmp_path: Any, slots: int, products: Implementation
+) -> None:
+    lm = small.load_sharp(tmp_path, products=products)
+    assert lm.has_fast_products
     for prefix in ((), PREFIX):
         assert_equal_to_rows_alone(small, lm, Talk(open_slots(lm, slots, prefix=prefix), prefix=prefix).run())
 
@@ -164,7 +168,7 @@ def test_a_kept_row_with_near_ties_is_recomputed_with_the_same_answer(small: Any
     for slots in (1, 5, 9, 40):
         opened = open_slots(lm, slots)
         found.append(Talk(opened, seed=5).run().answers)
-        assert opened.careful, "not so often that oneDNN is disabled"
+        assert opened.careful, "not so often that faster products are disabled"
         again.append(opened.rows_again)
     assert found == [found[0]] * 4
     assert min(again) > 0
@@ -172,7 +176,7 @@ def test_a_kept_row_with_near_ties_is_recomputed_with_the_same_answer(small: Any
 
 def test_slots_that_pad_a_step_do_not_change_kept_rows(small: Any, llama: Any) -> None:
     opened = open_slots(llama, 18)
-    opened.uses_onednn = True
+    opened.uses_fast_products = opened.lm.few_kernels = True
     short = [SlotRequest(one.input_ids, 1, one.row, key=one.key, keep=True) for one in small.slot_requests((40, 1))]
     assert len(opened.admit(short)) == 1
     kept = opened.kept.rows[0]

@@ -1,4 +1,4 @@
-"""Tests of the choice between oneDNN and torch: by a measurement, once per machine and cached."""
+"""Tests of the choice of an implementation of products: by a measurement, once per machine and cached."""
 
 import json
 from pathlib import Path
@@ -8,18 +8,17 @@ import pytest
 import torch
 from torch import nn
 
+from partita.lm.fast_linear import LEAST, MOST_COPIED, FastLinear, PackedLinear, choose_products
 from partita.lm.measurement_cache import save_first
-from partita.lm.onednn_linear import LEAST, MOST_PACKED, OneDnnLinear, PackedLinear, use_onednn
 from partita.lm.product_speed import (
     DECODING,
     TRAINING,
     WORTH,
-    Implementation,
-    Product,
     faster_for_training,
     fastest_for_decoding,
     largest_shapes,
 )
+from partita.lm.products import Implementation, Product
 from partita_schema.common.checksums import sealed, unsealed
 from partita_trainers import torch_internals
 
@@ -35,8 +34,9 @@ def layers(*shapes: tuple[int, int]) -> list[nn.Linear]:
     return [nn.Linear(inputs, outputs, bias=False) for outputs, inputs in shapes]
 
 
-def fastest(*shapes: tuple[int, int], may_pack: bool = True) -> Implementation:
-    return fastest_for_decoding(layers(*shapes), may_pack=may_pack)
+def fastest(*shapes: tuple[int, int], may_copy: bool = True) -> Implementation:
+    allowed = [one for one in Implementation if may_copy or not one.copies_weights]
+    return fastest_for_decoding(layers(*shapes), allowed)
 
 
 def recorded(tmp_path: Path) -> list[Path]:
@@ -46,7 +46,7 @@ def recorded(tmp_path: Path) -> list[Path]:
 def keep(path: Path, **seconds: float) -> None:
     """Replace the cached measurement of outputs in a file; all shapes get the same seconds."""
     key = unsealed(path.read_bytes())["key"]
-    seconds = {"packed": seconds["onednn"]} | seconds
+    seconds = {"packed": seconds["onednn"], Implementation.BY_COLUMN: seconds["torch"]} | seconds
     content = [{Product.OUTPUT: seconds} for _ in key["shapes"]]
     path.write_text(json.dumps(sealed({"key": key, "seconds": content})))
 
@@ -72,8 +72,8 @@ def test_a_cached_measurement_decides_for_all_later_models(tmp_path: Path, secon
     before = path.read_bytes()
     for _ in range(2):
         module = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128))
-        assert use_onednn(module, trainable=False, free_bytes=0).decoding == faster
-        assert {type(part) for part in module} == {OneDnnLinear if faster else nn.Linear}
+        assert choose_products(module, trainable=False, free_bytes=0).decoding == faster
+        assert {type(part) for part in module} == {FastLinear if faster else nn.Linear}
     assert path.read_bytes() == before
 
 
@@ -84,44 +84,50 @@ def test_a_cached_measurement_decides_for_all_later_models(tmp_path: Path, secon
         ({"torch": 2.0, "onednn": 1.0, "packed": 1.1}, Implementation.ONEDNN, Implementation.ONEDNN),
         ({"torch": 1.5, "onednn": 1.4, "packed": 1.0}, Implementation.PACKED, Implementation.TORCH),
         ({"torch": 1.05, "onednn": 1.1, "packed": 1.0}, Implementation.TORCH, Implementation.TORCH),
+        ({"torch": 2.0, "onednn": 1.5, "by column": 1.0}, Implementation.BY_COLUMN, Implementation.ONEDNN),
+        ({"torch": 1.2, "onednn": 1.2, "by column": 1.0}, Implementation.BY_COLUMN, Implementation.TORCH),
     ],
 )
-def test_weights_are_packed_where_that_is_fastest_and_allowed(
+def test_weights_are_copied_where_that_is_fastest_and_allowed(
     tmp_path: Path, seconds: dict[str, float], chosen: Implementation, chosen_plain: Implementation
 ) -> None:
     fastest((128, 128))
     [path] = recorded(tmp_path)
     keep(path, **seconds)
     assert fastest((128, 128)) is chosen
-    assert fastest((128, 128), may_pack=False) is chosen_plain
+    assert fastest((128, 128), may_copy=False) is chosen_plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("trainable", "missing"), [(False, 0), (False, 1), (True, 0)])
-def test_only_a_model_that_is_not_trained_packs_weights_and_only_in_a_small_part_of_free_memory(
+def test_only_a_model_that_is_not_trained_copies_weights_and_only_in_a_small_part_of_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, trainable: bool, missing: int
 ) -> None:
-    monkeypatch.setattr("partita.lm.onednn_linear.onednn_has_bfloat16", lambda: True)
+    monkeypatch.setattr("partita.lm.fast_linear.onednn_has_bfloat16", lambda: True)
     model = nn.Sequential(nn.Linear(128, 128).to(dtype), nn.Linear(128, 128).to(dtype))
     monkeypatch.setattr(
         "partita.lm.product_speed.measure",
         lambda layers, measurement: [
-            {product: {"torch": 2.0, "onednn": 1.9, "packed": 1.0} for product in measurement.products}
+            {
+                product: {"torch": 2.0, "onednn": 1.9, "packed": 1.0, "by column": 2.0}
+                for product in measurement.products
+            }
         ],
     )
-    needed = round(2 * model[0].weight.nbytes / MOST_PACKED)
-    use = use_onednn(model, trainable=trainable, free_bytes=needed - missing)
+    needed = round(2 * model[0].weight.nbytes / MOST_COPIED)
+    use = choose_products(model, trainable=trainable, free_bytes=needed - missing)
     packs = not trainable and not missing
     assert use.decoding == (packs and dtype == torch.float32)
-    kinds = {torch.float32: OneDnnLinear, torch.bfloat16: PackedLinear}
+    kinds = {torch.float32: FastLinear, torch.bfloat16: PackedLinear}
     assert [type(layer) for layer in model] == [kinds[dtype] if packs else nn.Linear] * 2
-    assert not packs or dtype == torch.bfloat16 or all(layer.packs for layer in model)
+    if packs and dtype == torch.float32:
+        assert [layer.implementation for layer in model] == [Implementation.PACKED] * 2
 
 
 @pytest.mark.skipif(not torch_internals.onednn_has_bfloat16(), reason="oneDNN has no bfloat16 on this processor")
 def test_the_dtype_of_the_weights_is_part_of_the_measurement(tmp_path: Path) -> None:
     fastest((128, 128))
-    fastest_for_decoding([layer.bfloat16() for layer in layers((128, 128))], may_pack=True)
+    fastest_for_decoding([layer.bfloat16() for layer in layers((128, 128))], [Implementation.PACKED])
     dtypes = {unsealed(path.read_bytes())["key"]["dtype"] for path in recorded(tmp_path)}
     assert dtypes == {"torch.float32", "torch.bfloat16"}
 
@@ -152,9 +158,18 @@ def test_row_counts_of_small_models_only_are_rounded(monkeypatch: pytest.MonkeyP
     weights = 128 * 128
     assert weights >= LEAST.weights
     for least, few in ((2 * weights + 1, True), (2 * weights, False)):
-        monkeypatch.setattr("partita.lm.onednn_linear.LARGE_MODEL_WEIGHTS", least)
+        monkeypatch.setattr("partita.lm.fast_linear.LARGE_MODEL_WEIGHTS", least)
         module = nn.Sequential(*layers((128, 128), (128, 128)))
-        assert use_onednn(module, trainable=False, free_bytes=0).few_kernels == few
+        assert choose_products(module, trainable=False, free_bytes=0).few_kernels == few
+
+
+def test_row_counts_are_not_rounded_for_weights_by_column(tmp_path: Path) -> None:
+    fastest((128, 128), (128, 128))
+    [path] = recorded(tmp_path)
+    keep(path, **{"torch": 2.0, "onednn": 2.0, "by column": 1.0})
+    module = nn.Sequential(*layers((128, 128), (128, 128)))
+    assert choose_products(module, trainable=False, free_bytes=10**9) == (True, False)
+    assert [layer.implementation for layer in module] == [Implementation.BY_COLUMN] * 2
 
 
 def test_the_first_of_several_measuring_processes_decides_for_all(tmp_path: Path) -> None:
@@ -209,7 +224,7 @@ def test_only_a_clear_gain_selects_onednn_and_the_log_has_the_seconds(
 
 def test_a_model_without_suitable_layers_is_not_measured(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(16, 16), nn.Linear(256, 256).bfloat16())
-    assert not use_onednn(module, trainable=True, free_bytes=10**9).decoding
+    assert not choose_products(module, trainable=True, free_bytes=10**9).decoding
     assert not (tmp_path / "cache").exists()
 
 
@@ -235,6 +250,6 @@ def test_training_is_measured_separately_and_decided_by_shape_and_product(tmp_pa
     assert faster_for_training(both) == wanted
     assert document["key"]["shapes"] == [[128, 256], [256, 128]]
 
-    use_onednn(module := nn.Sequential(*both), trainable=True, free_bytes=10**9)
+    choose_products(module := nn.Sequential(*both), trainable=True, free_bytes=10**9)
     assert [getattr(layer, "training_products", None) for layer in module] == [set(), wanted[128, 256]]
-    assert {type(layer) for layer in module} == {OneDnnLinear}
+    assert {type(layer) for layer in module} == {FastLinear}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from partita.lm.base import GenerationOptions, SlotRequest, common_tokens
+from partita.lm.products import Implementation
 
 GREEDY = GenerationOptions({"do_sample": False})
 SAMPLED = GenerationOptions({"do_sample": True, "temperature": 1.2, "top_k": 30})
@@ -16,9 +17,9 @@ STOPPED = GenerationOptions({"do_sample": False}, stop=("a",), stop_token_ids=(4
 FORCED = GenerationOptions({"do_sample": False}, grammar="start: /[0-9]{3}/")
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["torch", "oneDNN"])
+@pytest.fixture(scope="module", params=[Implementation.TORCH, Implementation.BY_COLUMN, Implementation.ONEDNN])
 def lm(request: pytest.FixtureRequest, small: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return small.load_sharp(tmp_path_factory.mktemp("slots"), onednn=request.param)
+    return small.load_sharp(tmp_path_factory.mktemp("slots"), products=request.param)
 
 
 def prompts(count: int, *, shared: int, seed: int = 1) -> list[list[int]]:

@@ -20,8 +20,8 @@ from partita.lm import decode_products, slot_attention
 from partita.lm.attention_windows import AttentionSpan, SlotMasks, spans_of
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.decode_products import DecodePass, DecodeProducts
+from partita.lm.fast_linear import round_up
 from partita.lm.last_layer import last_layer
-from partita.lm.onednn_linear import round_up
 from partita.lm.sampler import Sampler
 from partita.lm.slot_attention import CHUNK_POSITIONS, SlotAttention, chunks
 from partita.lm.slot_kv_cache import CacheLayout, SlotKVCache
@@ -408,7 +408,7 @@ def test_the_last_layer_computes_only_last_tokens_with_the_same_logits(small, ll
     hook.remove()
     assert number == 2
     longest = max(length for length, _ in AFTER_PREFIX)
-    read = min(round_up(longest), CONTEXT - len(PREFIX)) if llama.decodes_with_onednn else longest
+    read = min(round_up(longest), CONTEXT - len(PREFIX)) if llama.has_fast_products and llama.few_kernels else longest
     assert passed == [1, len(AFTER_PREFIX), len(PREFIX), len(AFTER_PREFIX) * read]
     torch.testing.assert_close(logits[0], logits[2], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits[1], logits[3], rtol=1e-5, atol=1e-4)

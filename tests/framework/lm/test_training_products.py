@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from partita import Model
-from partita.lm import onednn_linear
+from partita.lm import fast_linear
 from partita.lm.adapters.lora_linear import fuse_lora
-from partita.lm.onednn_linear import Least, LinearProducts, OneDnnLinear, enable_onednn
-from partita.lm.product_speed import Product
+from partita.lm.fast_linear import FastLinear, Least, LinearProducts, enable_fast_products
+from partita.lm.products import Product
 
 from ...json_lines import read_json_lines
 from .adapters.test_lora_linear import adapted, layers, outcome
-from .test_onednn_linear import Watch
+from .test_fast_linear import Watch
 
 ALL = frozenset(Product)
 
@@ -31,13 +31,13 @@ def one_dnn() -> None:
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let oneDNN compute the smallest products."""
-    monkeypatch.setattr(onednn_linear, "LEAST_IN_TRAINING", 0)
+    monkeypatch.setattr(fast_linear, "LEAST_IN_TRAINING", 0)
 
 
 def trained_layer(*, bias: bool = True, onednn: frozenset[Product] = ALL) -> Any:
     torch.manual_seed(1)
     layer: Any = nn.Linear(128, 160, bias=bias)
-    assert enable_onednn(layer) == 1
+    assert enable_fast_products(layer) == 1
     layer.training_products = onednn
     return layer
 
@@ -118,7 +118,7 @@ def test_a_model_may_change_the_output_of_a_layer_in_place() -> None:
 
 @pytest.mark.usefixtures("any_size")
 def test_compiled_layers_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(onednn_linear, "LinearProducts")
+    monkeypatch.delattr(fast_linear, "LinearProducts")
     layer = trained_layer()
     torch.compile(layer, backend="eager")(torch.randn(64, 128)).sum().backward()
     with pytest.raises(NameError):
@@ -140,7 +140,7 @@ def test_lora_layers_use_the_products_of_their_base_layers() -> None:
     own = outcome(adapted(), x=x)
     module = adapted()
     fuse_lora(module)
-    enable_onednn(module, least=Least(weights=0))
+    enable_fast_products(module, least=Least(weights=0))
     for layer in layers(module):
         layer.get_base_layer().training_products = ALL
     with Watch() as seen:
@@ -188,8 +188,8 @@ def onednn_everywhere(monkeypatch: pytest.MonkeyPatch, any_size: None) -> Iterat
     def choose(found: Any) -> dict[Any, frozenset[Product]]:
         return {tuple(layer.weight.shape): ALL for layer in found}
 
-    monkeypatch.setattr(onednn_linear, "faster_for_training", choose)
-    monkeypatch.setattr(onednn_linear, "LEAST", Least(weights=0))
+    monkeypatch.setattr(fast_linear, "faster_for_training", choose)
+    monkeypatch.setattr(fast_linear, "LEAST", Least(weights=0))
     with Watch() as seen:
         yield seen.rows
 
@@ -216,4 +216,4 @@ def test_only_models_that_are_trained_get_products_for_training(small: Any, trai
     lm = small.load(small.config(), trainable=trainable)
     linear = [part for part in lm.module.modules() if isinstance(part, nn.Linear)]
     assert {getattr(part, "training_products", frozenset()) for part in linear} == {ALL if trainable else frozenset()}
-    assert not trainable or {type(part) for part in linear} == {OneDnnLinear}
+    assert not trainable or {type(part) for part in linear} == {FastLinear}

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from partita.lm.onednn_linear import OneDnnLinear, input_gradient, linear
-from partita.lm.product_speed import Product
+from partita.lm.fast_linear import FastLinear, input_gradient, linear
+from partita.lm.products import Product
 from partita_trainers.torch_internals import has_hooks
 
 
@@ -133,7 +133,7 @@ def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
     if name is None or layer.lora_bias[name] or torch.compiler.is_compiling():
         return None
     base, parts = layer.base_layer, (layer.base_layer, layer.lora_A[name], layer.lora_B[name])
-    if any(type(part) not in (nn.Linear, OneDnnLinear) or has_hooks(part) for part in parts):
+    if any(type(part) not in (nn.Linear, FastLinear) or has_hooks(part) for part in parts):
         return None
     tensors = [base.weight, *(part.weight for part in parts[1:])]
     frozen = not base.weight.requires_grad and (base.bias is None or not base.bias.requires_grad)

@@ -1,9 +1,9 @@
-"""Linear layers in float32 computed by oneDNN, where a measurement on this machine shows that they are faster.
+"""Linear layers in float32 with other products than torch's, where they are measured to be faster on this machine.
 
-A model that is not trained gets a copy of its weights in oneDNN's own layout if that is faster and memory is plentiful.
-The plain weights stay: near ties, sampled answers and log probabilities need the sums of torch's library. Sums in
-another order differ in their last digits, but greedy answers do not depend on the library, because slots recompute near
-ties.
+They are computed by oneDNN, or by torch's own library with weights that are stored by column. A model that is not
+trained gets a copy of its weights in the layout of the faster one if memory is plentiful. The plain weights stay: near
+ties, sampled answers and log probabilities need torch's sums. Sums in another order differ in their last digits, but
+greedy answers do not depend on the implementation, because slots recompute near ties.
 
 oneDNN prepares a kernel for each number of rows, which takes a few milliseconds and one or two megabytes. For small
 models, slots therefore use it only for row counts with few significant bits, and are filled so that there are few
@@ -23,16 +23,17 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from partita.lm.packed_weight import PackableLinear
-from partita.lm.product_speed import ONEDNN, TORCH, Implementation, Product, faster_for_training, fastest_for_decoding
-from partita_trainers.torch_internals import onednn_has_bfloat16, onednn_linear
+from partita.lm.product_speed import faster_for_training, fastest_for_decoding
+from partita.lm.products import ONEDNN, TORCH, Implementation, Product
+from partita.lm.weight_copy import CopyingLinear
+from partita_trainers.torch_internals import onednn_has_bfloat16
 
 DIGITS = 4
 """Significant bits of the row counts that kernels of small models are prepared for."""
 LARGE_MODEL_WEIGHTS = 2**24
 """Weights in linear layers from which a model is large."""
-MOST_PACKED = 1 / 8
-"""Maximum share of the free memory for packed weights. Each process of a job has its own."""
+MOST_COPIED = 1 / 8
+"""Maximum share of the free memory for copies of weights. Each process of a job has its own."""
 KERNELS = 32
 """Size of the kernel cache. The default of 1,024 would take gigabytes that no memory probe has seen."""
 KERNEL_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
@@ -41,11 +42,11 @@ current = threading.local()
 
 
 class Least(NamedTuple):
-    """Minimum sizes for which a call of oneDNN pays off."""
+    """Minimum sizes for which a faster product pays off."""
 
     rows: int = 4
-    products: int = 2**21
-    """Multiplications of a call."""
+    multiplications: int = 2**21
+    """Multiplications of a call of oneDNN."""
     weights: int = 2**14
     """Weights of a layer; with fewer, no number of rows pays off."""
 
@@ -72,8 +73,8 @@ def linear(
         onednn: The products that oneDNN computes if they are large enough.
     """
     if pays_off(Product.OUTPUT, onednn, multiplications=len(x_NI) * weight_OI.numel()):
-        return onednn_linear(x_NI, weight_OI, bias_O)
-    return nn.functional.linear(x_NI, weight_OI, bias_O)
+        return Implementation.ONEDNN.multiply(x_NI, weight_OI, bias_O)
+    return Implementation.TORCH.multiply(x_NI, weight_OI, bias_O)
 
 
 def input_gradient(dy_NO: torch.Tensor, weight_OI: torch.Tensor, *, onednn: Collection[Product]) -> torch.Tensor:
@@ -128,8 +129,8 @@ class LinearProducts(torch.autograd.Function):
 
 
 @contextmanager
-def using_onednn(on: bool = True) -> Iterator[None]:
-    """Enable or disable oneDNN for linear layers in this context."""
+def using_fast_products(on: bool = True) -> Iterator[None]:
+    """Enable or disable the faster products of linear layers in this context."""
     before = getattr(current, "on", False)
     current.on = on
     try:
@@ -138,17 +139,17 @@ def using_onednn(on: bool = True) -> Iterator[None]:
         current.on = before
 
 
-class OneDnnLinear(PackableLinear):
-    """A linear layer that uses oneDNN in training, and without gradients inside `using_onednn`."""
+class FastLinear(CopyingLinear):
+    """A linear layer that uses oneDNN in training, and its faster product inside `using_fast_products`."""
 
     least: Least
-    """Set by `enable_onednn`."""
+    """Set by `enable_fast_products`."""
     training_products: Collection[Product]
     """The products that oneDNN computes in training."""
     few_kernels: bool
-    """Whether only rounded row counts use oneDNN in slots."""
-    packs: bool
-    """Whether the packed weight is used inside `using_onednn`."""
+    """Whether only rounded row counts use the faster product in slots."""
+    implementation: Implementation
+    """The faster product."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + b [..., O]."""
@@ -159,13 +160,18 @@ class OneDnnLinear(PackableLinear):
         if not getattr(current, "on", False):
             return nn.functional.linear(x, self.weight, self.bias)
         # Also before a small product, so that the warm-up before batch sizes are measured allocates the copy.
-        weight = self.pack() if self.packs else self.weight
-        rows = x.numel() // max(1, self.in_features)
-        small = rows < self.least.rows or rows * self.weight.numel() < self.least.products
+        weight = self.weight_for(self.implementation)
         other = torch.is_grad_enabled() or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu")
-        if small or other or (self.few_kernels and round_up(rows) != rows):
+        if other or not self.multiplies_faster(x.numel() // max(1, self.in_features)):
             return nn.functional.linear(x, self.weight, self.bias)
-        return onednn_linear(x, weight, self.bias)
+        return self.implementation.multiply(x, weight, self.bias)
+
+    def multiplies_faster(self, rows: int) -> bool:
+        """Return whether the faster product is used for this number of rows."""
+        if not self.implementation.is_onednn:
+            return rows >= self.least.rows
+        small = rows < self.least.rows or rows * self.weight.numel() < self.least.multiplications
+        return not small and not (self.few_kernels and round_up(rows) != rows)
 
 
 def computes_plain_gradients(*tensors: torch.Tensor) -> bool:
@@ -181,7 +187,7 @@ def is_plain_float32(tensor: torch.Tensor) -> bool:
     return plain and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
-class PackedLinear(PackableLinear):
+class PackedLinear(CopyingLinear):
     """A linear layer in bfloat16 whose packed weight is used in all passes without gradients.
 
     torch computes such layers with oneDNN too, so results are the same bit for bit.
@@ -192,7 +198,8 @@ class PackedLinear(PackableLinear):
         plain = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
         if plain or x.dtype != torch.bfloat16 or not x.numel():
             return nn.functional.linear(x, self.weight, self.bias)
-        return onednn_linear(x, self.pack(), self.bias)
+        packed = Implementation.PACKED
+        return packed.multiply(x, self.weight_for(packed), self.bias)
 
 
 def keep_few_kernels() -> None:
@@ -207,65 +214,79 @@ def round_up(rows: int) -> int:
     return -(-rows >> zeros) << zeros
 
 
-class OneDnnUse(NamedTuple):
-    """How slots use oneDNN."""
+class FastProducts(NamedTuple):
+    """How slots use faster products."""
 
     decoding: bool
-    """Whether they use it, and thus other sums than torch's library."""
+    """Whether they use them, and thus other sums than torch's."""
     few_kernels: bool
     """Whether row counts are to be rounded."""
 
 
-def use_onednn(module: nn.Module, *, trainable: bool, free_bytes: int) -> OneDnnUse:
-    """Enable oneDNN for plain CPU layers where it is faster on this machine, and return how slots use it.
+def choose_products(module: nn.Module, *, trainable: bool, free_bytes: int) -> FastProducts:
+    """Enable the products of plain CPU layers that are fastest on this machine, and return how slots use them.
 
     Call it once for a model.
 
     Args:
         module: The model.
-        trainable: Whether the model is trained. Weights that change are not packed.
-        free_bytes: Free memory; a small share of it may be used for packed weights.
+        trainable: Whether the model is trained. Weights that change are not copied.
+        free_bytes: Free memory; a small share of it may be used for copies of weights.
     """
     if not trainable:
         pack_bfloat16(module, free_bytes=free_bytes)
     layers = plain_layers(module, LEAST)
-    may_pack = not trainable and sum(layer.weight.nbytes for layer in layers) <= MOST_PACKED * free_bytes
-    fastest = fastest_for_decoding(layers, may_pack=may_pack)
+    may_copy = not trainable and copies_fit(layers, free_bytes=free_bytes)
+    allowed = [one for one in Implementation if may_copy or not one.copies_weights]
+    fastest = fastest_for_decoding(layers, allowed)
     trained = faster_for_training(layers) if trainable else {}
-    few_kernels = sum(layer.weight.numel() for layer in layers) < LARGE_MODEL_WEIGHTS
-    use = OneDnnUse(decoding=fastest is not Implementation.TORCH, few_kernels=few_kernels)
+    is_small = sum(layer.weight.numel() for layer in layers) < LARGE_MODEL_WEIGHTS
+    use = FastProducts(
+        decoding=fastest is not Implementation.TORCH, few_kernels=is_small and fastest is not Implementation.BY_COLUMN
+    )
     if use.decoding or any(trained.values()):
-        enable_onednn(module, least=LEAST, packs=fastest is Implementation.PACKED, few_kernels=few_kernels)
+        enable_fast_products(module, least=LEAST, implementation=fastest, few_kernels=use.few_kernels)
         for part in module.modules():
-            if isinstance(part, OneDnnLinear):
+            if isinstance(part, FastLinear):
                 part.training_products = trained.get(tuple(part.weight.shape), frozenset())
     return use
+
+
+def copies_fit(layers: Collection[nn.Linear], *, free_bytes: int) -> bool:
+    """Return whether copies of the weights take a small part of the free memory."""
+    return sum(layer.weight.nbytes for layer in layers) <= MOST_COPIED * free_bytes
 
 
 def pack_bfloat16(module: nn.Module, *, free_bytes: int) -> None:
     """Make plain CPU layers in bfloat16 pack their weights if that is faster on this machine."""
     layers = plain_layers(module, LEAST, dtype=torch.bfloat16) if onednn_has_bfloat16() else []
-    may_pack = sum(layer.weight.nbytes for layer in layers) <= MOST_PACKED * free_bytes
-    if may_pack and fastest_for_decoding(layers, may_pack=True) is Implementation.PACKED:
+    packed = Implementation.PACKED
+    if copies_fit(layers, free_bytes=free_bytes) and fastest_for_decoding(layers, [packed]) is packed:
         for layer in layers:
             layer.__class__ = PackedLinear
 
 
-def enable_onednn(module: nn.Module, *, least: Least = LEAST, packs: bool = False, few_kernels: bool = True) -> int:
-    """Enable oneDNN for plain float32 CPU layers, even if slower; return the number of layers.
+def enable_fast_products(
+    module: nn.Module,
+    *,
+    least: Least = LEAST,
+    implementation: Implementation = Implementation.ONEDNN,
+    few_kernels: bool = True,
+) -> int:
+    """Enable an implementation for plain float32 CPU layers, even if slower; return the number of layers.
 
     Args:
         module: The model.
         least: Minimum sizes.
-        packs: Whether weights are packed.
-        few_kernels: Whether only rounded row counts use oneDNN in slots.
+        implementation: Computes outputs inside `using_fast_products`.
+        few_kernels: Whether only rounded row counts use it in slots.
     """
     for layer in plain_layers(module, least):
-        layer.__class__ = OneDnnLinear
-    layers = [part for part in module.modules() if isinstance(part, OneDnnLinear)]
+        layer.__class__ = FastLinear
+    layers = [part for part in module.modules() if isinstance(part, FastLinear)]
     for layer in layers:
         layer.least, layer.training_products = least, frozenset()
-        layer.packs, layer.few_kernels = packs, few_kernels
+        layer.implementation, layer.few_kernels = implementation, few_kernels
     return len(layers)
 
 
