@@ -11,6 +11,7 @@ Shapes: N rows, H key/value heads, G query heads per key/value head, W tokens, P
 
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
@@ -312,15 +313,30 @@ def chunks(lengths: list[int]) -> list[tuple[int, int, int]]:
 
     A row is attended to up to the length of the longest row of its chunk, and each chunk takes some time itself.
     """
-    if len(lengths) <= CHUNK_ROWS:
-        return [(0, len(lengths), max(lengths))]
-    starts = range(0, len(lengths), CHUNK_ROWS)
-    ends = [*starts[1:], len(lengths)]
-    longest = [max(lengths[start:end]) for start, end in zip(starts, ends, strict=True)]
+    shortest = min(lengths)
+    parts = split_rows(tuple(length - shortest for length in lengths))
+    return [(start, end, max(lengths[start:end])) for start, end in parts]
+
+
+@lru_cache(maxsize=1)
+def split_rows(more: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the first row and the end of each chunk.
+
+    With one more token in every row, each split takes the same time longer. So the best one depends on differences of
+    lengths only, and stays the same from step to step until a row ends or begins.
+
+    Args:
+        more: Tokens of each row beyond the shortest one.
+    """
+    if len(more) <= CHUNK_ROWS:
+        return [(0, len(more))]
+    starts = range(0, len(more), CHUNK_ROWS)
+    ends = [*starts[1:], len(more)]
+    longest = [max(more[start:end]) for start, end in zip(starts, ends, strict=True)]
     parts = cheapest_split(
         len(starts), lambda one, end: CHUNK_POSITIONS + (ends[end - 1] - starts[one]) * max(longest[one:end])
     )
-    return [(starts[one], ends[end - 1], max(longest[one:end])) for one, end in parts]
+    return [(starts[one], ends[end - 1]) for one, end in parts]
 
 
 AttentionInterface.register(NAME, slot_attention)
