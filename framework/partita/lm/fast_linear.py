@@ -7,15 +7,16 @@ greedy answers do not depend on the implementation, because slots recompute near
 
 oneDNN prepares a kernel for each number of rows, which takes a few milliseconds and one or two megabytes. For small
 models, slots therefore use it only for row counts with few significant bits, and are filled so that there are few
-others. A pass of a large model, and a training step, take so much longer than a kernel that oneDNN is used for any
-number of rows. The kernel cache is limited to what a few passes use.
+others. In bfloat16, in which torch itself calls oneDNN, they are filled too. A pass of a large model, and a training
+step, take so much longer than a kernel that oneDNN is used for any number of rows. The kernel cache is limited to what
+a few passes use.
 
 Shapes: N rows, I inputs, O outputs.
 """
 
 import os
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -220,7 +221,7 @@ class FastProducts(NamedTuple):
     decoding: bool
     """Whether they use them, and thus other sums than torch's."""
     few_kernels: bool
-    """Whether row counts are to be rounded."""
+    """Whether row counts are rounded: in passes with faster products, or in all passes if `decoding` is False."""
 
 
 def choose_products(module: nn.Module, *, trainable: bool, free_bytes: int) -> FastProducts:
@@ -233,17 +234,16 @@ def choose_products(module: nn.Module, *, trainable: bool, free_bytes: int) -> F
         trainable: Whether the model is trained. Weights that change are not copied.
         free_bytes: Free memory; a small share of it may be used for copies of weights.
     """
+    in_16_bits = plain_layers(module, LEAST, dtype=torch.bfloat16) if onednn_has_bfloat16() else []
     if not trainable:
-        pack_bfloat16(module, free_bytes=free_bytes)
+        pack_bfloat16(in_16_bits, free_bytes=free_bytes)
     layers = plain_layers(module, LEAST)
     may_copy = not trainable and copies_fit(layers, free_bytes=free_bytes)
     allowed = [one for one in Implementation if may_copy or not one.copies_weights]
     fastest = fastest_for_decoding(layers, allowed)
     trained = faster_for_training(layers) if trainable else {}
-    is_small = sum(layer.weight.numel() for layer in layers) < LARGE_MODEL_WEIGHTS
-    use = FastProducts(
-        decoding=fastest is not Implementation.TORCH, few_kernels=is_small and fastest is not Implementation.BY_COLUMN
-    )
+    by_onednn = [*in_16_bits, *(layers if fastest.is_onednn else ())]
+    use = FastProducts(decoding=fastest is not Implementation.TORCH, few_kernels=are_of_small_model(by_onednn))
     if use.decoding or any(trained.values()):
         enable_fast_products(module, least=LEAST, implementation=fastest, few_kernels=use.few_kernels)
         for part in module.modules():
@@ -257,9 +257,13 @@ def copies_fit(layers: Collection[nn.Linear], *, free_bytes: int) -> bool:
     return sum(layer.weight.nbytes for layer in layers) <= MOST_COPIED * free_bytes
 
 
-def pack_bfloat16(module: nn.Module, *, free_bytes: int) -> None:
-    """Make plain CPU layers in bfloat16 pack their weights if that is faster on this machine."""
-    layers = plain_layers(module, LEAST, dtype=torch.bfloat16) if onednn_has_bfloat16() else []
+def are_of_small_model(layers: Collection[nn.Linear]) -> bool:
+    """Return whether there are layers, and so few weights that preparing a kernel takes as long as a product."""
+    return 0 < sum(layer.weight.numel() for layer in layers) < LARGE_MODEL_WEIGHTS
+
+
+def pack_bfloat16(layers: Sequence[nn.Linear], *, free_bytes: int) -> None:
+    """Make layers in bfloat16 pack their weights if that is faster on this machine."""
     packed = Implementation.PACKED
     if copies_fit(layers, free_bytes=free_bytes) and fastest_for_decoding(layers, [packed]) is packed:
         for layer in layers:

@@ -169,8 +169,8 @@ class Slots:
 
     @property
     def rounds_row_counts(self) -> bool:
-        """Whether the current pass is filled up to a number of rows that oneDNN has a kernel for."""
-        return self.pass_uses_fast_products and self.lm.few_kernels
+        """Whether the current pass is filled up to one of few numbers of rows, so that oneDNN compiles few kernels."""
+        return self.lm.few_kernels and self.pass_uses_fast_products == self.lm.has_fast_products
 
     @property
     def live(self) -> Sequence[Row]:

@@ -154,13 +154,25 @@ def test_a_measurement_with_a_missing_number_is_repeated(
     assert set(unsealed(path.read_bytes())["seconds"][0][Product.OUTPUT]) == set(Implementation)
 
 
-def test_row_counts_of_small_models_only_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_counts_of_small_models_only_are_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = 128 * 128
     assert weights >= LEAST.weights
+    fastest((128, 128), (128, 128))
+    keep(recorded(tmp_path)[0], torch=2.0, onednn=1.0)
     for least, few in ((2 * weights + 1, True), (2 * weights, False)):
         monkeypatch.setattr("partita.lm.fast_linear.LARGE_MODEL_WEIGHTS", least)
         module = nn.Sequential(*layers((128, 128), (128, 128)))
         assert choose_products(module, trainable=False, free_bytes=0).few_kernels == few
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("supported", [True, False])
+def test_row_counts_in_bfloat16_are_rounded_if_torch_calls_onednn(
+    monkeypatch: pytest.MonkeyPatch, trainable: bool, supported: bool
+) -> None:
+    monkeypatch.setattr("partita.lm.fast_linear.onednn_has_bfloat16", lambda: supported)
+    module = nn.Sequential(*layers((128, 128), (128, 128))).bfloat16()
+    assert choose_products(module, trainable=trainable, free_bytes=0) == (False, supported)
 
 
 def test_row_counts_are_not_rounded_for_weights_by_column(tmp_path: Path) -> None:
