@@ -85,6 +85,13 @@ class NotingElsewhere(Noting):
         (state.run / "elsewhere.txt").write_text(str(state.step), encoding="utf8")
 
 
+class NotingCheckpoints:
+    """A callback that writes a file for each checkpoint."""
+
+    def on_checkpoint(self, state: TrainingState) -> None:
+        (state.run / f"saved-{state.step}.txt").touch()
+
+
 def described(batch: Batch) -> dict[str, Any]:
     positions = batch.position_ids_BT
     return {

@@ -8,6 +8,7 @@ WILD = {"steps_per_evaluation": 1, "learning_rate": 5.0, "learning_rate_schedule
 """Makes the model worse in each step."""
 SGD = {"optimizer": {"type": "sgd", "momentum": 0.5}}
 AUTO = {"batch_size": "auto"}
+NOTING_CHECKPOINTS = {"callbacks": [{"type": "custom", "target": "programs_of_effects:NotingCheckpoints"}]}
 EXPONENTIAL = {"learning_rate_scheduler": {"decay": "exponential"}}
 
 TRAINING = [
@@ -61,7 +62,7 @@ TRAINING = [
             "trainer[finetune].skip_all_evaluation": Flip(True, part="evaluations"),
             "trainer[finetune].checkpoints_per_epoch": Flip(2, part="files"),
             "trainer[finetune].steps_per_checkpoint": Flip(2, part="files"),
-            "trainer[finetune].minutes_per_checkpoint": Flip(1e-9, part="files"),
+            "trainer[finetune].minutes_per_checkpoint": Flip(1e-9, given=NOTING_CHECKPOINTS, part="files"),
             "trainer[finetune].keep_checkpoints": Flip(1, given=trainer(steps_per_checkpoint=1), part="files"),
             "trainer[finetune].restore_best": Flip(False, given=trainer(**WILD), part="saved"),
             "trainer[finetune].layers_to_freeze_regex": Flip(r"layers\.0\.", part="trained_parameters"),
