@@ -194,7 +194,7 @@ def test_prompts_of_similar_lengths_are_prefilled_together(lm, admitted: list[li
 def test_more_short_prompts_than_are_planned_fill_a_pass(
     lm, admitted: list[list[SlotRequest]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lm, "has_fast_products", False)  # the number of prompts is not rounded for oneDNN
+    monkeypatch.setattr(lm, "few_kernels", False)  # the number of prompts is not rounded for oneDNN
     prompts = prompts_of([3] * (PLANNED_PROMPTS + 6))
     assert answers(lm, prompts, batch_size=PLANNED_PROMPTS + 6) == one_by_one(lm, prompts)
     assert [len(group) for group in admitted] == [PLANNED_PROMPTS + 6]
