@@ -169,6 +169,33 @@ def run(work: Any) -> Any:
     return Finetune(work.config.trainer).train(work)
 
 
+def kill_after(work: Any, step: int) -> None:
+    """Let a run be killed after it has logged a step, before a checkpoint of that step."""
+    log_step = work.run.log_step
+
+    def log_then_die(record: dict[str, Any]) -> None:
+        log_step(record)
+        if record["step"] == step:
+            raise Killed
+
+    work.run.log_step = log_then_die
+
+
+def assert_resumes(make_work: Any, folder: Path, straight: Any, *, killed: int, at: int, **trainer: Any) -> None:
+    """Kill a run after a step, and check that it resumes at another one and ends as a run that was never killed."""
+    work = make_work(run=make_work.recorder(folder), **trainer)
+    kill_after(work, killed)
+    with pytest.raises(Killed):
+        run(work)
+    recorder = make_work.recorder(folder)
+    recorder.log = work.run.log
+    again = make_work(run=recorder, **trainer)
+    assert run(again).resumed_from == at
+    assert comparable(again.run.log) == comparable(straight.run.log)
+    for one, other in zip(straight.lm.module.parameters(), again.lm.module.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def comparable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the logged steps of a run without their times."""
     return [{key: value for key, value in record.items() if key != "seconds"} for record in log]

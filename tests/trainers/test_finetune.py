@@ -16,18 +16,7 @@ from partita_trainers.loss_history import LossHistory
 from partita_trainers.schedule import plan_schedule
 
 from ..properties import ends
-from .conftest import Killed, comparable, run
-
-
-def kill_after(work: Any, step: int) -> None:
-    log_step = work.run.log_step
-
-    def log_then_die(record: dict[str, Any]) -> None:
-        log_step(record)
-        if record["step"] == step:
-            raise Killed
-
-    work.run.log_step = log_then_die
+from .conftest import assert_resumes, comparable, run
 
 
 def test_training_lowers_the_loss(make_work: Any) -> None:
@@ -64,18 +53,7 @@ def test_every_optimizer_trains_and_resumes_bit_for_bit(make_work: Any, tmp_path
     result = run(straight)
     assert result.metrics["validation"]["loss"] < before
 
-    killed = make_work(run=make_work.recorder(tmp_path / "killed"), **options)
-    kill_after(killed, 11)
-    with pytest.raises(Killed):
-        run(killed)
-    recorder = make_work.recorder(tmp_path / "killed")
-    recorder.log = killed.run.log
-    again = make_work(run=recorder, **options)
-    resumed = run(again)
-    assert resumed.resumed_from == 8
-    assert comparable(again.run.log) == comparable(straight.run.log)
-    for one, other in zip(straight.lm.module.parameters(), again.lm.module.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_resumes(make_work, tmp_path / "killed", straight, killed=11, at=8, **options)
 
 
 def test_any_accumulation_gives_the_same_step(make_work: Any, tmp_path: Path) -> None:

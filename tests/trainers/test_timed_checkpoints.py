@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from partita_trainers import schedule
 from partita_trainers.checkpoint import list_checkpoints
 from partita_trainers.step_stats import StepRequests
 
-from .conftest import Killed, comparable, run
-from .test_finetune import kill_after
+from .conftest import Killed, assert_resumes, kill_after, run
 
 AFTER_EVERY_STEP = 1e-9
 """Minutes."""
@@ -41,21 +39,10 @@ def steps_take(work: Any, clock: Clock, *, minutes: float) -> list[list[int]]:
 
 
 def test_a_run_killed_in_its_first_epoch_resumes_from_a_timed_checkpoint(make_work: Any, tmp_path: Path) -> None:
-    options = AT_THE_END | {"minutes_per_checkpoint": AFTER_EVERY_STEP}
     straight = make_work(run=make_work.recorder(tmp_path / "straight"), **AT_THE_END)
     run(straight)
-
-    killed = make_work(run=make_work.recorder(tmp_path / "killed"), **options)
-    kill_after(killed, 5)
-    with pytest.raises(Killed):
-        run(killed)
-    recorder = make_work.recorder(tmp_path / "killed")
-    recorder.log = killed.run.log
-    again = make_work(run=recorder, **options)
-    assert run(again).resumed_from == 4
-    assert comparable(again.run.log) == comparable(straight.run.log)
-    for one, other in zip(straight.lm.module.parameters(), again.lm.module.parameters(), strict=True):
-        assert torch.equal(one, other)
+    options = AT_THE_END | {"minutes_per_checkpoint": AFTER_EVERY_STEP}
+    assert_resumes(make_work, tmp_path / "killed", straight, killed=5, at=4, **options)
 
 
 def test_a_checkpoint_is_saved_when_the_last_one_is_half_an_hour_old(
