@@ -88,6 +88,11 @@ class Key:
     default: Any
     """Default value, or None if the key is required."""
 
+    @property
+    def can_be_off(self) -> bool:
+        """Whether null differs from leaving the key out."""
+        return self.optional and self.default is not None
+
 
 @cache
 def keys_of(model: type[ConfigModel]) -> dict[str, Key]:

@@ -169,7 +169,7 @@ ANSWERS = [
             "generation.kv_cache": Flip("paged", given={"generation": {"logprobs": False}}, part="log"),
             "generation.seed": Flip(7, given=SAMPLED),
             "trainer[none].batch_size": Flip(2, part="passes"),
-            "trainer[none].eval_batch_size": Flip(2, part="passes"),
+            "trainer[none].eval_batch_size": Flip(2, given={"trainer": {"batch_size": "auto"}}, part="passes"),
             "trainer[none].max_batch_size": Flip(1, given={"trainer": {"batch_size": "auto"}}, part="passes"),
             "trainer[none].memory_budget": Flip("1kB", given={"trainer": {"batch_size": "auto"}}, part="refusal"),
             "model_parameters.dtype": "bfloat16",

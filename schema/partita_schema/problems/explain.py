@@ -39,6 +39,8 @@ class Target:
     shape: Shape | None
     """Expected shape, or None for an unknown key."""
     optional: bool = False
+    can_be_off: bool = False
+    """Whether null differs from leaving the key out."""
     model: type[ConfigModel] = Config
     """The section of the last key."""
     siblings: Tagged | None = None
@@ -107,7 +109,7 @@ def target_of(location: tuple[str | int, ...], root: Node) -> Target | None:
                 path = (*here.path, part)
                 if key is None:
                     return Target(path, None, model=model, siblings=arm_of)
-                here, arm_of = Target(path, key.shape, key.optional, model, arm_of), None
+                here, arm_of = Target(path, key.shape, key.optional, key.can_be_off, model, arm_of), None
             case Tagged() as union:
                 model_of_tag = union.arm(part)
                 if model_of_tag is None:
@@ -172,7 +174,8 @@ def mistake_of(error: Mapping[str, Any], target: Target, root: Node) -> LocatedP
     if later is not None:
         return LocatedProblem(target.path, "value", later)
     key = str(target.path[-1]) if target.path else ""
-    return LocatedProblem(target.path, "value", wrong_value(key, target.shape, node, optional=target.optional))
+    message = wrong_value(key, target.shape, node, optional=target.optional, can_be_off=target.can_be_off)
+    return LocatedProblem(target.path, "value", message)
 
 
 def rule_mistake(context: Mapping[str, Any], path: Path) -> LocatedProblem:

@@ -12,7 +12,7 @@ KEY_OF_SINGLE_VALUES = {"data": "source", "prompt": "task", "quantization": "bit
 """The key that a single value in place of a section most likely belongs to."""
 
 
-def wrong_value(key: str, shape: Shape, node: Node, *, optional: bool) -> str:
+def wrong_value(key: str, shape: Shape, node: Node, *, optional: bool, can_be_off: bool = False) -> str:
     """Return one sentence with the expected and the actual value, and the YAML pitfall if it is a known one.
 
     Args:
@@ -20,18 +20,20 @@ def wrong_value(key: str, shape: Shape, node: Node, *, optional: bool) -> str:
         shape: What the key accepts.
         node: The invalid value.
         optional: Whether null is allowed.
+        can_be_off: Whether null differs from leaving the key out.
     """
     value = node.value
     if value == "auto" and key in ALREADY_AUTO:
         return "auto is what happens without the key; remove it"
+    expected = f"{words(shape)}, or null" if can_be_off else words(shape)
     trap = (
         null_trap(shape, node)
-        or boolean_trap(key, shape, node)
+        or boolean_trap(key, shape, node, expected=expected)
         or quote_trap(shape, node)
         or text_trap(shape, node, optional=optional)
         or nesting_trap(key, shape, node)
     )
-    return trap or f"write {words(shape)}; got {got(node)}"
+    return trap or f"write {expected}; got {got(node)}"
 
 
 def got(node: Node) -> str:
@@ -77,7 +79,7 @@ def null_trap(shape: Shape, node: Node) -> str | None:
     return f"{written}; write {words(shape)}, or remove the key"
 
 
-def boolean_trap(key: str, shape: Shape, node: Node) -> str | None:
+def boolean_trap(key: str, shape: Shape, node: Node, *, expected: str) -> str | None:
     """Return a message if `no`, `yes`, `on` or `off` was read as a boolean."""
     if not isinstance(node.value, bool) or node.text is None or accepts(shape, "flag"):
         return None
@@ -86,10 +88,10 @@ def boolean_trap(key: str, shape: Shape, node: Node) -> str | None:
     if not node.value and "none" in choices(shape):
         return f"{read}; write {'{type: none}' if isinstance(shape, Tagged) else 'none'}"
     if isinstance(shape, Choice) and node.text not in shape.values:
-        return f"{read}; write {words(shape)}"
+        return f"{read}; write {expected}"
     if accepts(shape, "text") or node.text in choices(shape):
         return f"{read}; write '{node.text}' in quotes"
-    return f"{read}; write {words(shape)}"
+    return f"{read}; write {expected}"
 
 
 def quote_trap(shape: Shape, node: Node) -> str | None:

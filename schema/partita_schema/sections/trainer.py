@@ -61,6 +61,14 @@ class NoTrainer(TrainerBase):
     evaluate: tuple[SplitName, ...] = ("validation", "test")
     """Splits that `train` evaluates on, if they have rows."""
 
+    @model_validator(mode="after")
+    def one_batch_size_is_used(self) -> "NoTrainer":
+        if is_set(self, "batch_size") and self.eval_batch_size is not None:
+            raise rule_error(
+                "batch_size has no effect beside eval_batch_size without training; remove one of them", at="batch_size"
+            )
+        return self
+
 
 class Optimizer(ConfigModel):
     """The optimizer."""

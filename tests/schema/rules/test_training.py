@@ -99,6 +99,20 @@ def test_a_limit_on_auto_needs_auto() -> None:
         assert problems(**keys, max_batch_size=64) == []
 
 
+def test_without_training_one_batch_size_is_used() -> None:
+    raw = {
+        "base_model": "m",
+        "input_features": [{"name": "a", "type": "text"}],
+        "output_features": [{"name": "b", "type": "text"}],
+    }
+    keys = {"type": "none", "batch_size": 8}
+    assert problems_of(raw | {"trainer": keys}) == []
+    assert problems_of(raw | {"trainer": {"type": "none", "eval_batch_size": 4}}) == []
+    assert problems_of(raw | {"trainer": keys | {"eval_batch_size": 4}}) == [
+        "trainer.batch_size: batch_size has no effect beside eval_batch_size without training; remove one of them"
+    ]
+
+
 def test_a_mistyped_auto_with_a_limit_is_one_problem() -> None:
     reported = problems(batch_size=4, eval_batch_size="auot", max_batch_size=64)
     assert reported == ["trainer.eval_batch_size: got auot; did you mean auto?"]
