@@ -280,7 +280,7 @@ class Ours:
 
     def run(self, count: int, *, batch: int, keeps: bool = True, removes: bool = True) -> dict[str, list[str]]:
         """Return the model's messages in each of `count` dialogues, with `batch` at a time."""
-        from partita.simulation.dialogue_scheduler import DialogueScheduler
+        from partita.simulation.dialogue_scheduler import WaitingEpisodes
         from partita.simulation.rollout import Rollout
 
         begin = Rollout.begin
@@ -289,14 +289,14 @@ class Ours:
             if not rollout.active:
                 begin(rollout)
 
-        DialogueScheduler.keeps = keeps
+        WaitingEpisodes.keeps = keeps
         Rollout.begin = begin if removes else begin_together  # type: ignore[method-assign]
         try:
             with tempfile.TemporaryDirectory() as output:
                 self.work.ours(count).simulate(output, batch_size=batch)
                 return said_in(Path(output))
         finally:
-            DialogueScheduler.keeps = True
+            WaitingEpisodes.keeps = True
             Rollout.begin = begin  # type: ignore[method-assign]
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.generation.prefill_plan import PLANNED_PROMPTS, split_into_passes
 from partita.generation.prompts import describe_error
 from partita.generation.requests import (
     BatchResult,
@@ -32,6 +31,7 @@ from partita.generation.requests import (
     stop_if_broken,
     too_large,
 )
+from partita.generation.waiting_rows import WaitingRows
 from partita.generation.work_queue import PlannedRowQueue, RowQueue
 from partita.lm.base import AnsweringSlots, SlotAnswer, SlotRequest
 from partita_schema.errors import OutOfMemory
@@ -96,17 +96,12 @@ class Scheduler:
         """Rows with the same prompt as a planned row, by that row."""
         if isinstance(rows, np.ndarray):
             order, self.copies = plan(work, rows)
-            self.source: RowQueue = PlannedRowQueue(order, process_group=settings.process_group, together=work.samples)
+            source: RowQueue = PlannedRowQueue(order, process_group=settings.process_group, together=work.samples)
             self.prefix = list(common_prefix(work, order))
         else:
-            self.source = rows
+            source = rows
             self.prefix = list(work.prefix)
-        self.queue: list[int] = []
-        """Rows to start, taken from the end."""
-        self.planned: list[int] = []
-        """Number of prompts in each of the next passes."""
-        self.begun: set[int] = set()
-        """Shared prompts of which a row has started."""
+        self.waiting = self.waiting_rows(source)
         self.slots: AnsweringSlots | None = None
         self.num_slots = 0
         """Number of open slots."""
@@ -116,6 +111,10 @@ class Scheduler:
         """Limit of the budget to restore if one row alone turns out not to fit; None after a decoding step succeeds."""
         self.results: list[RowResult] = []
         self.stats = SchedulerStats()
+
+    def waiting_rows(self, source: RowQueue) -> WaitingRows:
+        """Return the waiting rows, which choose the prompts of each prefill."""
+        return WaitingRows(self.work, source, plans_passes=self.lm.device.type == "cpu")
 
     def completions(self) -> Iterator[BatchResult]:
         """Yield results as rows finish."""
@@ -150,13 +149,12 @@ class Scheduler:
 
     def refill(self) -> bool:
         """Take more rows from the source if few wait, and return whether rows are left to start or to finish."""
+        waiting = self.waiting
         if self.settings.stopping():
-            self.queue = [row for row in self.queue if self.shared_prompt(row) in self.begun]
-            self.planned = []
-        elif self.source.left and len(self.queue) * PREFILL_DIVISOR <= self.num_slots:
-            rows = self.source.take(self.num_slots or min(self.budget.batch_size, self.budget.current_limit))
-            self.queue = [*reversed(rows), *self.queue]
-        return bool(self.queue) or (self.slots is not None and bool(self.slots.live))
+            waiting.remove_new()
+        elif waiting.source.left and len(waiting.rows) * PREFILL_DIVISOR <= self.num_slots:
+            waiting.take(self.num_slots or min(self.budget.batch_size, self.budget.current_limit))
+        return bool(waiting.rows) or (self.slots is not None and bool(self.slots.live))
 
     def is_due(self) -> bool:
         """Return whether there are results of a whole pass, or they have waited long enough to be yielded."""
@@ -189,9 +187,10 @@ class Scheduler:
             if not slots.live:
                 self.close_slots()
                 return
-        elif self.queue and self.should_prefill(slots):
-            while self.queue and len(slots.live) < self.num_slots:
-                if not self.prefill(slots, self.next_group(slots)):
+        elif self.waiting.rows and self.should_prefill(slots):
+            while self.waiting.rows and len(slots.live) < self.num_slots:
+                free = self.num_slots - len(slots.live)
+                if not self.prefill(slots, self.waiting.next_group(slots, free=free, prefix=len(self.prefix))):
                     return
                 self.on_first_tokens()
                 if not slots.live and self.is_due():
@@ -211,15 +210,15 @@ class Scheduler:
             if budget.limit_tokens is not None:
                 token_budget = min(token_budget, budget.current_limit * budget.limit_tokens)
             most = max(most, min(MAX_SLOT_FACTOR * budget.batch_size, token_budget // tokens))
-        return max(1, most if self.source.left else min(most, len(self.queue)))
+        return max(1, most if self.waiting.source.left else min(most, len(self.waiting.rows)))
 
     def should_reopen(self) -> bool:
         """Return whether the remaining rows are so short that twice as many slots of their length would fit."""
-        if self.budget.token_budget is None or not self.queue:
+        if self.budget.token_budget is None or not self.waiting.rows:
             return False
-        if 2 * self.longest(self.queue[-1:]) > self.tokens:
+        if 2 * self.longest(self.waiting.rows[-1:]) > self.tokens:
             return False
-        tokens = self.longest(self.queue)  # a shorter prompt may have a longer answer
+        tokens = self.longest(self.waiting.rows)  # a shorter prompt may have a longer answer
         return 2 * tokens <= self.tokens and self.max_slots_for(tokens) >= 2 * self.num_slots
 
     def longest(self, rows: Sequence[int]) -> int:
@@ -229,7 +228,7 @@ class Scheduler:
     def should_prefill(self, slots: AnsweringSlots) -> bool:
         """Return whether enough slots are free for a prefill."""
         free = self.num_slots - len(slots.live)
-        return not slots.live or free * PREFILL_DIVISOR >= self.num_slots or free >= len(self.queue)
+        return not slots.live or free * PREFILL_DIVISOR >= self.num_slots or free >= len(self.waiting.rows)
 
     # Operations that can fail
 
@@ -237,7 +236,7 @@ class Scheduler:
         """Return the slots; open them if there are none. Return None if they did not fit."""
         if self.slots is not None:
             return self.slots
-        tokens = self.longest(self.queue)
+        tokens = self.longest(self.waiting.rows)
         count = self.max_slots_for(tokens)
         try:
             opened, failure = attempt(
@@ -276,7 +275,7 @@ class Scheduler:
         logger.info("%s prompts failed together and are computed one by one: %s", len(group), reason)
         for index, request in enumerate(group):
             if not self.prefill(slots, [request]):
-                self.queue += [other.row for other in reversed(group[index + 1 :])]
+                self.waiting.rows += [other.row for other in reversed(group[index + 1 :])]
                 return False
         return True
 
@@ -338,7 +337,7 @@ class Scheduler:
     def shrink(self, failure: Exception | None, group: Sequence[SlotRequest]) -> None:
         """Halve the slots; their rows, and the prompts of an unfinished prefill, start again."""
         requests = [*group, *(row.request for row in (self.slots.live if self.slots is not None else ()))]
-        rows = [request.row for request in requests] or [self.queue.pop()]
+        rows = [request.row for request in requests] or [self.waiting.rows.pop()]
         self.close_slots()
         free_everything()
         self.budget.out_of_memory += 1
@@ -355,7 +354,7 @@ class Scheduler:
                     raise OutOfMemory(f"a prompt {reason}") from failure
                 self.record(RowResult(row, None, reason))
             return
-        self.queue = sorted([*self.queue, *rows], key=lambda row: (self.work.lengths[row], -row))
+        self.waiting.put_back(rows)
         longest = self.longest(rows)
         self.limit_before_oom = self.limit_before_oom or (self.budget.current_limit, self.budget.limit_tokens)
         self.budget.current_limit, self.budget.limit_tokens = (self.num_slots + 1) // 2, longest
@@ -373,8 +372,7 @@ class Scheduler:
 
     def cancel(self, rows: Collection[int]) -> None:
         """Stop rows, whether they wait or are active; they get no result."""
-        self.queue = [row for row in self.queue if row not in rows]
-        self.planned = []
+        self.waiting.remove(rows)
         if self.slots is not None:
             self.slots.cancel(rows)
 
@@ -383,73 +381,9 @@ class Scheduler:
         if self.slots is not None:
             self.slots.close()
         self.slots = None
-        self.planned = []
+        self.waiting.forget_plan()
 
     # Bookkeeping
-
-    def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
-        """Return the next prompts to prefill together."""
-        work, start = self.work, len(self.prefix)
-        longest = int(work.lengths[self.queue[-1]]) - start
-        free = min(self.num_slots - len(slots.live), len(self.queue))
-        count = slots.readable(longest, free)
-        if work.samples > 1:
-            count = self.samples_of_prompts(count, slots, free=free)
-        elif count <= PLANNED_PROMPTS and self.lm.device.type == "cpu":  # the costs of passes are those of a CPU
-            count = min(count, self.planned_count(free, slots))
-        rows = [self.queue.pop() for _ in range(count)]
-        self.begun |= {prompt for row in rows if (prompt := self.shared_prompt(row)) is not None}
-        return [replace(request, shared=self.shared_prompt(request.row)) for request in self.slot_requests(rows)]
-
-    def planned_count(self, free: int, slots: AnsweringSlots) -> int:
-        """Return the number of prompts in the next pass of the plan, which is made again if it does not fit.
-
-        Args:
-            free: Number of rows that can start now.
-            slots: The slots.
-        """
-        if not self.planned or sum(self.planned) > free:
-            rows = self.queue[: -min(free, PLANNED_PROMPTS) - 1 : -1]
-            lengths = [int(self.work.lengths[row]) - len(self.prefix) for row in rows]
-            self.planned = [end - start for start, end in split_into_passes(lengths, slots)]
-        return self.planned.pop(0)
-
-    def slot_requests(self, rows: Sequence[int]) -> list[SlotRequest]:
-        """Return the requests of rows."""
-        work = self.work
-        return [
-            SlotRequest(
-                ids,
-                int(work.new_tokens[row]),
-                row,
-                key=work.key(row),
-                form=work.form(row),
-                options=work.options(row),
-            )
-            for row, ids in zip(rows, work.fetch(rows), strict=True)
-        ]
-
-    def samples_of_prompts(self, most: int, slots: AnsweringSlots, *, free: int) -> int:
-        """Return the number of next rows whose prompts are at most `most` other ones than those of active rows.
-
-        Args:
-            most: Most prompts that are prefilled together.
-            slots: The slots.
-            free: Most rows that can start.
-        """
-        prompts = {row.request.shared for row in slots.live}
-        for count in range(free):
-            prompt = self.shared_prompt(self.queue[-1 - count])
-            if prompt is None or prompt not in prompts:
-                if not most:
-                    return count
-                most -= 1
-                prompts.add(prompt)
-        return free
-
-    def shared_prompt(self, row: int) -> int | None:
-        """Return the name of a row's prompt if other rows have the same one."""
-        return row // self.work.samples if self.work.samples > 1 else None
 
     def computed(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> list[SlotRequest]:
         """Return the requests of a group whose prompt is computed, and not that of another request."""

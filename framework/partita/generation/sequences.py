@@ -5,7 +5,7 @@ prefilled. The result of a row is one completion with the answers of all outputs
 turn.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ from partita.generation.prompts import PromptText
 from partita.generation.requests import BatchResult, GenerationJob, RowResult, common_prefix, plan
 from partita.generation.scheduler import Scheduler
 from partita.generation.static_batches import generate_in_batches, requests_in_batches
-from partita.generation.work_queue import PlannedRowQueue
+from partita.generation.waiting_rows import WaitingRows
+from partita.generation.work_queue import PlannedRowQueue, RowQueue
 from partita.lm.base import AnsweringSlots, Generated, GenerationRequest, SlotRequest
 from partita.lm.continuation import decode_continuation
 from partita_schema.errors import RowError
@@ -127,50 +128,64 @@ class OutputPrompts:
         return PromptText(turn.text + answer.text, [*turn.ids, *answer.ids])
 
 
+class WaitingOutputs(WaitingRows):
+    """Rows that wait for their first or another output; those that wait for another one start first."""
+
+    turns: Mapping[int, PartialTurn]
+    """Rows of which some outputs are answered."""
+    last_form: int
+    """Number of the last output."""
+
+    def next_group(self, slots: AnsweringSlots, *, free: int, prefix: int) -> list[SlotRequest]:
+        """Remove the rows whose prompts are prefilled next, together, and return their requests."""
+        begun = next((i for i, row in enumerate(reversed(self.rows)) if row not in self.turns), len(self.rows))
+        if not begun:
+            first = super().next_group(slots, free=free, prefix=prefix)
+            return [replace(request, keep=True) for request in first]
+        rows = self.rows[-min(begun, free) :]
+        waiting = [replace(request, keep=request.form < self.last_form) for request in self.requests(rows)]
+        waiting.sort(key=lambda request: (-slots.unread(request), request.row))
+        group = waiting[: slots.readable(slots.unread(waiting[0]), len(waiting))]
+        started = {request.row for request in group}
+        self.rows[-len(rows) :] = [row for row in rows if row not in started]
+        return group
+
+    def shared_prompt(self, row: int) -> int | None:
+        """Return the name of a row's prompt if other rows have the same one, as before the first answer."""
+        return None if row in self.turns else super().shared_prompt(row)
+
+
 class OutputScheduler(Scheduler):
-    """Scheduler of rows with several outputs. A row with another output to answer starts before new rows."""
+    """Scheduler of rows with several outputs."""
 
     def __init__(self, lm: "GenerativeModel", prompts: OutputPrompts, *, done: npt.NDArray[np.bool_]) -> None:
         """Plan the rows that are not `done`, [rows]; no slots are opened yet."""
         settings = prompts.job.settings
         order, copies = plan(prompts.requests, ~done)
+        self.prompts = prompts
         super().__init__(
             lm,
             replace(prompts.requests, prefix=common_prefix(prompts.requests, order) if order else ()),
             settings,
             rows=PlannedRowQueue(order, process_group=settings.process_group, together=prompts.requests.samples),
         )
-        self.copies, self.prompts = copies, prompts
+        self.copies = copies
+
+    def waiting_rows(self, source: RowQueue) -> WaitingOutputs:
+        """Return the waiting rows."""
+        waiting = WaitingOutputs(self.work, source, plans_passes=self.lm.device.type == "cpu")
+        waiting.turns, waiting.last_form = self.prompts.turns, len(self.prompts.sequence.names) - 1
+        return waiting
 
     def longest(self, rows: Sequence[int]) -> int:
         """Return the most tokens, prompt and all answers, that one of these rows may have."""
         return int(self.prompts.room[np.asarray(rows)].max())
 
-    def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
-        """Return the next prompts to prefill together: those of rows that continue, else of new rows."""
-        start = next(
-            (i for i, row in enumerate(reversed(self.queue)) if row not in self.prompts.turns), len(self.queue)
-        )
-        if not start:
-            return [replace(request, keep=True) for request in super().next_group(slots)]
-        rows = self.queue[-min(start, self.num_slots - len(slots.live)) :]
-        last = len(self.prompts.sequence.names) - 1
-        waiting = [replace(request, keep=request.form < last) for request in self.slot_requests(rows)]
-        waiting.sort(key=lambda request: (-slots.unread(request), request.row))
-        group = waiting[: slots.readable(slots.unread(waiting[0]), len(waiting))]
-        started = {request.row for request in group}
-        self.queue[-len(rows) :] = [row for row in rows if row not in started]
-        return group
-
-    def shared_prompt(self, row: int) -> int | None:
-        """Return the name of a row's prompt if other rows have the same one, as before the first answer."""
-        return None if row in self.prompts.turns else super().shared_prompt(row)
-
     def record(self, result: RowResult) -> None:
         """Record the result of a row if its turn is over, else let it wait for its next output."""
         final = result if result.generated is None else self.prompts.take(result.row, result.generated)
         if final is None:
-            self.queue.append(result.row)
+            self.waiting.rows.append(result.row)
             return
         self.prompts.turns.pop(result.row, None)
         if self.slots is not None:

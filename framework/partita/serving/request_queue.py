@@ -12,6 +12,8 @@ from partita.generation.prefill_plan import PASS_TOKENS, PLANNED_PROMPTS, split_
 from partita.generation.requests import RowRequests
 from partita.generation.scheduler import Scheduler
 from partita.generation.text_stream import TextStream
+from partita.generation.waiting_rows import WaitingRows
+from partita.generation.work_queue import RowQueue
 from partita.lm.base import AnsweringSlots, Generated, GenerationOptions, SlotRequest, TokenLogprob, common_tokens
 from partita_schema.errors import JobError
 
@@ -178,49 +180,27 @@ class RequestQueue:
         return self.taken.pop(row)
 
 
-class RequestScheduler(Scheduler):
-    """Scheduler of requests that arrive at any time: the oldest starts first, and every slot fits any request."""
+class WaitingRequests(WaitingRows):
+    """Requests that the scheduler has taken and not started: the oldest start first, each with its cached tokens."""
 
-    context_tokens = 0
-    """Maximum number of tokens of a prompt and its answer together."""
-    send_tokens: Callable[[], None]
-    """Sends the new tokens of active requests."""
-    passes: list[list[SlotRequest]]
+    passes: Sequence[Sequence[SlotRequest]] = ()
     """Prompts to prefill together in this step, the next ones last."""
     unread: Mapping[int, int]
     """Tokens of these prompts that were not cached when they were planned, by row."""
 
-    def longest(self, rows: Sequence[int]) -> int:
-        """Return `context_tokens`: the lengths of later requests are unknown."""
-        return self.context_tokens
+    def forget_plan(self) -> None:
+        """Plan the next passes again."""
+        self.passes = ()
 
-    def on_first_tokens(self) -> None:
-        """Send the first tokens without waiting for the next ones."""
-        self.send_tokens()
-
-    def step(self) -> None:
-        """Prefill free slots if worthwhile, and decode one token for every row."""
-        self.passes = list[list[SlotRequest]]()
-        super().step()
-
-    def why_too_large(self, row: int) -> str:
-        """Return the error of a request: its slot has `context_tokens`, however short it is."""
-        return (
-            f"does not fit in memory even alone, since every request gets the memory for {self.context_tokens:,} "
-            "tokens; start again with a smaller --context, quantization or a smaller model"
-        )
-
-    def next_group(self, slots: AnsweringSlots) -> list[SlotRequest]:
-        """Remove the next prompts to prefill together from the queue."""
+    def next_group(self, slots: AnsweringSlots, *, free: int, prefix: int) -> list[SlotRequest]:
+        """Remove the rows whose prompts are prefilled next, together, and return their requests."""
         if not self.passes or any(self.lost_tokens(one, slots) for one in self.passes[-1]):
-            self.passes = []
-            free = min(self.num_slots - len(slots.live), len(self.queue))
-            oldest = self.slot_requests([*reversed(self.queue)][:free])
+            oldest = self.requests([*reversed(self.rows)][:free])
             self.plan_passes([replace(one, keep=True, similar=True) for one in oldest], slots)
-        group = self.passes.pop()
-        for request in group:
-            self.queue.remove(request.row)
-        return group
+        *self.passes, group = self.passes
+        started = {request.row for request in group}
+        self.rows = [row for row in self.rows if row not in started]
+        return list(group)
 
     def lost_tokens(self, request: SlotRequest, slots: AnsweringSlots) -> bool:
         """Return whether cached tokens of a planned prompt were overwritten since."""
@@ -237,12 +217,47 @@ class RequestScheduler(Scheduler):
         self.unread = {request.row: slots.unread(request) for request in requests}
         order = sorted(requests, key=lambda request: -self.unread[request.row])[:PLANNED_PROMPTS]
         tokens = [self.unread[request.row] for request in order]
+        passes = []
         for start, end in reversed(split_into_passes(tokens, slots)):
             group = [order[start]]
             for request in order[start + 1 : end]:
                 if not copies_more(request, group, unread=self.unread[request.row]):
                     group.append(request)
-            self.passes.append(group)
+            passes.append(group)
+        self.passes = passes
+
+
+class RequestScheduler(Scheduler):
+    """Scheduler of requests that arrive at any time, whose slots fit any request."""
+
+    context_tokens = 0
+    """Maximum number of tokens of a prompt and its answer together."""
+    send_tokens: Callable[[], None]
+    """Sends the new tokens of active requests."""
+
+    def waiting_rows(self, source: RowQueue) -> WaitingRequests:
+        """Return the waiting requests."""
+        return WaitingRequests(self.work, source, plans_passes=True)
+
+    def longest(self, rows: Sequence[int]) -> int:
+        """Return `context_tokens`: the lengths of later requests are unknown."""
+        return self.context_tokens
+
+    def on_first_tokens(self) -> None:
+        """Send the first tokens without waiting for the next ones."""
+        self.send_tokens()
+
+    def step(self) -> None:
+        """Prefill free slots if worthwhile, and decode one token for every row."""
+        self.waiting.forget_plan()
+        super().step()
+
+    def why_too_large(self, row: int) -> str:
+        """Return the error of a request: its slot has `context_tokens`, however short it is."""
+        return (
+            f"does not fit in memory even alone, since every request gets the memory for {self.context_tokens:,} "
+            "tokens; start again with a smaller --context, quantization or a smaller model"
+        )
 
 
 def copies_more(request: SlotRequest, group: Sequence[SlotRequest], *, unread: int) -> bool:

@@ -130,7 +130,7 @@ class ModelSpeaker:
     @property
     def has_work(self) -> bool:
         """Whether an episode waits or is being answered."""
-        return bool(self.waiting or (self.scheduler is not None and self.scheduler.queue)) or self.is_answering
+        return bool(self.waiting or (self.scheduler is not None and self.scheduler.waiting.rows)) or self.is_answering
 
     @property
     def is_answering(self) -> bool:

@@ -205,11 +205,12 @@ def test_passes_are_planned_again_without_cancelled_rows(lm) -> None:
     scheduler = run_of_requests(lm, requests, GenerationSettings(GREEDY, BatchBudget(8), 1))
     assert scheduler.refill()
     with closing(lm.open_slots(GREEDY, slots=8, tokens=CONTEXT, prefix=(), seed=1)) as slots:
-        assert scheduler.planned_count(8, slots) == 4
-        assert scheduler.planned == [4]
+        waiting = scheduler.waiting
+        assert waiting.planned_count(slots, free=8, prefix=0) == 4
+        assert waiting.planned == [4]
         scheduler.cancel({0, 2})
-        assert scheduler.planned_count(8, slots) == 2
-        assert scheduler.planned == [4]
+        assert waiting.planned_count(slots, free=8, prefix=0) == 2
+        assert waiting.planned == [4]
 
 
 def test_equal_prompts_are_each_sampled(lm, admitted: list[list[SlotRequest]]) -> None:

@@ -11,7 +11,7 @@ import torch
 from partita import Model
 from partita.lm.base import SlotRequest
 from partita.lm.slots import Slots
-from partita.simulation.dialogue_scheduler import DialogueScheduler
+from partita.simulation.dialogue_scheduler import WaitingEpisodes
 
 from . import test_run
 
@@ -63,7 +63,7 @@ def test_dialogues_do_not_depend_on_kept_slots(
     results = [
         dialogues(desk, tmp_path / str(size), sampled=sampled, batch_size=size, history=history) for size in (1, 7, 64)
     ]
-    monkeypatch.setattr(DialogueScheduler, "keeps", False)
+    monkeypatch.setattr(WaitingEpisodes, "keeps", False)
     results.append(dialogues(desk, tmp_path / "whole", sampled=sampled, batch_size=7, history=history))
 
     assert results == [results[0]] * 4
