@@ -16,8 +16,9 @@ import torch
 
 from partita import Model, Sweep
 from partita.model import open_engine
+from partita.serving.address import bound
 from partita.serving.app import ServerState, make_app
-from partita.serving.server import bound, run_server
+from partita.serving.server import run_server
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 from partita_schema.rows import check_rows, row_schema

@@ -14,6 +14,7 @@ from partita.cli.options import (
     TrustRemoteCode,
     start_model,
 )
+from partita.serving.address import check_address
 from partita.serving.limits import MAX_WAITING, ServerLimits
 
 
@@ -51,6 +52,7 @@ def serve(
     log_json: LogJson = False,
 ) -> None:
     """Serve the model over HTTP: the OpenAI API, and /predict for rows."""
+    check_address(host, port)  # before libraries are loaded, which takes seconds
     model = start_model(
         sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=True
     )

@@ -6,15 +6,15 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from partita.serving.address import bound, readable_errors
 from partita.serving.engine import ServingEngine
 from partita.serving.hosts import is_loopback
 from partita.serving.limits import ServerLimits
-from partita_schema.errors import DataError, PartitaError
+from partita_schema.errors import PartitaError
 
 logger = logging.getLogger(__name__)
 
@@ -41,30 +41,6 @@ def token_for(host: str, *, wanted: bool) -> str | None:
             raise PartitaError(f"{TOKEN} must have at least 16 letters, digits or signs of ASCII, without spaces")
         return token
     return secrets.token_urlsafe(32) if wanted or not is_loopback(host) else None
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """Return a socket with an address, which does not listen. Raise DataError if it is taken or not of this machine."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol given, asyncio sends each part of a stream at once (TCP_NODELAY), without waiting for an ACK.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        with readable_errors(host, port):
-            sock.bind((host, port))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-@contextmanager
-def readable_errors(host: str, port: int) -> Iterator[None]:
-    """Raise DataError if a socket cannot have an address, or cannot listen."""
-    try:
-        yield
-    except (OSError, OverflowError) as error:
-        raise DataError(f"cannot listen on {host} port {port}: {error}; write another --host or --port") from None
 
 
 def run_server(

@@ -13,9 +13,10 @@ import torch
 
 from partita import Model
 from partita.model import open_engine
+from partita.serving.address import bound
 from partita.serving.app import ServerState, make_app
 from partita.serving.engine import ServingEngine
-from partita.serving.server import bound, run_server
+from partita.serving.server import run_server
 
 CHATML = (
     "{% if tools %}tools: {{ tools | tojson }}{{ '\\n' }}{% endif %}"

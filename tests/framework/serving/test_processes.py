@@ -16,9 +16,10 @@ import yaml
 
 from partita import Model, ModelError
 from partita.model import open_engine
+from partita.serving.address import bound
 from partita.serving.engine import ServingEngine
 from partita.serving.hosts import is_loopback, why_foreign
-from partita.serving.server import TOKEN, ServeOptions, bound, serve, token_for
+from partita.serving.server import TOKEN, ServeOptions, serve, token_for
 from partita_schema.errors import DataError, PartitaError
 
 from .conftest import CONFIG
@@ -170,6 +171,20 @@ def test_an_address_that_is_taken() -> None:
             Model(missing, quiet=True).serve(port=port)
     with pytest.raises(ModelError, match="base_model: there is no folder missing"):
         Model(missing, quiet=True).serve(port=port)
+
+
+def test_a_command_reports_an_address_that_is_taken_before_it_loads_libraries(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf8")
+    with bound("127.0.0.1", 0) as sock:
+        sock.listen()
+        port = str(sock.getsockname()[1])
+        words = [sys.executable, "-X", "importtime", "-m", "partita", "serve", "run.yaml", "--port", port]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"error: cannot listen on 127.0.0.1 port {port}: " in done.stderr
+    loaded = {line.split("|")[-1].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "partita" in loaded
+    assert loaded.isdisjoint({"torch", "transformers"})
 
 
 def test_an_address_that_is_taken_while_the_model_is_loaded(model: Model) -> None:

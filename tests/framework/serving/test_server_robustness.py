@@ -21,11 +21,11 @@ import pytest
 
 from partita import Model
 from partita.lm.base import GenerationOptions
+from partita.serving.address import bound
 from partita.serving.connections import Connection
 from partita.serving.engine import ServingEngine
 from partita.serving.graceful_server import drop_new_handshakes
 from partita.serving.request_queue import AnswerRequest, RequestScheduler
-from partita.serving.server import bound
 
 from .conftest import RunningServer, running, wait_for
 
