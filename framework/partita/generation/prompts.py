@@ -21,6 +21,8 @@ Keys = npt.NDArray[np.uint8]
 
 DIGEST_BYTES = 16
 NONE_UNREADABLE: Mapping[int, str] = {}
+FAMILY_TOKENS = 64
+"""Number of tokens after the common prefix of all prompts in which the prompts of a family are equal."""
 MAX_HELD_TOKENS = 16 * 2**20
 """Tokens kept from the first pass, 4 bytes each; rows beyond them are tokenized again when needed."""
 
@@ -124,6 +126,13 @@ class PromptSource(Protocol):
         """Digest of each prompt's tokens, [rows]: equal for equal prompts."""
 
     @property
+    def families(self) -> npt.NDArray[np.int32] | None:
+        """Number of the family of each prompt, [rows], -1 without one; None if there are none.
+
+        The prompts of a family begin alike for at least FAMILY_TOKENS tokens after `prefix`.
+        """
+
+    @property
     def errors(self) -> Mapping[int, str]:
         """Why a row's prompt could not be made, by row."""
 
@@ -145,7 +154,7 @@ class PromptSource(Protocol):
 
 
 class EncodedPrompts:
-    """The prompts of a dataset: 44 bytes per row, a bounded number of tokens, and why rows have no prompt."""
+    """The prompts of a dataset: 52 bytes per row, a bounded number of tokens, and why rows have no prompt."""
 
     def __init__(
         self,
@@ -178,6 +187,8 @@ class EncodedPrompts:
         self.lengths: Lengths = np.zeros(len(rows), dtype=np.int32)
         self.keys: Keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
         self.digests = np.zeros(len(rows), dtype=f"V{DIGEST_BYTES}")
+        self._beginnings = np.zeros(len(rows), dtype=np.uint64)
+        """Digest of the beginning of each prompt whose tokens are not held; 0 of others."""
         self._prefix: npt.NDArray[np.int64] | None = None
         self._held = HeldTokens(len(rows), most=MAX_HELD_TOKENS // process_group.world_size)
         self.errors: dict[int, str] = {}
@@ -210,6 +221,17 @@ class EncodedPrompts:
     def _sampling_keys(self) -> Keys:
         return sampling_keys(self._rows)
 
+    @cached_property
+    def families(self) -> npt.NDArray[np.int32] | None:
+        """Number of the family of each prompt, [rows], -1 without one; None if there are none."""
+        tokens, digests = len(self.prefix) + FAMILY_TOKENS, self._beginnings.copy()
+        for row in np.flatnonzero(self.lengths >= tokens).tolist():
+            if row in self._held:
+                digests[row] = beginning_digest(self._held[row], tokens=tokens)
+        _, numbers, counts = np.unique(digests, return_inverse=True, return_counts=True)
+        families = np.where((digests > 0) & (counts[numbers] > 1), numbers, -1).astype(np.int32)
+        return families if len(families) and families.max() >= 0 else None
+
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
         """Return the tokens of these rows' prompts, from memory or tokenized again."""
         missing = [index for index in indices if index not in self._held]
@@ -232,7 +254,7 @@ class EncodedPrompts:
     def _encoded_part(self, first: int, end: int) -> "EncodedPart":
         """Return the results for a part of the rows."""
         part = slice(first, end)
-        known = (self.lengths[part], self.keys[part], self.digests[part])
+        known = (self.lengths[part], self.keys[part], self.digests[part], self._beginnings[part])
         return EncodedPart(part, *known, self.prefix, self._held.record(part), self.errors, self.skipped)
 
     def _merge(self, parts: "Sequence[EncodedPart]") -> None:
@@ -240,7 +262,7 @@ class EncodedPrompts:
         self._held = HeldTokens(len(self), most=MAX_HELD_TOKENS)
         for encoded in parts:
             self.lengths[encoded.part], self.keys[encoded.part] = encoded.lengths, encoded.keys
-            self.digests[encoded.part] = encoded.digests
+            self.digests[encoded.part], self._beginnings[encoded.part] = encoded.digests, encoded.beginnings
             self._held.take_in(encoded.part, *encoded.tokens)
             self.errors |= encoded.errors
             self.skipped |= encoded.skipped
@@ -281,7 +303,9 @@ class EncodedPrompts:
             differ = np.flatnonzero(common != self._prefix[: len(common)])
             self._prefix = common[: int(differ[0]) if len(differ) else len(common)]
         self.lengths[index] = len(ids)
-        self._held.add(index, ids)
+        if not self._held.add(index, ids):
+            # By now, few rows shorten the prefix.
+            self._beginnings[index] = beginning_digest(ids, tokens=len(self._prefix) + FAMILY_TOKENS)
         self.digests[index] = hashlib.blake2b(ids.tobytes(), digest_size=DIGEST_BYTES).digest()
 
     def _try_encode(self, rows: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[int, "EncodedPrompt | Exception"]]:
@@ -312,6 +336,7 @@ class EncodedPart:
     lengths: Lengths
     keys: Keys
     digests: npt.NDArray[np.void]
+    beginnings: npt.NDArray[np.uint64]
     prefix: Sequence[int]
     tokens: "tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]"
     """The held tokens, and the start and end of each row's tokens."""
@@ -346,11 +371,11 @@ class HeldTokens:
         self._ends[part] = np.where(ends[:, 1:] > 0, ends + self._used, 0)
         self._used = len(self._tokens)
 
-    def add(self, row: int, ids: npt.NDArray[np.integer]) -> None:
-        """Add a row's tokens, at least one, if there is room."""
+    def add(self, row: int, ids: npt.NDArray[np.integer]) -> bool:
+        """Add a row's tokens, at least one, if there is room; return whether there was."""
         end = self._used + len(ids)
         if end > self._most:
-            return
+            return False
         if end > len(self._tokens):
             grown = np.zeros(min(self._most, max(2 * end, 4096)), dtype=np.int32)
             grown[: self._used] = self._tokens[: self._used]
@@ -358,6 +383,7 @@ class HeldTokens:
         self._tokens[self._used : end] = ids
         self._ends[row] = self._used, end
         self._used = end
+        return True
 
 
 def sampling_keys(rows: PromptRows) -> Keys:
@@ -373,6 +399,14 @@ def sampling_keys(rows: PromptRows) -> Keys:
             key = row_key("", row=rows.sampling_key(row), fingerprint=f"{number}")
             keys[row] = np.frombuffer(key, dtype=np.uint8)
     return keys
+
+
+def beginning_digest(ids: Sequence[int] | npt.NDArray[np.integer], *, tokens: int) -> int:
+    """Return a digest of the first `tokens` tokens, above 0; 0 if there are fewer."""
+    if len(ids) < tokens:
+        return 0
+    beginning = np.asarray(ids[:tokens], dtype=np.int64)
+    return int.from_bytes(hashlib.blake2b(beginning.tobytes(), digest_size=8).digest(), "little") or 1
 
 
 def common_beginning(prompts: Sequence[list[int]]) -> list[int]:

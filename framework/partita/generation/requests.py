@@ -76,6 +76,14 @@ class RowRequests:
     """How many consecutive rows have the same prompt; such rows are answered by the same process."""
     options: Callable[[int], GenerationOptions | None] = no_options
     """Returns the settings of a row; None for those of the job."""
+    families: npt.NDArray[np.int32] | None = None
+    """Number of the family of each row, whose prompts begin alike beyond `prefix`, -1 without one; None if there are
+    none."""
+
+    def family(self, row: int) -> int | None:
+        """Return the family of a row; None without one."""
+        family = -1 if self.families is None else int(self.families[row])
+        return None if family < 0 else family
 
     def longest(self, rows: Sequence[int] | npt.NDArray[np.integer]) -> int:
         """Return the most tokens, prompt and answer, that one of these rows may have."""
@@ -117,7 +125,11 @@ class GenerationJob:
         lengths, new_tokens = usable_lengths(
             self.prompts.lengths, self.max_new_tokens, context_length=context_length, answers=answers
         )
-        samples = self.settings.options.samples
+        options = self.settings.options
+        samples = options.samples
+        # A copied beginning can change the last digits of what follows, which near ties of greedy answers allow for.
+        shows_digits = samples or options.logprobs or options.scores_labels
+        families = None if shows_digits or self.sequence is not None else self.prompts.families
         return RowRequests(
             lengths,
             new_tokens,
@@ -126,6 +138,7 @@ class GenerationJob:
             prefix=self.prompts.prefix,
             digests=None if samples else self.prompts.digests,
             samples=self.samples,
+            families=families,
         )
 
 
@@ -168,7 +181,10 @@ def common_prefix(work: RowRequests, rows: Sequence[int]) -> Sequence[int]:
 
 
 def plan(work: RowRequests, left: npt.NDArray[np.bool_]) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the rows to answer, the longest prompt first, and for each the other rows with the same prompt."""
+    """Return the rows to answer, the longest prompt first, and for each the other rows with the same prompt.
+
+    The rows of a family follow its longest one.
+    """
     rows = np.flatnonzero(left & (work.lengths > 0))
     copies: dict[int, list[int]] = {}
     if work.digests is not None and len(rows):
@@ -176,7 +192,14 @@ def plan(work: RowRequests, left: npt.NDArray[np.bool_]) -> tuple[list[int], dic
         for index in np.flatnonzero(first[inverse] != np.arange(len(rows))):
             copies.setdefault(int(rows[first[inverse[index]]]), []).append(int(rows[index]))
         rows = rows[np.sort(first)]
-    order = np.argsort(-work.lengths[rows].astype(np.int64), kind="stable")
+    lengths = work.lengths[rows].astype(np.int64)
+    if work.families is None:
+        order = np.argsort(-lengths, kind="stable")
+    else:
+        families = work.families[rows]
+        longest = np.zeros(int(families.max(initial=0)) + 1, dtype=np.int64)
+        np.maximum.at(longest, families, np.where(families < 0, 0, lengths))
+        order = np.lexsort((-lengths, families, -np.where(families < 0, lengths, longest[families])))
     return rows[order].tolist(), copies
 
 

@@ -45,6 +45,10 @@ class SampledPrompts:
         return np.repeat(self._prompts.digests, self.samples)
 
     @property
+    def families(self) -> None:
+        """Return None: the samples of a prompt share it by their number."""
+
+    @property
     def errors(self) -> Mapping[int, str]:
         """Why a prompt could not be made."""
         return self._of_samples(self._prompts.errors)

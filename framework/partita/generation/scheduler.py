@@ -315,7 +315,7 @@ class Scheduler:
         logger.info("a step of %s rows failed and they are answered one by one: %s", len(requests), reason)
         settings = GenerationSettings(self.options, self.budget, self.settings.seed)
         for request in requests:
-            work = replace(self.work, prefix=(), digests=None, samples=1)
+            work = replace(self.work, prefix=(), digests=None, samples=1, families=None)
             alone = np.zeros(len(self.work.lengths), dtype=np.bool_)
             alone[request.row] = True
             run = Scheduler(self.lm, work, settings, rows=alone)
@@ -395,7 +395,8 @@ class Scheduler:
         """Count the tokens of a prefill of these prompts."""
         if not group:
             return
-        lengths = [len(request.input_ids) - len(self.prefix) for request in group]
+        unread, prefix = self.waiting.unread, len(self.prefix)
+        lengths = [unread.get(request.row, len(request.input_ids) - prefix) for request in group]
         self.stats.prompt_tokens += sum(lengths)
         self.stats.padded_tokens += slots.read_length(max(lengths)) * len(lengths)
 

@@ -10,7 +10,11 @@ from partita.lm.base import AnsweringSlots, SlotRequest
 
 
 class WaitingRows:
-    """Rows that start in the order of their source, in groups of similar lengths. Subclasses choose otherwise."""
+    """Rows that start in the order of their source, in groups of similar lengths. Subclasses choose otherwise.
+
+    Of prompts that begin alike (`RowRequests.families`), the first is computed before the others, which copy its
+    beginning.
+    """
 
     def __init__(self, work: RowRequests, source: RowQueue, *, plans_passes: bool) -> None:
         """Start without rows.
@@ -29,6 +33,8 @@ class WaitingRows:
         """Number of prompts in each of the next passes."""
         self.begun: set[int] = set()
         """Shared prompts of which a row has started."""
+        self.unread: dict[int, int] = {}
+        """Tokens to prefill of the prompts that were considered last, by row, if parts of them may be cached."""
 
     def take(self, wanted: int) -> None:
         """Take rows from the source, which start after those that wait."""
@@ -60,6 +66,8 @@ class WaitingRows:
             prefix: Number of tokens that all prompts begin with, and that are prefilled already.
         """
         free = min(free, len(self.rows))
+        if self.work.families is not None:
+            return self.next_relatives(slots, free=free, prefix=prefix)
         count = slots.readable(int(self.work.lengths[self.rows[-1]]) - prefix, free)
         if self.work.samples > 1:
             count = self.samples_of_prompts(count, slots, free=free)
@@ -68,6 +76,36 @@ class WaitingRows:
         rows = [self.rows.pop() for _ in range(count)]
         self.begun |= {prompt for row in rows if (prompt := self.shared_prompt(row)) is not None}
         return [replace(request, shared=self.shared_prompt(request.row)) for request in self.requests(rows)]
+
+    def next_relatives(self, slots: AnsweringSlots, *, free: int, prefix: int) -> list[SlotRequest]:
+        """Remove the rows whose prompts are prefilled next, of which some belong to families.
+
+        If nothing of a family's beginning is cached, its first row is prefilled, and the others wait for it. A row of
+        which less than half is cached is prefilled as if it had no family: copying would gain little.
+        """
+        considered = min(free, PLANNED_PROMPTS)
+        ready: list[SlotRequest] = []
+        first: set[int] = set()
+        self.unread = {}
+        for request in self.requests(self.rows[: -considered - 1 : -1]):
+            own = len(request.input_ids) - prefix
+            unread = own if request.family is None else slots.unread(request)
+            if request.family is not None and unread == own:
+                if request.family in first:
+                    continue
+                first.add(request.family)
+            elif 2 * unread > own:
+                unread, request = own, replace(request, family=None)
+            self.unread[request.row] = unread
+            ready.append(request)
+        ready.sort(key=lambda request: -self.unread[request.row])
+        lengths = [self.unread[request.row] for request in ready]
+        end = split_into_passes(lengths, slots)[0][1] if self.plans_passes else slots.readable(lengths[0], len(ready))
+        started = {request.row for request in ready[:end]}
+        self.rows[-considered:] = [row for row in self.rows[-considered:] if row not in started]
+        waiting = {self.work.family(row) for row in self.rows[-considered:]} - {None}
+        # What is cached of a family must outlast a row that ends before the others start.
+        return [replace(request, keep=request.family in waiting) for request in ready[:end]]
 
     def planned_count(self, slots: AnsweringSlots, *, free: int, prefix: int) -> int:
         """Return the number of prompts in the next pass of the plan, which is made again if it does not fit."""
@@ -110,6 +148,7 @@ class WaitingRows:
                 key=work.key(row),
                 form=work.form(row),
                 options=work.options(row),
+                family=work.family(row),
             )
             for row, ids in zip(rows, work.fetch(rows), strict=True)
         ]

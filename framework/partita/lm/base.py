@@ -76,8 +76,13 @@ class SlotRequest(GenerationRequest):
     """Names its prompt if other requests have the same one, which may then be computed once for all of them."""
     options: "GenerationOptions | None" = None
     """Its own settings; None for those of the slots."""
-    similar: bool = False
-    """Whether its prompt may begin like that of another row, whose KV cache is then copied; `row` is not used again."""
+    family: int | None = None
+    """Names rows whose prompts may begin like its own: what is cached of them is copied. `row` is not used again."""
+
+    @property
+    def reuses_cache(self) -> bool:
+        """Whether a part of its KV cache may come from an earlier pass, in which sums can have other last digits."""
+        return self.keep or self.family is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ The keys and values of a token depend only on the tokens before it. So the part 
 tokens in the row's slot, from the first one on, need not be computed again. A cached prefix fills at most its slot.
 Slots of cached rows follow those of active rows, in any order.
 
-A request whose prompt may begin like that of another row (`SlotRequest.similar`) takes over the slot of the finished
-row with the longest common beginning, or copies that of an active row.
+A request whose prompt may begin like those of other rows (`SlotRequest.family`) takes over the slot of the finished
+row of its family with the longest common beginning, or copies that of an active row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,6 +24,8 @@ class CachedPrefix:
     slot: int
     ids: list[int]
     """The tokens with cached keys and values: all but the last new one, which was never an input."""
+    family: int | None
+    """Requests of this family may use it."""
 
 
 class PrefixCache:
@@ -37,8 +39,9 @@ class PrefixCache:
 
     def keep(self, row: Row, *, slot: int) -> None:
         """Keep the slot of a finished row."""
-        name = next(self.names) if row.request.similar else row.request.row
-        self.rows[name] = CachedPrefix(slot, [*row.request.input_ids, *row.new[:-1]])
+        family = row.request.family
+        name = row.request.row if family is None else next(self.names)
+        self.rows[name] = CachedPrefix(slot, [*row.request.input_ids, *row.new[:-1]], family)
 
     def forget(self, names: Iterable[int]) -> None:
         """Release the slots of rows."""
@@ -48,21 +51,22 @@ class PrefixCache:
     def unread(self, request: SlotRequest, active: Sequence[Row]) -> int:
         """Return the prompt tokens to prefill: neither those of the shared prefix nor those cached for it."""
         common = self.common(request)
-        if request.similar:
+        if request.family is not None:
             common = max(common, self.longest_kept(request)[1], longest_active(request, active)[1])
         return len(request.input_ids) - max(self.pool.layout.prefix, common)
 
     def take_over(self, requests: Sequence[SlotRequest], active: Sequence[Row]) -> None:
         """Give the slots of finished rows to the requests whose prompts begin like them, if no `active` row does."""
         for request in requests:
-            if request.similar:
+            if request.family is not None:
                 name, common = self.longest_kept(request)
                 if name is not None and common > longest_active(request, active)[1]:
                     self.rows[request.row] = self.rows.pop(name)
 
     def longest_kept(self, request: SlotRequest) -> tuple[int | None, int]:
-        """Return the finished row with the longest common beginning, and its tokens; None and 0 if it is too short."""
-        free = ((name, common_tokens(request.input_ids, kept.ids)) for name, kept in self.rows.items() if name < 0)
+        """Return the finished relative with the longest common beginning, and its tokens; else None, 0."""
+        relatives = ((name, kept) for name, kept in self.rows.items() if kept.family == request.family)
+        free = ((name, common_tokens(request.input_ids, kept.ids)) for name, kept in relatives if name < 0)
         name, common = max(free, key=lambda found: found[1], default=(None, 0))
         return (name, common) if common >= SHORTEST_PREFIX else (None, 0)
 
@@ -74,16 +78,18 @@ class PrefixCache:
             unread: The prompt tokens to prefill of each, before.
             active: The active rows.
         """
-        sources = [(slot, row.request.input_ids) for slot, row in enumerate(active)]
-        sources += [(kept.slot, kept.ids) for kept in self.rows.values()]
+        sources = [(row.request.family, slot, row.request.input_ids) for slot, row in enumerate(active)]
+        sources += [(kept.family, kept.slot, kept.ids) for kept in self.rows.values()]
         for index, request in enumerate(requests):
             cached = len(request.input_ids) - unread[index]
-            sources += [(len(active) + index, request.input_ids[:cached])] if cached >= SHORTEST_PREFIX else []
+            if cached >= SHORTEST_PREFIX:
+                sources.append((request.family, len(active) + index, request.input_ids[:cached]))
         for index, request in enumerate(requests):
-            if not request.similar:
+            if request.family is None:
                 continue
+            relatives = ((slot, ids) for family, slot, ids in sources if family == request.family)
             slot, common = max(
-                ((slot, common_tokens(request.input_ids, ids)) for slot, ids in sources),
+                ((slot, common_tokens(request.input_ids, ids)) for slot, ids in relatives),
                 key=lambda found: found[1],
                 default=(0, 0),
             )
@@ -159,7 +165,8 @@ class PrefixCache:
 
 
 def longest_active(request: SlotRequest, active: Sequence[Row]) -> tuple[int | None, int]:
-    """Return the slot of the active row whose prompt has the longest common beginning, and its tokens; else None, 0."""
-    found = ((slot, common_tokens(request.input_ids, row.request.input_ids)) for slot, row in enumerate(active))
+    """Return the slot of the active relative with the longest common beginning, and its tokens; else None, 0."""
+    relatives = ((slot, row.request) for slot, row in enumerate(active) if row.request.family == request.family)
+    found = ((slot, common_tokens(request.input_ids, other.input_ids)) for slot, other in relatives)
     slot, common = max(found, key=lambda pair: pair[1], default=(None, 0))
     return (slot, common) if common >= SHORTEST_PREFIX else (None, 0)

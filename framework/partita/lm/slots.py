@@ -112,7 +112,7 @@ class Slots:
         self.pass_uses_fast_products = self.uses_fast_products and not self.settings.default.exact
         """Whether the current pass uses them."""
         self.careful = True
-        """Whether rows that keep their slot are recomputed at near ties."""
+        """Whether rows that reuse a cache are recomputed at near ties."""
         last = last_layer(lm.base) if way.narrows_reads else None
         self.last_tokens = LastTokenHook(last[0], number=last[1]) if last is not None else None
         self.masks = SlotMasks(lm.base.config.get_text_config(), tokens=tokens)
@@ -249,7 +249,7 @@ class Slots:
 
     def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row], *, first: int) -> torch.Tensor:
         """Return the next token of each row [N], recomputed with torch's products at near ties."""
-        doubts = self.careful and (self.pass_uses_fast_products or any(row.request.keep for row in rows))
+        doubts = self.careful and (self.pass_uses_fast_products or any(row.request.reuses_cache for row in rows))
         tokens_N, doubtful = choose_tokens(logits_NV, rows, doubts=doubts)
         for index in doubtful:
             logits_1V = self.recompute(rows[index], slot=first + index)
@@ -268,14 +268,14 @@ class Slots:
     def recompute(self, row: Row, *, slot: int) -> torch.Tensor:
         """Recompute a row, including its new tokens, with torch's products; return its next logits [1, V].
 
-        A pass is not larger than earlier passes, so that it fits in memory. For rows that keep their slot the pass size
-        is constant, so that the result does not depend on other rows.
+        A pass is not larger than earlier passes, so that it fits in memory. For rows that reuse a cache its size is
+        constant, so that the result does not depend on other rows.
         """
         ids = [*row.request.input_ids, *row.new]
         self.rows_again += 1
         self.tokens_again += len(ids) - self.prefix
         with self.torch_products():
-            most = self.shortest_pass if row.request.keep else self.largest_pass
+            most = self.shortest_pass if row.request.reuses_cache else self.largest_pass
             for start in range(self.prefix, len(ids), most):
                 logits_1V = self.forward([ids[start : start + most]], first=slot, start=start)
         return logits_1V

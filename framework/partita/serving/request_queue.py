@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -185,8 +185,6 @@ class WaitingRequests(WaitingRows):
 
     passes: Sequence[Sequence[SlotRequest]] = ()
     """Prompts to prefill together in this step, the next ones last."""
-    unread: Mapping[int, int]
-    """Tokens of these prompts that were not cached when they were planned, by row."""
 
     def forget_plan(self) -> None:
         """Plan the next passes again."""
@@ -196,7 +194,7 @@ class WaitingRequests(WaitingRows):
         """Remove the rows whose prompts are prefilled next, together, and return their requests."""
         if not self.passes or any(self.lost_tokens(one, slots) for one in self.passes[-1]):
             oldest = self.requests([*reversed(self.rows)][:free])
-            self.plan_passes([replace(one, keep=True, similar=True) for one in oldest], slots)
+            self.plan_passes([replace(one, keep=True, family=0) for one in oldest], slots)
         *self.passes, group = self.passes
         started = {request.row for request in group}
         self.rows = [row for row in self.rows if row not in started]

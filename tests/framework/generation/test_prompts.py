@@ -2,9 +2,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from partita.data.formatting.row_tokenizer import PromptExample
-from partita.generation.prompts import EncodedPrompts
+from partita.generation import prompts as generation_prompts
+from partita.generation.prompts import FAMILY_TOKENS, EncodedPrompts
 from partita.lm.scripted import ScriptedModel
 from partita_schema.rows import row_schema
 
@@ -59,6 +61,40 @@ def test_a_prompt_that_cannot_be_created_does_not_affect_others(make_config: Any
     assert prompts.errors == {1: "RuntimeError: the template refuses it", 4: "the prompt is empty"}
 
 
+class Tokens:
+    """Encodes the tokens that a row has as text."""
+
+    def encode_prompts(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[PromptExample]:
+        ids = [[int(token) for token in row["question"].split()] for row in rows]
+        return [PromptExample(key, "", one) for one, key in zip(ids, keys, strict=True)]
+
+
+@pytest.mark.parametrize("held", [10_000, 300, 0])
+def test_prompts_that_begin_alike_are_a_family(
+    make_config: Any, make_rows: Any, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    monkeypatch.setattr(generation_prompts, "MAX_HELD_TOKENS", held)
+    shared = range(9)
+    first, second = ([*shared, *range(start, start + FAMILY_TOKENS)] for start in (100, 300))
+    almost = [*first[:-1], 7]
+    tokens = [first, [*second, 1], [*first, 1], [*second, 2, 3], almost, [*first, 2], list(shared), [*shared, 5, 6]]
+    # The first rows show how long the prefix of all prompts is.
+    tokens = [[*shared, 99], [*shared, 98], *tokens]
+    rows = make_rows([{"question": " ".join(map(str, ids))} for ids in tokens])
+    prompts = prompts_of(rows, Tokens(), make_config())
+    assert prompts.prefix == list(shared)
+    families = prompts.families
+    assert families is not None
+    assert families[[2, 4, 7]].tolist() == [families[2]] * 3
+    assert families[[3, 5]].tolist() == [families[3]] * 2
+    assert families[2] != families[3]
+    assert [row for row, family in enumerate(families) if family < 0] == [0, 1, 6, 8, 9]
+    alone = prompts_of(
+        make_rows([{"question": " ".join(map(str, ids))} for ids in tokens[:4]]), Tokens(), make_config()
+    )
+    assert alone.families is None
+
+
 def test_no_rows_give_no_prompts(make_config: Any, make_rows: Any) -> None:
     prompts = prompts_of(make_rows([]), encoder_of(make_config(), UPPER), make_config())
-    assert (len(prompts), prompts.lengths.tolist()) == (0, [])
+    assert (len(prompts), prompts.lengths.tolist(), prompts.families) == (0, [], None)

@@ -28,6 +28,7 @@ class Prompts:
         self.keys = np.zeros((len(ids), 16), dtype=np.uint8)
         self.prefix: list[int] = []
         self.digests = np.zeros(len(ids), dtype="V16")
+        self.families = None
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
 

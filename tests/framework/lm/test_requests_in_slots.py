@@ -34,7 +34,7 @@ def prompts(count: int, *, shared: int, seed: int = 1) -> list[list[int]]:
 
 def requests(settings: Sequence[GenerationOptions], *, count: int, shared: int = 12) -> list[SlotRequest]:
     return [
-        SlotRequest(ids, 8, row, key=str(row).encode(), keep=True, similar=True, options=settings[row % len(settings)])
+        SlotRequest(ids, 8, row, key=str(row).encode(), keep=True, family=0, options=settings[row % len(settings)])
         for row, ids in enumerate(prompts(count, shared=shared))
     ]
 

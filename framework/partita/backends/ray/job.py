@@ -284,6 +284,7 @@ class PoolGenerator:
             token_budget=settings.budget.token_budget,
             prefix=list(plan.prefix),
             samples=job.samples,
+            families=work.families,
         )
         pool_job = WorkerPoolJob(pool, plan, worker_job)
         try:

@@ -13,6 +13,8 @@ from partita_schema.config import Config
 from partita_trainers.batch_size.probe import BatchSize
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from transformers import PreTrainedTokenizerFast
 
 
@@ -84,6 +86,8 @@ class WorkerJob:
     """Tokens that all prompts begin with."""
     samples: int
     """How many consecutive rows have the same prompt."""
+    families: "npt.NDArray[np.int32] | None"
+    """Number of the family of each row, whose prompts begin alike, -1 without one; None if there are none."""
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,7 @@ class Worker:
             key=rows.key,
             prefix=worker_job.prefix,
             samples=worker_job.samples,
+            families=worker_job.families,
         )
         while mail.wait():
             settings = GenerationSettings(

@@ -1,7 +1,7 @@
 """Which blocks of the KV cache a row gets: those of other rows as far as its prompt begins like theirs, and its own.
 
 Blocks come from the shared prefix of all prompts, from a finished row that is kept for its next turn, or, for requests
-that say so, from any row (`SlotRequest.similar`).
+that say so, from rows of the same family (`SlotRequest.family`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,6 +21,8 @@ class Cached(NamedTuple):
 
     ids: Sequence[int]
     blocks: Sequence[int]
+    family: int | None = None
+    """Requests of this family may use it."""
 
 
 class RowBlocks:
@@ -30,7 +32,7 @@ class RowBlocks:
         self.cache, self.pool, self.device = cache, pool, device
         self.prefix = Cached((), ())
         self.kept: dict[int, Cached] = {}
-        """Finished rows by the name of their row, the oldest first; any request may use those with a negative name."""
+        """Finished rows by the name of their row, the oldest first; those of a family have a negative name."""
         self.names = count(-1, -1)
 
     def most_blocks(self, request: SlotRequest) -> int:
@@ -47,9 +49,10 @@ class RowBlocks:
         sources = [self.prefix]
         if request.row in self.kept:
             sources.append(self.kept[request.row])
-        if request.similar:
-            sources += [cached for name, cached in self.kept.items() if name < 0]
-            sources += [Cached(row.request.input_ids, row.blocks) for row in active]
+        if request.family is not None:
+            sources += [cached for cached in self.kept.values() if cached.family == request.family]
+            relatives = (row for row in active if row.request.family == request.family)
+            sources += [Cached(row.request.input_ids, row.blocks) for row in relatives]
         common = [common_tokens(request.input_ids, source.ids) for source in sources]
         common[1:] = [tokens if tokens >= SHORTEST_PREFIX else 0 for tokens in common[1:]]
         best = max(range(len(sources)), key=lambda index: common[index])
@@ -112,9 +115,10 @@ class RowBlocks:
         ids = [*row.request.input_ids, *row.new[:-1]]
         used = blocks_for(len(ids), block_tokens=self.pool.block_tokens)
         self.release(row.blocks[used:])
-        name = next(self.names) if row.request.similar else row.request.row
+        family = row.request.family
+        name = row.request.row if family is None else next(self.names)
         self.forget(name)
-        self.kept[name] = Cached(ids, row.blocks[:used])
+        self.kept[name] = Cached(ids, row.blocks[:used], family)
 
     def forget(self, name: int) -> None:
         """Give back the blocks of a kept row."""

@@ -266,12 +266,10 @@ def test_rows_that_continue_compute_only_what_is_new(small: Any, llama: Any) -> 
 
 def test_requests_that_begin_like_another_row_compute_only_the_rest(small: Any, llama: Any) -> None:
     [first] = small.slot_requests((40, 6))
-    others = [
-        SlotRequest([*first.input_ids[:33], 50 + row, 60], 6, row, keep=True, similar=True) for row in range(1, 4)
-    ]
+    others = [SlotRequest([*first.input_ids[:33], 50 + row, 60], 6, row, keep=True, family=0) for row in range(1, 4)]
     opened = open_paged(llama, 3)
     with llama.evaluating(), tokens_read(llama) as passes:
-        opened.admit([replace(first, keep=True, similar=True)])
+        opened.admit([replace(first, keep=True, family=0)])
         assert opened.unread(others[0]) == 2
         opened.admit(others[:2])
         found = run(opened)
