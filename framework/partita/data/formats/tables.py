@@ -127,19 +127,35 @@ def open_tables(
     """
     import datasets
 
-    parts = [load(kind, data_files=[path], split="train", label=name) for path, name in zip(paths, names, strict=True)]
+    parts = [
+        None if is_empty_parquet(path) else load(kind, data_files=[path], split="train", label=name)
+        for path, name in zip(paths, names, strict=True)
+    ]
+    sizes = [0 if part is None else len(part) for part in parts]
+    if not any(sizes):
+        raise DataError(f"{', '.join(names[:3])} has no rows")
+    filled = [part for part in parts if part is not None]
     try:
-        table = datasets.concatenate_datasets(parts) if len(parts) > 1 else parts[0]
+        table = datasets.concatenate_datasets(filled) if len(filled) > 1 else filled[0]
     except (ValueError, TypeError) as error:
         raise DataError(f"the files {', '.join(names[:3])} have different columns: {error}") from None
-    if not len(table):
-        raise DataError(f"{', '.join(names[:3])} has no rows")
-    sizes = [len(part) for part in parts]
     files = np.repeat(np.arange(len(parts)), sizes)
     numbers = np.concatenate([np.arange(1, size + 1) for size in sizes])
     keys = RowKeys(names, files, numbers)
     hashes = [hash_file(path) if "://" not in path else "" for path in paths]
     return readable_rows(table, keys, content=digest(*names, *hashes) if all(hashes) else None)
+
+
+def is_empty_parquet(path: str) -> bool:
+    """Return whether a path is that of a local Parquet file without rows, which `datasets` cannot read."""
+    import pyarrow.parquet
+
+    if "://" in path or not path.endswith(".parquet"):
+        return False
+    try:
+        return bool(pyarrow.parquet.read_metadata(path).num_rows == 0)
+    except (pyarrow.ArrowException, OSError):
+        return False  # `load` says what is wrong with it
 
 
 def readable_rows(table: "datasets.Dataset", keys: RowKeys, *, content: str | None) -> Rows:

@@ -218,6 +218,17 @@ def test_parquet_files_of_a_glob_are_read_separately(tmp_path: Path) -> None:
     assert rows.get([9]) == [ROWS[4]]
 
 
+def test_parquet_files_without_rows_are_skipped(tmp_path: Path) -> None:
+    for name, rows in (("a", ROWS), ("b", []), ("c", ROWS)):
+        pd.DataFrame(rows, columns=["question", "answer"], dtype="string").to_parquet(tmp_path / f"{name}.parquet")
+
+    rows = open_rows(FileSource(type="parquet", path="*.parquet"), folder=tmp_path)
+
+    assert [rows.key(index) for index in (0, 4, 5)] == ["a.parquet:1", "a.parquet:5", "c.parquet:1"]
+    with pytest.raises(DataError, match=r"b\.parquet has no rows"):
+        open_rows(tmp_path / "b.parquet", folder=tmp_path)
+
+
 def test_a_folder_in_the_layout_of_the_hub_is_read(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     write(tmp_path / "set" / "train.jsonl", "jsonl")
