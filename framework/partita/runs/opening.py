@@ -3,7 +3,7 @@
 import logging
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,8 @@ def open_run(
             reopen_where_damaged(run)
         if run.finished or run.checkpoints.is_dir():
             check_same(recorded, settings, folder=folder)
+        if run.finished:
+            check_not_shorter(run, settings)
         if not recorded:
             check_free(folder)
         log_run(folder, start_of(run))
@@ -146,6 +148,25 @@ def open_run(
                 with suppress(OSError):  # another run has begun there
                     for parent in new_parents:
                         parent.rmdir()
+
+
+def check_not_shorter(run: RunDirectory, settings: Mapping[str, Any]) -> None:
+    """Raise ResumeError if the file asks for less training than a finished run had.
+
+    Once it is opened, it would be recorded as failed.
+    """
+    before, now_asked = run.manifest["config"]["trainer"], settings["trainer"]
+    steps, max_steps = run.manifest.get("steps"), now_asked.get("max_steps")
+    change = None
+    if max_steps is not None:
+        if steps is not None and max_steps < steps:
+            change = f"has taken {steps:,} steps, and trainer.max_steps is {max_steps:,}"
+    elif before.get("max_steps") is None and not run.manifest.get("stopped_early"):
+        epochs, asked = before.get("epochs"), now_asked.get("epochs")
+        if epochs is not None and asked is not None and asked < epochs:
+            change = f"has trained {epochs:g} epochs, and trainer.epochs is {asked:g}"
+    if change is not None:
+        raise ResumeError(f"the run in {run.folder} {change}; raise it, or give this run another folder with --run")
 
 
 def check_free(folder: Path) -> None:

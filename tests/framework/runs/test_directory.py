@@ -187,6 +187,38 @@ def test_only_a_different_run_is_refused_and_every_difference_is_listed(tmp_path
     assert manifest(tmp_path)["config"]["trainer"]["epochs"] == 5
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ({"epochs": 2}, {"epochs": 1}, "has trained 2 epochs, and trainer.epochs is 1"),
+        ({"epochs": 2}, {"max_steps": 9}, "has taken 24 steps, and trainer.max_steps is 9"),
+        ({"max_steps": 24}, {"max_steps": 10}, "has taken 24 steps, and trainer.max_steps is 10"),
+    ],
+)
+def test_a_finished_run_that_is_asked_for_less_stays_finished(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], change: str
+) -> None:
+    with opened(tmp_path, **before) as run:
+        run.note(status="done", steps=24)
+    written = (tmp_path / "manifest.json").read_bytes()
+    with pytest.raises(ResumeError) as refused, opened(tmp_path, **after):
+        pass
+    assert str(refused.value) == (
+        f"the run in {tmp_path} {change}; raise it, or give this run another folder with --run"
+    )
+    assert (tmp_path / "manifest.json").read_bytes() == written
+    with opened(tmp_path, epochs=3):
+        pass
+
+
+def test_a_run_that_stopped_early_may_be_asked_for_fewer_epochs(tmp_path: Path) -> None:
+    with opened(tmp_path, epochs=4) as run:
+        run.note(status="done", steps=24, stopped_early=True)
+    with opened(tmp_path, epochs=3):
+        pass
+    assert manifest(tmp_path)["config"]["trainer"]["epochs"] == 3
+
+
 def test_added_and_removed_values_are_differences(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"  a\.0: 1 -> None\n  b: None -> 2\n"):
         check_same({"a": [1], "data": {"loader": {"workers": 1}}}, {"a": [], "b": 2}, folder=tmp_path)
