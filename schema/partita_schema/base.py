@@ -81,6 +81,7 @@ Number = Annotated[float, BeforeValidator(refuse_boolean)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Positive = Annotated[Number, Field(gt=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
+BelowOne = Annotated[Number, Field(ge=0, lt=1)]
 Name = Annotated[str, Field(min_length=1)]
 Direction = Literal["lower", "higher"]
 """Whether lower or higher values of a metric are better."""

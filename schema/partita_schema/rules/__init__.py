@@ -11,6 +11,7 @@ from partita_schema.rules.endpoint import refused_by_endpoint
 from partita_schema.rules.features import (
     duplicate_names,
     features_next_to_a_dialogue,
+    outputs_named_like_other_columns,
     prompts_of_dialogues,
     simulation_without_dialogue,
 )
@@ -20,7 +21,7 @@ from partita_schema.rules.language_modelling import chunk_conflicts, language_mo
 from partita_schema.rules.new_models import refused_by_new_models
 from partita_schema.rules.number_formats import int8_conflicts, untrainable_formats
 from partita_schema.rules.preference import refused_by_preferences, unfit_transcripts
-from partita_schema.rules.prompt import leaked_answers, unusable_examples
+from partita_schema.rules.prompt import constant_prompts, leaked_answers, unusable_examples
 from partita_schema.rules.sharding import refused_by_sharding
 from partita_schema.rules.sweep import impossible_sweep, unmeasured_sweep
 from partita_schema.rules.training import (
@@ -39,9 +40,11 @@ from partita_schema.sections.config_sections import ConfigSections
 
 RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     duplicate_names,
+    outputs_named_like_other_columns,
     language_modelling_conflicts,
     chunk_conflicts,
     leaked_answers,
+    constant_prompts,
     unusable_examples,
     features_next_to_a_dialogue,
     refused_turn_outputs,

@@ -17,6 +17,18 @@ def leaked_answers(config: ConfigSections) -> Iterator[Refusal]:
             yield "prompt.template", f"the template shows the output {{{shown}}} and gives the answer away; remove it"
 
 
+def constant_prompts(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield a template that shows nothing of a row."""
+    template = config.prompt.template
+    if template is None or not config.input_features or config.dialogue_input is not None:
+        return
+    if set(template_fields(template)) <= {"__task__", "__context__"}:
+        name = config.input_features[0].name
+        escaped = f"{{{{{name}}}}}" in template
+        hint = f"; {{{{{name}}}}} means literal braces" if escaped else ""
+        yield "prompt.template", f"the template shows no input, so all prompts would be equal; add {{{name}}}{hint}"
+
+
 def unusable_examples(config: ConfigSections) -> Iterator[Refusal]:
     """Yield examples that the template does not show or that lack a column."""
     prompt = config.prompt

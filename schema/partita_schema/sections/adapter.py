@@ -1,6 +1,6 @@
 """Adapters: PEFT methods for training a small number of parameters on a frozen base model; a union on `type`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from partita_schema.base import (
     Positive,
     PositiveInt,
     StrictBool,
+    check_regex,
     is_set,
     rule_error,
 )
@@ -42,6 +43,15 @@ class TargetedAdapter(AdapterBase):
     layer."""
     modules_to_save: tuple[Name, ...] | None = None
     """Names of additional modules that are fully trained and saved with the adapter. Default: none."""
+
+    @model_validator(mode="after")
+    def patterns_are_regular_expressions(self) -> Self:
+        for key in ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"):
+            value = getattr(self, key, None)
+            patterns = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
+            for pattern in patterns:
+                check_regex(pattern, at=key)
+        return self
 
 
 class LayeredAdapter(TargetedAdapter):

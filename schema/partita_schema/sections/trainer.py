@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from partita_schema.base import (
+    BelowOne,
     ConfigModel,
     Direction,
     Fraction,
@@ -88,7 +89,7 @@ class Optimizer(ConfigModel):
     ] = "adamw"
     """Optimizer algorithm. The 8-bit and paged optimizers and lion come from bitsandbytes. schedule_free_adamw needs no
     learning rate schedule."""
-    betas: tuple[Fraction, Fraction] | None = None
+    betas: tuple[BelowOne, BelowOne] | None = None
     """Decay rates of the moving averages (adam family and lion). Default: the algorithm's own."""
     eps: Positive | None = None
     """Small constant added to denominators for numerical stability. Default: the algorithm's own."""

@@ -82,3 +82,13 @@ def test_olora_does_not_work_on_a_new_gpt2() -> None:
         "adapter.init: olora does not work on layers of gpt2; write init: pissa"
     ]
     assert problems({"type": "scratch"}, adapter=adapter) == []
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"target_modules": "("}, {"exclude_modules": "("}, {"rank_pattern": {"(": 8}}, {"alpha_pattern": {"(": 1}}],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_patterns_of_module_names_are_regular_expressions(keys: dict[str, Any]) -> None:
+    expected = "'(' is not a regular expression (missing ), unterminated subpattern at position 0); fix the pattern"
+    assert problems(adapter={"type": "lora", **keys}) == [f"adapter.{next(iter(keys))}: {expected}"]

@@ -29,6 +29,13 @@ def test_nesterov_needs_momentum() -> None:
     assert problems(optimizer={"type": "muon", "nesterov": True}) == []
 
 
+def test_betas_are_below_one() -> None:
+    assert problems(optimizer={"betas": [1.0, 0.9]}) == [
+        "trainer.optimizer.betas[0]: write a number of at least 0 and below 1; got 1.0"
+    ]
+    assert problems(optimizer={"betas": [0, 0.999]}) == []
+
+
 def test_callbacks_need_a_training() -> None:
     raw = {
         "base_model": "m",

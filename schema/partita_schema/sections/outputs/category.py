@@ -1,9 +1,9 @@
 """The output type category: one label of a fixed set."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from partita_schema.base import ConfigModel, Name, PositiveInt, StrictBool, check_regex, rule_error
 from partita_schema.cells import CellError, text_reader
@@ -49,7 +49,7 @@ class CategoryDecoder(ConfigModel):
 
     type: Literal["category_extractor"] = "category_extractor"
     """Extract one label of a fixed set."""
-    labels: tuple[Name, ...] | None = None
+    labels: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
     """All labels. Default: the keys of `match`; without `match`, the labels seen in the training data."""
     match: dict[str, Match] | None = None
     """Rules by label, tried in the order written. Default: the label that equals the answer, otherwise the only label
