@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fixtures import read_rows, zero_shot
-from generate_contenders import OUR_INT8, Peers, compare_contenders
+from generate_contenders import CONTENDERS, OUR_INT8, Peers, compare_contenders, ratio, said
 from harness import SHARED, Limit, Result, Row, call, main, run_script
 
 NEW_TOKENS = 32
@@ -32,6 +32,7 @@ ROWS_ALONE = {"tiny": 512, "small": 32}
 SOME_ROWS = {"tiny": 512, "small": 128}
 """Number of rows in the comparison with other libraries, spread over all."""
 QUICK_ROWS = {"tiny": 64, "small": 16}
+DOCUMENTS, OPENVINO, SORTED_32 = "documents", "OpenVINO GenAI fp32", "sorted, batches of 32"
 CONFIGURATIONS: dict[str, Row] = {
     "partita": {},
     "partita, dtype: fastest": {"model_parameters": {"dtype": "fastest"}},
@@ -112,6 +113,73 @@ def small_shared(folder: Path, quick: bool) -> Result:
     Needs the shared folder next to the repository.
     """
     return with_libraries(folder, "small", "shared", quick=quick)
+
+
+def documents(folder: Path, quick: bool) -> Result:
+    """Answers of tiny to eight questions about each of 64 documents, in mixed order, 32 new tokens each.
+
+    Needs the shared folder next to the repository. A document has 250 words of the prompts of the part batches and a
+    question 4 to 12. Peers: transformers' `generate` in batches of 32 rows sorted by length, and OpenVINO GenAI with
+    prefix caching, in the environment of the part tiny_rows. One thread, one process per run, in turn; CPU seconds of
+    answering, and the medians of the ratios to partita in the same round.
+    """
+    run_script([SHARED / "peers" / "workload.py", folder])
+    write_documents(folder, count=8 if quick else 64)
+    prompts, _ = questions(folder, DOCUMENTS)
+    peers = Peers(folder, "tiny", DOCUMENTS, prompts, new_tokens=NEW_TOKENS)
+    openvino = next(one for one in CONTENDERS if one.who == OPENVINO)
+    peers.prepare(openvino)
+    tasks: dict[str, Callable[[], Row]] = {
+        "partita": partial(call, answer_with_partita, folder, "tiny", DOCUMENTS),
+        SORTED_32: partial(call, answer_sorted, folder, "tiny", DOCUMENTS, 32),
+    }
+    if OPENVINO not in peers.reasons:
+        tasks[OPENVINO] = partial(peers.start, openvino, {"rows": 128, "tokens": 512})
+    runs: dict[str, list[Row]] = {who: [] for who in tasks}
+    for _ in range(1 if quick else ROUNDS["tiny"]):
+        for who, task in tasks.items():
+            runs[who].append(said(who, task()))
+    ours = runs["partita"]
+    rows: list[Row] = []
+    for who, found in runs.items():
+        same = {hashed(run["texts"]) for run in found} == {hashed(ours[0]["texts"])}
+        rows.append(
+            {
+                "model": "tiny",
+                "rows": len(prompts),
+                "who": who,
+                "CPU s": round(statistics.median(run["cpu"] for run in found), 2),
+                "CPU s over ours": round(ratio(found, ours), 2),
+                "equal answers": same,
+                "peak MB": max(run["peak"] for run in found),
+                "runs": [round(run["cpu"], 2) for run in found],
+            }
+        )
+    rows += [{"model": "tiny", "who": who, "skipped": reason} for who, reason in peers.reasons.items()]
+    least = {SORTED_32: 2.0, OPENVINO: 1.0}
+    limits = [
+        Limit(f"documents: over {who}", ratio(runs[who], ours), least[who], "min") for who in least if who in runs
+    ]
+    equal = all(row["equal answers"] for row in rows if "skipped" not in row)
+    return rows, [*limits, Limit("documents: the same answers as all others", float(equal), 1, "min")]
+
+
+def write_documents(folder: Path, *, count: int) -> None:
+    """Write documents.jsonl: prompts with eight questions about each document, in mixed order."""
+    words = " ".join(row["prompt"] for row in read_rows(folder / "rows.jsonl")).split()
+    chance = random.Random(0)
+
+    def some_words(number: int) -> str:
+        start = chance.randrange(len(words) - number)
+        return " ".join(words[start : start + number])
+
+    prompts = []
+    for _ in range(count):
+        document = some_words(250)
+        prompts += [f"{document} Question: {some_words(chance.randint(4, 12))}" for _ in range(8)]
+    chance.shuffle(prompts)
+    lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
+    (folder / f"{DOCUMENTS}.jsonl").write_text("".join(lines), encoding="utf8")
 
 
 def with_libraries(folder: Path, name: str, work: str, *, quick: bool) -> Result:
@@ -366,9 +434,14 @@ def measured(
         "tokens": sum(counts),
         "peak": peak_now,
         "grown": peak_now - before,
-        "hash": hashlib.md5(json.dumps(texts).encode()).hexdigest()[:12] if whole else "",
+        "hash": hashed(texts) if whole else "",
+        "texts": texts,
         "roof": roof_seconds(folder, name, list(map(len, ids)), counts, len(os.path.commonprefix(ids))),  # noqa: RUF071
     }
+
+
+def hashed(texts: list[str]) -> str:
+    return hashlib.md5(json.dumps(texts).encode()).hexdigest()[:12]
 
 
 def roof_seconds(folder: str, name: str, prompts: list[int], answers: list[int], shared: int) -> float:
@@ -410,4 +483,4 @@ def peak() -> int:
 
 
 if __name__ == "__main__":
-    main(batches, tiny_rows, tiny_shared, small_rows, small_shared)
+    main(batches, tiny_rows, tiny_shared, small_rows, small_shared, documents)

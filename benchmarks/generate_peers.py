@@ -92,7 +92,7 @@ def load_openvino(job: Job) -> Answer:
 
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = 4
-    scheduler.enable_prefix_caching = job["work"] == "shared"
+    scheduler.enable_prefix_caching = job["work"] in ("shared", "documents")
     scheduler.max_num_seqs = job["settings"]["rows"]
     scheduler.max_num_batched_tokens = job["settings"]["tokens"]
     options: Job = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}

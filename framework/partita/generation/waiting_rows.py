@@ -33,8 +33,10 @@ class WaitingRows:
         """Number of prompts in each of the next passes."""
         self.begun: set[int] = set()
         """Shared prompts of which a row has started."""
+        self.considered: dict[int, SlotRequest] = {}
+        """Requests of rows that may start next, by row, if some belong to families."""
         self.unread: dict[int, int] = {}
-        """Tokens to prefill of the prompts that were considered last, by row, if parts of them may be cached."""
+        """Tokens to prefill of each of them."""
 
     def take(self, wanted: int) -> None:
         """Take rows from the source, which start after those that wait."""
@@ -56,6 +58,7 @@ class WaitingRows:
     def forget_plan(self) -> None:
         """Plan the next passes again, because slots or waiting rows have changed."""
         self.planned = []
+        self.unread = {}
 
     def next_group(self, slots: AnsweringSlots, *, free: int, prefix: int) -> list[SlotRequest]:
         """Remove the rows whose prompts are prefilled next, together, and return their requests.
@@ -83,29 +86,39 @@ class WaitingRows:
         If nothing of a family's beginning is cached, its first row is prefilled, and the others wait for it. A row of
         which less than half is cached is prefilled as if it had no family: copying would gain little.
         """
-        considered = min(free, PLANNED_PROMPTS)
+        self.consider(self.rows[: -min(free, PLANNED_PROMPTS) - 1 : -1])
         ready: list[SlotRequest] = []
         first: set[int] = set()
-        self.unread = {}
-        for request in self.requests(self.rows[: -considered - 1 : -1]):
+        for row, request in self.considered.items():
             own = len(request.input_ids) - prefix
-            unread = own if request.family is None else slots.unread(request)
-            if request.family is not None and unread == own:
-                if request.family in first:
+            unread = self.unread.get(row, own)
+            if request.family is not None:
+                unread = slots.unread(request) if unread == own else unread
+                if unread == own and request.family in first:
                     continue
-                first.add(request.family)
-            elif 2 * unread > own:
-                unread, request = own, replace(request, family=None)
-            self.unread[request.row] = unread
+                if unread == own:
+                    first.add(request.family)
+                elif 2 * unread > own:
+                    unread, request = own, replace(request, family=None)
+            self.unread[row] = unread
             ready.append(request)
         ready.sort(key=lambda request: -self.unread[request.row])
         lengths = [self.unread[request.row] for request in ready]
         end = split_into_passes(lengths, slots)[0][1] if self.plans_passes else slots.readable(lengths[0], len(ready))
-        started = {request.row for request in ready[:end]}
+        group = ready[:end]
+        self.unread |= {request.row: slots.unread(request) for request in group if request.family is not None}
+        started = {request.row for request in group}
+        considered = len(self.considered)
         self.rows[-considered:] = [row for row in self.rows[-considered:] if row not in started]
         waiting = {self.work.family(row) for row in self.rows[-considered:]} - {None}
         # What is cached of a family must outlast a row that ends before the others start.
-        return [replace(request, keep=request.family in waiting) for request in ready[:end]]
+        return [replace(request, keep=request.family in waiting) for request in group]
+
+    def consider(self, rows: Sequence[int]) -> None:
+        """Fetch the requests of rows that may start next; what is known of those considered before is kept."""
+        new = {request.row: request for request in self.requests([row for row in rows if row not in self.considered])}
+        self.considered = {row: new[row] if row in new else self.considered[row] for row in rows}
+        self.unread = {row: self.unread[row] for row in rows if row in self.unread}
 
     def planned_count(self, slots: AnsweringSlots, *, free: int, prefix: int) -> int:
         """Return the number of prompts in the next pass of the plan, which is made again if it does not fit."""
