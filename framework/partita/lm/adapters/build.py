@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from partita.lm.adapters.inits import initialize, linear_targets, prepare_init
+from partita.lm.adapters.names import check_names
 from partita.lm.architectures import check_pickles
 from partita.lm.heads import Head, head_modules
 from partita.lm.precision import bridge_types
@@ -106,7 +107,9 @@ def add_adapter(
     with peft_errors(model, adapter):
         prepare_init(model, settings, adapter, batches=batches)
         own = {id(parameter) for parameter in model.parameters()}
+        modules = [name for name, _ in model.named_modules()]
         adapted = get_peft_model(model, settings)
+        check_names(adapted, adapter, modules)
         hold_in_float32(adapted, own=own)
         bridge_types(adapted, dtype=model.dtype)
         try_out(adapted)

@@ -213,6 +213,36 @@ def test_prompt_tuning_starts_from_the_tokens_of_a_text_or_of_the_vocabulary(sma
     assert all((words == vector).all(dim=1).any() for vector in drawn)
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"modules_to_save": ["lm_haed"]}, "modules_to_save: lm_haed matches no module; did you mean lm_head?"),
+        ({"exclude_modules": ["up_prj"]}, "exclude_modules: up_prj matches no module; did you mean up_proj?"),
+        ({"exclude_modules": ".*q_projj"}, "exclude_modules: .*q_projj matches no module; did you mean q_proj?"),
+        ({"rank_pattern": {"q_prj": 4}}, "rank_pattern: q_prj matches no module; did you mean q_proj?"),
+        ({"alpha_pattern": {r"layers\.9\..*": 4}}, r"alpha_pattern: layers\.9\..* matches no module"),
+        (
+            {"rank_pattern": {"up_proj": 4}, "target_modules": ["q_proj"]},
+            "rank_pattern: up_proj matches no adapted module; add it to target_modules",
+        ),
+    ],
+)
+def test_names_that_match_no_module_are_reported(small, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        small.load(small.config(adapter={"type": "lora", **keys}))
+    assert str(refused.value) == f"adapter.{message}"
+
+
+def test_names_that_match_modules_are_used(small) -> None:
+    patterns = {"rank_pattern": {r"layers\.0\..*q_proj": 3, "model.layers.1.self_attn.v_proj": 5}}
+    names = {"modules_to_save": ["lm_head"], "exclude_modules": ["k_proj"], "alpha_pattern": {"v_proj": 7}}
+    lm = small.load(small.config(adapter={"type": "lora", "r": 2, **patterns, **names}))
+    layers = lm.adapted.base_model.model.model.layers
+    ranks = [layers[0].self_attn.q_proj.r["default"], layers[1].self_attn.v_proj.r["default"]]
+    assert ranks == [3, 5]
+    assert not hasattr(layers[0].self_attn.k_proj, "r")
+
+
 def test_missing_layers_are_reported(small) -> None:
     with pytest.raises(ModelError, match=r"adapter\.layers_to_transform: \[7\] matches no module"):
         small.load(small.config(adapter={"type": "lora", "layers_to_transform": [7]}))
