@@ -72,6 +72,9 @@ PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 """An integer of at least 0."""
 
+Seed = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
+"""A random seed that Python, numpy and torch accept."""
+
 StrictBool = Annotated[bool, Field(strict=True)]
 """A boolean; only true and false are accepted."""
 

@@ -18,6 +18,8 @@ from partita_schema.base import (
     rule_error,
 )
 
+Names = Annotated[tuple[Name, ...], Field(min_length=1)]
+
 
 class Postprocessor(ConfigModel):
     """What to do with an adapter after training."""
@@ -38,7 +40,7 @@ class AdapterBase(ConfigModel):
 class TargetedAdapter(AdapterBase):
     """Options of adapters that are attached to selected modules."""
 
-    target_modules: str | tuple[Name, ...] = "all-linear"
+    target_modules: str | Names = "all-linear"
     """Modules to adapt: a list of names, a regular expression, or all-linear for every linear layer except the output
     layer."""
     modules_to_save: tuple[Name, ...] | None = None
@@ -172,7 +174,7 @@ class Ia3Adapter(TargetedAdapter):
 
     type: Literal["ia3"]
     """Learned rescaling of activations (IA3)."""
-    target_modules: str | tuple[Name, ...] | None = None  # type: ignore[assignment]  # peft has its own default
+    target_modules: str | Names | None = None  # type: ignore[assignment]  # peft has its own default
     """Modules to rescale: a list of names or a regular expression. Default: peft's choice for the architecture,
     otherwise all linear layers."""
     feedforward_modules: str | tuple[Name, ...] | None = None
@@ -300,7 +302,7 @@ class LnTuningAdapter(AdapterBase):
 
     type: Literal["ln_tuning"]
     """Layer-norm tuning."""
-    target_modules: str | tuple[Name, ...] | None = None
+    target_modules: str | Names | None = None
     """Normalization modules to train: a list of names or a regular expression. Default: peft's choice for the
     architecture."""
     modules_to_save: tuple[Name, ...] | None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from partita_schema.base import ConfigModel, Name, NonNegativeInt, StrictBool
+from partita_schema.base import ConfigModel, Name, Seed, StrictBool
 from partita_schema.dialogues.common_form import CONTENT
 from partita_schema.sections.adapter import Adapter
 from partita_schema.sections.backend import Backend, LocalBackendConfig
@@ -36,7 +36,7 @@ class ConfigSections(ConfigModel):
     """How the base model is loaded and run: dtype, device, attention kernel."""
     trust_remote_code: StrictBool = False
     """Run Python code that comes with the model repository, as in transformers. false: that code is never run."""
-    seed: NonNegativeInt = 42
+    seed: Seed = 42
     """Random seed of the run: weight initialization, row order, splits and sampling."""
     input_features: tuple[InputFeature, ...] = ()
     """Columns that go into the prompt. `type` defaults to text. Default: none; the output is a text without a prompt

@@ -14,6 +14,7 @@ from partita_schema.base import (
     Number,
     Positive,
     PositiveInt,
+    Seed,
     StrictBool,
     is_set,
     rule_error,
@@ -206,7 +207,7 @@ class Generation(ConfigModel):
     paged: blocks, which rows with a common prefix share; decode steps have constant shapes and are captured as CUDA
     graphs on a GPU (not yet tested on a GPU). auto: paged on a GPU for which torch has a paged attention kernel, slots
     elsewhere."""
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     """Random seed of sampling. Default: the seed of the run."""
     best_of: Annotated[int, Field(strict=True, ge=2)] | None = None
     """Number of answers that predict and evaluate sample for each row; the one with the highest reward is kept. Needs

@@ -92,3 +92,13 @@ def test_olora_does_not_work_on_a_new_gpt2() -> None:
 def test_patterns_of_module_names_are_regular_expressions(keys: dict[str, Any]) -> None:
     expected = "'(' is not a regular expression (missing ), unterminated subpattern at position 0); fix the pattern"
     assert problems(adapter={"type": "lora", **keys}) == [f"adapter.{next(iter(keys))}: {expected}"]
+
+
+def test_a_list_of_target_modules_is_not_empty() -> None:
+    expected = ["adapter.target_modules: the list is empty; write at least 1 of them"]
+    assert problems(adapter={"type": "lora", "target_modules": []}) == expected
+
+
+def test_a_seed_is_one_that_numpy_accepts() -> None:
+    assert problems(seed=2**32) == ["seed: write an integer from 0 to 4294967295; got 4294967296"]
+    assert problems(seed=2**32 - 1) == []
