@@ -75,6 +75,7 @@ class Prompts:
         self.keys = np.arange(2 * len(ids), dtype=np.uint64).reshape(len(ids), 2).view(np.uint8)
         self.prefix: list[int] = []
         self.digests = self.keys.view("V16")[:, 0]
+        self.families = None
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
 

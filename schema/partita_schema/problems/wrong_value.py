@@ -80,7 +80,14 @@ def null_trap(shape: Shape, node: Node) -> str | None:
 
 
 def boolean_trap(key: str, shape: Shape, node: Node, *, expected: str) -> str | None:
-    """Return a message if `no`, `yes`, `on` or `off` was read as a boolean."""
+    """Return a message if `no`, `yes`, `on` or `off` was read as a boolean.
+
+    Args:
+        key: Name of the key.
+        shape: What the key accepts.
+        node: The value.
+        expected: What to write, in words.
+    """
     if not isinstance(node.value, bool) or node.text is None or accepts(shape, "flag"):
         return None
     plain = str(node.value).lower()
