@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from partita import ConfigError, JobError, Model, PartitaError
+from partita.generation import prompts
 from partita_trainers.file_sums import FILE as SUMS
 
 from ..json_lines import read_json_lines, write_json_lines
@@ -140,6 +141,23 @@ def test_greedy_answers_equal_those_of_one_process(pool: Model, folder: Path) ->
     assert result.stats.ok == 300
     assert result.stats.slots_in_use > 0, "answered in slots"
     assert sorted(recorded("greedy")) == list(range(300))
+
+
+def test_prompts_that_begin_alike_share_a_prefill_in_workers(
+    pool: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "FAMILY_TOKENS", 16)
+    chance = random.Random(2)
+    words = [f"w{number}" for number in range(60)]
+    documents = [" ".join(chance.choices(words, k=24)) for _ in range(4)]
+    texts = [f"{document} {' '.join(chance.choices(words, k=3))}" for document in documents for _ in range(12)]
+    write_json_lines(folder / "documents.jsonl", [{"text": text, "answer": "w1"} for text in texts])
+    result = pool.predict("documents.jsonl", output="shared.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(prompts, "FAMILY_TOKENS", 1000)
+        alone = in_one_process(folder).predict("documents.jsonl", output="whole.jsonl")
+    assert result.stats.prompt_tokens < 0.6 * alone.stats.prompt_tokens
+    assert Path("shared.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
 
 
 def test_workers_resume_a_journal_of_one_process(pool: Model, folder: Path) -> None:
