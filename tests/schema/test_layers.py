@@ -151,7 +151,7 @@ def test_mistakes_in_all_files_are_reported_at_their_lines_the_main_file_first()
     assert problem_of(
         "extends: wrong.yaml\nseed: x\ngeneration: {stpo: [a]}\ntrainer: {batch_sise: 8}\n"
     ).splitlines() == [
-        "run.yaml:2:7: seed: write an integer of at least 0; got x",
+        "run.yaml:2:7: seed: write an integer from 0 to 4294967295; got x",
         "run.yaml:3:14: generation.stpo: unknown key; did you mean stop?",
         "run.yaml:4:11: trainer.batch_sise: unknown key; did you mean batch_size?",
         "wrong.yaml:3:1: seed: the key occurs twice, first in line 2; keep one",

@@ -318,7 +318,7 @@ def test_a_dictionary_is_checked_without_lines() -> None:
     assert {str(problem) for problem in caught.value.problems} == {
         "base_modl: unknown key; did you mean base_model?",
         "output_features: the list is empty; write at least 1 of them",
-        "seed: write an integer of at least 0; got true",
+        "seed: write an integer from 0 to 4294967295; got true",
     }
 
 

@@ -55,7 +55,7 @@ def test_the_last_override_of_a_key_wins() -> None:
             "trainer={type: finetune, epohcs: 1}",
             ("--set trainer={type: finetune, epohcs: 1}: trainer.epohcs: unknown key; did you mean epochs?"),
         ),
-        ("seed=x", "--set seed=x: seed: write an integer of at least 0; got x"),
+        ("seed=x", "--set seed=x: seed: write an integer from 0 to 4294967295; got x"),
         ("seed", "--set seed: is not an override; write key.path=value, such as trainer.epochs=1"),
         (
             "base_model.size=tiny",
