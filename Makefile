@@ -46,7 +46,7 @@ test: $(READY)
 	$(PYTEST) -n 2 -m "not long"
 
 test-long: $(READY) $(LLAMA_CPP)
-	PARTITA_LLAMA_CPP=$(abspath $(LLAMA_CPP)) $(PYTEST) -n 2 -m "long or property" --hypothesis-profile=full --no-cost-limit
+	PARTITA_LLAMA_CPP=$(abspath $(LLAMA_CPP)) $(PYTEST) -n 2 -m "long or property" --hypothesis-profile=full
 
 test-all: test test-long
 

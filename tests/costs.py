@@ -1,10 +1,9 @@
 """CPU seconds of each test, including child processes: long tests have a marker, and long files start first.
 
-A test without the marker `long` should take at most `TARGET` CPU seconds on an idle machine; those that take more are
-listed at the end of a run. On a machine whose cores share caches with others the same work takes up to twice the CPU
-time, so a test fails only above `LIMIT`, and its setup, which may create shared fixtures, above `SETUP_LIMIT`. The
-first test of a process that imports one of `LIBRARIES` may take `IMPORT_SECONDS` more. Wall-clock time is not checked,
-because it depends on the load.
+A test without the marker `long` should take at most `TARGET` CPU seconds on an idle machine, and its setup, which may
+create shared fixtures, at most `SETUP_TARGET`; those that take more are listed at the end of a run. The first test of a
+process that imports one of `LIBRARIES` may take `IMPORT_SECONDS` more. No test fails for its time: the same work takes
+up to twice the CPU seconds on a machine whose cores share caches with others, and machines differ as much.
 """
 
 import json
@@ -18,8 +17,7 @@ from typing import Any
 import pytest
 
 TARGET = 3.0
-LIMIT = 6.0
-SETUP_LIMIT = 15.0
+SETUP_TARGET = 15.0
 IMPORT_SECONDS = 10.0
 LIBRARIES = ("torch", "transformers.modeling_utils", "peft", "datasets", "accelerate", "sklearn", "bitsandbytes")
 ABOVE_TARGET = "above_target"
@@ -65,30 +63,22 @@ class Costs:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        yield from self.measured(item, "setup", SETUP_LIMIT, SETUP_LIMIT)
+        yield from self.measured(item, "setup", SETUP_TARGET)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        yield from self.measured(item, "call", TARGET, LIMIT)
+        yield from self.measured(item, "call", TARGET)
 
-    def measured(self, item: pytest.Item, part: str, target: float, limit: float) -> Iterator[Any]:
+    def measured(self, item: pytest.Item, part: str, target: float) -> Iterator[Any]:
         before, imported = cpu_seconds(), imported_libraries()
-        allowed = item.get_closest_marker("long") is not None or self.config.getoption("no_cost_limit")
         try:
-            result = yield
+            return (yield)
         finally:
             seconds = cpu_seconds() - before
             item.user_properties.append((f"{part}_cpu_seconds", round(seconds, 2)))
             more = IMPORT_SECONDS if imported_libraries() != imported else 0.0
-            if seconds > target + more and not allowed:
+            if seconds > target + more and item.get_closest_marker("long") is None:
                 item.user_properties.append((ABOVE_TARGET, round(seconds, 2)))
-        if seconds > limit + more and not allowed:
-            pytest.fail(
-                f"the {part} took {seconds:.1f} CPU seconds, and {limit + more:g} are allowed; make it smaller, or "
-                "mark the test with pytest.mark.long",
-                pytrace=False,
-            )
-        return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
@@ -113,7 +103,7 @@ class Costs:
         for folder, seconds in sorted(by_folder.items(), key=lambda pair: -sum(pair[1])):
             terminalreporter.write_line(f"{sum(seconds):8.1f}  {len(seconds):5,} tests  {folder}")
         for name, seconds in sorted(self.above_target.items(), key=lambda pair: -pair[1]):
-            terminalreporter.write_line(f"above the target of {TARGET:g}: {seconds:.1f} CPU seconds, {name}")
+            terminalreporter.write_line(f"above its target: {seconds:.1f} CPU seconds, {name}")
         if self.config.getoption("record_costs") is not None:
             self.write(Path(self.config.getoption("record_costs")))
 
@@ -148,4 +138,3 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--record-costs", metavar="FILE", help="write CPU seconds of each test to FILE, of files to costs.json"
     )
-    group.addoption("--no-cost-limit", action="store_true", help="let tests take as much CPU time as they need")
