@@ -7,6 +7,7 @@ import pytest
 
 from partita.data.chunks import ChunkEncoder, RawChunk, Unreadable, parsed
 from partita.data.dialogue import build_expander
+from partita.data.formats.json import DECODER
 from partita.data.formatting.build import build_row_tokenizer
 
 SAID = {"episode": [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["y2"]}]}
@@ -54,8 +55,8 @@ def test_the_expander_of_a_chunk_is_created_once(
 
 def test_json_of_a_row_is_parsed_once_and_invalid_json_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
-    loads = json.loads
-    monkeypatch.setattr(json, "loads", lambda text: (read.append(text), loads(text))[1])
+    decode = DECODER.decode
+    monkeypatch.setattr(DECODER, "decode", lambda text: (read.append(text), decode(text))[1])
     good, bad = parsed([b'{"a": "b"}', b'{"a": "\\u00e9"}', Unreadable("gone", "x"), {"a": 1}])
 
     assert good == {0: {"a": "b"}, 1: {"a": "\u00e9"}, 3: {"a": 1}}

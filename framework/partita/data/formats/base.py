@@ -29,7 +29,6 @@ BLOCK = 1 << 18
 SKIP = 1 << 20
 """Bytes that are skipped at a time in a file that cannot seek."""
 BOM = b"\xef\xbb\xbf"
-UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 Quoting = Literal["minimal", "none"]
 Position = int | list[Any]
@@ -281,9 +280,3 @@ WRITE_ENCODING = "write its encoding at the source, such as encoding: cp1252, or
 def not_utf8(error: UnicodeDecodeError) -> str:
     """Return the reason for bytes that are not UTF-8."""
     return f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
-
-
-def refuse_utf16(start: bytes, name: str) -> None:
-    """Raise DataError if a file that starts with these bytes is UTF-16."""
-    if start.startswith(UTF16_MARKS):
-        raise DataError(f"{name} is UTF-16; write encoding: utf-16 at its source, or save it as UTF-8")

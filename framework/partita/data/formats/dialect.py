@@ -11,6 +11,7 @@ from typing import BinaryIO, NamedTuple
 from partita.data.formats.base import MAX_ROW_BYTES, FileOptions, Quoting
 from partita.data.formats.csv_rows import CsvRow, CsvRows
 from partita.data.formats.encodings import SAMPLE, chained, encoding_of, utf8_stream
+from partita.data.formats.signatures import refuse_binary
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +41,14 @@ def opened_dialect(stream: BinaryIO, name: str, *, default: str, options: FileOp
         name: Name of the file, for messages.
         default: Delimiter of the format.
         options: What the configuration says.
+
+    Raises:
+        DataError: The file is not text.
     """
     sample = b""
     while len(sample) < SAMPLE and (block := stream.read(SAMPLE - len(sample))):
         sample += block
+    refuse_binary(sample, name)
     is_cut = len(sample) == SAMPLE
     whole = chained(sample, stream)
     encoding = options.encoding or encoding_of(sample)

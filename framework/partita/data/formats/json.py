@@ -18,13 +18,13 @@ from partita.data.formats.base import (
     bad,
     not_utf8,
     read_from_start,
-    refuse_utf16,
     too_long,
 )
 from partita.data.formats.encodings import chained
 from partita.data.formats.lines import numbered_lines, read_line_slice
+from partita.data.formats.signatures import refuse_binary, refuse_utf16
 from partita.data.formats.text_files import open_text
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, shortened
 from partita_schema.json_values import MAX_DEPTH, TOO_DEEP, is_too_deep
 
 BLANKS = BOM + b" \t\r\n"
@@ -37,6 +37,23 @@ STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 TOO_MANY = f"a row holds more than {MAX_VALUES:,} values"
 CUT_OFF = 16
 """Number of characters before the end of a text within which a decoding error may mean truncation."""
+
+
+class RepeatedKeyError(ValueError):
+    """A JSON object has a key twice."""
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these keys and values. Raise RepeatedKeyError if a value would be lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise RepeatedKeyError(f"the key {shortened(twice)!r} occurs twice in an object; remove or rename one")
+    return value
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=without_repeats)
 
 
 def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
@@ -84,11 +101,13 @@ def json_row(text: bytes) -> tuple[Any, str]:
     if holds_too_much(text):
         return None, TOO_MANY
     try:
-        value = json.loads(text.decode("utf-8"))
+        value = DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         return None, not_utf8(error)
     except RecursionError:
         return None, TOO_DEEP
+    except RepeatedKeyError as error:
+        return None, str(error)
     except ValueError as error:
         where = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
         return None, f"not JSON: {said(error).removesuffix(' at')}{where}"
@@ -139,6 +158,7 @@ def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -
         start += more
         if len(start) > max_row_bytes and not more.strip(BLANKS):
             raise DataError(f"{name} starts with more than {max_row_bytes:,} bytes of blanks")
+    refuse_binary(start, name)
     refuse_utf16(start, name)
     rest = chained(start.removeprefix(BOM), stream, buffer_size=READ_SIZE)
     if start.strip(BLANKS).startswith(b"["):
@@ -161,13 +181,14 @@ def is_object(line: bytes) -> bool:
 def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Yield the objects of a JSON array, one at a time; a row's number is its position in the array."""
     text = io.TextIOWrapper(stream, encoding="utf-8")
-    decoder = json.JSONDecoder()
     buffer, index, number, size = "", 0, 0, READ_SIZE
+    lines = 1
     started = False
     try:
         while True:
             index = PASSED[number > 0].match(buffer, index).end()  # type: ignore[union-attr] # it matches nothing, too
             if index == len(buffer):
+                lines += buffer.count("\n")
                 buffer, index = text.read(size), 0
                 if not buffer:
                     raise DataError(f"{name}: the JSON array is not closed after row {number}; is the file cut off?")
@@ -176,9 +197,9 @@ def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
             elif buffer[index] == "]":
                 return
             else:
-                value, end = decode_next(decoder, buffer, index)
+                value, end = decode_next(buffer, index)
                 # A number at the end of the buffer may continue in the next block; an object or a list cannot.
-                if end is None or (end == len(buffer) and not isinstance(value, dict | list)):
+                if end is None or (end == len(buffer) and not isinstance(value, dict | list | RepeatedKeyError)):
                     left = buffer[index:]
                     broken = f"{name}: row {number + 1} of the JSON array"
                     if len(left) > max_row_bytes:
@@ -187,12 +208,14 @@ def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
                         raise DataError(f"{broken}: {TOO_MANY}; write it as JSON lines")
                     more = text.read(size) if may_continue(value, buffer) else ""
                     if not more:
-                        raise DataError(f"{broken} is broken: {said(value)}")
+                        raise DataError(f"{broken} is broken{place(value, buffer, lines)}")
+                    lines += buffer.count("\n", 0, index)
                     buffer, index, size = left + more, 0, size * 2
                     continue
                 number += 1
                 row = buffer[index:end].encode("utf-8")
-                yield record_of(value, wrong_object(value, row), row, number)
+                reason = str(value) if isinstance(value, RepeatedKeyError) else wrong_object(value, row)
+                yield record_of(value, reason, row, number)
                 index, size = end, READ_SIZE
     except UnicodeDecodeError as error:
         raise DataError(f"{name} is {not_utf8(error)}; save it as UTF-8, or as JSON lines") from None
@@ -200,12 +223,32 @@ def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
         text.detach()
 
 
-def decode_next(decoder: json.JSONDecoder, buffer: str, index: int) -> tuple[Any, int | None]:
-    """Return a value and its end; the error and None if the value is incomplete."""
+def decode_next(buffer: str, index: int, decoder: json.JSONDecoder = DECODER) -> tuple[Any, int | None]:
+    """Return a value and its end; the error and None if the value is incomplete.
+
+    A complete value with a repeated key is a RepeatedKeyError.
+    """
     try:
         return decoder.raw_decode(buffer, index)
+    except RepeatedKeyError as error:
+        value, end = decode_next(buffer, index, json.JSONDecoder())
+        return (value, None) if end is None else (error, end)
     except (ValueError, RecursionError) as error:
         return error, None
+
+
+def place(error: Any, buffer: str, lines: int) -> str:
+    """Return where and why a value of an array is broken.
+
+    Args:
+        error: The error; another value if the file ends within it.
+        buffer: The text that was decoded.
+        lines: Line where that text starts.
+    """
+    if not isinstance(error, json.JSONDecodeError):
+        return f": {said(error)}"
+    end = "; is the file cut off?" if may_continue(error, buffer) else ""
+    return f" in line {lines + buffer.count(chr(10), 0, error.pos)}: {said(error)}{end}"
 
 
 def may_continue(failure: Any, buffer: str) -> bool:
@@ -231,9 +274,11 @@ def read_whole(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
             "not read; write JSON lines"
         )
     try:
-        value = json.loads(text.decode("utf-8"))
+        value = DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DataError(f"{name} is {not_utf8(error)}; save it as UTF-8") from None
+    except RepeatedKeyError as error:
+        raise DataError(f"{name}: {error}") from None
     except (ValueError, RecursionError) as error:
         what = TOO_DEEP if isinstance(error, RecursionError) else error
         raise DataError(f"{name} is neither a JSON array nor an object a line: {what}") from None

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
-from partita.data.formats.base import BLOCK, BOM, FileSlice, Position, StreamRow, opened, refuse_utf16, seek, too_long
+from partita.data.formats.base import BLOCK, BOM, FileSlice, Position, StreamRow, opened, seek, too_long
+from partita.data.formats.signatures import refuse_binary, refuse_utf16
 
 SHORT_LINE = 8
 """Mean line length in bytes below which a block is searched for runs of blank lines: no rows are that short."""
@@ -79,6 +80,7 @@ def numbered_lines(stream: BinaryIO, name: str, *, max_row_bytes: int) -> Iterat
     for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
         number += count
         if number == 1 and line is not None:
+            refuse_binary(line, name)
             refuse_utf16(line, name)
             line = line.removeprefix(BOM)
         yield number, line
@@ -139,6 +141,7 @@ def read_line_slice(
             row_start, offset = offset, ended
             number += count
             if row_start == 0:
+                refuse_binary(line or b"", file_slice.label)
                 refuse_utf16(line or b"", file_slice.label)
                 line = line and line.removeprefix(BOM)
             if line is not None and not line.strip():

@@ -1,5 +1,7 @@
+import bz2
 import gzip
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -356,7 +358,49 @@ def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Pat
         ("a.jsonl", b"[1]\n[2]\n", "a.jsonl has no good row: a.jsonl:1: a row is a JSON object, this is a list"),
         ("a.jsonl", b"x\n" * 2000, "a.jsonl: the first 1,000 rows are broken; not JSON: "),
         ("a.json", b'[{"a": 1}, {"a": 2}', "a.json: the JSON array is not closed after row 2; is the file cut off?"),
-        ("a.json", b'[{"a": 1}, {"a": x}]', "a.json: row 2 of the JSON array is broken: Expecting value"),
+        (
+            "a.json",
+            b'[{"a": 1},\n{"a": x, "b": 1234567890}]',
+            "row 2 of the JSON array is broken in line 2: Expecting value",
+        ),
+        (
+            "a.json",
+            b'[{"a": 1},\n{"a": 2},\n{"a": "half a te',
+            "row 3 of the JSON array is broken in line 3: Unterminated string starting at; is the file cut off?",
+        ),
+        (
+            "a.json",
+            b"[\n" + b'{"a": 1},\n' * 200_000 + b'{"a" 2}, {"a": "the rest of the file"}]',
+            "a.json: row 200001 of the JSON array is broken in line 200002: Expecting ':' delimiter",
+        ),
+        (
+            "a.json",
+            b'{"a": [1, 2], "a": [3, 4]}',
+            "a.json: the key 'a' occurs twice in an object; remove or rename one",
+        ),
+        (
+            "a.jsonl",
+            b'{"a": 1, "a": 2}\n',
+            "a.jsonl has no good row: a.jsonl:1: the key 'a' occurs twice in an object; remove or rename one",
+        ),
+        (
+            "a.csv",
+            gzip.compress(b"a,b\n1,2\n"),
+            "a.csv is compressed with gzip, but its name does not end in .gz; rename it",
+        ),
+        (
+            "a.jsonl",
+            bz2.compress(b"{}"),
+            "a.jsonl is compressed with bzip2, but its name does not end in .bz2; rename it",
+        ),
+        ("a.json", lzma.compress(b"[]"), "a.json is compressed with xz, but its name does not end in .xz; rename it"),
+        (
+            "a.csv",
+            b"PK\x03\x04\x14\0",
+            "a.csv is not text: it is a zip archive or an Excel file; unpack it, or rename it",
+        ),
+        ("a.csv", b"PAR1\x15\x04\x15", "a.csv is not text: it is a Parquet file; rename it to .parquet"),
+        ("a.txt", b"\x89PNG\r\n\x1a\n\0\0", "a.txt is not text: it is a PNG image"),
         (
             "a.json",
             b'[{"a": "\xff"}]',
@@ -372,6 +416,20 @@ def test_a_file_that_cannot_be_used_is_reported(name: str, content: bytes, expec
     (tmp_path / name).write_bytes(content)
 
     assert expected in failure(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b'{"a": 1}\n{"a": 2, "b": {"c": 1, "c": 2}}\n{"a": 3}\n'),
+        ("a.json", b'[{"a": 1}, {"a": 2, "b": {"c": 1, "c": 2}}, {"a": 3}]'),
+    ],
+)
+def test_a_row_with_a_repeated_key_is_a_bad_row(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    rows = open_rows(name, folder=tmp_path)
+    assert [row["a"] for row in all_of(rows)] == [1, 3]
+    assert [row.reason for row in rows.bad] == ["the key 'c' occurs twice in an object; remove or rename one"]
 
 
 @pytest.mark.parametrize(

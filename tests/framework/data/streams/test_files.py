@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from partita.data.batching.policies import Fixed
 from partita.data.formats import FORMATS
-from partita.data.formats.base import DEFAULT_SIZES, MAX_ROW_BYTES, UTF16_MARKS, FileSizes, StreamRow
+from partita.data.formats.base import DEFAULT_SIZES, MAX_ROW_BYTES, FileSizes, StreamRow
 from partita.data.formats.json import json_record
+from partita.data.formats.signatures import UTF16_MARKS
 from partita.data.run_data import open_stream, training_streams
 from partita.data.sources.sources import find_files, open_rows
 from partita.data.streams import files
