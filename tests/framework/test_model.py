@@ -177,6 +177,36 @@ def test_another_configuration_in_the_same_run_is_refused_with_the_differences(t
         Model(colours.config(trainer={**LEARNS, "learning_rate": 0.5}), quiet=True).train(run=result.run)
 
 
+def test_values_that_only_training_uses_are_refused_for_a_finished_run(trained: Any) -> None:
+    _, result = trained
+    overrides = ["base_model=other", "trainer.epochs=9", "adapter={type: lora, r: 3}", "trainer.eval_batch_size=4"]
+    with pytest.raises(ConfigError) as caught:
+        Model.load(result.run, overrides=overrides, quiet=True)
+    what = f"has no effect on the model in {result.run}, which is trained"
+    why = f"{what}; to train with other values, change the YAML file"
+    assert {(problem.path, problem.message) for problem in caught.value.problems} == {
+        ("base_model", why),
+        ("trainer.epochs", why),
+        ("adapter", why),
+    }
+
+
+def test_the_code_of_a_folder_is_allowed_by_an_option_and_not_by_an_override(trained: Any) -> None:
+    _, result = trained
+    with pytest.raises(ConfigError) as caught:
+        Model.load(result.run, overrides=["trust_remote_code=true"], quiet=True)
+    assert str(caught.value) == (
+        "trust_remote_code: has no effect for a folder; set the option --trust-remote-code instead, or in Python "
+        "Model.load(folder, trust_remote_code=True)"
+    )
+
+
+def test_values_that_use_a_trained_model_differently_are_accepted(trained: Any) -> None:
+    _, result = trained
+    for override in ("trainer.eval_batch_size=4", "generation.max_new_tokens=2", "trainer.memory_budget=2GB"):
+        Model.load(result.run, overrides=[override], quiet=True)
+
+
 def test_the_run_directory_has_the_documented_files(trained: Any) -> None:
     _, result = trained
     manifest = json.loads((result.run / "manifest.json").read_text())
@@ -312,7 +342,7 @@ def test_an_interrupted_run_is_resumed_with_more_epochs(
     assert (result.run, result.resumed_from, result.steps) == (Path("runs/run"), 4, 12)
     assert caplog.messages[:2] == [
         "run directory: runs/run (continued)",
-        "changed since the run began: trainer.epochs: 2.0 -> 3.0",
+        "changed since the run began: trainer.epochs: 2 -> 3",
     ]
 
 

@@ -148,7 +148,7 @@ def test_a_run_resumes_with_other_batching_if_configured(
     run = tmp_path / "runs" / "run"
     train_killed(Model(written, quiet=True), run, after=5)
     written["data"] |= {"batching": {"type": "fixed"}}
-    with pytest.raises(ResumeError, match=r"data\.batching\.type: 'bucket' -> 'fixed'"):
+    with pytest.raises(ResumeError, match=r"data\.batching\.type: bucket -> fixed"):
         Model(written, quiet=True).train(run=run)
 
     written["data"] |= {"resume": "fresh"}

@@ -24,6 +24,7 @@ from partita.runs.notebook import show_in_notebook
 from partita.runs.opening import log_run, open_run_of_group
 from partita.runs.progress import show_progress
 from partita.runs.row_results import BASE
+from partita.runs.settings import check_has_effect
 from partita_schema.code import code_of
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
@@ -98,11 +99,31 @@ class RunContext:
             raise ConfigError(problems) from None
         context.loaded = replace(context.loaded, folder=Path(manifest.get("folder", ".")))
         context.run = folder
+        if overrides:
+            context.check_overrides(folder, load_config(manifest["config"], finished=True).config)
         context.allows_saved_code = trust_remote_code
         if not trust_remote_code:
             context.distrusted = path
             context.refuse_code("model")
         return context
+
+    def check_overrides(self, folder: Path, recorded: Config) -> None:
+        """Raise ConfigError if the caller changed values of a folder that cannot have an effect.
+
+        Args:
+            folder: The run directory or the saved model.
+            recorded: The configuration without the changes.
+        """
+        if self.config.trust_remote_code and not recorded.trust_remote_code:
+            message = (
+                "has no effect for a folder; set the option --trust-remote-code instead, or in Python "
+                "Model.load(folder, trust_remote_code=True)"
+            )
+            raise ConfigError([Problem("trust_remote_code", message)])
+        if self.weights is not None:
+            old, new = (config.model_dump(mode="json") for config in (recorded, self.config))
+            base_is_loaded = (self.weights / "adapter_config.json").exists()
+            check_has_effect(old, new, folder=folder, base_is_loaded=base_is_loaded)
 
     def for_other_process(self) -> "RunContext":
         """Return a copy for another process: the user's file with an absolute folder, without the model."""

@@ -158,9 +158,13 @@ def without_infinities(value: Any) -> Any:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Create the folder. In this context, an error of writing to it, such as a full disk, is raised as WriteError."""
+    """Create the folder, and raise an error of writing to it in this context, such as a full disk, as WriteError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"the folder {folder} cannot be created: {error.strerror}; name another one"
+        raise WriteError(message) from error
+    try:
         yield
     except (OSError, SafetensorError) as error:
         reason = write_failure(error, folder=folder)

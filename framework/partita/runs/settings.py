@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita_schema.errors import ResumeError
+from partita_schema.common.text import value_text
+from partita_schema.errors import ConfigError, Problem, ResumeError
 
 LOCATION_KEYS = ("backend",)
 """Keys that may differ between starts of the same file: where the run takes place. `result_keys` adds others."""
@@ -56,6 +57,30 @@ USE_KEYS = (
 """Keys that did not affect training and may differ when a finished run is used, with those of `result_keys`."""
 
 
+def check_has_effect(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path, base_is_loaded: bool) -> None:
+    """Raise ConfigError if values that only training uses are changed for a trained model.
+
+    Args:
+        old: The settings that it was trained with.
+        new: Those settings with the values that the caller changed.
+        folder: The run directory, or the saved model.
+        base_is_loaded: Whether the base model is loaded too, because the weights are those of an adapter.
+    """
+    sections = ("trainer", "adapter") if base_is_loaded else ("trainer", "adapter", "base_model")
+    changed = [change.partition(":")[0] for change in differences(old, new, without=USE_KEYS)]
+    keys = dict.fromkeys(
+        key if section == "trainer" else section
+        for key in changed
+        for section in sections
+        if key.split(".")[0] == section
+    )
+    message = (
+        f"has no effect on the model in {folder}, which is trained; to train with other values, change the YAML file"
+    )
+    if keys:
+        raise ConfigError([Problem(key, message) for key in keys])
+
+
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) -> None:
     """Raise ResumeError, naming each value that differs, if a run cannot be resumed with this file."""
     changed = differences(old, new, without=changeable(old, new))
@@ -81,10 +106,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, without: Sequ
     before, after = leaves(old), leaves(new)
     apart = tuple(f"{key}." for key in without)
     return [
-        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
+        f"{key}: {as_written(before.get(key))} -> {as_written(after.get(key))}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and not f"{key}.".startswith(apart)
     ]
+
+
+def as_written(value: Any) -> str:
+    """Return a value as in a YAML file; whole numbers without a fraction, which the schema adds to some of them."""
+    return value_text(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def leaves(settings: Any, prefix: str = "") -> dict[str, Any]:

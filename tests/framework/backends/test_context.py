@@ -49,7 +49,7 @@ def test_a_run_of_a_file_that_extends_another_can_be_repeated_from_its_directory
     assert str(repeated.text).startswith("# Merged from base.yaml, mine.yaml\nbase_model: base\n")
     assert "source: ${ROWS}" in str(repeated.text).replace('"', "")
     changed = RunContext(load_config("mine.yaml"), quiet=True)
-    with pytest.raises(ResumeError, match="base_model: 'base' -> 'other'"), changed.open_run(Path("runs/mine")):
+    with pytest.raises(ResumeError, match="base_model: base -> other"), changed.open_run(Path("runs/mine")):
         pass
 
 

@@ -278,7 +278,7 @@ def test_a_zero_shot_configuration_predicts_and_overrides_apply(folder: Path, pa
         (
             "train run.yaml --run rows.csv",
             1,
-            "error: the run in rows.csv cannot be written: File exists; fix that and rerun the same command",
+            "error: the folder rows.csv cannot be created: File exists; name another one",
         ),
         (
             "predict begun --dataset rows.csv --output o.csv",
@@ -364,9 +364,7 @@ def test_a_folder_without_write_permission_is_reported(folder: Path, here: Here)
     (folder / "closed").mkdir(mode=0o555)
     code, _, stderr = here("train", "run.yaml", "--run", "closed/run")
     assert code == 1
-    assert stderr == (
-        "error: the run in closed/run cannot be written: Permission denied; fix that and rerun the same command\n"
-    )
+    assert stderr == ("error: the folder closed/run cannot be created: Permission denied; name another one\n")
 
 
 def test_errors_of_the_operating_system_are_reported_without_a_traceback(

@@ -289,7 +289,7 @@ def test_the_working_directory_is_filled_if_it_is_empty(
     assert run.export("merged", ".").passed
     assert {"export.json", "model.safetensors", "partita.json"} <= {path.name for path in Path().iterdir()}
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
-    with pytest.raises(WriteError, match=r"merged\.partial-.* cannot be written: Not a directory; fix that and rerun"):
+    with pytest.raises(WriteError, match=r"merged\.partial-.* cannot be created: Not a directory; name another one"):
         run.export("merged", tmp_path / "export.json" / "merged")
 
 

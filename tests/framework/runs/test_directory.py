@@ -180,8 +180,8 @@ def test_only_a_different_run_is_refused_and_every_difference_is_listed(tmp_path
         pass
     assert str(caught.value) == (
         f"{tmp_path} holds a run of another file:\n"
-        "  trainer.batch_size: 'auto' -> 4\n"
-        "  trainer.learning_rate: None -> 0.1\n"
+        "  trainer.batch_size: auto -> 4\n"
+        "  trainer.learning_rate: null -> 0.1\n"
         "give this run another folder with --run"
     )
     assert manifest(tmp_path)["config"]["trainer"]["epochs"] == 5
@@ -220,7 +220,7 @@ def test_a_run_that_stopped_early_may_be_asked_for_fewer_epochs(tmp_path: Path) 
 
 
 def test_added_and_removed_values_are_differences(tmp_path: Path) -> None:
-    with pytest.raises(ResumeError, match=r"  a\.0: 1 -> None\n  b: None -> 2\n"):
+    with pytest.raises(ResumeError, match=r"  a\.0: 1 -> null\n  b: null -> 2\n"):
         check_same({"a": [1], "data": {"loader": {"workers": 1}}}, {"a": [], "b": 2}, folder=tmp_path)
     assert leaves({"a": {"b": [1, {"c": 2}], "d": {}}}) == {"a.b.0": 1, "a.b.1.c": 2, "a.d": {}}
 
@@ -277,7 +277,7 @@ def test_an_unfinished_run_that_is_not_used_is_named_with_the_command_that_conti
     assert note(config, used="mine") == f"{unfinished}; to continue it: partita train my.yaml --run {folder}"
     assert note(other, used="mine") is None
     assert note(other, used="run-2", with_changes=True) == (
-        f"{unfinished}, because other keys changed: trainer.batch_size: 'auto' -> 4; to continue it, undo that: "
+        f"{unfinished}, because other keys changed: trainer.batch_size: auto -> 4; to continue it, undo that: "
         f"partita train my.yaml --run {folder}"
     )
     assert note(config, used="mine", file=None) == f'{unfinished}; to continue it: train(run="{folder}")'
@@ -384,13 +384,21 @@ def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
         assert again.manifest["metrics"] == {"test": {"mae": None}}, "such a run is resumed"
 
 
+def test_a_folder_that_cannot_be_created_is_reported() -> None:
+    with (
+        pytest.raises(WriteError, match="^the folder /proc/x cannot be created: No such file or directory; name another"),
+        opened(Path("/proc/x")),
+    ):
+        pass
+
+
 def test_a_folder_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    message = rf"the run in {tmp_path}/file cannot be written: File exists; fix that and rerun the same command"
+    message = rf"the folder {tmp_path}/file cannot be created: File exists; name another one"
     with pytest.raises(WriteError, match=message), opened(tmp_path / "file"):
         pass
     with (
-        pytest.raises(WriteError, match="cannot be written: Not a directory; fix that"),
+        pytest.raises(WriteError, match="cannot be created: Not a directory; name another one"),
         opened(tmp_path / "file/run"),
     ):
         pass
@@ -408,7 +416,7 @@ def test_changes_since_the_run_started_are_logged(tmp_path: Path, caplog: pytest
         (tmp_path / "checkpoints").mkdir()
     with caplog.at_level("INFO"), opened(tmp_path, epochs=5):
         pass
-    assert caplog.messages[1:] == ["changed since the run began: trainer.epochs: 3.0 -> 5.0"]
+    assert caplog.messages[1:] == ["changed since the run began: trainer.epochs: 3 -> 5"]
 
 
 def finished_run(folder: Path, *, checkpoint: bool) -> Path:

@@ -231,7 +231,7 @@ def test_a_simulation_is_not_resumed_with_another_model_in_an_agent(folder: Path
     assert lines[0] == f"{talks} holds dialogues with other settings:"
     assert lines[1] == "  agent user: changed"
     [run] = [line for line in lines if line.startswith("  simulation.agents.user.run: ")]
-    assert run.endswith(" -> 'base'")
+    assert run.endswith(" -> base")
 
 
 CHANGES: list[tuple[dict[str, Any], type[Exception], str]] = [
