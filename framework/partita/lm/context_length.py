@@ -8,7 +8,7 @@ from partita.lm.base import AnswerContext
 from partita.tokenizers.hub import find_base, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.rules.new_models import NO_ROTARY_POSITIONS
+from partita_schema.rules.new_models import NO_ROOM, NO_ROTARY_POSITIONS
 from partita_schema.sections.model import ENCODER_DECODERS, EmbeddingBagModel, RopeScaling, ScratchModel
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ def context_length(model: "PreTrainedModel", *, virtual_tokens: int) -> int | No
 
 
 def described_length(described: "PretrainedConfig", *, virtual_tokens: int) -> int | None:
-    """Return the context length of a model with this config.json, without virtual tokens; None without limit."""
+    """Return the context length of a model with this config.json, without virtual tokens; None without limit.
+
+    Raises ModelError if virtual tokens fill the context.
+    """
     if described.is_encoder_decoder:
         return side_length(described, "encoder")
     described = described.get_text_config()
@@ -55,7 +58,10 @@ def described_length(described: "PretrainedConfig", *, virtual_tokens: int) -> i
     if scaling.get("rope_type") == "dynamic":
         limit = round(limit * scaling.get("factor", 1))
     unused = unused_positions(described.model_type, getattr(described, "pad_token_id", None))
-    return int(limit) - unused - virtual_tokens
+    length = int(limit) - unused
+    if virtual_tokens >= length:
+        raise ModelError(f"adapter.num_virtual_tokens: {NO_ROOM.format(virtual_tokens, length)}")
+    return length - virtual_tokens
 
 
 def described_answer_context(described: "PretrainedConfig") -> AnswerContext | None:

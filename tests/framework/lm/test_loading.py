@@ -332,3 +332,11 @@ def test_the_fingerprint_of_a_hub_model_changes_with_its_revision(
     before = small.load(fixed, trainable=False).fingerprint
     (tmp_path / "models--nobody--tiny" / "refs" / "main").unlink()
     assert small.load(fixed, trainable=False).fingerprint == before
+
+
+def test_virtual_tokens_that_fill_the_context_are_reported(small, tmp_path: Path) -> None:
+    small.load(small.config()).save(tmp_path / "base")
+    adapter = {"type": "prompt_tuning", "num_virtual_tokens": 600}
+    config = small.config(base_model=str(tmp_path / "base"), adapter=adapter)
+    with pytest.raises(ModelError, match=r"adapter.num_virtual_tokens: 600 virtual tokens leave no room for a row"):
+        small.load(config)

@@ -69,6 +69,12 @@ def test_lengths_above_the_context_of_a_new_model_are_refused() -> None:
     assert problems({"context_length": 100}, **limit, **adapter) == [
         "preprocessing.global_max_sequence_length: 100 is above the model's context of 92 tokens; write at most 92"
     ]
+    assert problems({"context_length": 8}, **adapter) == [
+        (
+            "adapter.num_virtual_tokens: 8 virtual tokens leave no room for a row in the model's context of 8 tokens; "
+            "write fewer"
+        )
+    ]
     chunks = {"data": {"batching": {"type": "chunk", "context_length": 2048}}, "input_features": []}
     assert problems({}, **chunks) == [
         "data.batching.context_length: 2,048 is above the model's context of 512 tokens; write at most 512"
