@@ -115,8 +115,8 @@ def test_a_killed_rank_ends_the_job_with_advice(forks: Forks, processes: Any, tm
 
     assert code == 1
     assert said.splitlines()[-1] == (
-        "error: rank 1 was ended by SIGKILL, and the others with it; progress is saved, rerun the same command to "
-        "resume"
+        "error: rank 1 was ended by SIGKILL, and the others with it; rerun the same command to resume from what is "
+        "saved"
     )
     assert "Traceback" not in said
 

@@ -110,8 +110,8 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
             raise JobError(
-                f"rank {rank} was ended by {name}, and the others with it; progress is saved, rerun the same command "
-                "to resume"
+                f"rank {rank} was ended by {name}, and the others with it; rerun the same command to resume from "
+                "what is saved"
             ) from None
         return int(failure.exitcode)
     except RendezvousError as error:

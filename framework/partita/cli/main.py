@@ -40,7 +40,7 @@ from partita_schema.errors import ConfigError, LostRankError, OtherRankError, Pa
 
 ERROR = "error: "
 INTERRUPTED = 130
-INTERRUPTED_TEXT = "interrupted; progress is saved, rerun the same command to resume"
+INTERRUPTED_TEXT = "interrupted; rerun the same command to resume from what is saved"
 
 app = typer.Typer(
     name="partita",

@@ -26,6 +26,8 @@ FOREIGN = {
     "auto_find_batch_size": "trainer.batch_size: auto",
     "auto_scale_batch_size": "trainer.batch_size: auto",
     "base_model_name": "base_model",
+    "backend.num_processes": "backend.type: torchrun, with processes",
+    "backend.num_workers": "backend.type: ray, with workers",
     "bucket_by_length": "data.batching: {type: bucket}",
     "data.batching.batch_size": "trainer.batch_size",
     "data.batching.max_tokens": "data.batching.type: token_budget as well",

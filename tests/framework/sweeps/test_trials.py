@@ -83,7 +83,7 @@ def test_an_interrupted_sweep_ends_with_130_and_leaves_no_process(colours: Any, 
     program.send_signal(signal.SIGINT)
     _, said = program.communicate(timeout=100)
     assert program.returncode == 130
-    assert said.endswith("interrupted; progress is saved, rerun the same command to resume\n")
+    assert said.endswith("interrupted; rerun the same command to resume from what is saved\n")
     left = subprocess.run(["pgrep", "-f", "trial_server"], capture_output=True, text=True, check=False).stdout.split()
     assert not [pid for pid in left if works_in(pid, tmp_path)]
     running = list(tmp_path.glob("sweeps/colours/trials/*/manifest.json"))
