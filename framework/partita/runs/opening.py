@@ -153,8 +153,11 @@ def open_run(
 def check_not_shorter(run: RunDirectory, settings: Mapping[str, Any]) -> None:
     """Raise ResumeError if the file asks for less training than a finished run had.
 
-    Once it is opened, it would be recorded as failed.
+    Once it is opened, it would be recorded as failed. The steps of self-training are those of all rounds together, and
+    the file limits those of one, so that they are not compared.
     """
+    if "rounds" in run.manifest:
+        return
     before, now_asked = run.manifest["config"]["trainer"], settings["trainer"]
     steps, max_steps = run.manifest.get("steps"), now_asked.get("max_steps")
     change = None

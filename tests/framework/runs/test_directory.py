@@ -219,6 +219,13 @@ def test_a_run_that_stopped_early_may_be_asked_for_fewer_epochs(tmp_path: Path) 
     assert manifest(tmp_path)["config"]["trainer"]["epochs"] == 3
 
 
+def test_the_steps_of_all_rounds_of_self_training_are_not_compared_with_the_limit_of_one(tmp_path: Path) -> None:
+    with opened(tmp_path, max_steps=8) as run:
+        run.note(status="done", steps=24, rounds=[{}, {}, {}])
+    with opened(tmp_path, max_steps=8):
+        pass
+
+
 def test_added_and_removed_values_are_differences(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"  a\.0: 1 -> null\n  b: null -> 2\n"):
         check_same({"a": [1], "data": {"loader": {"workers": 1}}}, {"a": [], "b": 2}, folder=tmp_path)
@@ -386,7 +393,9 @@ def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_created_is_reported() -> None:
     with (
-        pytest.raises(WriteError, match="^the folder /proc/x cannot be created: No such file or directory; name another"),
+        pytest.raises(
+            WriteError, match="^the folder /proc/x cannot be created: No such file or directory; name another"
+        ),
         opened(Path("/proc/x")),
     ):
         pass
