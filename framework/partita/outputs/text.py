@@ -81,7 +81,8 @@ class TextMetrics(Metrics):
             effective_order=True,
         )
         rouge = {name: exact_sum(scores) / rows for name, scores in self.rouge.items()}
-        return {"exact_match": self.right / rows, **rouge, "bleu": float(bleu.score)}
+        score = min(100.0, float(bleu.score))  # exp(log(100)) is a little more
+        return {"exact_match": self.right / rows, **rouge, "bleu": score}
 
 
 class _Words:

@@ -193,7 +193,7 @@ def bleu(sums_RC: np.ndarray) -> np.ndarray:
     smoothed_RO = np.where(is_missing_RO, 0.5 ** is_missing_RO.cumsum(axis=1), matches_RO)
     logs_RO = np.log(np.where(is_used_RO, 100 * smoothed_RO / np.maximum(1, totals_RO), 1.0))
     score_R = penalty_R * np.exp(logs_RO.sum(axis=1) / np.maximum(1, is_used_RO.sum(axis=1)))
-    return np.where(matches_RO.any(axis=1), score_R, 0.0)
+    return np.where(matches_RO.any(axis=1), np.minimum(100.0, score_R), 0.0)
 
 
 def episode_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
