@@ -392,6 +392,11 @@ def test_skipped_rows_are_reported(colours: Any, tmp_path: Path, caplog: pytest.
     Model(settings, quiet=True).train(rows, run=tmp_path / "run")
     assert "training: 1 of 61 rows left out (column text is missing or empty); see" in caplog.text
     assert "quarantine.jsonl" in caplog.text
+    caplog.clear()
+    rows += [{"text": "a ball", "colour": None, "number": 1}] * 2
+    Model(settings, quiet=True).train(rows, run=tmp_path / "other")
+    reasons = "2 x column colour is missing or empty; 1 x column text is missing or empty"
+    assert f"training: 3 of 63 rows left out ({reasons}); see" in caplog.text
 
 
 def test_evaluation_rows_with_an_unknown_label_are_left_out_and_recorded(

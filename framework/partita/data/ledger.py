@@ -33,6 +33,7 @@ MAX_RAW = 2000
 """Maximum number of characters of a row's JSON in the quarantine."""
 MAX_REASONS = 100
 """Maximum number of distinct reasons; further ones are counted together."""
+OTHER = "other reasons"
 ROWS_FOR_A_SHARE = 1000
 """Minimum number of rows before the share of bad ones is judged."""
 NUMBERS = ("rows", "used", "cut", "cut_tokens", "loss_tokens", "unknown_tokens", "widened_spans", "left_out")
@@ -103,9 +104,16 @@ class RowCounts:
     def add_reason(self, reason: str, number: int = 1) -> str:
         """Count a reason and return the name under which it is counted."""
         known = reason in self.reasons or len(self.reasons) < MAX_REASONS
-        name = reason if known else "other reasons"
+        name = reason if known else OTHER
         self.reasons[name] += number
         return name
+
+
+def most_frequent(reasons: Counter[str], *, number: int) -> list[tuple[str, int]]:
+    """Return up to `number` reasons with their counts, and the sum of the others as `OTHER`."""
+    shown = [pair for pair in reasons.most_common() if pair[0] != OTHER][:number]
+    others = reasons.total() - sum(count for _, count in shown)
+    return [*shown, (OTHER, others)] if others else shown
 
 
 class Ledger:
@@ -254,9 +262,10 @@ class Ledger:
             )
 
     def main_reasons(self) -> str:
-        """Return the most frequent reasons, one per line, each with its count and an example."""
+        """Return the most frequent reasons, one per line, each with its count and an example, and the rest as one."""
         reasons = sum((counts.reasons for counts in self.splits.values()), Counter[str]())
-        return "\n".join(f"  {count:,} x {reason}{self._such_as(reason)}" for reason, count in reasons.most_common(5))
+        lines = [f"  {count:,} x {reason}{self._such_as(reason)}" for reason, count in most_frequent(reasons, number=5)]
+        return "\n".join(lines)
 
     def save(self) -> None:
         """Write quarantine.jsonl and ledger.json atomically."""

@@ -123,6 +123,17 @@ def test_too_many_bad_rows_stop_with_the_most_frequent_reasons(tmp_path: Path) -
     assert len(quarantine(tmp_path)) == 20
 
 
+def test_reasons_that_are_not_listed_are_counted(tmp_path: Path) -> None:
+    ledger = Ledger(None, max_bad_rows=0)
+    for number in range(300):
+        leave_out(ledger, number, f"reason {number % 50}")
+
+    lines = ledger.main_reasons().splitlines()
+
+    assert lines[0] == "  6 x reason 0 (such as a.csv:0)"
+    assert lines[5:] == ["  270 x other reasons"]
+
+
 def test_the_limit_may_be_a_number_of_bad_rows() -> None:
     ledger = Ledger(None, max_bad_rows=1)
     leave_out(ledger, 1, "x")
@@ -142,7 +153,7 @@ def test_too_many_different_reasons_are_counted_together() -> None:
     reasons = ledger.split("training").reasons
     assert reasons["other reasons"] == 200
     assert reasons.total() == 300
-    with pytest.raises(DataError, match=r"200 x other reasons \(such as a.csv:100\)"):
+    with pytest.raises(DataError, match=r"295 x other reasons \(such as a.csv:100\)"):
         Ledger.check(replaced(ledger))
 
 
