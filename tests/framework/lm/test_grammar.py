@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.grammar import Grammar, token_bytes
+from partita.lm.grammar import Grammar, Vocabulary, token_bytes
 from partita.lm.load_model import load_model
 from partita.lm.row import Row
 from partita.tokenizers.load import (
@@ -31,6 +32,7 @@ from partita.tokenizers.load import (
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.sections.outputs.grammar import answer_grammar
+from partita_schema.sections.outputs.grammar_rules import json_rule
 
 from ...properties import ends, examples
 
@@ -290,6 +292,30 @@ def test_added_tokens_are_text_unless_they_are_special() -> None:
     known = token_bytes(tokenizer, size=len(tokenizer))
     assert known[tokenizer.convert_tokens_to_ids("<tool>")] == b"<tool>"
     assert known[tokenizer.convert_tokens_to_ids("<|turn|>")] == b""
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_texts_that_a_grammar_forces_have_tokens_of_just_their_bytes(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    vocabulary = Vocabulary(tokenizer, ends=[tokenizer.eos_token_id], size=len(tokenizer))
+    assert all(vocabulary.spell(vocabulary(text)) == text.encode() for text in [*TEXTS, "{"])
+    vocabulary.encode = lambda text: [tokenizer.unk_token_id or 0]  # type: ignore[method-assign]
+    assert all(vocabulary.spell(vocabulary(text)) == text.encode() for text in TEXTS)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_an_answer_may_begin_with_what_a_grammar_forces(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    grammar = json_rule("start", {"enum": [{"a": True}]})
+    held = Grammar(grammar, tokenizer=tokenizer, ends=[tokenizer.eos_token_id], size=len(tokenizer))
+    row: Any = SimpleNamespace(matcher=held.matcher(), new=[], matched=0, reason=None)
+    said = b""
+    while not row.matcher.is_stopped():
+        row.new.append(int(held.allowed([row])[0].int().argmax()))
+        assert row.reason is None
+        said += Vocabulary(tokenizer, ends=held.ends, size=held.size).spell(row.new[-1:])
+        held.allowed([row])
+    assert json.loads(said) == {"a": True}
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
