@@ -346,7 +346,7 @@ class Model:
         output: str | Path,
         *,
         dtype: Dtype = "auto",
-        gguf_type: GgufType = "f16",
+        gguf_type: GgufType | None = None,
         dataset: Any = None,
         min_agreement: float = MIN_AGREEMENT,
         llama_cpp: str | Path | None = None,
@@ -361,7 +361,7 @@ class Model:
                 `onnx`: a file for onnxruntime.
             output: Folder to write; new or empty.
             dtype: Type of the weights of `merged`. Default: the type that the model computes in.
-            gguf_type: Type of the weights of `gguf` and `ollama`.
+            gguf_type: Type of the weights of `gguf` and `ollama`. Default: f16.
             dataset: Rows whose prompts are answered. Default: test or validation rows of the file, else prompts made
                 from the tokenizer.
             min_agreement: Share of equal tokens, from 0 to 1; for a head, of equal rows.

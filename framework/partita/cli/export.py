@@ -39,7 +39,10 @@ def export(
     to: Annotated[ExportFormat, typer.Option("--to", help="The format.", show_default=False)],
     output: Output,
     dtype: DtypeOption = "auto",
-    quantize: Annotated[GgufType, typer.Option("--quantize", help="Type of the weights for gguf and ollama.")] = "f16",
+    quantize: Annotated[
+        GgufType | None,
+        typer.Option("--quantize", help="Type of the weights for gguf and ollama. Default: f16.", show_default=False),
+    ] = None,
     llama_cpp: Annotated[
         Path | None,
         typer.Option(

@@ -34,12 +34,12 @@ class GgufExporter(Exporter):
 
     @property
     def dtype(self) -> str:
-        return self.options.gguf_type
+        return self.options.gguf_weights
 
     @property
     def path(self) -> Path:
         """The GGUF file."""
-        return self.folder / f"model-{self.options.gguf_type}.gguf"
+        return self.folder / f"model-{self.options.gguf_weights}.gguf"
 
     def write(self) -> None:
         """Write a merged model in float32 next to the file, convert it, and remove it."""
@@ -49,7 +49,7 @@ class GgufExporter(Exporter):
             merged = Path(folder)
             write_merged(self.lm, merged, dtype=torch.float32, config=pipeline.config, labels=pipeline.labels)
             self.copy_vocabulary(merged)
-            convert(checkout, merged, "--outfile", self.path, "--outtype", self.options.gguf_type)
+            convert(checkout, merged, "--outfile", self.path, "--outtype", self.options.gguf_weights)
 
     def copy_vocabulary(self, merged: Path) -> None:
         """Copy the SentencePiece vocabulary of the base model, whose scores decide how llama.cpp splits words."""

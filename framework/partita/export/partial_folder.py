@@ -8,6 +8,7 @@ from pathlib import Path
 
 from partita.export.report import REPORT
 from partita.runs.files import writing
+from partita_schema.errors import WriteError
 
 
 def partial_folder(output: Path) -> Path:
@@ -29,6 +30,10 @@ def completed(folder: Path, output: Path) -> Iterator[None]:
         WriteError: The files cannot be written.
     """
     target = output.resolve()
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise WriteError(f"the folder {output} cannot be created: {error.strerror}; name another one") from error
     try:
         with writing(folder):
             yield

@@ -108,7 +108,7 @@ def test_every_flag_of_train_reaches_the_model(call: Call) -> None:
 
 def test_every_flag_of_export_merge_and_push_reaches_the_model(call: Call) -> None:
     words = ("export", "run", "--to", "gguf", "--output", "out")
-    plain = {"dtype": "auto", "gguf_type": "f16", "dataset": None, "min_agreement": 0.9, "llama_cpp": None}
+    plain = {"dtype": "auto", "gguf_type": None, "dataset": None, "min_agreement": 0.9, "llama_cpp": None}
     assert call(*words).asked == ["gguf", Path("out"), plain]
     for words_of_flag, changed in (
         (("--dtype", "bfloat16"), {"dtype": "bfloat16"}),
