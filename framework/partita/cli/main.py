@@ -40,7 +40,8 @@ from partita_schema.errors import ConfigError, LostRankError, OtherRankError, Pa
 
 ERROR = "error: "
 INTERRUPTED = 130
-INTERRUPTED_TEXT = "interrupted; rerun the same command to resume from what is saved"
+RESUMABLE = ("train", "predict", "simulate", "sweep")
+"""Commands that continue where they were interrupted."""
 
 app = typer.Typer(
     name="partita",
@@ -117,11 +118,17 @@ def run() -> None:
     except OSError as error:  # a folder without permission, a full disk
         sys.exit(fail(str(error), code=1, label=ERROR))
     except KeyboardInterrupt:  # outside a command
-        sys.exit(fail(INTERRUPTED_TEXT, code=INTERRUPTED) if is_first_to_speak() else INTERRUPTED)
+        sys.exit(fail(interrupted_text(), code=INTERRUPTED) if is_first_to_speak() else INTERRUPTED)
     except SystemExit as ended:
         if ended.code == INTERRUPTED and is_first_to_speak():
-            fail(INTERRUPTED_TEXT, code=INTERRUPTED)
+            fail(interrupted_text(), code=INTERRUPTED)
         raise
+
+
+def interrupted_text() -> str:
+    """Return what to do after an interruption of this command."""
+    resumes = any(word in RESUMABLE for word in sys.argv[1:2])
+    return "interrupted; rerun the same command to resume from what is saved" if resumes else "interrupted"
 
 
 def skip_last_collection() -> None:

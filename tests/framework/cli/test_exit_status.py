@@ -152,4 +152,7 @@ def test_a_failed_job_ends_a_command_with_1(command: str, ended: Ended) -> None:
 def test_an_interruption_ends_a_command_with_130(command: str, ended: Ended) -> None:
     status, message = ended(command, INTERRUPTED[command], before=INTERRUPT.format(name=OPENED[command]))
     assert status == 130, message
-    assert message.endswith("interrupted; rerun the same command to resume from what is saved\n")
+    resumes = command in ("train", "predict", "simulate", "sweep")
+    assert message.endswith(
+        "interrupted; rerun the same command to resume from what is saved\n" if resumes else "interrupted\n"
+    )
