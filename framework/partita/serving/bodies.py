@@ -27,6 +27,14 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: object) -> object:
+        """Leave out keys that are null: as in the OpenAI API, they are not set."""
+        if not isinstance(value, dict):
+            return value
+        return {key: part for key, part in value.items() if part is not None or key not in cls.model_fields}
+
 
 class StreamOptions(Body):
     """Options of a stream."""
@@ -75,7 +83,14 @@ class SamplingBody(Body):
                 raise ValueError(f"{name} is not supported; use repetition_penalty, or write 0")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are for streams; write stream: true, or leave them out")
+        if self.limit is not None and (self.min_tokens or 0) > self.limit:
+            raise ValueError(f"min_tokens is {self.min_tokens:,}, above the limit of {self.limit:,} tokens")
         return self
+
+    @property
+    def limit(self) -> int | None:
+        """The limit of generated tokens."""
+        return self.max_tokens
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -157,7 +172,14 @@ class ChatBody(SamplingBody):
             raise ValueError("top_logprobs needs logprobs: true")
         if self.tool_choice not in (None, "none") and not self.tools:
             raise ValueError("tool_choice needs tools")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens are two names of the same limit; write one of them")
         return self
+
+    @property
+    def limit(self) -> int | None:
+        """The limit of generated tokens."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 class CompletionBody(SamplingBody):
@@ -247,6 +269,8 @@ class EmbeddingsBody(Body):
 def reason_of(error: Mapping[str, Any]) -> str:
     """Return the text of a pydantic error."""
     where = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("function-", "constrained-")))
+    if error["loc"][:1] == ("prompt",):
+        return "prompt: write a text, a list of texts, the tokens of a prompt, or a list of these"
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         return f"{where}: this server does not read this key; leave it out"

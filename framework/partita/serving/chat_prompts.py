@@ -66,6 +66,11 @@ class ChatPrompts:
         prompt = self._config.prompt
         return ChatTemplate(self._pipeline.lm.tokenizer, system=prompt.system, arguments=prompt.chat_template_kwargs)
 
+    @property
+    def _ignored(self) -> tuple[str, ...]:
+        """Keys of messages that are not read: the name of the author, and those that the file ignores."""
+        return ("name", *(self._config.data.dialogue.ignore_keys if self._feature is not None else ()))
+
     def encode(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Return the prompt tokens of a chat, which may be more than the context holds.
 
@@ -80,7 +85,7 @@ class ChatPrompts:
         if self.why_none is not None:
             raise ModelError(self.why_none)
         try:
-            common = messages_of([without_empty(one) for one in messages], OPENAI, KnownKeys(ignored=("name",)))
+            common = messages_of([without_empty(one) for one in messages], OPENAI, KnownKeys(ignored=self._ignored))
             defined = tools_of(list(tools), "tools") if tools else []
         except FormatError as error:
             raise RowError(str(error)) from None

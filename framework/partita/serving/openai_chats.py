@@ -99,8 +99,7 @@ class ChatAnswers:
         shown = tools.tools if tools is not None else ()
         ids = await asyncio.to_thread(self.core.prompts.encode, body.messages, tools=shown)
         top = None if not body.logprobs else body.top_logprobs or 0
-        limit = body.max_completion_tokens or body.max_tokens
-        requests = await asyncio.to_thread(self.requests.of, body, [ids], limit=limit, top=top, grammar=grammar)
+        requests = await asyncio.to_thread(self.requests.of, body, [ids], top=top, grammar=grammar)
         head = ResponseHead("chat", self.model, body.stream)
         if body.stream:
             return await streamed(self._chat_stream(body, requests, head, tools=tools))
@@ -174,6 +173,8 @@ class ChatAnswers:
             defined = tools_of(body.tools, "tools")
         except FormatError as error:
             raise RequestError(400, str(error), param="tools") from None
+        for tool in defined:
+            check_parameters(tool["function"])
         called = defined
         if isinstance(choice, ToolChoice):
             called = [tool for tool in defined if tool["function"]["name"] == choice.function.name]
@@ -183,6 +184,14 @@ class ChatAnswers:
         return AskedTools(
             defined, form, call_grammar(called, form=form) if must_call else None, body.parallel_tool_calls
         )
+
+
+def check_parameters(function: Mapping[str, Any]) -> None:
+    """Raise RequestError if the parameters of a tool are not a JSON Schema."""
+    try:
+        check_json_schema(function.get("parameters") or {})
+    except ValueError as error:
+        raise RequestError(400, f"tools: the parameters of {function['name']}: {error}", param="tools") from None
 
 
 def grammar_of(form: ResponseFormat) -> str:

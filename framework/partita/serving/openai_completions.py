@@ -50,9 +50,7 @@ class CompletionAnswers:
         """Continue texts."""
         self.requests.check_writes()
         prompts = await asyncio.to_thread(self._encoded, body)
-        requests = await asyncio.to_thread(
-            self.requests.of, body, prompts, limit=body.max_tokens, top=body.logprobs, grammar=None
-        )
+        requests = await asyncio.to_thread(self.requests.of, body, prompts, top=body.logprobs, grammar=None)
         head = ResponseHead("completion", self.model, body.stream)
         if body.stream:
             return await streamed(self._completion_stream(body, requests, head))

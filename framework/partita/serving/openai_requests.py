@@ -36,7 +36,6 @@ class EngineRequests:
         body: SamplingBody,
         prompts: Sequence[Sequence[int]],
         *,
-        limit: int | None,
         top: int | None,
         grammar: str | None,
     ) -> list[AnswerRequest]:
@@ -45,11 +44,10 @@ class EngineRequests:
         Args:
             body: The request of the client.
             prompts: The tokens of each prompt.
-            limit: Limit of generated tokens; None for the default.
             top: How many of the most probable tokens are reported; None to report no log probabilities.
             grammar: Grammar that constrains the answers.
         """
-        core = self.core
+        core, limit = self.core, body.limit
         options = sampling_options(
             core.options,
             temperature=body.temperature,

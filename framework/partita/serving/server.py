@@ -127,5 +127,7 @@ def serve(engine: Callable[[], ServingEngine], options: ServeOptions, *, say: Ca
         with engine() as started:
             with readable_errors(options.host, port):
                 sock.listen()  # another program may have begun to listen while the model was loaded
+            if options.ui and started.prompts.why_none is not None:
+                say(f"the page at / cannot chat: {started.prompts.why_none}")
             state = ServerState(started, options.name, int(time.time()), token, options.limits, ui=options.ui)
             run_server(make_app(state), started, sock, finish_seconds=options.limits.finish_seconds, ready=ready)

@@ -1,5 +1,6 @@
 """Tests of prompts of chats: they are those of the rows of the file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ def test_a_chat_has_the_prompt_of_a_row_with_its_messages(messages: list[dict[st
     [prompt] = pipeline.encoder.encode_prompts([row], [""])
     assert prompt.error is None
     assert ChatPrompts(pipeline).encode(messages) == list(prompt.input_ids)
+
+
+def test_keys_that_the_file_ignores_are_ignored_in_a_chat(pipeline: Any) -> None:
+    asked = [*ASKED[:2], {"role": "user", "content": "x", "mood": "good"}]
+    with pytest.raises(RowError, match="message 3 has mood, which is not read"):
+        ChatPrompts(pipeline).encode(asked)
+    config = pipeline.config
+    dialogue = config.data.dialogue.model_copy(update={"ignore_keys": ("mood",)})
+    data = config.data.model_copy(update={"dialogue": dialogue})
+    ignoring = replace(pipeline, config=config.model_copy(update={"data": data}))
+    assert ChatPrompts(ignoring).encode(asked) == ChatPrompts(pipeline).encode(ASKED)
 
 
 def test_a_chat_without_a_question_is_refused(pipeline: Any) -> None:

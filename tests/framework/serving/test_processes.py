@@ -22,7 +22,7 @@ from partita.serving.hosts import is_loopback, why_foreign
 from partita.serving.server import TOKEN, ServeOptions, serve, token_for
 from partita_schema.errors import DataError, PartitaError
 
-from .conftest import CONFIG
+from .conftest import CONFIG, make_model
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -157,6 +157,16 @@ def test_a_run_is_served_by_the_name_of_its_folder(
     monkeypatch.chdir(model.save(tmp_path / "tickets"))
     with pytest.raises(Said, match=f"^{served} is served at http://"):
         Model.load(".", quiet=True).serve(port=0, name=name, context=200, batch_size=2, say=say)
+
+
+def test_the_page_of_a_model_that_answers_no_messages_is_announced_with_the_reason(tmp_path: Path) -> None:
+    def say(line: str) -> None:
+        raise Said(line)
+
+    plain = make_model(tmp_path)
+    plain._backend.parts().lm.tokenizer.chat_template = None  # type: ignore[attr-defined]
+    with pytest.raises(Said, match=r"^the page at / cannot chat: .*chat template"):
+        plain.serve(port=0, ui=True, context=200, batch_size=2, say=say)
 
 
 def test_an_address_that_is_taken() -> None:

@@ -313,6 +313,7 @@ def test_health_and_metrics(server: RunningServer) -> None:
     assert float(lines["partita_first_token_seconds_count"]) >= 1
 
 
+WRONG_TOOL = {"type": "function", "function": {"name": "wrong", "parameters": {"type": "banana"}}}
 BAD_BODIES = [
     ("/v1/completions", {"prompt": ""}, "a prompt is empty; write at least a character"),
     ("/v1/completions", {"prompt": []}, "there is no prompt"),
@@ -321,6 +322,28 @@ BAD_BODIES = [
     ("/v1/completions", {"prompt": "a", "logit_bias": {"999": 1}}, "999 is not a token of this model, which has 258"),
     ("/v1/completions", {"prompt": ["a"] * 40, "n": 30}, "a request may ask for 1,024 answers; send several requests"),
     ("/v1/embeddings", {"input": ["a"] * 1025}, "List should have at most 1024 items after validation, not 1025"),
+    (
+        "/v1/completions",
+        {"prompt": [1, "a"]},
+        "prompt: write a text, a list of texts, the tokens of a prompt, or a list of these",
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "a", "min_tokens": 9, "max_tokens": 5},
+        "min_tokens is 9, above the limit of 5 tokens",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": USER, "max_tokens": 2, "max_completion_tokens": 5},
+        "max_tokens and max_completion_tokens are two names of the same limit; write one of them",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": USER, "tools": [WRONG_TOOL], "tool_choice": "required"},
+        "tools: the parameters of wrong: is not a JSON Schema: 'banana' is not valid",
+    ),
+    ("/v1/completions", {"prompt": "a", "unknown": None}, "unknown: this server does not read this key; leave it out"),
+    ("/v1/completions", {"prompt": None}, "prompt: "),
     ("/v1/completions", {"prompt": "a", "max_tkens": 3}, "max_tkens: this server does not read this key; leave it out"),
     ("/v1/completions", {"prompt": "a", "temperature": -1}, "temperature: Input should be greater than or equal to 0"),
     (
@@ -389,6 +412,16 @@ BAD_BODIES = [
     ("/tokenize", {}, "write prompt or messages"),
     ("/v1/embeddings", {"input": "a"}, "the model computes no embeddings of one text; send rows to /predict"),
 ]
+
+
+def test_keys_that_are_null_are_not_set(server: RunningServer) -> None:
+    asked = {"max_tokens": 4, "temperature": 0}
+    nulls = dict.fromkeys(("stream", "n", "frequency_penalty", "stop_token_ids", "logprobs", "stop", "seed"))
+    chat = dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls", "response_format", "stream_options"))
+    completions = [post(server, "/v1/completions", {"prompt": "a", **asked, **more}) for more in ({}, nulls)]
+    chats = [post(server, "/v1/chat/completions", {"messages": USER, **asked, **more}) for more in ({}, nulls | chat)]
+    assert completions[0].json()["choices"] == completions[1].json()["choices"]
+    assert chats[0].json()["choices"] == chats[1].json()["choices"]
 
 
 @pytest.mark.parametrize(("path", "body", "reason"), BAD_BODIES)
