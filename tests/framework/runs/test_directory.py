@@ -394,7 +394,7 @@ def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_created_is_reported() -> None:
     with (
         pytest.raises(
-            WriteError, match="^the folder /proc/x cannot be created: No such file or directory; name another"
+            WriteError, match=r"^the folder /proc/x cannot be created: No such file or directory; name another"
         ),
         opened(Path("/proc/x")),
     ):
