@@ -27,6 +27,10 @@ def init(
     ] = None,
 ) -> None:
     """Write a commented run.yaml for the columns of the data. On a terminal, ask for missing flags."""
+    if folder.suffix in (".yaml", ".yml") and not folder.is_dir():
+        raise DataError(
+            f"{folder} is the name of a file; name the folder in which to write run.yaml, such as {folder.stem}"
+        )
     file = folder / "run.yaml"
     if file.exists():
         raise DataError(f"{file} exists; remove it or name another folder")

@@ -283,6 +283,15 @@ def test_convert_prints_the_keys_of_the_tools(command: Command, capsys: pytest.C
     assert capsys.readouterr().out == keys_page()
 
 
+def test_init_names_a_folder_and_not_the_file(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("init", tmp_path / "mine.yaml", "--task", "chat", "--model", "scratch") == 2
+    said = "mine.yaml is the name of a file; name the folder in which to write run.yaml, such as mine"
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "mine.yaml").exists()
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_init_writes_a_valid_file_for_every_task(
     task: str, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
