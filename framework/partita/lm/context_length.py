@@ -59,7 +59,7 @@ def described_length(described: "PretrainedConfig", *, virtual_tokens: int) -> i
         limit = round(limit * scaling.get("factor", 1))
     unused = unused_positions(described.model_type, getattr(described, "pad_token_id", None))
     length = int(limit) - unused
-    if virtual_tokens >= length:
+    if virtual_tokens and virtual_tokens >= length:
         raise ModelError(f"adapter.num_virtual_tokens: {NO_ROOM.format(virtual_tokens, length)}")
     return length - virtual_tokens
 
