@@ -385,7 +385,7 @@ def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Pat
         ),
         (
             "a.csv",
-            gzip.compress(b"a,b\n1,2\n"),
+            gzip.compress(b"a,b\n1,2\n", mtime=0),
             "a.csv is compressed with gzip, but its name does not end in .gz; rename it",
         ),
         (
