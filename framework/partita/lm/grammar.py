@@ -167,41 +167,11 @@ class Vocabulary:
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, ends: Sequence[int], size: int) -> None:
         self.tokenizer = tokenizer
         self.tokens = token_bytes(tokenizer, size=size)
-        self.by_bytes = {spelled: token_id for token_id, spelled in enumerate(self.tokens) if spelled}
-        self.longest = max(map(len, self.by_bytes), default=1)
         self.special_token_ids = sorted({*ends, *(token_id for token_id in special_ids(tokenizer) if token_id < size)})
         self.eos_token_id, self.bos_token_id = ends[0], None
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens of a text within an answer: llguidance asks for those of texts that a grammar forces.
-
-        Tokenizers of the SentencePiece kind add a space to the beginning of a text, so it is also tried after a line
-        break. If the tokens still have other bytes than the text, they are the longest ones that fit.
-        """
-        for before in ("", "\n"):
-            skipped, ids = self.encode(before), self.encode(before + text)
-            rest = ids[len(skipped) :]
-            if ids[: len(skipped)] == skipped and self.spell(rest) == text.encode():
-                return rest
-        return self.longest_tokens(text.encode())
-
-    def spell(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of tokens."""
-        return b"".join(self.tokens[token_id] if token_id < len(self.tokens) else b"" for token_id in ids)
-
-    def longest_tokens(self, text: bytes) -> list[int]:
-        """Return the longest tokens that spell a text in turn, without the bytes that no token begins with."""
-        ids, start = list[int](), 0
-        while start < len(text):
-            ends = range(min(len(text), start + self.longest), start, -1)
-            end = next((end for end in ends if text[start:end] in self.by_bytes), None)
-            if end is not None:
-                ids.append(self.by_bytes[text[start:end]])
-            start = end or start + 1
-        return ids
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text without special tokens."""
+        """Tokenize a text; not called, as no grammar here forces tokens."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 

@@ -20,7 +20,7 @@ from partita.serving.request_queue import AnswerPiece, AnswerRequest
 from partita.serving.tool_use import CallForm, ToolCall, call_form, call_grammar, calls_in
 from partita_schema.dialogues.common_form import FormatError
 from partita_schema.dialogues.tools import tools_of
-from partita_schema.sections.outputs.grammar_rules import json_rule
+from partita_schema.sections.outputs.grammar_rules import json_rule, whole_grammar
 from partita_schema.sections.outputs.json import check_json_schema
 
 
@@ -197,10 +197,10 @@ def check_parameters(function: Mapping[str, Any]) -> None:
 def grammar_of(form: ResponseFormat) -> str:
     """Return the grammar of answers in this form. Raise RequestError if its schema is not valid."""
     if form.json_schema is None:
-        return json_rule("start", {"type": "object"})
+        return whole_grammar("value", [json_rule("value", {"type": "object"})])
     schema = form.json_schema.schema_
     try:
         check_json_schema(schema)
     except ValueError as error:
         raise RequestError(400, f"response_format.json_schema: {error}", param="response_format") from None
-    return json_rule("start", schema)
+    return whole_grammar("value", [json_rule("value", schema)])

@@ -16,7 +16,8 @@ from partita.serving.engine import ServingEngine
 from partita.serving.errors import RequestError
 from partita.serving.openai_format import TokenTexts, event_of
 from partita.serving.request_queue import AnswerRequest
-from partita_schema.errors import RowError
+from partita_schema.errors import ModelError, RowError
+from partita_schema.sections.outputs.grammar_rules import mistake_in
 
 
 class EngineRequests:
@@ -101,7 +102,13 @@ class EngineRequests:
                 f"{self.core.why_batches}",
             )
         lm: Any = self.core.lm
-        lm.grammar(options.grammar, ends=answer_ends(lm, options))
+        try:
+            lm.grammar(options.grammar, ends=answer_ends(lm, options))
+        except ModelError:
+            mistake = mistake_in(options.grammar)
+            if mistake is None:
+                raise
+            raise RequestError(400, f"answers cannot be held to the JSON schema of this request ({mistake})") from None
 
 
 def sampling_key(seed: int | None, choice: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.tool_calls import TRIAL_CALL, TRIAL_NAME, TRIAL_TOOL
 from partita_schema.errors import ModelError, RowError
-from partita_schema.sections.outputs.grammar_rules import json_rule, quoted
+from partita_schema.sections.outputs.grammar_rules import json_rule, quoted, whole_grammar
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 
@@ -135,4 +135,5 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], *, form: CallForm) -> str:
     ]
     before = [quoted(form.before)] if form.before else []
     after = [quoted(form.after)] if form.after else []
-    return "\n".join((f"start: {' '.join([*before, 'call', *after])}", json_rule("call", {"anyOf": choices})))
+    start = " ".join([*before, "call", *after])
+    return whole_grammar(start, [json_rule("call", {"anyOf": choices})], lead=False)

@@ -342,6 +342,11 @@ BAD_BODIES = [
         {"messages": USER, "tools": [WRONG_TOOL], "tool_choice": "required"},
         "tools: the parameters of wrong: is not a JSON Schema: 'banana' is not valid",
     ),
+    (
+        "/v1/chat/completions",
+        {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+        'answers cannot be held to the JSON schema of this request (Unimplemented keys: ["not"])',
+    ),
     ("/v1/completions", {"prompt": "a", "unknown": None}, "unknown: this server does not read this key; leave it out"),
     ("/v1/completions", {"prompt": None}, "prompt: "),
     ("/v1/completions", {"prompt": "a", "max_tkens": 3}, "max_tkens: this server does not read this key; leave it out"),
