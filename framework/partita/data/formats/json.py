@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from partita.data.formats.base import (
     BOM,
@@ -181,46 +181,77 @@ def is_object(line: bytes) -> bool:
 def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Yield the objects of a JSON array, one at a time; a row's number is its position in the array."""
     text = io.TextIOWrapper(stream, encoding="utf-8")
-    buffer, index, number, size = "", 0, 0, READ_SIZE
-    lines = 1
-    started = False
+    array, number = ArrayText(text, name, max_row_bytes=max_row_bytes), 0
     try:
-        while True:
-            index = PASSED[number > 0].match(buffer, index).end()  # type: ignore[union-attr] # it matches nothing, too
-            if index == len(buffer):
-                lines += buffer.count("\n")
-                buffer, index = text.read(size), 0
-                if not buffer:
-                    raise DataError(f"{name}: the JSON array is not closed after row {number}; is the file cut off?")
-            elif not started:
-                started, index = True, index + 1
-            elif buffer[index] == "]":
-                return
-            else:
-                value, end = decode_next(buffer, index)
-                # A number at the end of the buffer may continue in the next block; an object or a list cannot.
-                if end is None or (end == len(buffer) and not isinstance(value, dict | list | RepeatedKeyError)):
-                    left = buffer[index:]
-                    broken = f"{name}: row {number + 1} of the JSON array"
-                    if len(left) > max_row_bytes:
-                        raise DataError(f"{broken} is longer than {max_row_bytes:,} bytes; write it as JSON lines")
-                    if holds_too_much(left.encode("utf-8", "replace")):
-                        raise DataError(f"{broken}: {TOO_MANY}; write it as JSON lines")
-                    more = text.read(size) if may_continue(value, buffer) else ""
-                    if not more:
-                        raise DataError(f"{broken} is broken{place(value, buffer, lines)}")
-                    lines += buffer.count("\n", 0, index)
-                    buffer, index, size = left + more, 0, size * 2
-                    continue
-                number += 1
-                row = buffer[index:end].encode("utf-8")
-                reason = str(value) if isinstance(value, RepeatedKeyError) else wrong_object(value, row)
-                yield record_of(value, reason, row, number)
-                index, size = end, READ_SIZE
+        array.next_character(PASSED[0])
+        array.index += 1
+        while (character := array.next_character(PASSED[number > 0])) != "]":
+            if not character:
+                raise DataError(f"{name}: the JSON array is not closed after row {number}; is the file cut off?")
+            number += 1
+            value, row = array.read_value(number)
+            reason = str(value) if isinstance(value, RepeatedKeyError) else wrong_object(value, row)
+            yield record_of(value, reason, row, number)
     except UnicodeDecodeError as error:
         raise DataError(f"{name} is {not_utf8(error)}; save it as UTF-8, or as JSON lines") from None
     finally:
         text.detach()
+
+
+class ArrayText:
+    """The text of a JSON array, of which a part is in memory."""
+
+    def __init__(self, text: TextIO, name: str, *, max_row_bytes: int) -> None:
+        """Read an array from its beginning.
+
+        Args:
+            text: The file.
+            name: Name of the file, for errors.
+            max_row_bytes: Maximum size of a value.
+        """
+        self.text, self.name, self.max_row_bytes = text, name, max_row_bytes
+        self.buffer, self.index = "", 0
+        self.line = 1
+        """Line where the buffer starts."""
+
+    def next_character(self, passed: re.Pattern[str]) -> str:
+        """Move past this text; return the character after it, and "" at the end of the file."""
+        while True:
+            self.index = passed.match(self.buffer, self.index).end()  # type: ignore[union-attr] # it matches nothing, too
+            if self.index < len(self.buffer):
+                return self.buffer[self.index]
+            if not self.read_more(READ_SIZE):
+                return ""
+
+    def read_more(self, size: int) -> bool:
+        """Forget the text before the index, and read more; return whether there was more."""
+        more = self.text.read(size)
+        self.line += self.buffer.count("\n", 0, self.index)
+        self.buffer, self.index = self.buffer[self.index :] + more, 0
+        return bool(more)
+
+    def read_value(self, number: int) -> tuple[Any, bytes]:
+        """Return the value at the index, with its text, and move past it. Raise DataError if it is broken.
+
+        A complete value with a repeated key is a RepeatedKeyError.
+        """
+        size, broken = READ_SIZE, f"{self.name}: row {number} of the JSON array"
+        while True:
+            value, end = decode_next(self.buffer, self.index)
+            # A number at the end of the buffer may continue in the next block; an object or a list cannot.
+            if end is not None and (end < len(self.buffer) or isinstance(value, dict | list | RepeatedKeyError)):
+                row = self.buffer[self.index : end].encode("utf-8")
+                self.index = end
+                return value, row
+            left = self.buffer[self.index :]
+            if len(left) > self.max_row_bytes:
+                raise DataError(f"{broken} is longer than {self.max_row_bytes:,} bytes; write it as JSON lines")
+            if holds_too_much(left.encode("utf-8", "replace")):
+                raise DataError(f"{broken}: {TOO_MANY}; write it as JSON lines")
+            where = place(value, self.buffer, self.line)
+            if not may_continue(value, self.buffer) or not self.read_more(size):
+                raise DataError(f"{broken} is broken{where}")
+            size *= 2
 
 
 def decode_next(buffer: str, index: int, decoder: json.JSONDecoder = DECODER) -> tuple[Any, int | None]:
@@ -237,18 +268,18 @@ def decode_next(buffer: str, index: int, decoder: json.JSONDecoder = DECODER) ->
         return error, None
 
 
-def place(error: Any, buffer: str, lines: int) -> str:
+def place(error: Any, buffer: str, line: int) -> str:
     """Return where and why a value of an array is broken.
 
     Args:
         error: The error; another value if the file ends within it.
         buffer: The text that was decoded.
-        lines: Line where that text starts.
+        line: Line where that text starts.
     """
     if not isinstance(error, json.JSONDecodeError):
         return f": {said(error)}"
     end = "; is the file cut off?" if may_continue(error, buffer) else ""
-    return f" in line {lines + buffer.count(chr(10), 0, error.pos)}: {said(error)}{end}"
+    return f" in line {line + buffer.count(chr(10), 0, error.pos)}: {said(error)}{end}"
 
 
 def may_continue(failure: Any, buffer: str) -> bool:
