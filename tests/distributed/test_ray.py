@@ -22,6 +22,7 @@ from partita.generation import prompts
 from partita_trainers.file_sums import FILE as SUMS
 
 from ..json_lines import read_json_lines, write_json_lines
+from ..local_ray import local_ray
 from ..seeds import session_seed
 from .moments import when
 
@@ -41,19 +42,8 @@ POISON = "poison"
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Start Ray on this machine, with resources for two workers while two others are ending."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'partita[ray]'")
-    terminate = signal.getsignal(signal.SIGTERM)
-    result = ray.init(
-        num_cpus=8,
-        include_dashboard=False,
-        object_store_memory=100 * 2**20,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    signal.signal(signal.SIGTERM, terminate)
-    yield result.address_info["gcs_address"]
-    ray.shutdown()
+    with local_ray() as ray:
+        yield ray.get_runtime_context().gcs_address
 
 
 @pytest.fixture(scope="module")
