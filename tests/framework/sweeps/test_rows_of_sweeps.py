@@ -156,7 +156,7 @@ def test_trials_with_rows_passed_in_python_are_the_runs_of_a_file_with_them(colo
     assert Sweep(config, quiet=True).run(pd.DataFrame(rows), tmp_path / "frame") == passed
     with pytest.raises(ResumeError, match="the training rows have changed since"):
         Sweep(config, quiet=True).run(pd.DataFrame(rows[1:]), tmp_path / "frame")
-    with pytest.raises(ResumeError, match=f"holds a sweep of another file:\n  dataset: '{PASSED}' -> "):
+    with pytest.raises(ResumeError, match=f"holds a sweep of another file:\n  dataset: {PASSED} -> "):
         Sweep(config, quiet=True).run(tmp_path / "rows.jsonl", tmp_path / "frame")
 
 
