@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import threading
@@ -494,6 +495,13 @@ def test_dpo_teaches_short_right_answers(copy_of: Any) -> None:
     load_module(folder / "make_pairs.py").write()
     Model("config.yaml", overrides=["trainer.skip_all_evaluation=true"], quiet=True).train(run="runs/config")
     judge = load_module(folder / "judge.py").judge
-    before, after = judge("runs/first"), judge("runs/config")
-    assert after["good"] > before["good"] + 0.2
-    assert after["words"] < before["words"] - 2
+    assert judge("runs/config")["good"] > judge("runs/first")["good"] + 0.2
+    # Not the mean: a few answers may repeat their words up to the token limit.
+    assert median_words("runs/config") <= median_words("runs/first") - 2
+
+
+def median_words(run: str) -> float:
+    """Return the median number of words of a run's answers to the new questions."""
+    questions = [{"question": row["question"]} for row in read_json_lines(Path("new_questions.jsonl"))]
+    answers = Model.load(run, quiet=True).predict(questions)
+    return statistics.median(len(str(one["answer"]).split()) for one in answers)
