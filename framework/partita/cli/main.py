@@ -127,7 +127,7 @@ def run() -> None:
 
 def interrupted_text() -> str:
     """Return what to do after an interruption of this command."""
-    resumes = any(word in RESUMABLE for word in sys.argv[1:2])
+    resumes = len(sys.argv) > 1 and sys.argv[1] in RESUMABLE
     return "interrupted; rerun the same command to resume from what is saved" if resumes else "interrupted"
 
 

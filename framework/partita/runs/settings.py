@@ -67,18 +67,16 @@ def check_has_effect(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: 
         base_is_loaded: Whether the base model is loaded too, because the weights are those of an adapter.
     """
     sections = ("trainer", "adapter") if base_is_loaded else ("trainer", "adapter", "base_model")
-    changed = [change.partition(":")[0] for change in differences(old, new, without=USE_KEYS)]
-    keys = dict.fromkeys(
-        key if section == "trainer" else section
-        for key in changed
-        for section in sections
-        if key.split(".")[0] == section
-    )
     message = (
         f"has no effect on the model in {folder}, which is trained; to train with other values, change the YAML file"
     )
-    if keys:
-        raise ConfigError([Problem(key, message) for key in keys])
+    changed = dict[str, None]()
+    for key in changed_keys(leaves(old), leaves(new), without=USE_KEYS):
+        section = key.partition(".")[0]
+        if section in sections:
+            changed[key if section == "trainer" else section] = None
+    if changed:
+        raise ConfigError([Problem(key, message) for key in changed])
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) -> None:
@@ -104,9 +102,17 @@ def result_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ..
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, without: Sequence[str]) -> list[str]:
     """Return `key: old -> new` for each value that differs, except below the keys in `without`."""
     before, after = leaves(old), leaves(new)
-    apart = tuple(f"{key}." for key in without)
     return [
         f"{key}: {as_written(before.get(key))} -> {as_written(after.get(key))}"
+        for key in changed_keys(before, after, without=without)
+    ]
+
+
+def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], *, without: Sequence[str]) -> list[str]:
+    """Return the keys whose values differ, except below the keys in `without`; both are results of `leaves`."""
+    apart = tuple(f"{key}." for key in without)
+    return [
+        key
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and not f"{key}.".startswith(apart)
     ]
