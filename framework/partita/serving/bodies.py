@@ -269,7 +269,7 @@ class EmbeddingsBody(Body):
 def reason_of(error: Mapping[str, Any]) -> str:
     """Return the text of a pydantic error."""
     where = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("function-", "constrained-")))
-    if error["loc"][:1] == ("prompt",):
+    if error["loc"][:1] == ("prompt",) and len(error["loc"]) > 1:  # none of the kinds that it may be
         return "prompt: write a text, a list of texts, the tokens of a prompt, or a list of these"
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":

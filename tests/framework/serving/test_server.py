@@ -348,7 +348,8 @@ BAD_BODIES = [
         'answers cannot be held to the JSON schema of this request (Unimplemented keys: ["not"])',
     ),
     ("/v1/completions", {"prompt": "a", "unknown": None}, "unknown: this server does not read this key; leave it out"),
-    ("/v1/completions", {"prompt": None}, "prompt: "),
+    ("/v1/completions", {"prompt": None}, "prompt: Field required"),
+    ("/tokenize", {"prompt": 5}, "prompt: Input should be a valid string"),
     ("/v1/completions", {"prompt": "a", "max_tkens": 3}, "max_tkens: this server does not read this key; leave it out"),
     ("/v1/completions", {"prompt": "a", "temperature": -1}, "temperature: Input should be greater than or equal to 0"),
     (
