@@ -21,9 +21,10 @@ SETUP_TARGET = 15.0
 IMPORT_SECONDS = 10.0
 LIBRARIES = ("torch", "transformers.modeling_utils", "peft", "datasets", "accelerate", "sklearn", "bitsandbytes")
 ABOVE_TARGET = "above_target"
+KIND = "kind"
 TICKS = os.sysconf("SC_CLK_TCK")
 RECORD = Path(__file__).with_name("costs.json")
-"""File with the CPU seconds of each test file at the last run with --record-costs, by path in this folder."""
+"""File with the CPU seconds of test files at the last run with --record-costs, by path in this folder and by kind."""
 
 
 def cpu_seconds() -> float:
@@ -59,6 +60,7 @@ class Costs:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.found: dict[str, dict[str, float]] = defaultdict(dict)
+        self.kinds: dict[str, str] = {}
         self.above_target: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True)
@@ -75,23 +77,27 @@ class Costs:
             return (yield)
         finally:
             seconds = cpu_seconds() - before
-            item.user_properties.append((f"{part}_cpu_seconds", round(seconds, 2)))
+            item.user_properties += [(f"{part}_cpu_seconds", round(seconds, 2)), (KIND, kind(item))]
             more = IMPORT_SECONDS if imported_libraries() != imported else 0.0
             if seconds > target + more and item.get_closest_marker("long") is None:
                 item.user_properties.append((ABOVE_TARGET, round(seconds, 2)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            properties: dict[str, float] = dict(report.user_properties)  # type: ignore[arg-type]
+            properties: dict[str, Any] = dict(report.user_properties)
             if ABOVE_TARGET in properties:
                 self.above_target[report.nodeid] = properties.pop(ABOVE_TARGET)
+            self.kinds[report.nodeid] = str(properties.pop(KIND, ""))
             self.found[report.nodeid].update(properties)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Start the longest files first, so that no worker runs a long file alone at the end."""
-        before = read_record()
-        items.sort(key=lambda item: -before.get(place(item.nodeid), 0.0))
+        before, kinds = read_record(), defaultdict[str, set[str]](set)
+        for item in items:
+            kinds[place(item.nodeid)].add(kind(item))
+        expected = {name: sum(before.get(name, {}).get(each, 0.0) for each in found) for name, found in kinds.items()}
+        items.sort(key=lambda item: -expected[place(item.nodeid)])
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.found or hasattr(self.config, "workerinput"):  # the controller has the results of all workers
@@ -110,10 +116,12 @@ class Costs:
     def write(self, path: Path) -> None:
         """Write the CPU seconds of each test to `path`, and those of each file to the record for the next run."""
         path.write_text(json.dumps(self.found, indent=1, sort_keys=True))
-        files: dict[str, float] = defaultdict(float)
+        by_file = defaultdict[tuple[str, str], float](float)
         for name, parts in self.found.items():
-            files[place(name)] += sum(parts.values())
-        result = read_record() | {name: round(seconds, 1) for name, seconds in files.items()}
+            by_file[place(name), self.kinds[name]] += sum(parts.values())
+        result = read_record()
+        for (name, each), cpu in by_file.items():
+            result.setdefault(name, {})[each] = round(cpu, 1)
         RECORD.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
 
 
@@ -122,9 +130,14 @@ def imported_libraries() -> set[str]:
     return {name for name in LIBRARIES if name in sys.modules}
 
 
-def read_record() -> dict[str, float]:
-    """Return the last recorded CPU seconds of test files."""
-    result: dict[str, float] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+def kind(item: pytest.Item) -> str:
+    """Return which of the runs of CI includes a test."""
+    return "long" if item.get_closest_marker("long") is not None else "short"
+
+
+def read_record() -> dict[str, dict[str, float]]:
+    """Return the last recorded CPU seconds of test files, by kind."""
+    result: dict[str, dict[str, float]] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     return result
 
 
