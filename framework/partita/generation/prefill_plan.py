@@ -1,7 +1,7 @@
 """Which prompts are prefilled together, so that padding and passes take the least time."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from partita.lm.base import AnsweringSlots
 from partita.lm.cheapest_split import cheapest_split
@@ -20,9 +20,11 @@ def split_into_passes(lengths: Sequence[int], slots: AnsweringSlots) -> list[tup
         slots: The slots.
     """
 
-    def cost(start: int, end: int) -> float:
-        count = end - start
-        allowed = slots.readable(lengths[start], count) == count
-        return PASS_TOKENS + slots.read_length(lengths[start]) * count if allowed else math.inf
+    counts = [count for count in range(1, len(lengths) + 1) if slots.readable(1, count) == count]
 
-    return cheapest_split(len(lengths), cost)
+    def passes(start: int) -> Iterator[tuple[int, float]]:
+        most = slots.readable(lengths[start], len(lengths) - start)
+        padded = slots.read_length(lengths[start])
+        return ((start + count, PASS_TOKENS + padded * count) for count in takewhile(most.__ge__, counts))
+
+    return cheapest_split(len(lengths), passes)

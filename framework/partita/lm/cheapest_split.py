@@ -1,21 +1,24 @@
 """Splits a sequence into consecutive parts of the least total cost."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 
-def cheapest_split(count: int, cost: Callable[[int, int], float]) -> list[tuple[int, int]]:
+def cheapest_split(count: int, parts: Callable[[int], Iterable[tuple[int, float]]]) -> list[tuple[int, int]]:
     """Return the start and the end of the parts that `count` items are split into.
 
     Args:
         count: Number of items, at least 1.
-        cost: Returns the cost of the part from a start to an end; infinity if there may be no such part.
+        parts: Returns the end and the cost of each part that may begin at a start, of which one has a single item.
     """
-    total, starts = [0.0], [0]  # of the best split of the first items, and the start of its last part
-    for end in range(1, count + 1):
-        costs = [total[start] + cost(start, end) for start in range(end)]
-        total.append(min(costs))
-        starts.append(costs.index(total[-1]))
-    parts = [(starts[count], count)]
-    while parts[-1][0] > 0:
-        parts.append((starts[parts[-1][0]], parts[-1][0]))
-    return parts[::-1]
+    total = [0.0, *[math.inf] * count]  # of the best split of the first items
+    starts = [0] * (count + 1)  # of the last part of that split
+    for start in range(count):
+        before = total[start]
+        for end, cost in parts(start):
+            if before + cost < total[end]:
+                total[end], starts[end] = before + cost, start
+    found = [(starts[count], count)]
+    while found[-1][0] > 0:
+        found.append((starts[found[-1][0]], found[-1][0]))
+    return found[::-1]

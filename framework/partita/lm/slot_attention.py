@@ -10,8 +10,9 @@ Shapes: N rows, H key/value heads, G query heads per key/value head, W tokens, P
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
@@ -333,9 +334,14 @@ def split_rows(more: tuple[int, ...]) -> list[tuple[int, int]]:
     starts = range(0, len(more), CHUNK_ROWS)
     ends = [*starts[1:], len(more)]
     longest = [max(more[start:end]) for start, end in zip(starts, ends, strict=True)]
-    parts = cheapest_split(
-        len(starts), lambda one, end: CHUNK_POSITIONS + (ends[end - 1] - starts[one]) * max(longest[one:end])
-    )
+
+    def spans(one: int) -> Iterator[tuple[int, float]]:
+        widths = accumulate(longest[one:], max)
+        return (
+            (end, CHUNK_POSITIONS + (ends[end - 1] - starts[one]) * width) for end, width in enumerate(widths, one + 1)
+        )
+
+    parts = cheapest_split(len(starts), spans)
     return [(starts[one], ends[end - 1]) for one, end in parts]
 
 
