@@ -27,13 +27,19 @@ from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_des
 from partita.lm.product_speed import WORTH, shortest_seconds
 from partita.lm.slot_kv_cache import CacheLayout
 
-FORMAT = 1
+FORMAT = 2
 """Increased when the measurement changes."""
 MEASURED_TOKENS = 128
 """Tokens of each row in the measurement."""
+MEASURED_SLOT = 512
+"""Tokens of a slot in the measurement."""
+MEASURED_ROWS = 32
+"""Rows of a span in the measurement."""
 MEASURED_NUMBERS = 2**21
-"""Numbers in the keys of the measurement, 8 MB: keys and values are read from memory, as in a model."""
-ROUNDS = 6
+"""Numbers in the keys of a layer in the measurement."""
+MEASURED_LAYERS = 4
+"""Layers in the measurement, 64 MB of keys and values: they are read from memory, not from a cache of the processor."""
+ROUNDS = 4
 
 
 class Span(NamedTuple):
@@ -214,7 +220,7 @@ def hide_beta_warning() -> None:
 
 @cache
 def gathering_is_faster(group: int, size: int) -> bool:
-    """Return whether `GatheredProducts` is faster on this machine; measured in some 30 ms, and recorded.
+    """Return whether `GatheredProducts` is faster on this machine; measured in some 0.15 s, and recorded.
 
     Args:
         group: G.
@@ -226,7 +232,10 @@ def gathering_is_faster(group: int, size: int) -> bool:
         "group": group,
         "size": size,
         "tokens": MEASURED_TOKENS,
+        "slot": MEASURED_SLOT,
+        "rows": MEASURED_ROWS,
         "numbers": MEASURED_NUMBERS,
+        "layers": MEASURED_LAYERS,
     }
     seconds = cached_measurement(
         cache_path("decode_attention", key),
@@ -240,22 +249,33 @@ def gathering_is_faster(group: int, size: int) -> bool:
 
 @torch.no_grad()
 def measure(group: int, size: int) -> dict[str, Any]:
-    """Return the seconds of the products of one layer, by the implementation."""
-    heads = max(1, MEASURED_NUMBERS // (MEASURED_TOKENS * size))
-    layout = CacheLayout(slots=1, tokens=MEASURED_TOKENS)
-    key, value = torch.ones(2, 1, heads, MEASURED_TOKENS, size)
-    mask, query = torch.zeros(1, 1, 1, MEASURED_TOKENS), torch.ones(1, heads, group, size)
-    spans = [Span(slice(0, 1), slice(0, MEASURED_TOKENS))]
-    given = DecodePass(layout, spans, key, value, mask, group)
+    """Return the seconds of the products of several layers, by the implementation."""
+    rows = max(1, MEASURED_NUMBERS // (MEASURED_TOKENS * size))
+    layout = CacheLayout(slots=rows, tokens=MEASURED_SLOT)
+    query, mask = torch.ones(rows, 1, group, size), torch.zeros(rows, 1, 1, MEASURED_TOKENS)
+    spans = [
+        Span(slice(start, min(start + MEASURED_ROWS, rows)), slice(0, MEASURED_TOKENS))
+        for start in range(0, rows, MEASURED_ROWS)
+    ]
+    layers = [
+        DecodePass(layout, spans, slot_view(rows, size), slot_view(rows, size), mask, group)
+        for _ in range(MEASURED_LAYERS)
+    ]
 
-    def compute(products: DecodeProducts) -> None:
-        products.output(products.scores(query))
+    def compute(kind: type[BatchedProducts] | type[GatheredProducts]) -> None:
+        layout.gathered = {}  # as in a new pass
+        for layer in layers:
+            products = kind(layer)
+            products.output(products.scores(query))
 
     return shortest_seconds(
-        {
-            "batched": partial(compute, BatchedProducts(given)),
-            "gathered": partial(compute, GatheredProducts(given)),
-        },
-        device=key.device,
+        {"batched": partial(compute, BatchedProducts), "gathered": partial(compute, GatheredProducts)},
+        device=query.device,
         rounds=ROUNDS,
     )
+
+
+def slot_view(rows: int, size: int) -> torch.Tensor:
+    """Return the keys or values [N, 1, W, D] of a measured layer, a view of its slots, which are longer."""
+    held = torch.empty(rows, 1, MEASURED_SLOT, size)
+    return held[:, :, :MEASURED_TOKENS].fill_(1.0)

@@ -19,6 +19,7 @@ from partita.lm.decode_products import (
     GatheredProducts,
     Span,
     gathering_is_faster,
+    is_in_slots,
     measure,
 )
 from partita.lm.product_speed import WORTH
@@ -147,3 +148,20 @@ assert GatheredProducts(given).scores(held[0, :, :, :1])[0].shape == (1, 1, 1, 4
 def test_the_measurement_computes_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_products, "MEASURED_NUMBERS", 2**14)
     assert set(measure(2, 32)) == {"batched", "gathered"}
+
+
+def test_the_measurement_reads_keys_and_values_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[DecodePass] = []
+
+    def record(*given: Any) -> DecodePass:
+        passes.append(DecodePass(*given))
+        return passes[-1]
+
+    monkeypatch.setattr(decode_products, "DecodePass", record)
+    monkeypatch.setattr(decode_products, "shortest_seconds", lambda computations, **_: dict.fromkeys(computations, 1.0))
+    measure(2, 64)
+    held = [part for given in passes for part in (given.key_NHWD, given.value_NHWD)]
+    assert sum(part.nbytes for part in held) == 64 * 2**20, "more than the caches of a core"
+    assert len({part.data_ptr() for part in held}) == len(held)
+    assert all(is_in_slots(part, given.layout) for given in passes for part in (given.key_NHWD, given.value_NHWD))
+    assert all(given.layout.tokens > part.shape[2] for given in passes for part in held), "slots are not full"
