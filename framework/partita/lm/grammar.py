@@ -79,7 +79,7 @@ def texts_after_another(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]
     return [text[before:] for text in pairs]
 
 
-NO_TOKEN = "no token of this model can continue an answer as decoder.constrain requires"
+NO_TOKEN = "no token of this model can continue an answer as decoder.constrain, or the request, requires"
 NO_END = "decoder.constrain: the model has no token that ends an answer; write generation.stop_token_ids"
 
 

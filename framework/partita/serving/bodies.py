@@ -262,8 +262,11 @@ class EmbeddingsBody(Body):
 
     @field_validator("input", mode="before")
     @classmethod
-    def _one_text(cls, value: object) -> object:
-        return [value] if isinstance(value, str) else value
+    def _texts(cls, value: object) -> object:
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("write a text or a list of texts; tokens are not read, because they depend on the model")
+        return texts
 
 
 def reason_of(error: Mapping[str, Any]) -> str:

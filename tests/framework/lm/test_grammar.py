@@ -204,7 +204,10 @@ def test_a_row_is_an_error_if_the_tokenizer_cannot_write_a_valid_answer(small: A
     request = SlotRequest([4, 5], 20, 0)
     for key, error in (
         ("a", None),
-        ("b", "no token of this model can continue an answer as decoder.constrain requires"),
+        (
+            "b",
+            "no token of this model can continue an answer as decoder.constrain, or the request, requires",
+        ),
     ):
         schema = {"type": "object", "properties": {key: {"const": 1}}, "required": [key], "additionalProperties": False}
         options = GenerationOptions({"do_sample": False}, grammar=grammar_of(schema))

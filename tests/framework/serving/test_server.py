@@ -322,6 +322,8 @@ BAD_BODIES = [
     ("/v1/completions", {"prompt": "a", "logit_bias": {"999": 1}}, "999 is not a token of this model, which has 258"),
     ("/v1/completions", {"prompt": ["a"] * 40, "n": 30}, "a request may ask for 1,024 answers; send several requests"),
     ("/v1/embeddings", {"input": ["a"] * 1025}, "List should have at most 1024 items after validation, not 1025"),
+    ("/v1/embeddings", {"input": [5, 7]}, "input: write a text or a list of texts; tokens are not read, because they "),
+    ("/v1/embeddings", {"input": {"text": "a"}}, "input: write a text or a list of texts"),
     (
         "/v1/completions",
         {"prompt": [1, "a"]},
