@@ -87,6 +87,8 @@ def predict(
         if data is not None:
             print_rows(predictions, data)
     print_summary(predictions, as_json=as_json, to_stdout=to_stdout, quiet=quiet)
+    if predictions.stats.rows and not predictions.stats.ok:
+        raise typer.Exit(1)
 
 
 def print_summary(predictions: "Predictions", *, as_json: bool, to_stdout: bool, quiet: bool) -> None:

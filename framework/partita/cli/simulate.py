@@ -38,6 +38,8 @@ def simulate(
         from partita.runs.files import strict_json
 
         print(strict_json(report.record(), indent=2))
-        return
-    print_metrics(report.flat(), as_json=False, title="dialogues by history")
-    print(f"transcripts in {report.folder}, to be read in its index.html")
+    else:
+        print_metrics(report.flat(), as_json=False, title="dialogues by history")
+        print(f"transcripts in {report.folder}, to be read in its index.html")
+    if report.all_failed:
+        raise typer.Exit(1)

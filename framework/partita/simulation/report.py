@@ -51,6 +51,11 @@ class RolloutOutcomes:
     outputs: dict[str, float] = field(default_factory=dict)
     """Metrics of a turn's outputs over all turns with a known right answer, as `output.metric`."""
 
+    @property
+    def failed(self) -> int:
+        """Number of dialogues that failed."""
+        return sum(count for status, count in self.statuses.items() if status.partition(":")[0] == "failed")
+
 
 @dataclass(frozen=True)
 class SimulationReport:
@@ -60,6 +65,12 @@ class SimulationReport:
     """Results by history: `gold`, `predicted`."""
     folder: str
     """Folder of the transcripts."""
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether there are dialogues, and none that did not fail."""
+        counts = [(outcomes.dialogues, outcomes.failed) for outcomes in self.histories.values()]
+        return any(dialogues for dialogues, _ in counts) and all(dialogues == failed for dialogues, failed in counts)
 
     def record(self) -> dict[str, Any]:
         """Return the report as a JSON-compatible dictionary."""

@@ -291,7 +291,9 @@ def log_outcomes(history: str, outcomes: RolloutOutcomes, finished: Sequence[Epi
     """Log how many episodes were truncated or failed, and the reason of the last failure."""
     for status, count in sorted(outcomes.statuses.items()):
         if status != "done":
-            logger.info("%s history: %s of %s %s", history, count, counted(outcomes.dialogues, "dialogue"), status)
+            level = logging.WARNING if status.startswith("failed") else logging.INFO
+            dialogues = counted(outcomes.dialogues, "dialogue")
+            logger.log(level, "%s history: %s of %s %s", history, count, dialogues, status)
     failed = next((episode for episode in reversed(finished) if episode.status == "failed"), None)
     if failed is not None:
-        logger.info("%s history: %s failed: %s", history, failed.key, failed.reason)
+        logger.warning("%s history: %s failed: %s", history, failed.key, failed.reason)

@@ -148,6 +148,19 @@ def test_a_failed_job_ends_a_command_with_1(command: str, ended: Ended) -> None:
     assert "File too large" in message
 
 
+def test_a_prediction_without_any_answer_ends_with_1_and_one_with_some_with_0(ended: Ended, folder: Path) -> None:
+    rows = pd.read_csv(folder / "rows.csv")
+    long = " ".join(rows.iloc[0, 0] for _ in range(100))
+    for name, texts in (("none", [long] * 4), ("one", [long] * 3 + [rows.iloc[3, 0]])):
+        rows.assign(**{rows.columns[0]: texts}).to_csv(folder / f"{name}.csv", index=False)
+    status, message = ended("predict", "zero.yaml --dataset none.csv --output none-predicted.csv")
+    assert status == 1
+    assert "without an answer: 4 of 4 rows" in message
+    assert len(pd.read_csv(folder / "none-predicted.csv")) == 4
+    assert ended("predict", "zero.yaml --dataset none.csv --output none-predicted.csv --quiet --json")[0] == 1
+    assert ended("predict", "zero.yaml --dataset one.csv --output one-predicted.csv")[0] == 0
+
+
 @pytest.mark.parametrize("command", INTERRUPTED)
 def test_an_interruption_ends_a_command_with_130(command: str, ended: Ended) -> None:
     status, message = ended(command, INTERRUPTED[command], before=INTERRUPT.format(name=OPENED[command]))

@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from partita import ConfigError, DataError, Model, PartitaError, ResumeError
 from partita.data.episode import Episode
-from partita.simulation.report import outcomes_of
+from partita.simulation.report import SimulationReport, outcomes_of
 
 from ...forks import COMMAND, Forks
 from ...json_lines import read_json_lines, write_json_lines
@@ -409,6 +410,11 @@ def test_failures_are_excluded_or_count_as_0() -> None:
     assert bad.reward is None
     assert (outcomes.means["reward"].mean, outcomes.means["reward"].with_failures) == (0.5, 0.25)
     assert outcomes.statuses == {"done": 1, "failed: environment": 1}
+    assert outcomes.failed == 1
+    assert not SimulationReport(
+        {"gold": outcomes, "predicted": replace(outcomes, statuses={"failed": 2})}, ""
+    ).all_failed
+    assert not SimulationReport({"gold": replace(outcomes, dialogues=0, statuses={})}, "").all_failed
     assert outcomes.pass_at_k is None
 
 
@@ -427,6 +433,20 @@ def test_the_command_prints_a_table_or_json(folder: Path, tmp_path: Path, forks:
     assert process.stderr == ""
     assert result["histories"]["predicted"]["dialogues"] == 10
     assert result["folder"] == str(tmp_path)
+
+
+def test_a_simulation_in_which_all_dialogues_fail_ends_with_1_and_warns(
+    folder: Path, tmp_path: Path, forks: Forks
+) -> None:
+    world = {"type": "environment", "environment": "worlds_of_tests:Closed"}
+    (folder / "run.yaml").write_text(json.dumps(settings(folder, world=world, tasks={"count": 3})), encoding="utf8")
+    process = forks.run(
+        COMMAND, "partita", "simulate", "run.yaml", "--output", tmp_path, "--quiet", "--json", folder=folder
+    )
+    assert process.returncode == 1
+    assert "predicted history: 3 of 3 dialogues failed: environment" in process.stderr
+    assert "failed: environment: OSError: the desk is closed" in process.stderr
+    assert json.loads(process.stdout)["histories"]["predicted"]["statuses"] == {"failed: environment": 3}
 
 
 def test_the_environment_gets_the_answers_of_the_model_also_with_gold_history(folder: Path, tmp_path: Path) -> None:
