@@ -33,4 +33,5 @@ def readable_errors(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except (OSError, OverflowError) as error:
-        raise DataError(f"cannot listen on {host} port {port}: {error}; write another --host or --port") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot listen on {host} port {port}: {reason}; write another --host or --port") from None

@@ -209,7 +209,10 @@ HINTS = (
     ),
     (
         ("couldn't connect", "offline mode", "Cannot find an appropriate cached", "Can't load the", "cached files"),
-        "it is not a folder, is not cached, and the Hub cannot be reached; write a folder, or go online once",
+        (
+            "it is not a folder and not cached, and the Hub cannot be reached; write its folder (for a trained run "
+            "with --set base_model=FOLDER), or go online once"
+        ),
     ),
     (
         ("trust_remote_code", "custom code"),

@@ -124,7 +124,10 @@ def test_an_unreachable_hub_model_is_reported(small, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("raised", "text"),
     [
-        ("We couldn't connect to 'https://huggingface.co' to load the files", "write a folder, or go online once"),
+        (
+            "We couldn't connect to 'https://huggingface.co' to load the files",
+            "write its folder (for a trained run with --set base_model=FOLDER), or go online once",
+        ),
         ("x is not a local folder and is not a valid model identifier listed on", "check the spelling, or log in"),
         ("You are trying to access a gated repo.", "log in with `hf auth login`"),
         ("main2 is not a valid git identifier (branch name, tag name", "check model_parameters.revision"),

@@ -173,7 +173,7 @@ def test_an_address_that_is_taken() -> None:
     with bound("127.0.0.1", 0) as sock:
         sock.listen()
         port = sock.getsockname()[1]
-        expected = f"cannot listen on 127.0.0.1 port {port}: .*; write another --host or --port"
+        expected = f"cannot listen on 127.0.0.1 port {port}: Address already in use; write another --host or --port"
         with pytest.raises(DataError, match=expected):
             bound("127.0.0.1", port)
         missing = {**CONFIG, "base_model": "./missing"}
