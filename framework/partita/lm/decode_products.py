@@ -15,6 +15,7 @@ Shapes: N rows, H key/value heads, G query heads per key/value head, W tokens, D
 of a query and a key.
 """
 
+import logging
 import warnings
 from collections.abc import Sequence
 from functools import cache, partial
@@ -26,13 +27,14 @@ from torch.nn.functional import embedding_bag
 from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_description
 from partita.lm.product_speed import WORTH, shortest_seconds
 from partita.lm.slot_kv_cache import CacheLayout
+from partita_trainers.batch_size.device_errors import attempt
 
 FORMAT = 2
 """Increased when the measurement changes."""
 MEASURED_TOKENS = 128
 """Tokens of each row in the measurement."""
-MEASURED_SLOT = 512
-"""Tokens of a slot in the measurement."""
+MEASURED_SLOT = 160
+"""Tokens of a slot in the measurement; some are not used, as in a job."""
 MEASURED_ROWS = 32
 """Rows of a span in the measurement."""
 MEASURED_NUMBERS = 2**21
@@ -40,6 +42,9 @@ MEASURED_NUMBERS = 2**21
 MEASURED_LAYERS = 4
 """Layers in the measurement, 64 MB of keys and values: they are read from memory, not from a cache of the processor."""
 ROUNDS = 4
+BATCHED = "attention of new tokens uses batched products"
+
+logger = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
@@ -237,13 +242,17 @@ def gathering_is_faster(group: int, size: int) -> bool:
         "numbers": MEASURED_NUMBERS,
         "layers": MEASURED_LAYERS,
     }
-    seconds = cached_measurement(
-        cache_path("decode_attention", key),
-        key,
-        measure=partial(measure, group, size),
-        read=lambda saved: {name: float(saved[name]) for name in ("batched", "gathered")},
-        fallback="attention of new tokens uses batched products",
+    seconds, failure = attempt(
+        lambda: cached_measurement(
+            cache_path("decode_attention", key),
+            key,
+            measure=partial(measure, group, size),
+            read=lambda saved: {name: float(saved[name]) for name in ("batched", "gathered")},
+            fallback=BATCHED,
+        )
     )
+    if failure is not None:
+        logger.info("%s, because there is too little memory to measure other ones", BATCHED)
     return seconds is not None and seconds["batched"] > WORTH * seconds["gathered"]
 
 

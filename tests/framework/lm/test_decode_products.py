@@ -25,6 +25,7 @@ from partita.lm.decode_products import (
 from partita.lm.product_speed import WORTH
 from partita.lm.slot_kv_cache import CacheLayout
 from partita_schema.common.checksums import sealed, unsealed
+from partita_trainers.batch_size import linux
 
 ROWS, HEADS, SIZE, TOKENS = 7, 2, 24, 19
 LENGTHS = (4, 19, 7, 1, 12, 12, 2)
@@ -165,3 +166,14 @@ def test_the_measurement_reads_keys_and_values_from_memory(monkeypatch: pytest.M
     assert len({part.data_ptr() for part in held}) == len(held)
     assert all(is_in_slots(part, given.layout) for given in passes for part in (given.key_NHWD, given.value_NHWD))
     assert all(given.layout.tokens > part.shape[2] for given in passes for part in held), "slots are not full"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory")
+def test_batched_products_are_used_if_memory_does_not_allow_the_measurement(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_products, "MEASURED_NUMBERS", 2**25)  # 1 GB, which no earlier test has left in the heap
+    with caplog.at_level("INFO"), linux.exact_allocations(), linux.data_limit(40_000_000):
+        assert not gathering_is_faster(2, 64)
+    assert "uses batched products, because there is too little memory to measure other ones" in caplog.text
+    assert not (tmp_path / "cache" / "decode_attention").exists(), "another process may have more"
