@@ -249,7 +249,7 @@ def predict_dataset(
         rows = context.open_dataset(dataset)
         check_columns(rows, config, supervised=False)
         check_columns_of_reward(rows, parts.best_of)
-    fingerprint = answer_fingerprint(parts, rows, result=weights())
+    fingerprint = answer_fingerprint(parts, rows, result=weights(), folder=context.loaded.folder)
     files = PredictionFiles(
         journal=journal_path(context.output_folder, output=output, fingerprint=fingerprint),
         fingerprint=fingerprint,

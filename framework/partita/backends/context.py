@@ -272,7 +272,8 @@ class RunContext:
     def recorded_evaluation(self, split: str | None, dataset: Any) -> RecordedEvaluation | None:
         """Return where the results of the rows of an evaluation are recorded.
 
-        Returns None without a run that can be written, and if the weights have another number format than in training.
+        Returns None without a run that can be written, and if the base model or the number format of the weights is not
+        that of training.
 
         Args:
             split: Name of the split of the file; None if the caller passed a dataset.
@@ -282,8 +283,13 @@ class RunContext:
             return None
         manifest = read_manifest(self.run)
         trained = load_config(manifest["config"], finished=True).config
-        if number_formats_of(trained) != number_formats_of(self.config):
-            logger.info("the results of rows are not recorded in the run: the number format is not that of training")
+        changed = None
+        if trained.base_model != self.config.base_model:
+            changed = "base model"
+        elif number_formats_of(trained) != number_formats_of(self.config):
+            changed = "number format"
+        if changed is not None:
+            logger.info("the results of rows are not recorded in the run: the %s is not that of training", changed)
             return None
         step = manifest.get("best_step")
         if split is None:

@@ -340,7 +340,9 @@ class LocalBackend(Backend):
     def agent_model(self) -> AgentModel:
         """Return the model for an agent, loaded."""
         pipeline = self.parts()
-        return AgentModel(pipeline, self.tuner, model_fingerprint(pipeline, result=self.context.weights))
+        return AgentModel(
+            pipeline, self.tuner, model_fingerprint(pipeline, result=self.context.weights, folder=pipeline.folder)
+        )
 
     def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> ServingEngine:
         """Return the engine of a server or a chat, not started; see `open_engine` of `model.py`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.runs.manifest import MANIFESTS
+from partita.tokenizers.saved_adapters import RecordedBase
 from partita_schema.common.checksums import sealed, unsealed
 from partita_schema.common.files import write_atomically
 from partita_schema.yaml.relative_paths import FILES, FOLDERS
@@ -26,7 +27,7 @@ def shared_name(path: str) -> str:
 
 
 def without_local_paths(folder: Path) -> None:
-    """Replace the absolute paths in `partita.json` and `adapter_config.json` of a saved model by names.
+    """Replace the absolute paths in `partita.json`, `adapter_config.json` and `partita-base.json` by names.
 
     The checksums are written again.
     """
@@ -38,9 +39,14 @@ def without_local_paths(folder: Path) -> None:
     adapter = json.loads(described.read_text(encoding="utf8")) if described.is_file() else {}
     if not is_absolute(adapter.get("base_model_name_or_path")):
         return
-    adapter["base_model_name_or_path"] = shared_name(adapter["base_model_name_or_path"])
-    sums = read_sums(folder)
+    sums, recorded = read_sums(folder), RecordedBase.read(folder)
+    path = adapter["base_model_name_or_path"]
+    adapter["base_model_name_or_path"] = shared_name(path)
     described.write_text(json.dumps(adapter, indent=2, sort_keys=True), encoding="utf8")
+    if recorded is not None:
+        is_in_cache = IN_CACHE.search(path) is not None  # its Hub id replaces the folder
+        name = replaced(recorded.base_model, shared_name, at=("base_model",))
+        RecordedBase(name, None if is_in_cache else recorded.weights).write(folder)
     if sums is not None:
         (folder / SUMS).unlink()
         write_sums(folder, files=[folder / name for name in sums])

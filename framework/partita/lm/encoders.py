@@ -11,6 +11,7 @@ from typing import Any, Literal
 from partita.lm.context_length import read_config
 from partita.lm.kinds import describes_encoder
 from partita.tokenizers.hub import find_base
+from partita.tokenizers.saved_adapters import base_under
 from partita_schema.base import Refusal
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
@@ -77,8 +78,12 @@ def kind_of(
         if base.architecture in ENCODER_DECODERS:
             return "encoder-decoder"
         return "encoder" if config.is_new_encoder else "decoder"
-    is_whole = saved is not None and (saved / "config.json").exists()
-    described = read_config(config, str(saved) if is_whole else find_base(base, folder=folder))
+    if saved is None:
+        source = find_base(base, folder=folder)
+    else:
+        is_whole = (saved / "config.json").exists()
+        source = str(saved) if is_whole else base_under(saved, config, folder=folder)
+    described = read_config(config, source)
     if describes_encoder(described):
         return "encoder"
     return "encoder-decoder" if getattr(described, "is_encoder_decoder", False) else "decoder"

@@ -15,6 +15,7 @@ from partita.lm.precision import quantized_layers
 from partita.lm.saving import adapter_tensors, save_adapter
 from partita.tokenizers.hub import BASE, digest, folder_digest, hub_commit
 from partita.tokenizers.load import tokenizer_digest
+from partita.tokenizers.saved_adapters import RecordedBase, weights_hash
 from partita_schema.errors import ModelError
 from partita_schema.sections.adapter import LoraAdapter
 from partita_schema.sections.model import ScratchModel
@@ -46,7 +47,15 @@ def export(lm: LoadedModel, folder: Path) -> None:
             save_adapter(lm.adapted, folder, base=BASE if lm.source is None else lm.source, initial=lm.initial)
             if lm.source is None or lm.plain:
                 export_base(lm, folder / BASE)
+            else:
+                record_base(lm, folder)
         lm.tokenizer.save_pretrained(folder)
+
+
+def record_base(lm: LoadedModel, folder: Path) -> None:
+    """Record the base model of an adapter next to it."""
+    local = local_folder(lm.source)
+    RecordedBase(str(lm.config.base_model), None if local is None else weights_hash(local)).write(folder)
 
 
 def refuse_int8(lm: LoadedModel) -> None:

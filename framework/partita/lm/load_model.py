@@ -22,7 +22,8 @@ from partita.lm.loading import BaseLoader
 from partita.lm.number_formats import quantize_faster_layers
 from partita.lm.precision import choose_kernels
 from partita.lm.reward_model import RewardModel
-from partita.tokenizers.hub import find_sources, quiet_libraries
+from partita.tokenizers.hub import quiet_libraries
+from partita.tokenizers.saved_adapters import find_sources
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.sections.adapter import Adapter

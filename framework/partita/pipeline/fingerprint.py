@@ -7,6 +7,7 @@ from pathlib import Path
 from partita.data.rows import Rows, digest
 from partita.generation.job import PredictionParts
 from partita.tokenizers.hub import folder_digest
+from partita.tokenizers.saved_adapters import base_identity
 from partita_schema.config import Config
 from partita_schema.sections.outputs import OutputFeature
 from partita_schema.sections.quantization import DynamicInt8Quantization
@@ -15,13 +16,14 @@ SECTIONS = ("prompt", "generation", "input_features", "output_features", "defaul
 """Sections that determine answers, besides the model, the seed and how dialogues are read."""
 
 
-def answer_fingerprint(parts: PredictionParts, rows: Rows, *, result: Path | None) -> dict[str, str]:
+def answer_fingerprint(parts: PredictionParts, rows: Rows, *, result: Path | None, folder: Path) -> dict[str, str]:
     """Return fingerprints of everything that determines the answers to these rows, by part.
 
     Args:
         parts: The parts of the run.
         rows: The rows to answer.
         result: Folder of the trained weights, or None.
+        folder: Folder that relative paths of the configuration are resolved against.
     """
     config = parts.config
     settings = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
@@ -30,7 +32,7 @@ def answer_fingerprint(parts: PredictionParts, rows: Rows, *, result: Path | Non
     # Otherwise the key of a row has its prompt, which includes everything else that the dialogue section decides.
     turns = {"turns": digest(json.dumps(["in_sequence", dialogue.questions]))} if config.answers_in_sequence else {}
     return {
-        "model": model_fingerprint(parts, result=result),
+        "model": model_fingerprint(parts, result=result, folder=folder),
         "dataset": rows.fingerprint,
         **{name: digest(json.dumps(value)) for name, value in settings.items()},
         "output_features": digest(
@@ -45,12 +47,13 @@ def output_part(output: OutputFeature) -> str:
     return ":".join(part for part in (output.name, output.type, output.answer_format) if part)
 
 
-def model_fingerprint(parts: PredictionParts, *, result: Path | None) -> str:
+def model_fingerprint(parts: PredictionParts, *, result: Path | None, folder: Path) -> str:
     """Return the fingerprint of the model: the same after training and after loading it from its run.
 
     Args:
         parts: The parts of the run.
         result: Folder of the trained weights, or None.
+        folder: Folder that relative paths of the configuration are resolved against.
     """
     if result is None:
         return parts.generator.fingerprint
@@ -59,7 +62,10 @@ def model_fingerprint(parts: PredictionParts, *, result: Path | None) -> str:
     chosen = dtype == "fastest" or isinstance(quantization, DynamicInt8Quantization)
     formats = [parts.generator.fingerprint] if chosen else []
     return digest(
-        folder_digest(result), *formats, parts.config.model_dump_json(include={"model_parameters", "quantization"})
+        folder_digest(result),
+        *base_identity(result, parts.config, folder=folder),
+        *formats,
+        parts.config.model_dump_json(include={"model_parameters", "quantization"}),
     )
 
 

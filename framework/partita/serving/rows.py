@@ -64,7 +64,9 @@ class RowService:
         labels = {name: list(values) for name, values in core.pipeline.labels.items()}
         return {
             "fingerprint": digest(
-                model_fingerprint(core.pipeline, result=core.weights), json.dumps(labels, sort_keys=True), *reward
+                model_fingerprint(core.pipeline, result=core.weights, folder=core.pipeline.folder),
+                json.dumps(labels, sort_keys=True),
+                *reward,
             ),
             "sections": section_fingerprints(self.config),
             "labels": labels,

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita_schema.common.checksums import DamagedError, json_digest, parse_json
+from partita_schema.common.checksums import DamagedError, json_digest
 from partita_schema.common.text import nearest
-from partita_schema.config import Config
 from partita_schema.errors import ModelError, PartitaError
-from partita_schema.sections.model import NewModel
 from partita_trainers.file_sums import FILE as SUMS
 from partita_trainers.file_sums import check_sums, file_sum
 
@@ -25,26 +23,6 @@ NOT_NEEDED = (
     "A custom stopping criteria of type <class 'transformers.generation.stopping_criteria.EosTokenCriteria'>",
 )
 """Messages of transformers that do not apply here."""
-
-
-def find_sources(config: Config, *, folder: Path, saved: Path | None) -> tuple[str | None, str | None, bool]:
-    """Return the sources of base weights and adapter, and whether the base weights were saved by a run.
-
-    The source of the base weights is None for random weights. Weights saved by a run are loaded unchanged.
-    """
-    if saved is not None:
-        check_intact(str(saved))
-        if (saved / "adapter_config.json").exists():
-            return base_under(saved, config, folder=folder), str(saved), (saved / BASE).is_dir()
-        if (saved / "config.json").exists():
-            return str(saved), None, True
-        raise ModelError(f"{saved} holds no model; name a folder that `save` wrote")
-    base = config.base_model
-    source = None if isinstance(base, NewModel) else find_base(base, folder=folder)
-    adapter = config.adapter
-    if adapter is None or adapter.pretrained_adapter_weights is None:
-        return source, None, False
-    return source, find_adapter(adapter.pretrained_adapter_weights, folder=folder), False
 
 
 def check_intact(source: str, *, key: str = "base_model", weights: bool = True) -> None:
@@ -61,17 +39,6 @@ def check_intact(source: str, *, key: str = "base_model", weights: bool = True) 
             f"{key}: {error}; restore it from a copy, train with --run on the run that it is the result of, or remove "
             f"{SUMS} next to it if you changed it yourself"
         ) from None
-
-
-def base_under(saved: Path, config: Config, *, folder: Path) -> str:
-    """Return the base model of a saved adapter: next to it, or at its original location."""
-    if (saved / BASE).is_dir():
-        return str(saved / BASE)
-    with loading(str(saved), part="adapter", key="adapter"):
-        written = str(parse_json((saved / "adapter_config.json").read_bytes())["base_model_name_or_path"])
-    if Path(written).is_dir() or isinstance(config.base_model, NewModel):
-        return str(written)
-    return find_base(config.base_model, folder=folder)
 
 
 def find_base(base_model: str, *, folder: Path) -> str:

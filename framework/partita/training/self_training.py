@@ -177,7 +177,7 @@ class SelfTraining:
         with synchronized_errors(self.process_group, "loading the model"):
             pipeline = self.build_pipeline(config, number, trainable=False)
         tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.process_group)
-        fingerprint = model_fingerprint(pipeline, result=self.weights(number - 1))
+        fingerprint = model_fingerprint(pipeline, result=self.weights(number - 1), folder=pipeline.folder)
         simulated = simulate(
             {AGENT: AgentModel(pipeline, tuner, fingerprint), **self.others()},
             folder=self.folder(number) / "transcripts",
