@@ -299,6 +299,15 @@ def test_a_configured_budget_that_is_too_small_is_reported_first(
         tune(ProbeRunner(Work(device), device), device="cpu")
 
 
+def test_nothing_fits_in_no_memory_even_if_a_probe_takes_none(device: Device) -> None:
+    device.budget_bytes = device.bytes_a_row = 0
+    with pytest.raises(OutOfMemory) as error:
+        tune(ProbeRunner(Work(device), device), device="cpu")
+    assert str(error.value).startswith(
+        "not even one row fits for generation: one of 400 tokens and 100 new tokens needs memory; 0.0 MB may be taken "
+    )
+
+
 def test_one_row_that_the_device_refuses_is_reported(device: Device) -> None:
     device.bytes_a_row = 11 * GB
     work = Work(device, new_tokens=0, purpose="training")

@@ -336,10 +336,13 @@ class BatchSizeSearch:
 
 
 def with_verdict(probe: ProbeResult, budget: int) -> ProbeResult:
-    """Return the probe with the verdict for a budget."""
+    """Return the probe with the verdict for a budget.
+
+    Nothing fits where nothing is left, even if the probe reused memory that the process holds and took none.
+    """
     if probe.taken_bytes is None:
         return probe
-    return replace(probe, verdict="fits" if probe.taken_bytes <= budget else "too large")
+    return replace(probe, verdict="fits" if probe.taken_bytes <= budget and budget > 0 else "too large")
 
 
 def summary_line(result: BatchSize, probe: Probe) -> str:
@@ -357,8 +360,12 @@ def too_large(runner: ProbeRunner, probe: ProbeResult, *, budget: int) -> str:
     """Return the error message for work that does not fit on this device, with what would help."""
     work_probe = runner.work_probe
     new = f" and {counted(work_probe.new_tokens, 'new token')}" if work_probe.new_tokens else ""
-    needs = "more than the device has" if probe.taken_bytes is None else gigabytes(probe.taken_bytes)
-    short = f", {gigabytes(probe.taken_bytes - budget)} too much" if probe.taken_bytes is not None else ""
+    if probe.taken_bytes is None:
+        needs = "takes more than the device has; "
+    elif probe.taken_bytes > budget:
+        needs = f"takes {gigabytes(probe.taken_bytes)}, {gigabytes(probe.taken_bytes - budget)} too much; "
+    else:
+        needs = "needs memory; "
     shorter = "preprocessing.global_max_sequence_length"
     if work_probe.new_tokens:
         shorter += " or generation.max_new_tokens"
@@ -367,7 +374,6 @@ def too_large(runner: ProbeRunner, probe: ProbeResult, *, budget: int) -> str:
     more = "a larger trainer.memory_budget, " if sum_of_it.startswith("memory_budget") else ""
     return (
         f"not even one row fits for {work_probe.purpose}: one of {counted(work_probe.prompt_tokens, 'token')}{new} "
-        f"takes {needs}{short}; "
-        f"{gigabytes(budget)} may be taken ({sum_of_it}). Write {more}a smaller {shorter}{less}, "
+        f"{needs}{gigabytes(budget)} may be taken ({sum_of_it}). Write {more}a smaller {shorter}{less}, "
         "quantization: {bits: 4}, or a smaller base_model"
     )
