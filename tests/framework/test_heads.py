@@ -167,6 +167,17 @@ def test_rows_are_counted_and_cut_as_the_tokenizer_truncates(place: Path) -> Non
     assert ledger["splits"]["training"]["cut"] > 0
 
 
+def test_predict_warns_of_rows_that_are_longer_than_the_context(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = train(settings("bert"), place / "run")
+    ledger = json.loads((place / "run" / "ledger.json").read_text(encoding="utf8"))["splits"]
+    cut, lost = (sum(split[key] for split in ledger.values()) for key in ("cut", "cut_tokens"))
+    caplog.clear()
+    model.predict("rows.jsonl")
+    assert [f"{cut} rows cut to the length limit, {lost} tokens not read"] == [
+        record.message for record in caplog.records if record.levelname == "WARNING"
+    ]
+
+
 def test_the_loss_does_not_depend_on_micro_batches(place: Path) -> None:
     losses = []
     for batch_size in (8, 2):

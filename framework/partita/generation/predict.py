@@ -182,6 +182,7 @@ def predict_rows(
     prompts = _encode_prompts(
         parts, rows, fingerprint=fingerprint_of(fingerprint), progress=progress, process_group=process_group
     )
+    _warn_of_cut(prompts)
     job = parts.job(prompts, budget, rows=rows, process_group=process_group)
     with (
         job.job.settings.budget.guard(),
@@ -235,6 +236,13 @@ def _encode_prompts(
             process_group=process_group,
             unreadable=rows.unreadable,
         )
+
+
+def _warn_of_cut(prompts: EncodedPrompts) -> None:
+    """Log how many rows are longer than the limits, and how many of their tokens the model does not read."""
+    cut, lost = int((prompts.cut_tokens > 0).sum()), int(prompts.cut_tokens.sum())
+    if cut:
+        logger.warning("%s cut to the length limit, %s not read", counted(cut, "row"), counted(lost, "token"))
 
 
 def _warn_of_unanswered(stats: PredictionStats) -> None:

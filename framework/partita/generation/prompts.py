@@ -62,6 +62,10 @@ class EncodedPrompt(Protocol):
     def error(self) -> str | None:
         """Why the row has no prompt."""
 
+    @property
+    def cut_tokens(self) -> int:
+        """Number of tokens removed by limits of features and of the context."""
+
 
 class PromptEncoder(Protocol):
     """Tokenizes the prompts of rows, given as values by feature name."""
@@ -154,7 +158,7 @@ class PromptSource(Protocol):
 
 
 class EncodedPrompts:
-    """The prompts of a dataset: 52 bytes per row, a bounded number of tokens, and why rows have no prompt."""
+    """The prompts of a dataset: 56 bytes per row, a bounded number of tokens, and why rows have no prompt."""
 
     def __init__(
         self,
@@ -185,6 +189,8 @@ class EncodedPrompts:
         self._rows, self._encoder, self._schema = rows, encoder, schema
         self._unreadable = unreadable
         self.lengths: Lengths = np.zeros(len(rows), dtype=np.int32)
+        self.cut_tokens: Lengths = np.zeros(len(rows), dtype=np.int32)
+        """Tokens of each row that limits of features and of the context removed, [rows]."""
         self.keys: Keys = np.zeros((len(rows), KEY_BYTES), dtype=np.uint8)
         self.digests = np.zeros(len(rows), dtype=f"V{DIGEST_BYTES}")
         self._beginnings = np.zeros(len(rows), dtype=np.uint64)
@@ -254,14 +260,15 @@ class EncodedPrompts:
     def _encoded_part(self, first: int, end: int) -> "EncodedPart":
         """Return the results for a part of the rows."""
         part = slice(first, end)
-        known = (self.lengths[part], self.keys[part], self.digests[part], self._beginnings[part])
+        known = (self.lengths[part], self.cut_tokens[part], self.keys[part], self.digests[part], self._beginnings[part])
         return EncodedPart(part, *known, self.prefix, self._held.record(part), self.errors, self.skipped)
 
     def _merge(self, parts: "Sequence[EncodedPart]") -> None:
         """Merge the results of all ranks."""
         self._held = HeldTokens(len(self), most=MAX_HELD_TOKENS)
         for encoded in parts:
-            self.lengths[encoded.part], self.keys[encoded.part] = encoded.lengths, encoded.keys
+            self.lengths[encoded.part], self.cut_tokens[encoded.part] = encoded.lengths, encoded.cut_tokens
+            self.keys[encoded.part] = encoded.keys
             self.digests[encoded.part], self._beginnings[encoded.part] = encoded.digests, encoded.beginnings
             self._held.take_in(encoded.part, *encoded.tokens)
             self.errors |= encoded.errors
@@ -292,6 +299,7 @@ class EncodedPrompts:
             self.errors[index] = "the prompt is empty"
         else:
             self._note_tokens(index, prompt.input_ids)
+            self.cut_tokens[index] = prompt.cut_tokens
         return prompt.text
 
     def _note_tokens(self, index: int, input_ids: Sequence[int]) -> None:
@@ -334,6 +342,7 @@ class EncodedPart:
 
     part: slice
     lengths: Lengths
+    cut_tokens: Lengths
     keys: Keys
     digests: npt.NDArray[np.void]
     beginnings: npt.NDArray[np.uint64]

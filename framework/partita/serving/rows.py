@@ -97,9 +97,13 @@ class RowService:
         ]
         return [answer_of(record, self.parts.decoder) for record in records]
 
+    def encoded(self, rows: Rows) -> EncodedPrompts:
+        """Return the prompts of rows."""
+        return EncodedPrompts(rows, self.parts.encoder, self._row_schema)
+
     def requests(self, rows: Rows) -> list[AnswerRequest | PredictionRecord]:
         """Return the request for each row, or the record of a row for which nothing is generated."""
-        prompts = EncodedPrompts(rows, self.parts.encoder, self._row_schema)
+        prompts = self.encoded(rows)
         context, options = self.engine.engine.context_tokens, self.parts.generation
         limit = self.parts.max_new_tokens
         errors = unanswerable(prompts, max_new_tokens=limit, context_length=context)

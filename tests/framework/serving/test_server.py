@@ -418,7 +418,11 @@ BAD_BODIES = [
     ("/predict", {"rows": [{"question": "a"}], "keys": []}, "there are 1 rows and 0 keys; name each row, or none"),
     ("/predict", {"rows": [{"x": 1}]}, "request has no column 'question', which input question needs"),
     ("/tokenize", {}, "write prompt or messages"),
-    ("/v1/embeddings", {"input": "a"}, "the model computes no embeddings of one text; send rows to /predict"),
+    (
+        "/v1/embeddings",
+        {"input": "a"},
+        "one text input and an output of type embedding; its outputs are answer (text)",
+    ),
 ]
 
 
@@ -628,5 +632,14 @@ def test_embeddings_of_texts(tmp_path: Path) -> None:
                 if isinstance(values, str):
                     values = list(struct.unpack(f"<{len(vector)}f", base64.b64decode(values)))
                 assert values == pytest.approx(vector, abs=1e-5)
+        assert found.usage.prompt_tokens == sum(len(f"{question} ->") for question in QUESTIONS[:2])
         response = post(server, "/v1/completions", {"prompt": "a"})
         assert "the model writes no text; send rows to /predict" in error_of(response)
+        context = client.models.list().data[0].max_model_len  # type: ignore[attr-defined]
+        response = post(server, "/v1/embeddings", {"input": ["a", "b" * (context + 9)]})
+        assert error_of(response) == (
+            f"text 2 has 12 tokens more than the {context:,} that are read; shorten it, or send it to /predict, which "
+            "reads its beginning"
+        )
+        long = post(server, "/predict", {"rows": [{"question": "b" * (context + 9)}]}).json()["predictions"][0]
+        assert len(long["vector"]) == len(wanted[0])

@@ -33,6 +33,8 @@ class RowPrompt:
     input_ids: Sequence[int] = (0,)
     """A placeholder: the server tokenizes."""
     error: str | None = None
+    cut_tokens: int = 0
+    """Not known here."""
 
 
 class RowPrompts:

@@ -75,8 +75,9 @@ class HeadTokenizer(RowTokenizer):
         return Example(key, tokens, ((position, position + 1),), formatted.cut_tokens + cut, targets)
 
     def _prompt_example(self, formatted: FormattedText, ids: Sequence[list[int]], key: str) -> PromptExample:
-        tokens, _ = self._truncated(formatted, ids)
-        return PromptExample(key, formatted.text, tokens, None if tokens else NO_TOKENS)
+        tokens, cut = self._truncated(formatted, ids)
+        problem = None if tokens else NO_TOKENS
+        return PromptExample(key, formatted.text, tokens, problem, formatted.cut_tokens + cut)
 
     def _truncated(self, formatted: FormattedText, ids: Sequence[list[int]]) -> tuple[list[int], int]:
         """Return the tokens of a row within the context, as the tokenizer truncates, and the number removed."""

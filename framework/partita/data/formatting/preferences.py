@@ -154,7 +154,7 @@ class RewardTokenizer(PreferenceTokenizer):
         if example.branched:
             (start, end), _ = example.spans
             ids = with_marks(ids, {start - 1, end - 1, len(ids) - 1})
-        return PromptExample(key, formatted.text, ids)
+        return PromptExample(key, formatted.text, ids, cut_tokens=formatted.cut_tokens)
 
     def parts(self) -> dict[str, str]:
         """Return hashes of what decides the ids, by readable names."""

@@ -65,6 +65,8 @@ class PromptExample:
     input_ids: list[int]
     error: str | None = None
     """Why nothing can be generated for it."""
+    cut_tokens: int = 0
+    """Number of tokens removed by limits of features and of the context."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class RowTokenizer:
         parts, _ = self._parts(formatted.segments[index:], rest)
         end = [self.end] if formatted.segments[index - 1].ends and self.end is not None else []
         ids_of_rest = [token for part, _ in parts for token in part]
-        return self._checked_prompt([*earlier_ids, *end, *ids_of_rest], formatted.text, key)
+        return self._checked_prompt([*earlier_ids, *end, *ids_of_rest], formatted, key)
 
     def encode_next_output(
         self, row: Row, answered: Mapping[str, str], *, key: str, earlier_ids: Sequence[int], earlier_text: str
@@ -232,16 +234,16 @@ class RowTokenizer:
     def _prompt_example(self, formatted: FormattedText, ids: Sequence[list[int]], key: str) -> PromptExample:
         parts, _ = self._parts(formatted.segments, ids)
         prompt = [*self._beginning(formatted), *(token for part, _ in parts for token in part)]
-        return self._checked_prompt(prompt, formatted.text, key)
+        return self._checked_prompt(prompt, formatted, key)
 
-    def _checked_prompt(self, prompt: list[int], text: str, key: str) -> PromptExample:
+    def _checked_prompt(self, prompt: list[int], formatted: FormattedText, key: str) -> PromptExample:
         """Return a prompt, with the reason if nothing can be generated for it."""
         error = None
         if not prompt:
             error = "the prompt is empty"
         elif self.max_length is not None and len(prompt) >= self.max_length:
             error = too_long(len(prompt), self.max_length) + self._advice()
-        return PromptExample(key, text, prompt, error)
+        return PromptExample(key, formatted.text, prompt, error, formatted.cut_tokens)
 
     def _example(self, formatted: FormattedText, ids: Sequence[list[int]], key: str) -> Example:
         tokens, spans = self._beginning(formatted), list[Span]()

@@ -141,7 +141,7 @@ class SideRowTokenizer(RowTokenizer):
 
     def _prompt_example(self, formatted: FormattedText, ids: Sequence[list[int]], key: str) -> PromptExample:
         problem = self._prompt_problem(ids[0])
-        return PromptExample(key, formatted.text, ids[0], problem)
+        return PromptExample(key, formatted.text, ids[0], problem, formatted.cut_tokens)
 
     def _example(self, formatted: FormattedText, ids: Sequence[list[int]], key: str) -> Example:
         """Return a row within its limits; an answer that is too long loses its end. Raise RowError."""

@@ -37,7 +37,8 @@ class TextsTokenizer(HeadTokenizer):
         examples = []
         for key, texts, encoded in zip(keys, asked, self._encoded(asked), strict=True):
             try:
-                examples.append(PromptExample(key, "\n".join(texts), self.prompt_ids(checked(encoded))))
+                ids, cut = self.prompt_ids(checked(encoded))
+                examples.append(PromptExample(key, "\n".join(texts), ids, cut_tokens=cut))
             except RowError as error:
                 examples.append(PromptExample(key, "", [], str(error)))
         return examples
@@ -55,8 +56,8 @@ class TextsTokenizer(HeadTokenizer):
         """Return the tokenized row for training. Raise RowError."""
 
     @abstractmethod
-    def prompt_ids(self, texts: "Sequence[Encoding]") -> list[int]:
-        """Return the tokens of the row for prediction."""
+    def prompt_ids(self, texts: "Sequence[Encoding]") -> tuple[list[int], int]:
+        """Return the tokens of the row for prediction, and the number of tokens removed."""
 
     def _encoded(self, rows: Sequence[Sequence[str]]) -> "list[list[Encoding] | None]":
         """Return the tokens of each text without special tokens; None for a row that is not valid Unicode."""
@@ -97,10 +98,10 @@ class PairTokenizer(TextsTokenizer):
         ids, second, cut = self._pair(texts)
         return Example(key, ids, ((second, second + 1),), cut, [self.targets_of(row)])
 
-    def prompt_ids(self, texts: "Sequence[Encoding]") -> list[int]:
-        """Return the tokens with the first of the second text marked."""
-        ids, second, _ = self._pair(texts)
-        return with_marks(ids, {second})
+    def prompt_ids(self, texts: "Sequence[Encoding]") -> tuple[list[int], int]:
+        """Return the tokens with the first of the second text marked, and the number of tokens removed."""
+        ids, second, cut = self._pair(texts)
+        return with_marks(ids, {second}), cut
 
     def _pair(self, texts: "Sequence[Encoding]") -> tuple[list[int], int, int]:
         """Return the tokens, the index of the first token of the second text, and the number of tokens removed."""
@@ -149,22 +150,24 @@ class EmbeddingTokenizer(TextsTokenizer):
         """Return the texts of the row."""
         ids, spans, cut = list[int](), list[tuple[int, int]](), 0
         for text in texts:
-            of_text = self._whole(text)
-            cut += sum(len(part.ids) for part in text.overflowing)
+            of_text, removed = self._whole(text)
+            cut += removed
             ids += of_text
             spans.append((len(ids) - 1, len(ids)))
         return Example(key, ids, tuple(spans), cut, [(float(min(role, 2)),) for role in range(len(texts))])
 
-    def prompt_ids(self, texts: "Sequence[Encoding]") -> list[int]:
-        """Return the tokens of the text."""
+    def prompt_ids(self, texts: "Sequence[Encoding]") -> tuple[list[int], int]:
+        """Return the tokens of the text, and the number of tokens removed."""
         return self._whole(texts[0])
 
-    def _whole(self, text: "Encoding") -> list[int]:
-        """Return a text within the context with its special tokens."""
+    def _whole(self, text: "Encoding") -> tuple[list[int], int]:
+        """Return a text within the context with its special tokens, and the number of tokens removed."""
+        length = len(text.ids)
         if self.max_length is not None:
             text.truncate(self.max_length - self._special_tokens)
+        removed = length - len(text.ids)
         ids: list[int] = self.formatter.tokenizer.backend_tokenizer.post_process(text, None, True).ids
-        return ids
+        return ids, removed
 
     @cached_property
     def _special_tokens(self) -> int:

@@ -63,7 +63,8 @@ class WordTokenizer(HeadTokenizer):
                 examples.append(PromptExample(key, "", [], NOT_UNICODE))
                 continue
             tokens = self._within_context(row[self._input], encoded)
-            examples.append(PromptExample(key, text, with_marks(tokens.input_ids, frozenset(tokens.starts))))
+            ids = with_marks(tokens.input_ids, frozenset(tokens.starts))
+            examples.append(PromptExample(key, text, ids, cut_tokens=tokens.cut_tokens))
         return examples
 
     @cached_property

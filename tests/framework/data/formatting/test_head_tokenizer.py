@@ -49,8 +49,9 @@ def test_tokens_are_those_of_the_tokenizer_also_when_truncated(tokenizer: Any, l
 
     whole = tokenizer(TEXT)["input_ids"]
     wanted = tokenizer(TEXT, truncation=limit is not None, max_length=limit)["input_ids"]
-    assert example.input_ids == wanted == encoder.encode_prompt({"text": TEXT}, key="k").input_ids
-    assert example.cut_tokens == len(whole) - len(wanted)
+    prompt = encoder.encode_prompt({"text": TEXT}, key="k")
+    assert example.input_ids == wanted == prompt.input_ids
+    assert example.cut_tokens == prompt.cut_tokens == len(whole) - len(wanted)
     assert example.spans == ((len(wanted) - 1, len(wanted)),)
 
 
@@ -70,6 +71,28 @@ def test_targets_are_indices_members_or_numbers(
     _, example = encode(tokenizer, {"text": TEXT, "label": value}, kind=kind)
 
     assert example.targets == (targets,)
+
+
+TWO = [{"name": "text", "type": "text"}, {"name": "other", "type": "text"}]
+
+
+@pytest.mark.parametrize(
+    ("output", "sections", "value"),
+    [
+        ({"type": "score"}, {"input_features": TWO}, 1),
+        ({"type": "embedding"}, {}, "a mat"),
+    ],
+    ids=["score", "embedding"],
+)
+def test_tokens_beyond_the_context_are_counted_in_prediction_as_in_training(
+    tokenizer: Any, output: dict[str, Any], sections: dict[str, Any], value: Any
+) -> None:
+    config = make_config(**sections, output_features=[{"name": "label", **output}])
+    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=6, labels={"label": LABELS})
+    row = {"text": TEXT, "other": "the cat", "label": value}
+    [example] = encoder.encode_rows([row], ["k"])
+    assert isinstance(example, Example)
+    assert encoder.encode_prompt(row, key="k").cut_tokens == example.cut_tokens > 0
 
 
 def test_several_inputs_are_lines_without_a_line_break_at_the_end(tokenizer: Any) -> None:
