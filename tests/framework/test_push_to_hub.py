@@ -259,7 +259,7 @@ def test_the_code_of_a_model_card_loads_the_model(pushed_run: Path, colours: Any
 
 
 def test_push_creates_a_repository_and_a_refusal_is_one_sentence(
-    pushed_run: Path, reached_hub: Hub, command: Command, capsys: pytest.CaptureFixture[str]
+    pushed_run: Path, reached_hub: Hub, command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert command("push", pushed_run, "somebody/colours", "--public", "--quiet") == 0
     assert capsys.readouterr().out == f"{reached_hub.address}/somebody/colours\n"
@@ -272,8 +272,10 @@ def test_push_creates_a_repository_and_a_refusal_is_one_sentence(
     message = capsys.readouterr().err
     assert "the Hub did not take the upload to somebody/colours: " in message
     assert "; check the name, the connection, and that the token of `hf auth login` may write there" in message
-    assert command("push", pushed_run, "two words", "--quiet") == 2
-    assert "'two words' is no name of a repository: " in capsys.readouterr().err
+    for options in ((), ("--dry-run", tmp_path / "dry")):
+        assert command("push", pushed_run, "two words", "--quiet", *options) == 2
+        assert "'two words' is no name of a repository: " in capsys.readouterr().err
+    assert not (tmp_path / "dry").exists()
 
 
 @pytest.mark.long

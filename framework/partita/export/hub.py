@@ -35,7 +35,12 @@ def push(
         save: Writes the model into a folder.
         loaded: The configuration.
         run: The run's directory; None for a model without a run.
+
+    Raises:
+        PartitaError: The name is not valid, or the folder of a dry run is not empty.
+        JobError: The Hub cannot be reached, or refuses the upload.
     """
+    check_name(name)
 
     def write(folder: Path) -> None:
         save(folder)
@@ -50,16 +55,25 @@ def push(
     return upload(name, private=private, write=write)
 
 
+def check_name(name: str) -> None:
+    """Raise PartitaError if the Hub allows no repository of this name."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it has no __all__
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise PartitaError(f"{name!r} is no name of a repository: {error}") from None
+
+
 def upload(name: str, *, private: bool, write: Callable[[Path], Any]) -> str:
     """Upload what `write` writes into a folder, and return the URL of the repository.
 
-    Raises:
-        PartitaError: The name is not valid.
-        JobError: The Hub cannot be reached, or refuses the upload.
+    Raises JobError if the Hub cannot be reached, or refuses the upload.
     """
     import httpx2
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi()
     try:
@@ -67,8 +81,6 @@ def upload(name: str, *, private: bool, write: Callable[[Path], Any]) -> str:
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder))
             api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload from partita")
-    except HFValidationError as error:
-        raise PartitaError(f"{name!r} is no name of a repository: {error}") from None
     except (HfHubHTTPError, httpx2.HTTPError) as error:
         reason = " ".join(str(error).split())
         raise JobError(
