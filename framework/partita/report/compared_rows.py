@@ -149,7 +149,8 @@ def common_outputs(names: Sequence[str], evaluations: Sequence[Evaluation]) -> d
     types = [evaluation.header.outputs for evaluation in evaluations]
     outputs = {name: kind for name, kind in types[0].items() if all(one.get(name) == kind for one in types)}
     if not outputs and any(types):
-        there = "; ".join(f"{name} has {', '.join(one) or 'none'}" for name, one in zip(names, types, strict=True))
+        shown = [", ".join(f"{name} ({kind})" for name, kind in one.items()) or "none" for one in types]
+        there = "; ".join(f"{name} has {outputs}" for name, outputs in zip(names, shown, strict=True))
         raise DataError(
             f"the runs have no output in common ({there}); compare runs with outputs of the same name and type"
         )

@@ -300,9 +300,12 @@ def test_runs_without_common_rows_are_refused(rows: list[RowResult], reason: str
 
 def test_runs_without_a_common_output_are_refused(evaluated: Evaluated) -> None:
     a, b = evaluated("a", teams("+")), evaluated("b", teams("+"), kinds={"team": "text"})
-    message = r"no output in common \(a has team, b has team\); compare runs with outputs of the same name and type"
-    with pytest.raises(DataError, match=message.replace(", b", "; b")):
+    with pytest.raises(DataError) as error:
         compare_runs([a, b])
+    assert str(error.value) == (
+        "the runs have no output in common (a has team (category); b has team (text)); compare runs with outputs of "
+        "the same name and type"
+    )
 
 
 def test_equal_keys_are_counted_one_by_one(evaluated: Evaluated) -> None:
