@@ -120,8 +120,13 @@ class PromptTerminal:
         self.notes = sys.stdout
 
     def read(self) -> str:
-        """Return the next message. Raise EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
-        return str(self._session.prompt())
+        """Return the next message. Raise EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C, DataError for other bytes."""
+        text = str(self._session.prompt())
+        try:
+            text.encode("utf8")
+        except UnicodeEncodeError:
+            raise DataError("the message has bytes that are not UTF-8, and was not sent; type it again") from None
+        return text
 
 
 class PipedInput:

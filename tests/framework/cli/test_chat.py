@@ -282,8 +282,8 @@ class Terminal:
         self.process, self.master = process, master
         self.shown = ""
 
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
+    def type(self, text: str | bytes) -> None:
+        os.write(self.master, text.encode() if isinstance(text, str) else text)
 
     def wait_for(self, pattern: str) -> str:
         """Return new output up to the first match, without the escape sequences of the terminal."""
@@ -338,6 +338,8 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_ends_the_chat(tmp_path: Path) -> Non
         window.wait_for(">")
         window.type("\x03")
         window.wait_for("Ctrl-D or /quit ends the chat")
+        window.type(b"caf\xe9\r")
+        window.wait_for(r"error: the message has bytes that are not UTF-8, and was not\s+sent; type it again")
         window.type("/nothing\r")
         window.wait_for("error: there is no command /nothing")
         window.type("/save saved.jsonl\r")
