@@ -1,6 +1,7 @@
 """Tests of `Model` from end to end, on a new model."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,24 @@ def test_the_run_directory_has_the_documented_files(trained: Any) -> None:
     assert (
         Model(result.run / "config.yaml", quiet=True).config == Model(result.run / "resolved.yaml", quiet=True).config
     )
+
+
+def test_a_finished_run_without_its_model_is_named_and_writes_it_again(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, rows = Model(colours.config(), quiet=True), colours.rows(8)
+    model.train(rows, run="run")
+    wanted = model.predict(rows).to_pandas()
+    shutil.rmtree("run/model")
+    with pytest.raises(PartitaError) as error:
+        Model.load("run", quiet=True).predict(rows)
+    assert str(error.value) == (
+        "run has no model/ with the trained weights; restore it from a copy, or write it again from the newest "
+        "checkpoint with partita train FILE --run run"
+    )
+    Model(colours.config(), quiet=True).train(rows, run="run")
+    assert Model.load("run", quiet=True).predict(rows).to_pandas().equals(wanted)
 
 
 def test_prediction_before_training_reports_what_to_do(

@@ -161,9 +161,14 @@ class RunContext:
             raise ConfigError([Problem("", message, file=str(self.distrusted))])
 
     def use_finished_run(self) -> None:
-        """Use the newest finished run of this file if the file trains. Raise PartitaError if there is none."""
+        """Use the newest finished run of this file if the file trains. Raise PartitaError if there are no weights."""
         if self.weights is not None or not self.config.trains:
             return
+        if self.run is not None:
+            raise PartitaError(
+                f"{self.run} has no model/ with the trained weights; restore it from a copy, or write it again from "
+                f"the newest checkpoint with partita train FILE --run {self.run}"
+            )
         if self.config.cross_validates:
             raise PartitaError(
                 f"cross-validation trains a model per fold; name the run of one, such as {RUNS / self.name / 'fold-1'}"

@@ -209,17 +209,22 @@ def record_start(run: RunDirectory, *, origin: Path) -> None:
 
 
 def reopen_where_damaged(run: RunDirectory) -> None:
-    """Reopen a finished run whose model is damaged, so that the model is written again from the newest checkpoint."""
+    """Reopen a finished run whose model is damaged or missing, so that the newest checkpoint's is written again."""
     result = run.folder / "model"
     try:
+        if run.manifest.get("model") is not None and not result.is_dir():
+            raise DamagedError(f"{result} is missing")
         check_sums(result)
     except DamagedError as error:
         if not run.has_checkpoints and "rounds" not in run.manifest:
             raise ResumeError(f"{error}, and the run has no checkpoint to write it from; restore it") from None
         aside = run.folder / "damaged-model"
-        shutil.rmtree(aside, ignore_errors=True)
-        result.rename(aside)
-        logger.warning("%s; it is kept as %s and written again from the newest checkpoint", error, aside)
+        was_there = result.is_dir()
+        if was_there:
+            shutil.rmtree(aside, ignore_errors=True)
+            result.rename(aside)
+        kept = f"kept as {aside} and " if was_there else ""
+        logger.warning("%s; it is %swritten again from the newest checkpoint", error, kept)
         run.note(status="interrupted")
 
 
