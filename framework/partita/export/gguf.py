@@ -20,12 +20,19 @@ from partita_schema.errors import ModelError
 
 VOCABULARY = "tokenizer.model"
 """File of a SentencePiece vocabulary."""
+NO_VOCABULARY = (
+    "{} has no tokenizer.model. If its tokenizer was made with SentencePiece, add that file: llama.cpp splits words by "
+    "the scores in it"
+)
 MORE_CONTEXT = 8
 """Tokens of context beyond the longest prompt and its answer."""
 
 
 class GgufExporter(Exporter):
     """Writes a GGUF file with the converter of llama.cpp."""
+
+    has_vocabulary = False
+    """Whether the base model has the file of a SentencePiece vocabulary."""
 
     @classmethod
     def check_options(cls, options: ExportOptions) -> None:
@@ -56,6 +63,7 @@ class GgufExporter(Exporter):
         source = None if self.lm.source is None else Path(self.lm.source) / VOCABULARY
         if source is not None and source.is_file():
             shutil.copy(source, merged)
+            self.has_vocabulary = True
         elif self.lm.source is not None and not Path(self.lm.source).is_dir():
             from huggingface_hub import hf_hub_download
             from huggingface_hub.errors import HfHubHTTPError
@@ -63,6 +71,7 @@ class GgufExporter(Exporter):
             with suppress(HfHubHTTPError, OSError):  # most models have none
                 revision = self.pipeline.config.model_parameters.revision
                 hf_hub_download(self.lm.source, VOCABULARY, revision=revision, local_dir=merged)
+                self.has_vocabulary = True
 
     def check_model(self) -> None:
         """Raise ModelError unless the model is a decoder that writes text."""
@@ -80,8 +89,11 @@ class GgufExporter(Exporter):
         assert isinstance(self.lm, HuggingFaceModel)
         longest = max(len(request.input_ids) + request.max_new_tokens for request in prompts.requests)
         with serving(self.path, context_length=longest + MORE_CONTEXT) as server:
+            same_tokens = self.count_equal_prompts(prompts, server.tokens)
+            if same_tokens is not None and same_tokens < len(prompts.names) and not self.has_vocabulary:
+                self.notes.append(NO_VOCABULARY.format(self.lm.source or "the base model"))
             return ExportAnswers(
                 server_answers(server, prompts, ends=ends_of_run(self.lm)),
                 template_equal=same_rendering(self.lm.tokenizer, server.render),
-                prompts_equal=self.count_equal_prompts(prompts, server.tokens),
+                prompts_equal=same_tokens,
             )

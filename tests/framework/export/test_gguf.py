@@ -120,8 +120,9 @@ def test_a_tokenizer_that_llama_cpp_cuts_otherwise_is_found(tmp_path: Path) -> N
     zero = Model(config, quiet=True)
     expected = "has other tokens in the export than in the model, so it would answer other prompts: row "
     rows = [{"text": f"Tom went to the park {'again ' * times}"} for times in range(8)]
-    with pytest.raises(ExportError, match=expected):
+    with pytest.raises(ExportError, match=expected) as error:
         zero.export("gguf", tmp_path / "strict", gguf_type="f32", dataset=rows)
+    assert f"{STORIES} has no tokenizer.model. If its tokenizer was made with SentencePiece" in str(error.value)
     report = json.loads((tmp_path / "strict" / "export.json").read_text())
     assert report["agreement"] == 1, "with the same tokens, the answers are the same"
     assert report["prompts_equal"] == 0
