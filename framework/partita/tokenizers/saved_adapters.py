@@ -139,10 +139,10 @@ def weights_hash(folder: Path) -> str:
     checksum = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS and path.is_file()):
         size = path.stat().st_size
+        blocks, last = min(BLOCKS, -(-size // BLOCK_BYTES)), max(0, size - BLOCK_BYTES)
         checksum.update(f"{path.name} {size} ".encode())
         with path.open("rb") as file:
-            for index in range(min(BLOCKS, -(-size // BLOCK_BYTES))):
-                last = max(0, size - BLOCK_BYTES)
-                file.seek(min(last, index * max(BLOCK_BYTES, last // (BLOCKS - 1))))
+            for index in range(blocks):
+                file.seek(index * last // max(1, blocks - 1))
                 checksum.update(file.read(BLOCK_BYTES))
     return checksum.hexdigest()[:16]
