@@ -32,7 +32,7 @@ TIMES = ("seconds", "waited_seconds", "wait_share", "tokens_per_second")
 SECONDS = re.compile(r"\b[\d.,]+ s\b")
 PEFT_ON_CUDA = "Failed to load the CUDA extension"
 """The start of a message of peft, which reports another cause from the second time on."""
-SIZES = ("rows", "origin", "device", "fits")
+SIZES = ("rows", "origin", "device", "max_fitting")
 """The keys of a batch size that are compared; the others are measurements."""
 
 

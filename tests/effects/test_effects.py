@@ -8,6 +8,7 @@ import pytest
 
 from . import inputs
 from .effects import GENERIC, Case, cases, merged
+from .measurements import fix_measurements
 from .observers import Observation, observed
 from .schema_keys import leaf_keys, other_value, value_at, with_value
 from .table_adapters import ADAPTERS
@@ -94,6 +95,7 @@ def base(
 
 
 def observe(case: Case, config: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch) -> Observation:
+    fix_measurements(monkeypatch)
     monkeypatch.chdir(place)
     monkeypatch.setenv("PARTITA_KEY_OF_EFFECTS", "secret")
     monkeypatch.setenv("PARTITA_CACHE", str(place / "cache"))
