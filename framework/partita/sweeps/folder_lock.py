@@ -66,10 +66,14 @@ def join_lock(folder: Path, token: str) -> int:
         descriptor = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:
         raise not_shared(folder) from None
-    if os.read(descriptor, 100).decode() != token:
-        raise not_shared(folder)
-    if not try_lock(descriptor, fcntl.LOCK_SH):
-        raise PartitaError(f"{folder} is in use by another process; wait for it, and rerun the same command")
+    try:
+        if os.read(descriptor, 100).decode() != token:
+            raise not_shared(folder)
+        if not try_lock(descriptor, fcntl.LOCK_SH):
+            raise PartitaError(f"{folder} is in use by another process; wait for it, and rerun the same command")
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

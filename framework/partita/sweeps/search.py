@@ -5,7 +5,6 @@ count as running. Nothing else enters, so the trials are the same for any number
 the only stored state is the result of each trial.
 """
 
-import itertools
 import json
 import warnings
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from partita_schema.sections.sweep import (
     SearchSpace,
     SuccessiveHalvingPruner,
     SweepConfig,
+    count_values,
     values_of,
 )
 
@@ -69,9 +69,12 @@ class Search:
 
     def grid_values(self, number: int) -> dict[str, Any]:
         """Return a combination of the grid; the last parameter varies fastest."""
-        lists = [values_of(space) or [] for space in self.sweep.parameters.values()]
-        chosen = next(itertools.islice(itertools.product(*lists), number, None))
-        return dict(zip(self.sweep.parameters, chosen, strict=True))
+        chosen: dict[str, Any] = {}
+        for key, space in reversed(self.sweep.parameters.items()):
+            values = values_of(space) or ()
+            number, index = divmod(number, count_values(values))
+            chosen[key] = values[index]
+        return {key: chosen[key] for key in self.sweep.parameters}
 
     def should_prune(self, earlier: Sequence[Trial], curve: Sequence[TrialEvaluation]) -> tuple[bool, dict[str, Any]]:
         """Return whether to stop a trial, and what the pruner records of it.

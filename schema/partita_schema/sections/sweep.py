@@ -1,5 +1,6 @@
 """Sweeps: several runs of one file, each with other values, to find the best ones."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -128,14 +129,14 @@ class SweepConfig(ConfigModel):
     backend.workers."""
 
 
-def values_of(space: object) -> list[object] | None:
-    """Return the values of a parameter, or None if it is a range without a step."""
+def values_of(space: object) -> Sequence[object] | None:
+    """Return the values of a parameter, or None if it is a range of real numbers."""
     if not isinstance(space, SearchSpace):
-        return list(space) if isinstance(space, tuple) else None
+        return space if isinstance(space, tuple) else None
     if space.choice is not None:
-        return list(space.choice)
+        return space.choice
     if space.int is not None:
-        return list(range(space.int[0], space.int[1] + 1, space.step or 1))
+        return range(space.int[0], space.int[1] + 1, space.step or 1)
     return None
 
 
@@ -146,8 +147,13 @@ def combinations(sweep: SweepConfig) -> int | None:
         values = values_of(space)
         if values is None:
             return None
-        total *= len(values)
+        total *= count_values(values)
     return total
+
+
+def count_values(values: Sequence[object]) -> int:
+    """Return the number of values, also of a range that is too long for `len`."""
+    return -(-(values.stop - values.start) // values.step) if isinstance(values, range) else len(values)
 
 
 DEFAULT_TRIALS = 16
@@ -155,7 +161,7 @@ DEFAULT_TRIALS = 16
 
 def num_trials(sweep: SweepConfig) -> int:
     """Return the number of trials; of a grid, at most its combinations."""
-    total = combinations(sweep)
-    if sweep.sampler == "grid" and total is not None:
+    total = combinations(sweep) if sweep.sampler == "grid" else None
+    if total is not None:
         return min(total, sweep.trials or total)
     return sweep.trials or DEFAULT_TRIALS

@@ -10,7 +10,7 @@ import pytest
 from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
 from partita.sweeps.importance import importances
 from partita.sweeps.search import Search
-from partita_schema.sections.sweep import SweepConfig
+from partita_schema.sections.sweep import SweepConfig, num_trials
 
 SPACE: dict[str, Any] = {
     "rate": {"log_uniform": [1e-5, 1e-1]},
@@ -54,6 +54,14 @@ def test_a_grid_has_every_combination_in_order() -> None:
     search = search_of(parameters={"a": [1, 2], "b": {"int": [0, 1]}, "c": ["x"]}, sampler="grid")
     combinations = [{"a": a, "b": b, "c": "x"} for a in (1, 2) for b in (0, 1)]
     assert [search.grid_values(number) for number in range(4)] == combinations
+
+
+def test_a_grid_of_a_long_range_takes_no_memory() -> None:
+    search = search_of(parameters={"seed": {"int": [0, 10**30]}, "b": [1, 2]}, sampler="grid", trials=4)
+    assert num_trials(search.sweep) == 4
+    assert search.grid_values(3) == {"seed": 1, "b": 2}
+    assert search.grid_values(2 * 10**30) == {"seed": 10**30, "b": 1}
+    assert num_trials(search_of(parameters={"seed": {"int": [0, 10**30]}}, sampler="random").sweep) == 16
 
 
 def test_values_are_within_their_ranges_and_have_their_types() -> None:
