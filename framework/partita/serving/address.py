@@ -32,6 +32,6 @@ def readable_errors(host: str, port: int) -> Iterator[None]:
     """Raise DataError if a socket cannot have an address, or cannot listen."""
     try:
         yield
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError, ValueError) as error:  # ports of six digits, hosts with a null
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"cannot listen on {host} port {port}: {reason}; write another --host or --port") from None

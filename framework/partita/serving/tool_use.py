@@ -111,7 +111,7 @@ def calls_in(text: str, *, tools: Sequence[Mapping[str, Any]], form: CallForm) -
             continue
         arguments = next((called[key] for key in ARGUMENT_KEYS if key in called), None)
         if isinstance(arguments, dict):
-            calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+            calls.append(ToolCall(name, json.dumps(arguments)))
             first = min(first, found.start)
     content = text[:first]
     if calls:

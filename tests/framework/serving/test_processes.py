@@ -197,6 +197,12 @@ def test_a_command_reports_an_address_that_is_taken_before_it_loads_libraries(tm
     assert loaded.isdisjoint({"torch", "transformers"})
 
 
+@pytest.mark.parametrize(("host", "port"), [("local\0host", 0), ("127.0.0.1", 70_000)])
+def test_an_address_that_cannot_be_is_refused(host: str, port: int) -> None:
+    with pytest.raises(DataError, match=r"cannot listen on .*; write another --host or --port"):
+        bound(host, port)
+
+
 def test_an_address_that_is_taken_while_the_model_is_loaded(model: Model) -> None:
     with bound("127.0.0.1", 0) as other:
         port = other.getsockname()[1]

@@ -50,6 +50,11 @@ def test_calls_of_an_answer(text: str, content: str, calls: list[tuple[str, dict
     assert [(one.name, json.loads(one.arguments)) for one in found] == calls
 
 
+def test_half_of_a_surrogate_pair_in_an_argument_can_be_sent() -> None:
+    _, [found] = calls_in(call("time", zone="\ud83d"), tools=TOOLS, form=QWEN)
+    assert found.arguments.encode("utf8") == b'{"zone": "\\ud83d"}'
+
+
 def test_without_parallel_calls_only_the_first_call_is_returned() -> None:
     text = f"I look.\n<tool_call>\n{call('time')}\n</tool_call>\n<tool_call>\n{call('weather')}\n</tool_call>"
     several, one = (AskedTools(TOOLS, QWEN, None, several=several).calls_in(text) for several in (True, False))
