@@ -6,13 +6,13 @@ text. In the common form of `partita_schema.dialogues`, an assistant message the
 and `labels` are mappings of values. A simulation stores the whole answer of a turn in `generated`, a JSON object.
 """
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from partita_schema.cells import CellError, is_missing
+from partita_schema.common.checksums import parse_json
 from partita_schema.config import Config
 from partita_schema.dialogues.common_form import (
     ANSWER,
@@ -134,7 +134,7 @@ class TurnOutputs:
         if len(self.features) == 1:
             return {self.names[0]: self._value(self.features[0], answer, where=where)}
         try:
-            cells = json.loads(answer)
+            cells = parse_json(answer)
         except ValueError:
             cells = None
         if not isinstance(cells, dict):

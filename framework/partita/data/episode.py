@@ -1,11 +1,10 @@
 """One episode: its messages, its outcome and its line in the transcripts."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from partita_schema.common.checksums import hash_to_int
+from partita_schema.common.checksums import hash_to_int, parse_json
 from partita_schema.dialogues.common_form import ANSWER
 
 Status = Literal["done", "truncated", "failed"]
@@ -55,7 +54,7 @@ class EpisodeTurn:
 def same_json(one: str, other: str) -> bool:
     """Return whether two texts are JSON with the same value."""
     try:
-        return bool(json.loads(one) == json.loads(other))
+        return bool(parse_json(one) == parse_json(other))
     except ValueError:
         return False
 

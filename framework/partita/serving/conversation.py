@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from partita.runs.files import new_file, output_file, why_not_written
+from partita_schema.common.checksums import json_bytes
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError, WriteError, shortened
 
@@ -106,7 +107,7 @@ class Conversation:
         if path.suffix != SUFFIX:
             raise DataError(f"{path}: a chat is saved as JSON lines; write a name that ends in {SUFFIX}")
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        line = json.dumps({"messages": system + self.messages}, ensure_ascii=False).encode() + b"\n"
+        line = json_bytes({"messages": system + self.messages}) + b"\n"
         try:
             path = output_file(path.expanduser()).absolute()
             before = path.read_bytes() if path.exists() else b""

@@ -10,6 +10,7 @@ from typing import Any
 
 from partita.data.episode import Episode
 from partita.simulation.contract import Verdict
+from partita_schema.common.checksums import parse_json
 
 
 class Exact:
@@ -66,7 +67,7 @@ class JsonEqual:
         answer, target = last_answer(episode, column=self.column), expected_answer(episode, column=self.column)
         wanted = json.loads(target)
         try:
-            value, is_json = json.loads(answer), True
+            value, is_json = parse_json(answer), True
         except ValueError:
             value, is_json = None, False
         fits = is_json and same(value, wanted)

@@ -180,4 +180,8 @@ def describe_exit(code: int) -> str:
     """Describe the exit code of a process."""
     if code >= 0:
         return f"its process ended with exit code {code}"
-    return f"its process was ended by {signal.Signals(-code).name}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-code}"
+    return f"its process was ended by {name}"

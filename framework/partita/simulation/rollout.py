@@ -50,6 +50,8 @@ class ActiveEpisode:
     """Start time of the current world step; None during an agent's turn and while waiting for a thread."""
     is_over: bool = False
     """Whether the episode was ended from outside, so that its world's thread must not continue it."""
+    error: BaseException | None = None
+    """Exception of its world."""
 
 
 class Rollout:
@@ -89,8 +91,6 @@ class Rollout:
         """Episodes whose world is to take a step; None ends a thread."""
         self.finished_worlds = queue.SimpleQueue[ActiveEpisode | None]()
         """Episodes whose world has taken a step; None only ends a wait, after a program has answered."""
-        self.errors: dict[int, BaseException] = {}
-        """Exceptions of worlds, by id of the active episode."""
         self.speakers: dict[str, Speaker] = {
             name: ModelSpeaker(name, agent, concurrency=concurrency, more=lambda: self.has_episodes, stopping=stopping)
             if isinstance(agent, ModelSpec)
@@ -205,7 +205,7 @@ class Rollout:
                 request = next(active.play, None)
                 active.agent = active.agent if request is None else request.agent
             except (Exception, SystemExit) as error:
-                self.errors[id(active)] = error
+                active.error = error
             if active.is_over:
                 return  # the step timed out, and another thread has replaced this one
             self.finished_worlds.put(active)
@@ -230,9 +230,8 @@ class Rollout:
         if active.is_over:
             return  # timed out after its thread had checked `is_over`
         active.step_started = None
-        error = self.errors.pop(id(active), None)
-        if error is not None:
-            self.finish(active, "failed", failure(error))
+        if active.error is not None:
+            self.finish(active, "failed", failure(active.error))
         elif active.episode.status is not None:
             self.finish(active)
         elif time.monotonic() - active.started > self.limits.dialogue_seconds:

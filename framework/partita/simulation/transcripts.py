@@ -9,7 +9,6 @@ simulation that starts, with any number of processes, first takes over the lines
 """
 
 import fcntl
-import json
 import logging
 import os
 import time
@@ -22,7 +21,7 @@ from typing import Any
 from partita.data.episode import Episode, from_line
 from partita.runs.files import open_private, writing
 from partita.runs.settings import differences
-from partita_schema.common.checksums import DamagedError, sealed_line, unsealed_line
+from partita_schema.common.checksums import DamagedError, json_bytes, sealed_line, unsealed_line
 from partita_schema.common.files import replacing
 from partita_schema.common.text import counted
 from partita_schema.errors import ResumeError
@@ -104,7 +103,7 @@ class Transcripts:
         """Lock the file. Raises ResumeError if another process holds the lock."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ResumeError(f"{self.path.parent} is in use by another process") from None
 
     def read(self) -> None:
@@ -159,8 +158,10 @@ class Transcripts:
 
     def write(self, line: Mapping[str, Any]) -> None:
         assert self.descriptor is not None, "the transcripts are closed"
+        rest = memoryview(line_of(line))
         with writing(self.path.parent):
-            os.write(self.descriptor, line_of(line))
+            while rest:  # a full disk may take a part, and the next call raises
+                rest = rest[os.write(self.descriptor, rest) :]
         if time.monotonic() - self.synced > SYNC_SECONDS:
             self.sync()
 
@@ -251,7 +252,7 @@ def read_undamaged_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 def line_of(value: Mapping[str, Any]) -> bytes:
     """Encode a line of a transcript file, with its checksum."""
-    return sealed_line(json.dumps(value, ensure_ascii=False).encode())
+    return sealed_line(json_bytes(value))
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -76,6 +76,14 @@ def document_sum(document: Mapping[str, Any]) -> str:
 # Lines
 
 
+def json_bytes(value: Any) -> bytes:
+    """Return JSON in UTF-8; ASCII-escaped if it has lone surrogates, which UTF-8 cannot encode."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
+
+
 def sealed_line(line: bytes) -> bytes:
     """Return a line, which must be a non-empty JSON object, with a checksum as its last key."""
     body = line.removesuffix(b"\n").removesuffix(b"}")

@@ -46,6 +46,11 @@ def test_a_configured_column_takes_precedence_over_gold_and_gold_over_the_column
     assert [Exact(column=column).check(asked).target for column in (None, "sum", "answer")] == ["four", "six", "five"]
 
 
+def test_json_that_is_nested_too_deeply_is_wrong() -> None:
+    verdict = JsonEqual().check(dialogue("[" * 100_000, answer=[1]))
+    assert (verdict.ok, verdict.metrics) == (False, {"is_json": 0.0})
+
+
 def test_invalid_json_is_wrong_and_counted() -> None:
     unread, read = (JsonEqual().check(dialogue(text, answer={"a": 1})) for text in ("{a: 1}", '{"a": 1}'))
 

@@ -12,7 +12,7 @@ import pytest
 
 from partita.simulation.adapters import tools_of
 from partita.simulation.contract import StepTimeoutError
-from partita.simulation.environment_server import EnvironmentServer, RemoteError
+from partita.simulation.environment_server import EnvironmentServer, RemoteError, describe_exit
 from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 from . import programs_of_tests
@@ -104,6 +104,10 @@ def test_failures_of_an_environment_are_reported(tmp_path: Path, number: int, re
         assert str(error.value) == reason
         environment.close()
         assert gone(noted(tmp_path)), "including the processes that it has started"
+
+
+def test_signals_without_a_name_are_numbers() -> None:
+    assert describe_exit(-40) == "its process was ended by signal 40"
 
 
 KILLED = """

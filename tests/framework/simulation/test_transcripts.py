@@ -1,5 +1,6 @@
 """Tests of transcript files: files of killed ranks are merged once; files of other jobs are not."""
 
+import os
 import random
 import re
 from pathlib import Path
@@ -41,6 +42,25 @@ def test_files_of_killed_ranks_are_merged_once(tmp_path: Path) -> None:
         assert transcripts.last_failure is None
         transcripts.add(dialogue(8, "failed"))
         assert transcripts.last_failure == "environment: no"
+
+
+def test_half_of_a_surrogate_pair_is_recorded(tmp_path: Path) -> None:
+    said = Episode("task-0", "task-0", {}, 0)
+    said.observe("a \ud83d b")
+    said.end("done", None)
+    with Transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
+        transcripts.add(said)
+    with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
+        assert transcripts.done["task-0"].messages == said.messages
+
+
+def test_a_write_of_a_part_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data[:7])))
+    keep(tmp_path, 0, 1, rank=0)
+    monkeypatch.undo()
+    with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
+        assert sorted(transcripts.done) == ["task-0", "task-1"]
 
 
 def test_closed_transcripts_are_on_the_disk(tmp_path: Path, forced: Any) -> None:

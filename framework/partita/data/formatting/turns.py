@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from partita_schema.cells import compact_json
+from partita_schema.common.checksums import parse_json
 from partita_schema.config import Config
 from partita_schema.dialogues.common_form import ANSWER
 from partita_schema.turn_outputs import TurnOutputs, Values, build_turn_outputs
@@ -143,7 +144,7 @@ class TurnWriter:
         if shown == self.names:
             return {}, answer
         try:
-            members = json.loads(answer)
+            members = parse_json(answer)
         except ValueError:
             members = None
         if not isinstance(members, dict):

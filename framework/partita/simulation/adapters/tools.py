@@ -17,6 +17,7 @@ from types import MethodType
 from typing import Any
 
 from partita.simulation.contract import ContractError, InterfaceError, Message, format_value, messages_of
+from partita_schema.common.checksums import parse_json
 from partita_schema.common.text import nearest
 from partita_schema.json_values import json_validator, schema_mistake
 
@@ -201,9 +202,9 @@ def calls_of(answer: str) -> list[str]:
 def read_call(text: str) -> tuple[str, dict[str, Any]]:
     """Parse a call into name and arguments. Raises CallError if it is not valid."""
     try:
-        call = json.loads(text)
+        call = parse_json(text)
         arguments = call["arguments"] if "arguments" in call else call["parameters"]
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        arguments = parse_json(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, TypeError, KeyError):
         raise CallError(f"a call is {FORM}") from None
     if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):

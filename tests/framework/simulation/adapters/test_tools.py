@@ -92,6 +92,10 @@ def test_a_tool_is_called_and_its_result_is_shown_to_the_model() -> None:
         (called("sell", item="tea", price="two"), "sell: price: 'two' is not of type 'integer'"),
         (called("look", item="sand"), "there is no sand"),
         ("<tool_call>look tea</tool_call>", 'a call is <tool_call>{"name": "NAME", "arguments": {...}}</tool_call>'),
+        (
+            f"<tool_call>{'[' * 100_000}</tool_call>",
+            'a call is <tool_call>{"name": "NAME", "arguments": {...}}</tool_call>',
+        ),
         ("<tool_call>[1]</tool_call>", 'a call is <tool_call>{"name": "NAME", "arguments": {...}}</tool_call>'),
         (
             '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
