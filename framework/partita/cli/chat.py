@@ -140,12 +140,14 @@ class PipedInput:
 
     def read(self) -> str:
         """Return the next message. Raise EOFError after the last one."""
-        text = self._line()
-        if not text:
+        line = self._line()
+        if not line:
             raise EOFError
-        while text.rstrip("\r\n").endswith("\\"):
-            text = text.rstrip("\r\n").removesuffix("\\") + "\n" + self._line()
-        return text.rstrip("\r\n")
+        lines = [line.rstrip("\r\n")]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1].removesuffix("\\")
+            lines.append(self._line().rstrip("\r\n"))
+        return "\n".join(lines)
 
     def _line(self) -> str:
         """Return a line with its end, or an empty text after the last one."""

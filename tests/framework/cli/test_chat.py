@@ -86,6 +86,11 @@ def test_a_backslash_joins_lines_and_two_slashes_are_one(chat: Chat) -> None:
     assert [message["content"] for message in messages[::2]] == ["what\ncolour\nis it", "/red"]
 
 
+def test_only_a_backslash_at_the_end_of_a_line_joins_the_next_one(chat: Chat) -> None:
+    messages = saved(chat, "what\\\\\n\ncolour\\\nis it\nred")
+    assert [message["content"] for message in messages[::2]] == ["what\\\n", "colour\nis it", "red"]
+
+
 def test_the_system_prompt_is_set_and_removed(chat: Chat) -> None:
     assert saved(chat, "/system be short\nred")[0] == {"role": "system", "content": "be short"}
     assert saved(chat, "/system\nred", "--system", "be short")[0]["role"] == "user"
