@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from partita_schema.errors import ConfigError
 from partita_schema.sections.trainer import CustomTrainer, FinetuneTrainer, NoTrainer, Trainer
 from partita_trainers.finetune import Finetune
-from partita_trainers.registry import TRAINERS, build_trainer, check_probe, load_class
+from partita_trainers.registry import TRAINERS, build_trainer, check_probe, check_signature, load_class
 from partita_trainers.zero_shot import ZeroShot
 
 
@@ -61,6 +61,10 @@ def test_an_invalid_target_is_reported(target: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         build_trainer(custom(target))
     assert str(error.value).startswith(message)
+
+
+def test_a_class_of_c_may_take_its_section() -> None:
+    check_signature(dict, custom("builtins:dict"))
 
 
 class WithoutProbe:

@@ -3,8 +3,8 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from partita_schema.common.text import nearest
@@ -172,11 +172,17 @@ def callback_classes(sections: Sequence[CallbackConfig], *, folder: Path | None 
         ]
     for number, (kind, section) in enumerate(zip(kinds, sections, strict=True)):
         try:
-            inspect.signature(kind).bind(**section.options)
+            check_arguments(kind, **section.options)
         except TypeError as error:
             message = f"{kind.__name__} is created with these keyword arguments, and {error}"
             raise ConfigError([Problem(f"callbacks[{number}].options", message)]) from None
     return kinds
+
+
+def check_arguments(kind: Callable[..., object], *args: object, **options: object) -> None:
+    """Raise TypeError if a class or function cannot be called so; those that do not say what they take are accepted."""
+    with suppress(ValueError):  # classes and functions of C
+        inspect.signature(kind).bind(*args, **options)
 
 
 def make(target: str, section: object) -> Trainer:
@@ -188,7 +194,7 @@ def make(target: str, section: object) -> Trainer:
 def check_signature(kind: type, section: CustomTrainer) -> None:
     """Raise ConfigError if a class cannot be constructed with the trainer section as its only argument."""
     try:
-        inspect.signature(kind).bind(section)
+        check_arguments(kind, section)
     except TypeError as error:
         message = f"{kind.__name__} is created with the trainer section as its only argument, and {error}"
         raise ConfigError([Problem("trainer.target", f"{message}; write def __init__(self, section)")]) from None
