@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from partita import ExportError, Model, ModelError, PartitaError
 from partita.export.go_template import find_message_texts
@@ -84,7 +85,9 @@ def write_sentencepiece_base(folder: Path) -> Path:
         pad_token_id=0,
         tie_word_embeddings=False,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -122,7 +125,9 @@ def test_a_tokenizer_that_llama_cpp_cuts_otherwise_is_found(tmp_path: Path) -> N
     rows = [{"text": f"Tom went to the park {'again ' * times}"} for times in range(8)]
     with pytest.raises(ExportError, match=expected) as error:
         zero.export("gguf", tmp_path / "strict", gguf_type="f32", dataset=rows)
-    assert f"{STORIES} has no tokenizer.model. If its tokenizer was made with SentencePiece" in str(error.value)
+    assert f"{STORIES.resolve()} has no tokenizer.model. If its tokenizer was made with SentencePiece" in str(
+        error.value
+    )
     report = json.loads((tmp_path / "strict" / "export.json").read_text())
     assert report["agreement"] == 1, "with the same tokens, the answers are the same"
     assert report["prompts_equal"] == 0

@@ -575,7 +575,7 @@ def peaks() -> dict[str, list[float]]:
         [sys.executable, "-W", "ignore", "-c", MEASURE, json.dumps(cases)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"} | NO_PIECES,
     )
