@@ -121,6 +121,9 @@ class StreamLoader:
         self._num_unreadable = 0
         self._statistics = Statistics()
         self._counted: Mapping[str, int] = NOTHING_COUNTED
+        self._counted_epoch = 0
+        """The epoch whose rows are counted and checked: the first, or after a change of the data the one that began
+        again."""
         self._started = False
 
     @property
@@ -148,8 +151,10 @@ class StreamLoader:
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
         self._cursor = loaded
         before = cursor.get("position")
-        if isinstance(before, dict) and (position is not None or loaded.epoch):  # rows are counted in epoch 0 only
-            self._counted = before["ledger"]
+        if isinstance(before, dict) and position is None:
+            self._counted_epoch = loaded.epoch
+        elif isinstance(before, dict):
+            self._counted, self._counted_epoch = before["ledger"], before.get("counted_epoch", 0)
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the position before the first step."""
@@ -217,7 +222,11 @@ class StreamLoader:
                 positions = [
                     groups[number].position if number in groups else None for number in range(self.plan.num_groups)
                 ]
-                after = {"groups": positions, "ledger": self._ledger.state(split=TRAINING)}
+                after = {
+                    "groups": positions,
+                    "ledger": self._ledger.state(split=TRAINING),
+                    "counted_epoch": self._counted_epoch,
+                }
                 yield GlobalBatch(
                     tuple(self._batch(batches[slot]) for slot in self._slots),
                     state_dict=Cursor(self._cursor.parts, epoch, step, after).to_json(),
@@ -234,7 +243,7 @@ class StreamLoader:
             epoch=epoch,
             workers=workers,
             # If several ranks read a group, the rank of its first slot counts the rows.
-            seen=self._seen if epoch == 0 and number in self._slots else ignore,
+            seen=self._seen if epoch == self._counted_epoch and number in self._slots else ignore,
             numbered=expander is not None and expander.numbered,
             position=position["groups"][number] if position is not None else None,
         )
@@ -310,4 +319,4 @@ def merged(cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = dict(cursors[0])
     groups = zip(*(cursor["position"]["groups"] for cursor in cursors), strict=True)
     known = [next(position for position in positions if position is not None) for positions in groups]
-    return first | {"position": {"groups": known, "ledger": first["position"]["ledger"]}}
+    return first | {"position": first["position"] | {"groups": known}}

@@ -586,6 +586,34 @@ def test_a_changed_file_is_reported(tmp_path: Path) -> None:
     assert len(keys_of(epoch_of(restarted))) == 31
 
 
+def test_rows_of_an_epoch_that_begins_again_after_a_change_are_counted_and_checked(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [20, 20])
+    before = make(folder, ledger=Ledger(None, max_bad_rows=0))
+    epoch_of(before)
+    cursor = next(iter(before.epoch_steps(1))).state_dict
+    with (folder / "b.jsonl").open("a", encoding="utf8") as file:
+        file.write("{ broken\n" * 3)
+
+    ledger = Ledger(None, max_bad_rows=5)
+    restarted = make(folder, resume="restart_epoch", ledger=ledger)
+    restarted.load_state_dict(cursor)
+    steps = list(restarted.epoch_steps(1))
+    assert (ledger.state()["rows"], ledger.state()["left_out"]) == (43, 3)
+    list(itertools.islice(restarted.epoch_steps(2), 2))
+    assert ledger.state()["rows"] == 43, "a later epoch adds nothing"
+
+    killed = Ledger(None, max_bad_rows=5)
+    again = make(folder, ledger=killed)
+    again.load_state_dict(steps[1].state_dict)
+    list(again.epoch_steps(1))
+    assert (killed.state()["rows"], killed.state()["left_out"]) == (43, 3)
+
+    strict = make(folder, resume="restart_epoch", ledger=Ledger(None, max_bad_rows=0))
+    strict.load_state_dict(cursor)
+    with pytest.raises(DataError, match="3 of 16 rows cannot be used"):
+        list(strict.epoch_steps(1))
+
+
 def test_the_position_is_small(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [40] * 40)
 
