@@ -366,6 +366,23 @@ def test_steps_evaluations_and_checkpoints_are_planned_from_the_configuration(
     assert (schedule.total, schedule.evaluate_every, schedule.checkpoint_every) == (total, evaluate, checkpoint)
 
 
+def test_a_warm_up_that_is_longer_than_the_run_is_a_warning(make_work: Any, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_work(max_steps=7, learning_rate_scheduler={"warmup_steps": 1000}).config.trainer
+    plan_schedule(config, batches=make_work.batches(rows=80), splits=("training",))
+    [message] = caplog.messages
+    assert message == (
+        "trainer.learning_rate_scheduler.warmup_steps is 1,000 and the run has 7 steps: the warmup is shortened to the "
+        "run"
+    )
+
+
+def test_evaluations_that_are_never_due_are_planned(make_work: Any) -> None:
+    config = make_work(evaluations_per_epoch=1e-308).config.trainer
+    schedule = plan_schedule(config, batches=make_work.batches(rows=80), splits=("training", "validation"))
+    assert not schedule.evaluation_is_due(schedule.total - 1)
+    assert schedule.evaluation_is_due(schedule.total)
+
+
 class Endless:
     """Batches of unknown number."""
 

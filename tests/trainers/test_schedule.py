@@ -20,20 +20,27 @@ def test_the_default_warms_up_for_five_steps_and_falls_to_a_tenth() -> None:
     assert result[4:] == sorted(result[4:], reverse=True)
 
 
+@pytest.mark.parametrize("decay", ["linear", "cosine", "wsd"])
+def test_no_step_has_a_rate_of_zero(decay: str) -> None:
+    for total in (1, 2, 30):
+        assert min(shares(total, decay=decay, min_ratio=0.0, warmup_steps=0)) > 0
+
+
 def test_cosine_is_half_way_in_the_middle() -> None:
-    assert shares(100, warmup_steps=0, min_ratio=0.0)[49] == pytest.approx(0.5)
+    assert shares(100, warmup_steps=0, min_ratio=0.0)[49] == pytest.approx((1 + math.cos(math.pi * 50 / 101)) / 2)
 
 
 @pytest.mark.parametrize(
     ("options", "step", "expected"),
     [
-        ({"decay": "linear"}, 50, 0.5),
+        ({"decay": "linear"}, 50, 1 - 50 / 101),
+        ({"decay": "linear"}, 100, 1 / 101),
         ({"decay": "linear", "min_ratio": 0.2}, 100, 0.2),
         ({"decay": "constant"}, 100, 1.0),
         ({"decay": "none"}, 77, 1.0),
         ({"decay": "wsd"}, 90, 1.0),
-        ({"decay": "wsd"}, 95, 0.5),
-        ({"decay": "wsd"}, 100, 0.0),
+        ({"decay": "wsd"}, 95, 60 / 101),
+        ({"decay": "wsd"}, 100, 10 / 101),
         ({"decay": "exponential", "decay_rate": 0.5, "decay_steps": 10}, 30, 0.125),
         ({"decay": "exponential"}, 1, 0.96),
         ({"decay": "inverse_sqrt"}, 99, 1 / math.sqrt(100)),

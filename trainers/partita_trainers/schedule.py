@@ -1,17 +1,23 @@
 """When to evaluate and save, and the learning rate of each step."""
 
+import logging
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from partita_schema.common.text import counted
 from partita_schema.errors import DataError
 from partita_schema.open_values import DEFAULT_EPOCHS, warmup_steps
 from partita_schema.sections.trainer import FinetuneTrainer, LearningRateScheduler
 from partita_trainers.base import Batches
 
+logger = logging.getLogger(__name__)
+
 UNKNOWN_LENGTH_PARTS = 10
 """Number of evaluations and checkpoints in a run over data of unknown length."""
+NEVER = 10**12
+"""Steps that no run takes, in place of infinitely many."""
 WSD_DECAY = 0.1  # fraction of steps in the decay phase of warmup-stable-decay (Hu et al. 2024, section 4)
 
 
@@ -73,8 +79,15 @@ def plan_schedule(config: FinetuneTrainer, *, batches: Batches, splits: Sequence
     def steps_between(times_per_epoch: float) -> int:
         per_epoch = batches.steps_per_epoch
         steps = total / UNKNOWN_LENGTH_PARTS if per_epoch is None else per_epoch / times_per_epoch
-        return max(1, round(steps))
+        return max(1, round(min(steps, NEVER)))
 
+    warmup = config.learning_rate_scheduler.warmup_steps
+    if warmup is not None and warmup > total:
+        logger.warning(
+            "trainer.learning_rate_scheduler.warmup_steps is %s and the run has %s: the warmup is shortened to the run",
+            f"{warmup:,}",
+            counted(total, "step"),
+        )
     evaluate = None
     if "validation" in splits and not config.skip_all_evaluation:
         evaluate = config.steps_per_evaluation or steps_between(config.evaluations_per_epoch)
@@ -91,7 +104,8 @@ def learning_rate_share(scheduler: LearningRateScheduler, *, step: int, total_st
         return step / warmup
     floor = scheduler.min_ratio if scheduler.min_ratio is not None else 0.1 if scheduler.decay == "cosine" else 0.0
     after, span = step - warmup, max(1, total_steps - warmup)
-    progress = after / span
+    # A floor above 0 is reached in the last step; 0 would be reached after it, since such a step changes nothing.
+    progress = after / (span if floor else span + 1)
     if scheduler.decay in ("none", "constant"):
         return 1.0
     if scheduler.decay == "linear":

@@ -88,7 +88,7 @@ class Optimizer(ConfigModel):
         "sgd",
     ] = "adamw"
     """Optimizer algorithm. The 8-bit and paged optimizers and lion come from bitsandbytes. schedule_free_adamw needs no
-    learning rate schedule."""
+    learning rate schedule; its default decay is constant."""
     betas: tuple[BelowOne, BelowOne] | None = None
     """Decay rates of the moving averages (adam family and lion). Default: the algorithm's own."""
     eps: Positive | None = None
@@ -146,14 +146,15 @@ class LearningRateScheduler(ConfigModel):
 
     decay: Literal["none", "constant", "linear", "cosine", "exponential", "inverse_sqrt", "wsd"] = "cosine"
     """Shape of the schedule after warmup. wsd (warmup-stable-decay): constant, then decay over the last tenth of the
-    steps. none and constant are the same."""
+    steps. none and constant are the same, and the default for schedule_free_adamw."""
     warmup_fraction: Fraction | None = None
     """Fraction of all optimizer steps used for linear warmup from 0. Default: 0.03, and at least 5 steps in runs of 50
     steps or more."""
     warmup_steps: NonNegativeInt | None = None
     """Number of optimizer steps used for linear warmup, instead of warmup_fraction."""
     min_ratio: Fraction | None = None
-    """Final learning rate as a fraction of learning_rate. Default: 0.1 for cosine, otherwise 0."""
+    """Final learning rate as a fraction of learning_rate, which the last step has. Default: 0.1 for cosine, otherwise
+    0, which is reached after the last step."""
     decay_rate: Positive | None = None
     """Factor applied to the learning rate every decay_steps (exponential). Default: 0.96."""
     decay_steps: PositiveInt | None = None
@@ -281,6 +282,17 @@ class FinetuneTrainer(TrainerBase):
         for key in ("early_stop", "validation_metric"):
             if self.skip_all_evaluation and is_set(self, key):
                 raise rule_error(f"{key} needs evaluations; remove it or skip_all_evaluation", at=key)
+        return self
+
+    @model_validator(mode="after")
+    def schedule_free_optimizers_keep_their_rate(self) -> "FinetuneTrainer":
+        scheduler = self.learning_rate_scheduler
+        if self.optimizer.type == "schedule_free_adamw" and not is_set(scheduler, "decay"):
+            if scheduler.min_ratio is not None:
+                message = "min_ratio has no effect with schedule_free_adamw unless decay is set; remove it"
+                raise rule_error(message, at="learning_rate_scheduler.min_ratio")
+            # Not by assignment, since the model is frozen.
+            self.__dict__["learning_rate_scheduler"] = scheduler.model_copy(update={"decay": "constant"})
         return self
 
     @model_validator(mode="after")
