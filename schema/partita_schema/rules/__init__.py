@@ -32,6 +32,7 @@ from partita_schema.rules.training import (
     trained_quantization,
     two_batch_sizes,
     uncalled_callbacks,
+    ungenerated_metric,
     unknown_metric,
     untrained_adapter,
 )
@@ -71,6 +72,7 @@ RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     streaming_conflicts,
     two_batch_sizes,
     uncalled_callbacks,
+    ungenerated_metric,
     unknown_metric,
     packed_attention,
     half_precision,

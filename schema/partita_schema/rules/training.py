@@ -105,6 +105,20 @@ def two_batch_sizes(config: ConfigSections) -> Iterator[Refusal]:
         )
 
 
+def ungenerated_metric(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield a metric of generated answers where none are generated."""
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer) or trainer.evaluate_generated is not False:
+        return
+    if any(output.type == "embedding" for output in config.output_features):  # its metrics come with the loss
+        return
+    named = [("trainer.validation_metric", trainer.validation_metric)]
+    named += [("sweep.metric", config.sweep.metric)] if config.sweep is not None and config.sweep.metric else []
+    for key, metric in named:
+        if metric not in ("loss", *trainer.METRICS):
+            yield key, f"{metric} needs answers, and evaluate_generated: false writes none; remove it, or write loss"
+
+
 def unknown_metric(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a validation metric that no output has."""
     if not isinstance(config.trainer, FinetuneTrainer):

@@ -211,6 +211,30 @@ def test_packed_rows_need_an_attention_that_separates_them() -> None:
     assert problems_of({**raw, "trainer": {"type": "none"}}) == []
 
 
+def test_a_metric_of_answers_needs_answers() -> None:
+    [problem] = problems(evaluate_generated=False, validation_metric="bleu")
+    assert problem == (
+        "trainer.validation_metric: bleu needs answers, and evaluate_generated: false writes none; remove it, or write "
+        "loss"
+    )
+    assert problems(evaluate_generated=False, validation_metric="loss") == []
+    assert problems(validation_metric="bleu") == []
+
+
+def test_schedule_free_adamw_keeps_its_rate_unless_decay_is_set() -> None:
+    def decay(**scheduler: Any) -> str:
+        optimizer = {"type": "schedule_free_adamw"}
+        section = FinetuneTrainer(type="finetune", optimizer=optimizer, learning_rate_scheduler=scheduler)  # type: ignore[arg-type]
+        return section.learning_rate_scheduler.decay
+
+    assert (decay(), decay(warmup_steps=3), decay(decay="linear")) == ("constant", "constant", "linear")
+    [problem] = problems(optimizer={"type": "schedule_free_adamw"}, learning_rate_scheduler={"min_ratio": 0.1})
+    assert problem == (
+        "trainer.learning_rate_scheduler.min_ratio: min_ratio has no effect with schedule_free_adamw unless decay is "
+        "set; remove it"
+    )
+
+
 def test_fp16_excludes_muon_and_the_learning_rate_range_test() -> None:
     muon = problems(mixed_precision="fp16", optimizer={"type": "muon"})
     assert muon == ["trainer.mixed_precision: fp16 does not go with optimizer.type: muon; write bf16 or no"]
