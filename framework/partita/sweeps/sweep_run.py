@@ -128,6 +128,12 @@ class SweepRun:
             listing = "\n".join(f"  {line}" for line in changed[:20])
             message = f"{self.folder} holds a sweep of another file:\n{listing}\nname another folder with --folder"
             raise ResumeError(message)
+        begun = len(recorded["trials"])
+        if begun > self.plan.total:
+            raise ResumeError(
+                f"{self.folder} holds {counted(begun, 'trial')}, and sweep.trials asks for {self.plan.total}; write at "
+                "least as many, or name another folder with --folder"
+            )
 
     @property
     def ended(self) -> int:

@@ -209,6 +209,13 @@ def test_a_run_of_several_files_or_of_a_sweep_is_continued_with_its_command(
     assert out.endswith(f"\nnext\n  {expected}\n")
 
 
+def test_a_trial_is_continued_by_its_sweep(call: Call) -> None:
+    make_run("sweeps/s/trials/001-ab", status="interrupted")
+    Path("runs/sweeps/s/sweep.json").write_text("{}")
+    _, out, _ = call("runs", "show", "runs/sweeps/s/trials/001-ab")
+    assert "\nnext\n  partita sweep FILE --folder runs/sweeps/s\n  FILE: the file of the sweep" in out
+
+
 def test_a_run_whose_file_has_changed_says_where_its_copy_is(call: Call, tmp_path: Path) -> None:
     make_run("tickets", status="failed")
     Path("tickets.yaml").write_text("{}")

@@ -122,6 +122,12 @@ def test_a_finished_sweep_starts_nothing_and_more_trials_continue_it(tmp_path: P
     assert not pool.started
     assert run(tmp_path, pool, trials=15).trials[:12] == first.trials
     assert pool.started == [12, 13, 14]
+    with pytest.raises(ResumeError) as error:
+        run(tmp_path, Formula(good), trials=3)
+    assert str(error.value) == (
+        f"{tmp_path} holds 15 trials, and sweep.trials asks for 3; write at least as many, or name another folder with "
+        "--folder"
+    )
 
 
 def test_a_failed_trial_is_recorded_with_its_error_and_ends_nothing(tmp_path: Path) -> None:
