@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.batching.choice import expected_padding
+from partita.data.batching.choice import expected_batches, expected_padding
 from partita.data.batching.policies import Policy
 from partita_schema.common.text import counted
 from partita_schema.sections.batching import Batching
+
+LEAST_LEFT_OUT = 0.01
+"""Smallest share of rows left out that is named."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class DataPlan:
     """Number of shards of a stream."""
     shard_groups: int | None = None
     """Number of shard groups in which they are read."""
+    left_out: float = 0.0
+    """Expected share of the rows that `drop_last` leaves out of an epoch."""
     unit: str = "row"
     """What a batch consists of: a row, or a chunk of joined documents."""
 
@@ -54,6 +59,8 @@ class DataPlan:
         steps += [f"{self.steps:,} in all" if steps else counted(self.steps, "step")] if self.steps is not None else []
         batches = counted(self.batches_per_step, "batch", "batches")
         cut = f"{self.batching}, {batches} a step, {100 * self.padding:.1f} % padding expected"
+        if self.left_out >= LEAST_LEFT_OUT:
+            cut += f"; about {100 * self.left_out:.0f} % of the {self.unit}s left out of each epoch by drop_last"
         lines = [f"{self._rows()}; {', '.join(steps)}" if steps else self._rows(), cut]
         return [*lines, self.reason] if self.reason else lines
 
@@ -94,6 +101,7 @@ def plan_of_rows(
     """
     mean = float(lengths.mean())
     count = len(lengths) if rows is None else rows
+    padding, left_out = expected_batches(lengths, policy)
     return DataPlan(
         rows=count,
         tokens=int(lengths.sum()) if count == len(lengths) else round(mean * count),
@@ -103,7 +111,8 @@ def plan_of_rows(
         batching=batching_text(batching, policy),
         reason=reason,
         window=policy.window,
-        padding=expected_padding(lengths, policy),
+        padding=padding,
+        left_out=left_out,
         batches_per_step=batches_per_step,
         steps_per_epoch=steps_per_epoch,
         steps=steps,

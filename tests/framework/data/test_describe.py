@@ -36,6 +36,13 @@ def test_rows_and_batches_are_reported_in_two_lines() -> None:
     ]
 
 
+def test_rows_that_drop_last_leaves_out_are_named() -> None:
+    plan = describe({"type": "bucket", "length_spread": 1, "drop_last": True})
+    assert plan.left_out == 1, "no two rows have the same length"
+    line = "0.0 % padding expected; about 100 % of the rows left out of each epoch by drop_last"
+    assert plan.lines()[1].endswith(line)
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [

@@ -65,16 +65,27 @@ def choose_batching(
 
 
 def expected_padding(lengths: np.ndarray, policy: Policy) -> float:
-    """Estimate the share of padding in an epoch, from up to LOOKED_AT evenly spaced rows in a fixed random order."""
+    """Estimate the share of padding in an epoch; see `expected_batches`."""
+    return expected_batches(lengths, policy)[0]
+
+
+def expected_batches(lengths: np.ndarray, policy: Policy) -> tuple[float, float]:
+    """Estimate the share of padding in an epoch, and the share of rows that `drop_last` leaves out.
+
+    Looks at up to LOOKED_AT evenly spaced rows in a fixed random order.
+    """
     seen = lengths[np.arange(min(len(lengths), LOOKED_AT)) * len(lengths) // max(1, min(len(lengths), LOOKED_AT))]
     chance = np.random.default_rng(0)
-    shuffled, cells = seen[chance.permutation(len(seen))], 0
+    shuffled, cells, tokens, used = seen[chance.permutation(len(seen))], 0, 0, 0
     for start in range(0, len(shuffled), policy.window):
         window = shuffled[start : start + policy.window]
         for batch in policy.cut(window, chance):
             line_tokens = np.bincount(batch.lines, weights=window[batch.rows])
             cells += len(line_tokens) * int(line_tokens.max())
-    return 1 - int(seen.sum()) / max(1, cells)
+            tokens += int(line_tokens.sum())
+            used += len(batch.rows)
+    padding = 1 - tokens / max(1, cells) if cells else 0.0
+    return padding, 1 - used / max(1, len(seen))
 
 
 def span(lengths: np.ndarray) -> str:

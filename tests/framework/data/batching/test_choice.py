@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.batching.choice import choose_batching, expected_padding
+from partita.data.batching.choice import choose_batching, expected_batches, expected_padding
 from partita.data.batching.policies import build_policy
 from partita_schema.sections.batching import AutoBatching, BucketBatching, FixedBatching, PackBatching
 
@@ -60,6 +60,14 @@ def test_the_estimated_padding_equals_a_plain_count(lengths: np.ndarray, batch_s
     result = expected_padding(lengths, build_policy(FixedBatching(type="fixed"), batch_size=batch_size))
 
     assert result == pytest.approx(1 - sum(rest) / cells)
+
+
+def test_rows_that_drop_last_leaves_out_are_no_tokens_of_batches() -> None:
+    lengths = np.array([10] * 7 + [1] * 3)
+    policy = build_policy(FixedBatching(type="fixed", drop_last=True), batch_size=7)
+    padding, left_out = expected_batches(lengths, policy)
+    assert left_out == pytest.approx(0.3)
+    assert 0 <= padding < 0.5
 
 
 def test_padding_of_packed_lines_is_counted_by_line() -> None:
