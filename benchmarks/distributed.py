@@ -291,7 +291,7 @@ def measured(config: Row, run: Path) -> Row:
         "steps": max(peaks[1:]) - begun,
         "all": max(*peaks, memory("VmHWM")) - begun,
         "cpu": seconds[0],
-        "numbers": manifest.get("numbers_of_a_process", manifest["parameters"]),
+        "numbers": manifest.get("parameters_per_process", manifest["parameters"]),
     }
 
 

@@ -13,6 +13,7 @@ MAX_DEPTH = 100
 """Maximum nesting depth of a JSON value in data, checked before any recursive function sees the value."""
 MAX_WIDTH = 1_000_000
 """Maximum number of lists and dicts to visit per level, because a value in memory may contain one list many times."""
+NOT_UNICODE = "not Unicode: half of a surrogate pair"
 TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 
 

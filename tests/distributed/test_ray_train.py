@@ -104,7 +104,7 @@ def test_stopped_training_with_a_killed_worker_takes_the_steps_of_one_process(
     assert result.metrics["test"] == pytest.approx(straight[1]["train:12"]["metrics"]["test"], rel=1e-3)
 
     manifest = json.loads(Path("run/manifest.json").read_text("utf8"))
-    assert manifest["numbers_of_a_process"] < 0.6 * manifest["parameters"]
+    assert manifest["parameters_per_process"] < 0.6 * manifest["parameters"]
     assert model._backend.context.weights == Path("run/model"), "the weights for predictions"
     assert model.train(run="run").steps == 12, "finished, and not trained again"
     assert not list(Path("run").glob(".ray-*"))

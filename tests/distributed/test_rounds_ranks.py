@@ -78,4 +78,4 @@ def test_rounds_with_sharded_weights_equal_those_of_one_process(processes: Any, 
     assert left(other) == left(folder)
     for run in ("run", "run/rounds/1", "run/rounds/2"):
         manifest = json.loads((other / run / "manifest.json").read_text("utf8"))
-        assert manifest["numbers_of_a_process"] < 0.7 * manifest["parameters"], "each rank has half of the weights"
+        assert manifest["parameters_per_process"] < 0.7 * manifest["parameters"], "each rank has half of the weights"

@@ -72,7 +72,7 @@ def test_full_fine_tuning_equals_that_of_one_process(
     assert (folder / "more.out.jsonl").read_text() == (whole[0] / "more.out.jsonl").read_text()
     assert result["evaluate:more"]["model"] == pytest.approx(whole[1]["evaluate:more"]["model"], rel=1e-4)
     manifest = json.loads((folder / "run" / "manifest.json").read_text())
-    assert manifest["numbers_of_a_process"] < 0.3 * manifest["parameters"]
+    assert manifest["parameters_per_process"] < 0.3 * manifest["parameters"]
     ours, theirs = (load_file(one / "run" / "model" / "model.safetensors") for one in (folder, whole[0]))
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():

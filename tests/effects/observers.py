@@ -139,7 +139,7 @@ def launching(config: Config, place: Path) -> Observation:
     manifest = json.loads((place / "run" / "manifest.json").read_text("utf8"))
     said = [line.partition(" on ")[0] for line in ended.stderr.splitlines() if "process" in line]
     met = (place / "met.txt").read_text("utf8")
-    return {"processes": said, "held": manifest.get("numbers_of_a_process"), "met": met}
+    return {"processes": said, "held": manifest.get("parameters_per_process"), "met": met}
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from partita_schema.common.files import write_atomically
-from partita_schema.common.text import nearest
+from partita_schema.common.text import describe_error, nearest
 from partita_schema.errors import ConfigError, Problem, TrainingError, shortened
 from partita_trainers.base import LanguageModel, Metrics, Trainer, TrainerContext
 
@@ -220,7 +220,7 @@ def failure_of(callback: object, hook: str, error: Exception, *, step: int) -> s
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     line = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+    reason = describe_error(error)
     return (
         f"the callback {name_of(callback)} failed in {hook} at step {step}{line}: {reason}; fix it, and rerun the same "
         "command to resume"

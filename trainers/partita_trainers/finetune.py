@@ -19,7 +19,7 @@ from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.metrics import full_name
 from partita_schema.open_values import default_learning_rate
-from partita_schema.sections.trainer import FinetuneTrainer
+from partita_schema.sections.trainer import FinetuneTrainer, final_splits
 from partita_trainers.base import Batches, GlobalBatch, Metrics, ProbeContext, TrainerContext, TrainResult, save_result
 from partita_trainers.callbacks import Callbacks
 from partita_trainers.checkpoint import (
@@ -128,7 +128,7 @@ class FinetuneRun:
         if self.engine.shards is not None:
             local_numel, world_size = self.engine.shards.local_numel, self.process_group.world_size
             logger.info("%d processes share the weights: about %s numbers each", world_size, f"{local_numel:,}")
-            self.run.note(numbers_of_a_process=local_numel)
+            self.run.note(parameters_per_process=local_numel)
         self.splitter = MicroBatchSplitter()
         self.losses = LossHistory()
         self.sources = SourceCounts(context.config.data.mix_names)
@@ -393,7 +393,7 @@ class FinetuneRun:
         """Return the metrics of the final model, with the weights of a step, on validation and test rows."""
         if self.config.skip_all_evaluation:
             return {}
-        wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
+        wanted = final_splits(self.config)
         generated = self.config.evaluate_generated is not False
         return {
             split: self.context.evaluate(split, generated, None, step=weights)

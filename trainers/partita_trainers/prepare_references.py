@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from partita_schema.common.text import counted
 from partita_schema.errors import ConfigError, Problem
+from partita_schema.sections.trainer import final_splits
 from partita_trainers.base import Batch, IndexedBatches
 from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.micro_batches import MicroBatchSplitter
@@ -106,7 +107,7 @@ def evaluated_splits(run: "FinetuneRun") -> list[str]:
     """Return the splits that are evaluated during or after training."""
     if run.config.skip_all_evaluation:
         return []
-    wanted = ["validation", *(["test"] if run.config.evaluate_test else [])]
+    wanted = final_splits(run.config)
     return [split for split in wanted if split in run.context.splits]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from partita_schema.common.text import nearest
+from partita_schema.common.text import describe_error, nearest
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.sections.callbacks import CallbackConfig
@@ -153,7 +153,7 @@ def build_callbacks(sections: Sequence[CallbackConfig], *, folder: Path | None =
             with importable(folder):
                 callback = kind(**options)
         except Exception as error:
-            message = f"{kind.__name__} cannot be created with {options}: {type(error).__name__}: {error}"
+            message = f"{kind.__name__} cannot be created with {options}: {describe_error(error)}"
             raise ConfigError([Problem(f"callbacks[{number}]", message)]) from error
         check_callback(callback, key=f"callbacks[{number}].target")
         callbacks.append(callback)

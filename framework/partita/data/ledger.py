@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from partita.data.rows import BadRow
 from partita_schema.common.checksums import parse_json
 from partita_schema.common.files import temporary_path, write_atomically
-from partita_schema.common.text import counted
+from partita_schema.common.text import counted, describe_error
 from partita_schema.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -370,7 +370,7 @@ def read_counts(folder: Path) -> dict[str, RowCounts]:
             for name, saved in splits.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); the run writes it again") from None
+        raise DataError(f"{path} is damaged ({describe_error(error)}); the run writes it again") from None
 
 
 def read_quarantine(path: Path) -> Iterator[dict[str, Any]]:

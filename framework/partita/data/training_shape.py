@@ -257,7 +257,7 @@ def training_shape(
         step_rows = trainer.step_rows if isinstance(trainer, FinetuneTrainer) else None
         user_set = trainer.batch_size if isinstance(trainer.batch_size, int) else None
         batching, reason = choose_batching(
-            batching, seen, batch_size=user_set or step_rows or DEFAULT_STEP_ROWS, more_rows=more_rows
+            seen, batch_size=user_set or step_rows or DEFAULT_STEP_ROWS, more_rows=more_rows
         )
     return TrainingShape(
         batching=batching,

@@ -15,12 +15,12 @@ from partita.export.options import ExportFormat, ExportOptions
 from partita.export.partial_folder import completed, partial_folder
 from partita.export.prompts import CheckPrompts, check_prompts
 from partita.export.report import AnswerAgreement, ExportReport, compare_answers
-from partita.generation.prompts import describe_error
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.pipeline.before_training import notes_of
 from partita.pipeline.build import Pipeline
 from partita.runs.waiting import waiting
+from partita_schema.common.text import describe_error
 
 logger = logging.getLogger(__name__)
 

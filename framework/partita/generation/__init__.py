@@ -1,1 +1,1 @@
-"""Prediction: engines, journal, decoder, metrics and output tables."""
+"""Prediction: engines, journal and output tables."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.generation.record import KEY_BYTES, row_key
+from partita_schema.common.text import describe_error
 from partita_schema.rows import RowSchema, check_rows
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
 
@@ -423,8 +424,3 @@ def common_beginning(prompts: Sequence[list[int]]) -> list[int]:
     first, last = min(prompts), max(prompts)  # all others sort between these two and share their common prefix
     same = next((index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None)
     return first[: min(len(first), len(last)) if same is None else same]
-
-
-def describe_error(error: Exception) -> str:
-    """Format an exception as its class and text."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.generation.prompts import describe_error
 from partita.generation.requests import (
     BatchResult,
     GenerationSettings,
@@ -34,6 +33,7 @@ from partita.generation.requests import (
 from partita.generation.waiting_rows import WaitingRows
 from partita.generation.work_queue import PlannedRowQueue, RowQueue
 from partita.lm.base import AnsweringSlots, SlotAnswer, SlotRequest
+from partita_schema.common.text import describe_error
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.device_errors import attempt, free_everything
 

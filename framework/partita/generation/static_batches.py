@@ -25,7 +25,6 @@ import numpy.typing as npt
 
 from partita.generation.engine import way_for
 from partita.generation.oom_backoff import run_with_oom_backoff
-from partita.generation.prompts import describe_error
 from partita.generation.requests import (
     BatchResult,
     GenerationSettings,
@@ -37,7 +36,7 @@ from partita.generation.requests import (
 )
 from partita.generation.work_queue import WorkQueue, drain
 from partita.lm.base import PADDED, BatchWay, Generated, GenerationRequest
-from partita_schema.common.text import counted
+from partita_schema.common.text import counted, describe_error
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.device_errors import attempt
 

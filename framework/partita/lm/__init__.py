@@ -1,1 +1,1 @@
-"""Language models: tokenizers, transformers models with adapters and quantization, a scripted one for tests."""
+"""Language models: transformers models with adapters and quantization, a scripted one for tests."""

@@ -54,8 +54,8 @@ class BagLanguageModel:
     """A classifier of bags that answers prompts with labels."""
 
     context_length: int | None = None
-    answer_context: AnswerContext | None = None
     """Unlimited."""
+    answer_context: AnswerContext | None = None
 
     def __init__(
         self, described: EmbeddingBagModel, *, tokenizer: "PreTrainedTokenizerFast", labels: Sequence[Label], seed: int

@@ -263,14 +263,6 @@ class AnsweringSlots(Protocol):
         """Restore the model to its previous state."""
 
 
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that the framework uses."""
-
-    eos_token_id: int | None
-    pad_token_id: int | None
-    chat_template: Any
-
-
 class GenerativeModel(LanguageModel, Protocol):
     """The interface of a language model in the framework."""
 

@@ -18,7 +18,7 @@ def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def recompute_activations(base: Any, config: Config) -> None:
+def recompute_activations(base: Any) -> None:
     """Enable activation checkpointing without reentrant autograd, which needs inputs that require gradients."""
     enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
     enable({"use_reentrant": False})

@@ -229,4 +229,4 @@ def prepare_for_training(module: Any, base: "PreTrainedModel", config: Config) -
     """Freeze what the config says, and set up gradient checkpointing."""
     freeze(module, config)
     if isinstance(config.trainer, FinetuneTrainer) and config.trainer.gradient_checkpointing:
-        recompute_activations(base, config)
+        recompute_activations(base)

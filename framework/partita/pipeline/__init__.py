@@ -1,1 +1,1 @@
-"""From a configuration to a model that is ready: building, batch sizes, evaluation, fingerprints and export."""
+"""From a configuration to a model that is ready: building, batch sizes, evaluation and fingerprints."""

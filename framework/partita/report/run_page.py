@@ -21,6 +21,7 @@ from partita.report.sections.rounds import rounds_section
 from partita.report.sections.training import training_section
 from partita.runs.files import why_not_written
 from partita_schema.common.files import write_atomically
+from partita_schema.common.text import describe_error
 from partita_schema.errors import WriteError
 
 REPORT = "report.html"
@@ -50,7 +51,7 @@ def try_to_write_report(folder: Path) -> None:
     try:
         path = write_report(folder)
     except Exception as error:  # the work is done, and nothing that a page cannot show may lose it
-        cause = f"{type(error).__name__}: {error}"
+        cause = describe_error(error)
         logger.warning("the report was not written (%s); partita report %s tries again", cause, folder)
     else:
         logger.info("report: %s", path)

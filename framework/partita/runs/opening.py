@@ -19,6 +19,7 @@ from partita.runs.row_results import FOLDER as EVALUATIONS
 from partita.runs.settings import FREE_KEYS, check_same, differences
 from partita_schema.common.checksums import DamagedError
 from partita_schema.common.files import write_atomically
+from partita_schema.common.text import describe_error
 from partita_schema.config import Config
 from partita_schema.errors import OtherRankError, ResumeError
 from partita_schema.records import FORMAT_VERSION
@@ -139,7 +140,7 @@ def open_run(
             raise
         except BaseException as error:
             with suppress(OSError):  # a full disk has no room for this either, and the first error is raised
-                run.note(status="failed", error=f"{type(error).__name__}: {error}")
+                run.note(status="failed", error=describe_error(error))
             raise
         finally:
             run.trackers.finish()

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from partita.runs.files import without_infinities
-from partita.serving.answers import AsyncEngine, submit_error
+from partita.serving.answers import AsyncEngine
 from partita.serving.bodies import (
     Body,
     ChatBody,
@@ -27,7 +27,7 @@ from partita.serving.bodies import (
     TokenizeBody,
     reason_of,
 )
-from partita.serving.engine import EngineStoppedError, ServingEngine, TooManyWaitingError
+from partita.serving.engine import ServingEngine
 from partita.serving.errors import NO_COLUMN, OTHER_MODEL, RequestError
 from partita.serving.guard import RequestGuard
 from partita.serving.limits import ServerLimits
@@ -37,7 +37,7 @@ from partita.serving.openai_completions import CompletionAnswers
 from partita.serving.openai_embeddings import embeddings
 from partita.serving.openai_requests import EngineRequests
 from partita.serving.rows import RowService, record_fields
-from partita_schema.errors import DataError, JobError, PartitaError, RowError
+from partita_schema.errors import DataError, JobError, PartitaError
 
 logger = logging.getLogger(__name__)
 
@@ -216,8 +216,6 @@ async def refused(request: Request, error: Exception) -> Response:
 
 async def refused_by_partita(request: Request, error: Exception) -> Response:
     """Return the response to a request that names what the model cannot do, or that is invalid."""
-    if isinstance(error, TooManyWaitingError | EngineStoppedError):
-        return submit_error(error).response()
     if isinstance(error, JobError):
         logger.error("a request failed: %s", error)
         return RequestError(500, str(error)).response()
@@ -248,9 +246,6 @@ async def failed(request: Request, error: Exception) -> Response:
 
 HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
     RequestError: refused,
-    TooManyWaitingError: refused_by_partita,
-    EngineStoppedError: refused_by_partita,
-    RowError: refused_by_partita,
     PartitaError: refused_by_partita,
     HTTPException: not_found,
     ClientDisconnect: gone,

@@ -18,7 +18,6 @@ from typing import Any, Self
 from partita.generation.job import PredictionParts
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import DEFAULT_NEW_TOKENS
-from partita.generation.prompts import describe_error
 from partita.generation.requests import GenerationSettings
 from partita.generation.text_stream import TextStream
 from partita.lm.base import Generated, GenerationOptions
@@ -29,6 +28,7 @@ from partita.serving.limits import MAX_WAITING
 from partita.serving.request_batches import RequestBatches
 from partita.serving.request_queue import AnswerRequest, OnEvent, PendingAnswer, RequestQueue, RequestScheduler
 from partita.serving.row_jobs import RowJob, RowJobs
+from partita_schema.common.text import describe_error
 from partita_schema.errors import DataError
 
 logger = logging.getLogger(__name__)

@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from partita.generation.prompts import describe_error
 from partita.generation.requests import GenerationSettings, stop_if_broken
 from partita.generation.static_batches import requests_in_batches
 from partita.lm.base import Generated, GenerationRequest, GenerativeModel
 from partita.serving.request_queue import PendingAnswer
+from partita_schema.common.text import describe_error
 
 Finish = Callable[[PendingAnswer, Generated | None, str | None], None]
 """Ends a request with its answer or its error."""

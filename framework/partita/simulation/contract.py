@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from partita.data.episode import Episode
 from partita_schema.cells import CellError, compact_json, plain_json
+from partita_schema.common.text import describe_error
 from partita_schema.errors import shortened
 
 Message = Mapping[str, Any]
@@ -70,7 +71,7 @@ class StepTimeoutError(Exception):
 
 def describe_program_error(error: BaseException) -> str:
     """Format an exception of user code for a message."""
-    return str(error) if isinstance(error, ContractError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ContractError) else describe_error(error)
 
 
 class InterfaceError(ContractError):

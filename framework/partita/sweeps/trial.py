@@ -16,6 +16,7 @@ from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult, write
 from partita.sweeps.folder_lock import LOCK_SECONDS
 from partita.sweeps.search import Search
 from partita_schema.common.files import write_atomically
+from partita_schema.common.text import describe_error
 from partita_schema.errors import PartitaError, ResumeError, WriteError
 from partita_schema.sections.trainer import FinetuneTrainer
 
@@ -110,7 +111,7 @@ def failure_text(error: Exception) -> str:
         return "memory ran out; write a smaller batch_size, or fewer workers"
     if isinstance(error, PartitaError):
         return str(error)
-    return f"{type(error).__name__}: {error}"
+    return describe_error(error)
 
 
 def run_trial(order: TrialOrder) -> TrialResult:

@@ -12,8 +12,9 @@ from partita.runs.row_results import evaluation_path, recorded_header
 from partita.training.datasets import PlannedLoader
 from partita.training.evaluations import Evaluations
 from partita_schema.errors import ConfigError, Problem
+from partita_schema.rules.training import NEW_VIRTUAL_TOKENS, NOTHING_LEARNED, RANDOM_MODEL
 from partita_schema.sections.model import ScratchModel
-from partita_schema.sections.trainer import FinetuneTrainer
+from partita_schema.sections.trainer import FinetuneTrainer, final_splits
 from partita_trainers.base import LanguageModel
 from partita_trainers.checkpoint import random_state, restore_random_state
 from partita_trainers.preserved_state import snapshot
@@ -52,10 +53,9 @@ def evaluate_base(evaluations: Evaluations, planned: PlannedLoader | None) -> No
     reason = why_meaningless(pipeline)
     if reason is not None:
         if trainer.evaluate_base is True:
-            message = f"{reason}, so that its metrics say nothing; remove evaluate_base"
-            raise ConfigError([Problem("trainer.evaluate_base", message)])
+            raise ConfigError([Problem("trainer.evaluate_base", NOTHING_LEARNED.format(reason))])
         return
-    wanted = ["validation", *(["test"] if trainer.evaluate_test else [])]
+    wanted = final_splits(trainer)
     generated = trainer.evaluate_generated is not False
     splits = {split: evaluations.datasets[split] for split in wanted if split in evaluations.datasets}
     share = share_of_training(pipeline, splits.values(), planned, generated=generated)
@@ -98,11 +98,11 @@ def why_meaningless(pipeline: Pipeline) -> str | None:
     """Return why the model before training has learned nothing; None if it can be evaluated."""
     lm = pipeline.lm
     if not isinstance(lm, LoadedModel) or isinstance(pipeline.config.base_model, ScratchModel):
-        return "a new model has random weights"
+        return RANDOM_MODEL
     if lm.has_new_head:
         return "a new head has random weights"
     if lm.virtual_tokens and lm.adapter_source is None:
-        return "new virtual tokens disturb the model until they are trained"
+        return NEW_VIRTUAL_TOKENS
     return None
 
 

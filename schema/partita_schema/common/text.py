@@ -10,6 +10,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def describe_error(error: BaseException) -> str:
+    """Return the class of an exception and its text, if it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def value_text(value: Any, *, digits: int | None = None) -> str:
     """Return a value of a configuration or an answer for people: a text as it is, other values as JSON.
 

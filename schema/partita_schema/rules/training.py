@@ -10,6 +10,10 @@ from partita_schema.sections.model import ScratchModel
 from partita_schema.sections.quantization import DynamicInt8Quantization
 from partita_schema.sections.trainer import FinetuneTrainer
 
+RANDOM_MODEL = "a new model has random weights"
+NEW_VIRTUAL_TOKENS = "new virtual tokens disturb the model until they are trained"
+NOTHING_LEARNED = "{}, so that its metrics say nothing; remove evaluate_base"
+
 
 def trained_quantization(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a quantization that cannot be trained or has no effect."""
@@ -68,11 +72,11 @@ def meaningless_base(config: ConfigSections) -> Iterator[Refusal]:
         return
     adapter, reason = config.adapter, None
     if isinstance(config.base_model, ScratchModel):
-        reason = "a new model has random weights"
+        reason = RANDOM_MODEL
     elif getattr(adapter, "num_virtual_tokens", 0) and adapter and adapter.pretrained_adapter_weights is None:
-        reason = "new virtual tokens disturb the model until they are trained"
+        reason = NEW_VIRTUAL_TOKENS
     if reason is not None:
-        yield "trainer.evaluate_base", f"{reason}, so that its metrics say nothing; remove evaluate_base"
+        yield "trainer.evaluate_base", NOTHING_LEARNED.format(reason)
 
 
 def packed_attention(config: ConfigSections) -> Iterator[Refusal]:

@@ -442,6 +442,11 @@ class HogwildTrainer(TrainerBase):
         return self
 
 
+def final_splits(trainer: FinetuneTrainer | HogwildTrainer) -> list[str]:
+    """Return the splits that the trained model is evaluated on, if they have rows."""
+    return ["validation", *(["test"] if trainer.evaluate_test else [])]
+
+
 class CustomTrainer(TrainerBase):
     """A trainer class outside partita."""
 

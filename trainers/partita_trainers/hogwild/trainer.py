@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from partita_schema.common.text import counted
 from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
-from partita_schema.sections.trainer import HogwildTrainer
+from partita_schema.sections.trainer import HogwildTrainer, final_splits
 from partita_trainers.base import Batches, Metrics, ProbeContext, TrainerContext, TrainResult, save_result
 from partita_trainers.callbacks import Callbacks
 from partita_trainers.checkpoint import (
@@ -193,7 +193,7 @@ class HogwildRun:
     def finalize(self) -> TrainResult:
         """Save the model and evaluate it on validation and test rows."""
         save_result(self.lm, self.run.folder)
-        wanted = ["validation", *(["test"] if self.config.evaluate_test else [])]
+        wanted = final_splits(self.config)
         metrics: dict[str, Metrics] = {}
         for split in wanted:
             if split in self.work.splits:

@@ -22,7 +22,7 @@ import httpx2
 from partita.backends.endpoint.protocol import AnswerError, error_message
 from partita.backends.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
 from partita.backends.endpoint.redaction import Redaction
-from partita.generation.prompts import describe_error
+from partita_schema.common.text import describe_error
 from partita_schema.sections.backend import EndpointBackendConfig
 
 logger = logging.getLogger(__name__)

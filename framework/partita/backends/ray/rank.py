@@ -30,6 +30,7 @@ from partita.distributed.init import available_cores, own_threads
 from partita.distributed.world import FAILURE_GRACE_SECONDS, get_world
 from partita.runs.log import show_log
 from partita.runs.progress import shown_by
+from partita_schema.common.text import describe_error
 from partita_schema.errors import OtherRankError
 from partita_trainers.interrupt import ask_to_stop
 
@@ -76,7 +77,7 @@ def run_rank(
         send(RankFinished(picklable_error(error)))
         if isinstance(error, OtherRankError):
             time.sleep(FAILURE_GRACE_SECONDS)
-        raise RankEndedError(f"{type(error).__name__}: {error}") from None
+        raise RankEndedError(describe_error(error)) from None
     send(RankFinished(None, result))
 
 
@@ -98,7 +99,7 @@ def picklable_error(error: BaseException) -> BaseException:
     try:
         picklable: BaseException = pickle.loads(pickle.dumps(error))
     except Exception:  # error classes may raise anything when unpickled
-        picklable = RuntimeError(f"{type(error).__name__}: {error}")
+        picklable = RuntimeError(describe_error(error))
     picklable.add_note(f"raised in rank {world.rank} on {world.node}:\n{lines}")
     return picklable
 

@@ -17,11 +17,12 @@ from partita.backends.endpoint.server import RESUME_HINT
 from partita.backends.row_server.description import START, RowServer, why_refused
 from partita.backends.row_server.sender import Records, RowFailure, RowSender
 from partita.generation.engine import Engine
-from partita.generation.prompts import Lengths, PromptRows, describe_error
+from partita.generation.prompts import Lengths, PromptRows
 from partita.generation.requests import BatchResult, GenerationJob, RowResult
 from partita.lm.base import GenerationOptions
 from partita.serving.errors import NO_COLUMN, OTHER_MODEL
 from partita_schema.cells import CellError, is_missing, plain_text
+from partita_schema.common.text import describe_error
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError, PartitaError, ServerError
 from partita_schema.rows import RowSchema, check_rows, row_schema

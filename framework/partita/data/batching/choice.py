@@ -20,7 +20,7 @@ import numpy as np
 
 from partita.data.batching.policies import Policy, build_policy
 from partita_schema.common.text import counted
-from partita_schema.sections.batching import AutoBatching, Batching, BucketBatching, FixedBatching
+from partita_schema.sections.batching import Batching, BucketBatching, FixedBatching
 
 LITTLE_PADDING = 0.03
 """Share of padding below which sorting is not worth it."""
@@ -34,15 +34,12 @@ LESS_NOISE = 0.05
 """Noise for rows that fill fewer than SOME_WINDOWS."""
 
 
-def choose_batching(
-    batching: AutoBatching, lengths: np.ndarray, *, batch_size: int, more_rows: bool = False
-) -> tuple[Batching, str]:
+def choose_batching(lengths: np.ndarray, *, batch_size: int, more_rows: bool = False) -> tuple[Batching, str]:
     """Return the batching for rows of these lengths, and the reason with its numbers, as a sentence.
 
     The result depends only on the arguments.
 
     Args:
-        batching: The auto section.
         lengths: Tokens of each row, [rows].
         batch_size: Rows per batch, or an estimate.
         more_rows: Whether these are the first rows of a stream.

@@ -25,7 +25,7 @@ from partita.data.formats.lines import numbered_lines, read_line_slice
 from partita.data.formats.signatures import refuse_binary, refuse_utf16
 from partita.data.formats.text_files import open_text
 from partita_schema.errors import DataError, shortened
-from partita_schema.json_values import MAX_DEPTH, TOO_DEEP, is_too_deep
+from partita_schema.json_values import MAX_DEPTH, NOT_UNICODE, TOO_DEEP, is_too_deep
 
 BLANKS = BOM + b" \t\r\n"
 """Bytes that may precede JSON: a byte order mark, spaces and line breaks."""
@@ -134,7 +134,7 @@ def wrong_object(value: Any, text: bytes) -> str:
     if (not text or text.count(b"{") + text.count(b"[") > MAX_DEPTH) and is_too_deep(value):
         return TOO_DEEP
     if b"\\u" in text and has_lone_surrogate(value):
-        return "not Unicode: half of a surrogate pair"
+        return NOT_UNICODE
     return ""
 
 

@@ -18,6 +18,7 @@ from partita.data.formatting.segments import SegmentTokenizer
 from partita.data.rows import digest
 from partita.lm.continuation import decode_continuation
 from partita_schema.errors import RowError
+from partita_schema.json_values import NOT_UNICODE
 
 Span = tuple[int, int]
 """First token and one past the last."""
@@ -321,7 +322,7 @@ class RowTokenizer:
                 results.append(item)
             except (TypeError, UnicodeEncodeError):
                 ids.append([])
-                results.append(RowError("not Unicode: half of a surrogate pair"))
+                results.append(RowError(NOT_UNICODE))
         return results, ids
 
     def _format(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool) -> list[FormattedText | RowError]:

@@ -10,12 +10,11 @@ from partita.data.formatting.head_tokenizer import NO_TOKENS, HeadTokenizer
 from partita.data.formatting.row_tokenizer import Example, PromptExample
 from partita.lm.marks import with_marks
 from partita_schema.errors import RowError
+from partita_schema.json_values import NOT_UNICODE
 from partita_schema.sections.outputs.embedding import EmbeddingOutput
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
-
-NOT_UNICODE = "not Unicode: half of a surrogate pair"
 
 
 class TextsTokenizer(HeadTokenizer):

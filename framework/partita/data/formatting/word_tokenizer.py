@@ -11,12 +11,11 @@ from partita.data.formatting.head_tokenizer import HeadTokenizer
 from partita.data.formatting.row_tokenizer import Example, PromptExample, Span
 from partita.lm.marks import with_marks
 from partita_schema.errors import RowError
+from partita_schema.json_values import NOT_UNICODE
 from partita_schema.words import WordText
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
-
-NOT_UNICODE = "not Unicode: half of a surrogate pair"
 
 
 @dataclass(frozen=True)

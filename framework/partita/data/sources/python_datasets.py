@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from partita.data.rows import ListStore, digest, hash_rows
+from partita_schema.common.text import describe_error
 from partita_schema.errors import DataError
 
 SPLIT_OF_NAME = {
@@ -87,7 +88,7 @@ def rows_of_stream(dataset: Any) -> Iterator[Any]:
     except DataError:
         raise
     except Exception as error:  # a program of the user
-        raise DataError(f"{name_of(dataset)} raised {type(error).__name__}: {error}") from error
+        raise DataError(f"{name_of(dataset)} raised {describe_error(error)}") from error
 
 
 def refuse_iterator(dataset: Any) -> None:
@@ -135,7 +136,7 @@ class MapStore:
         try:
             row = self._dataset[index]
         except Exception as error:  # a program of the user
-            reason = f"{type(error).__name__}: {error}"
+            reason = describe_error(error)
             raise DataError(f"item {index:,} of {name_of(self._dataset)} raised {reason}") from error
         if not isinstance(row, Mapping):
             raise DataError(

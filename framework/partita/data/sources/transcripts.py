@@ -16,7 +16,7 @@ from partita.data.rows import Rows
 from partita.data.sources.in_memory import open_in_memory
 from partita.data.sources.transcript_pairs import Row, best_and_worst, corrected_pairs, is_right, retries_end, row_of
 from partita_schema.common.checksums import DamagedError, unsealed_line
-from partita_schema.common.text import counted
+from partita_schema.common.text import counted, describe_error
 from partita_schema.config import Config
 from partita_schema.errors import DataError, NothingToLearnError
 from partita_schema.sections.sources import Select, SimulationSource, Target
@@ -157,7 +157,7 @@ def dialogues_of(path: Path) -> Iterator[Episode]:
             yield from_line(record)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
-                f"{path.name}:{number} is not a dialogue of a simulation ({type(error).__name__}: {error}); write the "
+                f"{path.name}:{number} is not a dialogue of a simulation ({describe_error(error)}); write the "
                 "transcripts of one, such as runs/NAME/transcripts/predicted.jsonl, or type: jsonl for other dialogues"
             ) from error
 

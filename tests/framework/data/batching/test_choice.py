@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from partita.data.batching.choice import choose_batching, expected_batches, expected_padding
 from partita.data.batching.policies import build_policy
-from partita_schema.sections.batching import AutoBatching, BucketBatching, FixedBatching, PackBatching
+from partita_schema.sections.batching import BucketBatching, FixedBatching, PackBatching
 
 
 def skewed(rows: int) -> np.ndarray:
@@ -13,16 +13,16 @@ def skewed(rows: int) -> np.ndarray:
 
 
 def test_rows_of_equal_length_are_not_sorted() -> None:
-    batching, reason = choose_batching(AutoBatching(), np.full(300, 64), batch_size=16)
+    batching, reason = choose_batching(np.full(300, 64), batch_size=16)
 
     assert batching == FixedBatching(type="fixed")
     assert reason == ("batching fixed: rows have 64 tokens, and in batches of 16, random order would be 0.0 % padding")
-    assert choose_batching(AutoBatching(), skewed(300), batch_size=1)[0].type == "fixed", "one row has no padding"
+    assert choose_batching(skewed(300), batch_size=1)[0].type == "fixed", "one row has no padding"
 
 
 @pytest.mark.parametrize(("rows", "noise"), [(20, 0.1), (1000, 0.1), (6000, 0.05), (20_000, 0.0)])
 def test_skewed_rows_are_sorted_with_more_noise_for_few_rows(rows: int, noise: float) -> None:
-    batching, reason = choose_batching(AutoBatching(), skewed(rows), batch_size=16)
+    batching, reason = choose_batching(skewed(rows), batch_size=16)
 
     assert batching == BucketBatching(type="bucket", noise=noise)
     assert reason.startswith("batching bucket: rows have ")
@@ -32,7 +32,7 @@ def test_skewed_rows_are_sorted_with_more_noise_for_few_rows(rows: int, noise: f
 def test_the_reason_contains_the_numbers() -> None:
     lengths = np.array([10] * 500 + [100] * 500)
 
-    assert choose_batching(AutoBatching(), lengths, batch_size=16)[1] == (
+    assert choose_batching(lengths, batch_size=16)[1] == (
         "batching bucket: rows have 10 to 100 tokens, half of them up to 55; in batches of 16, random order would be "
         "45.0 % padding, rows of like length are 0.7 %, with noise 0.1 since 1,000 rows are few for windows of 2,048"
     )
@@ -40,7 +40,7 @@ def test_the_reason_contains_the_numbers() -> None:
 
 def test_batches_of_few_rows_differ_between_epochs() -> None:
     lengths = skewed(1000)
-    batching, _ = choose_batching(AutoBatching(), lengths, batch_size=16)
+    batching, _ = choose_batching(lengths, batch_size=16)
     policy = build_policy(batching, batch_size=16)
 
     def batches(seed: int) -> set[frozenset[int]]:
