@@ -9,7 +9,7 @@ from partita.sweeps.trial import TrialOrder
 from partita.sweeps.workers import TrialEnd
 from partita_schema.load import load_config
 
-from .bases import FINETUNE
+from .bases import FINETUNE, trainer
 from .effects import Flip, Group
 from .observers import Config, Observation, cleaned, messages
 
@@ -86,7 +86,7 @@ SWEEPS = [
         FINETUNE | sweep(),
         "values",
         {
-            "sweep.metric": Flip("answer.exact_match", part="metric"),
+            "sweep.metric": Flip("answer.exact_match", given=trainer(evaluate_generated="auto"), part="metric"),
             "sweep.mode": Flip("maximize", part="best"),
             "sweep.trials": 13,
             "sweep.sampler": "random",

@@ -54,7 +54,9 @@ TRAINING = [
             "trainer[finetune].gradient_checkpointing": Flip(True, part="passes"),
             "trainer[finetune].completion_only_loss": GENERIC,
             "trainer[finetune].early_stop": Flip(1, given=trainer(**WILD), part="stopped_early"),
-            "trainer[finetune].validation_metric": Flip("rouge_l", part="best"),
+            "trainer[finetune].validation_metric": Flip(
+                "rouge_l", given=trainer(evaluate_generated="auto"), part="best"
+            ),
             "trainer[finetune].evaluate_generated": Flip(True, part="evaluations"),
             "trainer[finetune].max_generated_rows": Flip(1, given=trainer(evaluate_generated=True), part="evaluations"),
             "trainer[finetune].evaluations_per_epoch": Flip(2, part="evaluations"),

@@ -104,7 +104,12 @@ def test_a_metric_of_generated_answers_can_select_the_best_checkpoint(colours: A
     train(
         colours,
         tmp_path / "run",
-        trainer={"validation_metric": "accuracy", "steps_per_evaluation": 4, "max_generated_rows": 8},
+        trainer={
+            "validation_metric": "accuracy",
+            "evaluate_generated": "auto",
+            "steps_per_evaluation": 4,
+            "max_generated_rows": 8,
+        },
     )
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     during = [result for result in manifest["evaluations"] if result["split"] == "validation"]
@@ -170,7 +175,7 @@ def test_a_compiled_model_takes_the_same_steps(colours: Any, tmp_path: Path) -> 
 
 
 def test_keys_that_need_validation_rows_are_named_if_there_are_none(colours: Any, tmp_path: Path, caplog: Any) -> None:
-    trainer = {"max_steps": 1, "validation_metric": "accuracy", "early_stop": 2}
+    trainer = {"max_steps": 1, "validation_metric": "accuracy", "evaluate_generated": "auto", "early_stop": 2}
     data = {**colours.config()["data"], "split": {"type": "random", "probabilities": [1, 0, 0]}}
     train(colours, tmp_path / "run", trainer=trainer, data=data)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
