@@ -104,7 +104,7 @@ def learning_rate_share(scheduler: LearningRateScheduler, *, step: int, total_st
         return step / warmup
     floor = scheduler.min_ratio if scheduler.min_ratio is not None else 0.1 if scheduler.decay == "cosine" else 0.0
     after, span = step - warmup, max(1, total_steps - warmup)
-    # A floor above 0 is reached in the last step; 0 would be reached after it, since such a step changes nothing.
+    # A floor above 0 is reached in the last step, and 0 after it: a step with a rate of 0 would change nothing.
     progress = after / (span if floor else span + 1)
     if scheduler.decay in ("none", "constant"):
         return 1.0

@@ -120,7 +120,13 @@ class PromptTerminal:
         self.notes = sys.stdout
 
     def read(self) -> str:
-        """Return the next message. Raise EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C, DataError for other bytes."""
+        """Return the next message.
+
+        Raises:
+            EOFError: At Ctrl-D.
+            KeyboardInterrupt: At Ctrl-C.
+            DataError: The message has bytes that are not UTF-8.
+        """
         text = str(self._session.prompt())
         try:
             text.encode("utf8")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from partita.lm.context_length import read_config
 from partita.lm.kinds import describes_encoder
 from partita.tokenizers.hub import find_base
-from partita.tokenizers.saved_adapters import base_under
+from partita.tokenizers.saved_adapters import base_of_adapter
 from partita_schema.base import Refusal
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
@@ -82,7 +82,7 @@ def kind_of(
         source = find_base(base, folder=folder)
     else:
         is_whole = (saved / "config.json").exists()
-        source = str(saved) if is_whole else base_under(saved, config, folder=folder)
+        source = str(saved) if is_whole else base_of_adapter(saved, config, folder=folder)
     described = read_config(config, source)
     if describes_encoder(described):
         return "encoder"

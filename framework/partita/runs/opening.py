@@ -210,7 +210,7 @@ def record_start(run: RunDirectory, *, origin: Path) -> None:
 
 
 def reopen_where_damaged(run: RunDirectory) -> None:
-    """Reopen a finished run whose model is damaged or missing, so that the newest checkpoint's is written again."""
+    """Reopen a finished run whose model is damaged or missing, to write it again from the newest checkpoint."""
     result = run.folder / "model"
     try:
         if run.manifest.get("model") is not None and not result.is_dir():
@@ -220,11 +220,11 @@ def reopen_where_damaged(run: RunDirectory) -> None:
         if not run.has_checkpoints and "rounds" not in run.manifest:
             raise ResumeError(f"{error}, and the run has no checkpoint to write it from; restore it") from None
         aside = run.folder / "damaged-model"
-        was_there = result.is_dir()
-        if was_there:
+        kept = ""
+        if result.is_dir():
             shutil.rmtree(aside, ignore_errors=True)
             result.rename(aside)
-        kept = f"kept as {aside} and " if was_there else ""
+            kept = f"kept as {aside} and "
         logger.warning("%s; it is %swritten again from the newest checkpoint", error, kept)
         run.note(status="interrupted")
 

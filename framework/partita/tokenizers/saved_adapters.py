@@ -57,7 +57,7 @@ def find_sources(config: Config, *, folder: Path, saved: Path | None) -> tuple[s
     if saved is not None:
         check_intact(str(saved))
         if (saved / "adapter_config.json").exists():
-            base = base_under(saved, config, folder=folder)
+            base = base_of_adapter(saved, config, folder=folder)
             warn_of_another_base(base, saved=saved)
             return base, str(saved), (saved / BASE).is_dir()
         if (saved / "config.json").exists():
@@ -71,7 +71,7 @@ def find_sources(config: Config, *, folder: Path, saved: Path | None) -> tuple[s
     return source, find_adapter(adapter.pretrained_adapter_weights, folder=folder), False
 
 
-def base_under(saved: Path, config: Config, *, folder: Path) -> str:
+def base_of_adapter(saved: Path, config: Config, *, folder: Path) -> str:
     """Return the folder or Hub id of the base model of a saved adapter: next to it, or the one of the configuration.
 
     Args:
@@ -87,7 +87,7 @@ def base_under(saved: Path, config: Config, *, folder: Path) -> str:
     name = config.base_model
     if isinstance(name, NewModel):
         raise ModelError(
-            f"{saved} holds an adapter without its new base model, which was in {saved / BASE}; restore it"
+            f"{saved} holds an adapter without the base model that was created with it, in {saved / BASE}; restore it"
         )
     recorded, path = RecordedBase.read(saved), folder / Path(name).expanduser()
     unchanged = recorded is not None and recorded.base_model == name and recorded.weights is not None
@@ -126,15 +126,14 @@ def base_identity(saved: Path, config: Config, *, folder: Path) -> list[str]:
     """
     if (saved / BASE).is_dir() or not (saved / "adapter_config.json").exists():
         return []
-    base = base_under(saved, config, folder=folder)
+    base = base_of_adapter(saved, config, folder=folder)
     return [weights_hash(Path(base)) if Path(base).is_dir() else base]
 
 
 def weights_hash(folder: Path) -> str:
     """Return a hash of the weight files in a folder: their names, sizes and evenly spaced blocks.
 
-    It takes milliseconds for files of any size and does not depend on modification times. Files of up to 4 MiB are read
-    as a whole.
+    At most 4 MiB of each file are read, smaller files as a whole. The hash does not depend on modification times.
     """
     checksum = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS and path.is_file()):
