@@ -75,7 +75,7 @@ class Prompts:
         self.keys = np.arange(2 * len(ids), dtype=np.uint64).reshape(len(ids), 2).view(np.uint8)
         self.prefix: list[int] = []
         self.digests = self.keys.view("V16")[:, 0]
-        self.families = None
+        self.prefix_groups = None
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
 
@@ -147,9 +147,9 @@ def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError) as failure:
         measured.failure = f"transformers' generate fails: {' '.join(str(failure).split())}"
         return
-    way = lm.batch_way(options, tokens=CONTEXT)
+    support = lm.batch_support(options, tokens=CONTEXT)
     if measured.batches_reason is None:
-        measured.batches, measured.batches_reason = way.rows, way.reason
+        measured.batches, measured.batches_reason = support.rows, support.reason
     for engine in engines:
         if engine == "slots":
             measured.slots = lm.why_no_slots(options, tokens=CONTEXT)

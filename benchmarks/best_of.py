@@ -96,7 +96,7 @@ def draw(lm: Any, *, tokens: int, slots: int, together: int) -> tuple[float, dic
         new_tokens=np.full(128, tokens),
         fetch=lambda rows: [prompts[row // 8] for row in rows],
         key=lambda row: row.to_bytes(4, "little"),
-        samples=together,
+        num_samples=together,
     )
     options = GenerationOptions({"do_sample": True, "temperature": 1.0, "top_k": 0, "min_new_tokens": tokens // 2})
     run = Scheduler(
@@ -134,7 +134,7 @@ def rewarded(folder: str, rounds: int) -> list[Row]:
     import torch
 
     from partita.backends.answer_scorers import load_answer_scorer
-    from partita.lm.branches import BranchWay
+    from partita.lm.branches import BranchSupport
     from partita.lm.reward_model import RewardModel
     from partita.model import Model
 
@@ -154,7 +154,7 @@ def rewarded(folder: str, rounds: int) -> list[Row]:
     scorer = load_answer_scorer(Path("rm"), key="generation.reward", quiet=True)
     lm = scorer.pipeline.lm
     assert isinstance(lm, RewardModel)
-    ways = {"each": BranchWay("measured"), "once": lm.branch_way}
+    ways = {"each": BranchSupport("measured"), "once": lm.branch_support}
     table = []
     for fewest, most in ((300, 400), (8, 16)):
         asked = [({"prompt": text(chance, fewest, most)}, [text(chance, 8, 16) for _ in range(8)]) for _ in range(16)]
@@ -162,7 +162,7 @@ def rewarded(folder: str, rounds: int) -> list[Row]:
         scores: dict[str, list[float]] = {}
         for _ in range(rounds):
             for name, way in ways.items():
-                lm.branch_way = way
+                lm.branch_support = way
                 started = time.process_time()
                 results = [score for row, answers in asked for score in scorer.scores(row, answers)]
                 seconds[name].append(time.process_time() - started)

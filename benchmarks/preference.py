@@ -323,14 +323,14 @@ def own_epoch(folder: str, separate: bool) -> Row:
 
     import torch
 
-    from partita.lm.branches import BranchWay
+    from partita.lm.branches import BranchSupport
     from partita_trainers.base import GlobalBatch, TrainerContext
     from partita_trainers.registry import build_trainer
 
     rows = json.loads(Path(folder, "rows.json").read_text(encoding="utf8"))["pairs"]
     lm = own_model(folder, {"type": "preference", "epochs": 1, "skip_all_evaluation": True, "checkpoints_per_epoch": 0})
     if separate:
-        lm.branch_way = BranchWay("measured")
+        lm.branch_support = BranchSupport("measured")
     trainer = build_trainer(lm.config.trainer)
     with tempfile.TemporaryDirectory() as place, spending() as spent:
         context = TrainerContext(

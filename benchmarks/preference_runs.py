@@ -87,7 +87,7 @@ def compared(kind: str, folder: Path, window: int | None) -> Row | None:
             one, other = (lm.token_log_probs(lm.module, rows) for rows in (batch, separate_rows(batch)))
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
             return None
-    return {"window": window, "reason": lm.branch_way.reason, "error": float((one - other).abs().max())}
+    return {"window": window, "reason": lm.branch_support.reason, "error": float((one - other).abs().max())}
 
 
 # Micro-batches and processes

@@ -136,7 +136,7 @@ def test_greedy_answers_equal_those_of_one_process(pool: Model, folder: Path) ->
 def test_prompts_that_begin_alike_share_a_prefill_in_workers(
     pool: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "FAMILY_TOKENS", 16)
+    monkeypatch.setattr(prompts, "PREFIX_GROUP_TOKENS", 16)
     chance = random.Random(2)
     words = [f"w{number}" for number in range(60)]
     documents = [" ".join(chance.choices(words, k=24)) for _ in range(4)]
@@ -144,7 +144,7 @@ def test_prompts_that_begin_alike_share_a_prefill_in_workers(
     write_json_lines(folder / "documents.jsonl", [{"text": text, "answer": "w1"} for text in texts])
     result = pool.predict("documents.jsonl", output="shared.jsonl")
     with monkeypatch.context() as patch:
-        patch.setattr(prompts, "FAMILY_TOKENS", 1000)
+        patch.setattr(prompts, "PREFIX_GROUP_TOKENS", 1000)
         alone = in_one_process(folder).predict("documents.jsonl", output="whole.jsonl")
     assert result.stats.prompt_tokens < 0.6 * alone.stats.prompt_tokens
     assert Path("shared.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()

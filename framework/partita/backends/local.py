@@ -292,7 +292,7 @@ class LocalBackend(Backend):
             pieces = self.stream(pipeline, requests, size)
             return (piece for _, piece in pieces) if isinstance(prompts, str) else pieces
         with self.tuner.work("generation", size) as budget:
-            settings = GenerationSettings(pipeline.generation.free, budget, self.context.sampling_seed)
+            settings = GenerationSettings(pipeline.generation.unconstrained, budget, self.context.sampling_seed)
             completions = generate_requests(pipeline.lm, requests, settings)
         self.record_memory()
         return [generated.text for generated in completions]
@@ -302,7 +302,7 @@ class LocalBackend(Backend):
     ) -> Iterator[tuple[int, str]]:
         """Yield pairs of a request's index and the next piece of its answer."""
         with self.tuner.work("generation", size) as budget:
-            settings = GenerationSettings(pipeline.generation.free, budget, self.context.sampling_seed)
+            settings = GenerationSettings(pipeline.generation.unconstrained, budget, self.context.sampling_seed)
             yield from stream_requests(pipeline.lm, requests, settings)
         self.record_memory()
 

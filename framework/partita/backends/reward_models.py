@@ -31,8 +31,8 @@ def load_best_of(context: RunContext, options: GenerationOptions, *, tokenizer: 
     generation = context.config.generation
     assert generation.best_of is not None, "the file asks for one answer"
     assert generation.reward is not None, "best_of needs a reward model"
-    if not options.samples or options.beams > 1:
-        reason = "the checkpoint searches with beams" if options.samples else "answers are not sampled"
+    if not options.do_sample or options.beams > 1:
+        reason = "the checkpoint searches with beams" if options.do_sample else "answers are not sampled"
         message = f"{reason}, so all answers to a row are the same; write generation: {{do_sample: true, num_beams: 1}}"
         raise ConfigError([Problem("generation.best_of", message)])
     reward = load_answer_scorer(

@@ -49,7 +49,7 @@ def batches(prompts: CheckPrompts, rows: int) -> list[tuple[GenerationRequest, .
 
 def rows_at_a_time(lm: HuggingFaceModel) -> int:
     """Return the number of prompts in a batch: one if padding changes the answers of the model."""
-    return ROWS if lm.batch_way(GenerationOptions(GREEDY), tokens=1).rows == "padded" else 1
+    return ROWS if lm.batch_support(GenerationOptions(GREEDY), tokens=1).rows == "padded" else 1
 
 
 def head_outputs(lm: HeadModel, requests: Sequence[GenerationRequest], module: Any = None) -> list[np.ndarray]:

@@ -89,7 +89,7 @@ class OllamaExporter(GgufExporter):
         lines += [f"PARAMETER stop {quoted(text)}" for text in dict.fromkeys([*texts, *generation.stop])]
         lines += [f"PARAMETER num_ctx {self.lm.context_length}"] if self.lm.context_length else []
         lines.append(f"PARAMETER num_predict {self.pipeline.max_new_tokens}")
-        if not generation.samples:
+        if not generation.do_sample:
             lines.append("PARAMETER temperature 0")
         else:
             values = {key: generation.arguments.get(key) for key in ("temperature", "top_k", "top_p", "min_p")}

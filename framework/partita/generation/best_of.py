@@ -51,7 +51,7 @@ class RewardModel(Protocol):
 class BestOf:
     """How many answers are drawn for a row, and what chooses among them."""
 
-    samples: int
+    num_samples: int
     reward: RewardModel
     keep_samples: bool = False
     """Whether results hold all answers."""
@@ -78,12 +78,12 @@ class AnswerChooser:
         """Take samples, numbered as in `SampledPrompts`; return the results of rows that are complete."""
         results: list[RowResult] = []
         for sample in samples:
-            row, number = divmod(sample.row, self.best_of.samples)
+            row, number = divmod(sample.row, self.best_of.num_samples)
             of_row = self.waiting.setdefault(row, {})
             of_row[number] = sample
-            if len(of_row) == self.best_of.samples:
+            if len(of_row) == self.best_of.num_samples:
                 del self.waiting[row]
-                results.append(self.choose(row, [of_row[number] for number in range(self.best_of.samples)]))
+                results.append(self.choose(row, [of_row[number] for number in range(self.best_of.num_samples)]))
         return results
 
     def log_unscored(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.generation.requests import usable_lengths
-from partita.lm.base import AnswerContext, BatchWay, GenerationOptions
+from partita.lm.base import AnswerContext, BatchSupport, GenerationOptions
 from partita_schema.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class EngineSupport(Protocol):
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot use continuous batching; None if they can."""
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
         """Return which rows of up to `tokens` tokens can be answered in one batch."""
 
 
@@ -54,35 +54,35 @@ def choose_engine(
     reason = model.why_no_slots(options, tokens=int((usable + new_tokens)[usable > 0].max(initial=0)))
     if reason is None:
         return "slots"
-    way = way_for(model, usable, new_tokens, options=options)
-    refuse_without_slots(options, reason, way=way)
+    support = batch_support_for(model, usable, new_tokens, options=options)
+    refuse_without_slots(options, reason, support=support)
     if max_new_tokens:  # a head generates nothing
-        logger.info("answers are generated %s", way.describe(reason))
+        logger.info("answers are generated %s", support.describe(reason))
     return "static"
 
 
-def refuse_without_slots(options: GenerationOptions, reason: str, *, way: BatchWay) -> None:
+def refuse_without_slots(options: GenerationOptions, reason: str, *, support: BatchSupport) -> None:
     """Raise ModelError if the options constrain answers in a way that needs continuous batching.
 
     Args:
         options: Generation options.
         reason: Why continuous batching cannot be used.
-        way: What the model supports without it.
+        support: What the model supports without it.
     """
     key = "decoder.scoring" if options.scores_labels else "decoder.constrain" if options.is_constrained else None
-    if key == "decoder.scoring" and way.scores_labels:
+    if key == "decoder.scoring" and support.scores_labels:
         return
     if key is not None:
         raise ModelError(f"{key} needs continuous batching, which is not available here: {reason}; remove {key}")
 
 
-def way_for(
+def batch_support_for(
     model: EngineSupport,
     lengths: npt.NDArray[np.integer],
     new_tokens: npt.NDArray[np.integer],
     *,
     options: GenerationOptions,
-) -> BatchWay:
+) -> BatchSupport:
     """Return which rows of these lengths can be generated together.
 
     Args:
@@ -91,4 +91,4 @@ def way_for(
         new_tokens: Limit of generated tokens, [rows].
         options: Generation options.
     """
-    return model.batch_way(options, tokens=int((lengths + new_tokens)[lengths > 0].max(initial=0)))
+    return model.batch_support(options, tokens=int((lengths + new_tokens)[lengths > 0].max(initial=0)))

@@ -138,9 +138,9 @@ class PredictionParts:
     """Chooses among several answers to each row; None to draw one."""
 
     @property
-    def samples(self) -> int:
+    def num_samples(self) -> int:
         """Number of answers that are drawn for a row."""
-        return 1 if self.best_of is None else self.best_of.samples
+        return 1 if self.best_of is None else self.best_of.num_samples
 
     @property
     def row_schema(self) -> RowSchema:
@@ -168,14 +168,14 @@ class PredictionParts:
             rows: The rows of the prompts.
             process_group: The ranks that share the rows.
         """
-        samples = self.samples
-        asked = prompts if self.best_of is None else SampledPrompts(prompts, samples=samples)
+        num_samples = self.num_samples
+        asked = prompts if self.best_of is None else SampledPrompts(prompts, num_samples=num_samples)
         engine = self.generator.choose_engine(
             asked.lengths, options=self.generation, max_new_tokens=self.max_new_tokens
         )
-        if samples > 1 and engine != "slots":
+        if num_samples > 1 and engine != "slots":
             where = "on the server" if engine == "server" else "without continuous batching"
-            logger.info("a prompt is computed %s times, once for each answer of best_of: %s", samples, where)
+            logger.info("a prompt is computed %s times, once for each answer of best_of: %s", num_samples, where)
         settings = GenerationSettings(self.generation, budget(asked), self.sampling_seed, process_group=process_group)
         job = GenerationJob(
             asked,
@@ -183,7 +183,7 @@ class PredictionParts:
             engine=engine,
             max_new_tokens=self.max_new_tokens,
             sequence=self.sequence,
-            samples=samples,
+            num_samples=num_samples,
         )
         chooser = None if self.best_of is None else AnswerChooser(self.best_of, rows)
         return PredictionJob(self.generator, self.decoder, job, prompts, chooser)
@@ -243,7 +243,7 @@ class PredictionJob:
         ]
         if left:
             yield [self._answer(record) for record in left]
-        for batch in self.generator.generate(self.job, done=np.repeat(done, self.job.samples)):
+        for batch in self.generator.generate(self.job, done=np.repeat(done, self.job.num_samples)):
             tally.add(batch)
             share = round(batch.seconds * 1000 / len(batch.results), 3)
             results = batch.results if self.chooser is None else self.chooser.take(batch.results)

@@ -260,7 +260,7 @@ def _warn_of_unanswered(stats: PredictionStats) -> None:
 def _answers_part(parts: PredictionParts) -> str:
     """Return the part of the fingerprint for the length of answers, the seed of sampled ones, and the reward model."""
     texts = [f"max_new_tokens {parts.max_new_tokens}"]
-    texts += [f"seed {parts.sampling_seed}"] if parts.generation.samples else []
+    texts += [f"seed {parts.sampling_seed}"] if parts.generation.do_sample else []
     texts += [f"reward {parts.best_of.reward.fingerprint}"] if parts.best_of is not None else []
     return ", ".join(texts)
 

@@ -20,11 +20,11 @@ def split_into_passes(lengths: Sequence[int], slots: AnsweringSlots) -> list[tup
         slots: The slots.
     """
 
-    counts = [count for count in range(1, len(lengths) + 1) if slots.readable(1, count) == count]
+    counts = [count for count in range(1, len(lengths) + 1) if slots.prompts_per_pass(1, count) == count]
 
     def passes(start: int) -> Iterator[tuple[int, float]]:
-        most = slots.readable(lengths[start], len(lengths) - start)
-        padded = slots.read_length(lengths[start])
+        most = slots.prompts_per_pass(lengths[start], len(lengths) - start)
+        padded = slots.padded_length(lengths[start])
         return ((start + count, PASS_TOKENS + padded * count) for count in takewhile(most.__ge__, counts))
 
     return cheapest_split(len(lengths), passes)

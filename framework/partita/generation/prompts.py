@@ -22,8 +22,8 @@ Keys = npt.NDArray[np.uint8]
 
 DIGEST_BYTES = 16
 NONE_UNREADABLE: Mapping[int, str] = {}
-FAMILY_TOKENS = 64
-"""Number of tokens after the common prefix of all prompts in which the prompts of a family are equal."""
+PREFIX_GROUP_TOKENS = 64
+"""Number of tokens after the common prefix of all prompts in which the prompts of a prefix group are equal."""
 MAX_HELD_TOKENS = 16 * 2**20
 """Tokens kept from the first pass, 4 bytes each; rows beyond them are tokenized again when needed."""
 
@@ -131,10 +131,10 @@ class PromptSource(Protocol):
         """Digest of each prompt's tokens, [rows]: equal for equal prompts."""
 
     @property
-    def families(self) -> npt.NDArray[np.int32] | None:
-        """Number of the family of each prompt, [rows], -1 without one; None if there are none.
+    def prefix_groups(self) -> npt.NDArray[np.int32] | None:
+        """Number of the prefix group of each prompt, [rows], -1 without one; None if there are none.
 
-        The prompts of a family begin alike for at least FAMILY_TOKENS tokens after `prefix`.
+        The prompts of a prefix group begin alike for at least PREFIX_GROUP_TOKENS tokens after `prefix`.
         """
 
     @property
@@ -229,15 +229,15 @@ class EncodedPrompts:
         return sampling_keys(self._rows)
 
     @cached_property
-    def families(self) -> npt.NDArray[np.int32] | None:
-        """Number of the family of each prompt, [rows], -1 without one; None if there are none."""
-        tokens, digests = len(self.prefix) + FAMILY_TOKENS, self._beginnings.copy()
+    def prefix_groups(self) -> npt.NDArray[np.int32] | None:
+        """Number of the prefix group of each prompt, [rows], -1 without one; None if there are none."""
+        tokens, digests = len(self.prefix) + PREFIX_GROUP_TOKENS, self._beginnings.copy()
         for row in np.flatnonzero(self.lengths >= tokens).tolist():
             if row in self._held:
                 digests[row] = beginning_digest(self._held[row], tokens=tokens)
         _, numbers, counts = np.unique(digests, return_inverse=True, return_counts=True)
-        families = np.where((digests > 0) & (counts[numbers] > 1), numbers, -1).astype(np.int32)
-        return families if len(families) and families.max() >= 0 else None
+        prefix_groups = np.where((digests > 0) & (counts[numbers] > 1), numbers, -1).astype(np.int32)
+        return prefix_groups if len(prefix_groups) and prefix_groups.max() >= 0 else None
 
     def prompts(self, indices: Sequence[int]) -> list[list[int]]:
         """Return the tokens of these rows' prompts, from memory or tokenized again."""
@@ -314,7 +314,7 @@ class EncodedPrompts:
         self.lengths[index] = len(ids)
         if not self._held.add(index, ids):
             # By now, few rows shorten the prefix.
-            self._beginnings[index] = beginning_digest(ids, tokens=len(self._prefix) + FAMILY_TOKENS)
+            self._beginnings[index] = beginning_digest(ids, tokens=len(self._prefix) + PREFIX_GROUP_TOKENS)
         self.digests[index] = hashlib.blake2b(ids.tobytes(), digest_size=DIGEST_BYTES).digest()
 
     def _try_encode(self, rows: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[int, "EncodedPrompt | Exception"]]:

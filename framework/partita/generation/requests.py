@@ -17,7 +17,7 @@ from partita_trainers.interrupt import never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
-def first_form(row: int) -> int:
+def first_constraint(row: int) -> int:
     """Return 0: the constraints of rows that are answered once."""
     return 0
 
@@ -70,20 +70,20 @@ class RowRequests:
     """Tokens that all prompts begin with."""
     digests: npt.NDArray[np.void] | None = None
     """Equal for rows with equal prompts; None to generate each row separately."""
-    form: Callable[[int], int] = first_form
-    """Returns the index of a row's constraints in `GenerationOptions.forms`."""
-    samples: int = 1
+    constraint_index: Callable[[int], int] = first_constraint
+    """Returns the index of a row's constraints in `GenerationOptions.constraints`."""
+    num_samples: int = 1
     """How many consecutive rows have the same prompt; such rows are answered by the same process."""
     options: Callable[[int], GenerationOptions | None] = no_options
     """Returns the settings of a row; None for those of the job."""
-    families: npt.NDArray[np.int32] | None = None
-    """Number of the family of each row, whose prompts begin alike beyond `prefix`, -1 without one; None if there are
-    none."""
+    prefix_groups: npt.NDArray[np.int32] | None = None
+    """Number of the prefix group of each row, [rows], -1 without one; None if there are none. The prompts of a prefix
+    group begin alike beyond `prefix`."""
 
-    def family(self, row: int) -> int | None:
-        """Return the family of a row; None without one."""
-        family = -1 if self.families is None else int(self.families[row])
-        return None if family < 0 else family
+    def prefix_group(self, row: int) -> int | None:
+        """Return the prefix group of a row; None without one."""
+        prefix_group = -1 if self.prefix_groups is None else int(self.prefix_groups[row])
+        return None if prefix_group < 0 else prefix_group
 
     def longest(self, rows: Sequence[int] | npt.NDArray[np.integer]) -> int:
         """Return the most tokens, prompt and answer, that one of these rows may have."""
@@ -117,7 +117,7 @@ class GenerationJob:
     """Limit of generated tokens per row; less where the context leaves less."""
     sequence: AnswerSequence | None = None
     """The answers to each row that follow one another; None if there is one."""
-    samples: int = 1
+    num_samples: int = 1
     """How many consecutive rows of `prompts` have the same prompt."""
 
     def requests(self, *, context_length: int | None, answers: AnswerContext | None = None) -> RowRequests:
@@ -126,19 +126,19 @@ class GenerationJob:
             self.prompts.lengths, self.max_new_tokens, context_length=context_length, answers=answers
         )
         options = self.settings.options
-        samples = options.samples
+        do_sample = options.do_sample
         # A copied beginning can change the last digits of what follows, which near ties of greedy answers allow for.
-        shows_digits = samples or options.logprobs or options.scores_labels
-        families = None if shows_digits or self.sequence is not None else self.prompts.families
+        shows_digits = do_sample or options.logprobs or options.scores_labels
+        prefix_groups = None if shows_digits or self.sequence is not None else self.prompts.prefix_groups
         return RowRequests(
             lengths,
             new_tokens,
             fetch=self.prompts.prompts,
-            key=self.prompts.sampling_key if samples else unused_key,
+            key=self.prompts.sampling_key if do_sample else unused_key,
             prefix=self.prompts.prefix,
-            digests=None if samples else self.prompts.digests,
-            samples=self.samples,
-            families=families,
+            digests=None if do_sample else self.prompts.digests,
+            num_samples=self.num_samples,
+            prefix_groups=prefix_groups,
         )
 
 
@@ -183,7 +183,7 @@ def common_prefix(work: RowRequests, rows: Sequence[int]) -> Sequence[int]:
 def plan(work: RowRequests, left: npt.NDArray[np.bool_]) -> tuple[list[int], dict[int, list[int]]]:
     """Return the rows to answer, the longest prompt first, and for each the other rows with the same prompt.
 
-    The rows of a family follow its longest one.
+    The rows of a prefix group follow its longest one.
     """
     rows = np.flatnonzero(left & (work.lengths > 0))
     copies: dict[int, list[int]] = {}
@@ -193,13 +193,13 @@ def plan(work: RowRequests, left: npt.NDArray[np.bool_]) -> tuple[list[int], dic
             copies.setdefault(int(rows[first[inverse[index]]]), []).append(int(rows[index]))
         rows = rows[np.sort(first)]
     lengths = work.lengths[rows].astype(np.int64)
-    if work.families is None:
+    if work.prefix_groups is None:
         order = np.argsort(-lengths, kind="stable")
     else:
-        families = work.families[rows]
-        longest = np.zeros(int(families.max(initial=0)) + 1, dtype=np.int64)
-        np.maximum.at(longest, families, np.where(families < 0, 0, lengths))
-        order = np.lexsort((-lengths, families, -np.where(families < 0, lengths, longest[families])))
+        prefix_groups = work.prefix_groups[rows]
+        longest = np.zeros(int(prefix_groups.max(initial=0)) + 1, dtype=np.int64)
+        np.maximum.at(longest, prefix_groups, np.where(prefix_groups < 0, 0, lengths))
+        order = np.lexsort((-lengths, prefix_groups, -np.where(prefix_groups < 0, lengths, longest[prefix_groups])))
     return rows[order].tolist(), copies
 
 

@@ -96,7 +96,7 @@ class Scheduler:
         """Rows with the same prompt as a planned row, by that row."""
         if isinstance(rows, np.ndarray):
             order, self.copies = plan(work, rows)
-            source: RowQueue = PlannedRowQueue(order, process_group=settings.process_group, together=work.samples)
+            source: RowQueue = PlannedRowQueue(order, process_group=settings.process_group, together=work.num_samples)
             self.prefix = list(common_prefix(work, order))
         else:
             source = rows
@@ -315,7 +315,7 @@ class Scheduler:
         logger.info("a step of %s rows failed and they are answered one by one: %s", len(requests), reason)
         settings = GenerationSettings(self.options, self.budget, self.settings.seed)
         for request in requests:
-            work = replace(self.work, prefix=(), digests=None, samples=1, families=None)
+            work = replace(self.work, prefix=(), digests=None, num_samples=1, prefix_groups=None)
             alone = np.zeros(len(self.work.lengths), dtype=np.bool_)
             alone[request.row] = True
             run = Scheduler(self.lm, work, settings, rows=alone)
@@ -395,10 +395,10 @@ class Scheduler:
         """Count the tokens of a prefill of these prompts."""
         if not group:
             return
-        unread, prefix = self.waiting.unread, len(self.prefix)
-        lengths = [unread.get(request.row, len(request.input_ids) - prefix) for request in group]
+        uncached, prefix = self.waiting.uncached, len(self.prefix)
+        lengths = [uncached.get(request.row, len(request.input_ids) - prefix) for request in group]
         self.stats.prompt_tokens += sum(lengths)
-        self.stats.padded_tokens += slots.read_length(max(lengths)) * len(lengths)
+        self.stats.padded_tokens += slots.padded_length(max(lengths)) * len(lengths)
 
     def record(self, result: RowResult) -> None:
         """Record the result of a row, and of rows with the same prompt."""

@@ -57,7 +57,7 @@ class OutputPrompts:
             new_tokens=np.minimum(first.new_tokens, self.sequence.new_tokens[0]),
             fetch=self.fetch,
             key=self.key,
-            form=self.form,
+            constraint_index=self.constraint_index,
         )
         self.first_key, self.fetch_first = first.key, first.fetch
         rows = np.flatnonzero(first.lengths)
@@ -76,13 +76,13 @@ class OutputPrompts:
         prefix = list(self.requests.prefix)
         return list(ids[: len(prefix)]) == prefix
 
-    def form(self, row: int) -> int:
+    def constraint_index(self, row: int) -> int:
         """Return the index of the output that a row is asked for."""
         return len(self.turns[row].answers) if row in self.turns else 0
 
     def key(self, row: int) -> bytes:
         """Return the sampling key of a row's next answer."""
-        index = self.form(row)
+        index = self.constraint_index(row)
         return self.first_key(row) + (b"\0%d" % index if index else b"")
 
     def fetch(self, rows: Sequence[int]) -> list[list[int]]:
@@ -133,7 +133,7 @@ class WaitingOutputs(WaitingRows):
 
     turns: Mapping[int, PartialTurn]
     """Rows of which some outputs are answered."""
-    last_form: int
+    last_constraint: int
     """Number of the last output."""
 
     def next_group(self, slots: AnsweringSlots, *, free: int, prefix: int) -> list[SlotRequest]:
@@ -143,9 +143,11 @@ class WaitingOutputs(WaitingRows):
             first = super().next_group(slots, free=free, prefix=prefix)
             return [replace(request, keep=True) for request in first]
         rows = self.rows[-min(begun, free) :]
-        waiting = [replace(request, keep=request.form < self.last_form) for request in self.requests(rows)]
-        waiting.sort(key=lambda request: (-slots.unread(request), request.row))
-        group = waiting[: slots.readable(slots.unread(waiting[0]), len(waiting))]
+        waiting = [
+            replace(request, keep=request.constraint_index < self.last_constraint) for request in self.requests(rows)
+        ]
+        waiting.sort(key=lambda request: (-slots.uncached_tokens(request), request.row))
+        group = waiting[: slots.prompts_per_pass(slots.uncached_tokens(waiting[0]), len(waiting))]
         started = {request.row for request in group}
         self.rows[-len(rows) :] = [row for row in rows if row not in started]
         return group
@@ -167,14 +169,14 @@ class OutputScheduler(Scheduler):
             lm,
             replace(prompts.requests, prefix=common_prefix(prompts.requests, order) if order else ()),
             settings,
-            rows=PlannedRowQueue(order, process_group=settings.process_group, together=prompts.requests.samples),
+            rows=PlannedRowQueue(order, process_group=settings.process_group, together=prompts.requests.num_samples),
         )
         self.copies = copies
 
     def waiting_rows(self, source: RowQueue) -> WaitingOutputs:
         """Return the waiting rows."""
         waiting = WaitingOutputs(self.work, source, plans_passes=self.lm.device.type == "cpu")
-        waiting.turns, waiting.last_form = self.prompts.turns, len(self.prompts.sequence.names) - 1
+        waiting.turns, waiting.last_constraint = self.prompts.turns, len(self.prompts.sequence.names) - 1
         return waiting
 
     def longest(self, rows: Sequence[int]) -> int:
@@ -209,7 +211,10 @@ class OutputBatches:
             new_tokens = self.prompts.requests.new_tokens
             limited = [
                 replace(
-                    one, max_new_tokens=int(new_tokens[row]), key=self.prompts.key(row), form=self.prompts.form(row)
+                    one,
+                    max_new_tokens=int(new_tokens[row]),
+                    key=self.prompts.key(row),
+                    constraint_index=self.prompts.constraint_index(row),
                 )
                 for row, one in zip(rows, requests, strict=True)
             ]

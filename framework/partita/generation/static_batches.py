@@ -1,7 +1,7 @@
 """The static engine: rows are sorted by length, split into batches, and each batch is generated to its end.
 
 A batch holds rows of any length if the model's answers do not depend on padding, else rows of equal length, else a
-single row; see `BatchWay`.
+single row; see `BatchSupport`.
 
 The plan is a function of the model, the prompt lengths, the batch size and the context, never of the progress.
 Samples depend on the seed and the row's key. A resumed job therefore gives the same answers as an uninterrupted one:
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from partita.generation.engine import way_for
+from partita.generation.engine import batch_support_for
 from partita.generation.oom_backoff import run_with_oom_backoff
 from partita.generation.requests import (
     BatchResult,
@@ -35,7 +35,7 @@ from partita.generation.requests import (
     too_large,
 )
 from partita.generation.work_queue import WorkQueue, drain
-from partita.lm.base import PADDED, BatchWay, Generated, GenerationRequest
+from partita.lm.base import PADDED, BatchSupport, Generated, GenerationRequest
 from partita_schema.common.text import counted, describe_error
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.device_errors import attempt
@@ -46,15 +46,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def plan_batches(lengths: npt.NDArray[np.integer], *, batch_size: int, way: BatchWay = PADDED) -> list[Rows]:
+def plan_batches(lengths: npt.NDArray[np.integer], *, batch_size: int, support: BatchSupport = PADDED) -> list[Rows]:
     """Split all rows with a length into batches of up to `batch_size`, the longest rows first.
 
-    Rows share a batch only if `way` allows it. Rows of equal length keep their order.
+    Rows share a batch only if `support` allows it. Rows of equal length keep their order.
     """
     order = np.argsort(-lengths.astype(np.int64), kind="stable")
     order = order[lengths[order] > 0]
-    most = 1 if way.rows == "one row" else batch_size
-    groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if way.rows == "equal lengths" else [order]
+    most = 1 if support.rows == "one row" else batch_size
+    groups = (
+        np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if support.rows == "equal lengths" else [order]
+    )
     return [group[start : start + most] for group in groups for start in range(0, len(group), most)]
 
 
@@ -84,8 +86,8 @@ def generate_in_batches(
     Raises:
         JobError: The device failed.
     """
-    way = way_for(lm, work.lengths, work.new_tokens, options=settings.options)
-    plan = plan_samples(work.lengths, work.samples, batch_size=settings.budget.batch_size, way=way)
+    support = batch_support_for(lm, work.lengths, work.new_tokens, options=settings.options)
+    plan = plan_samples(work.lengths, work.num_samples, batch_size=settings.budget.batch_size, support=support)
     for position in drain(WorkQueue(len(plan), process_group=settings.process_group)):
         for rows in plan[position]:
             wanted = ~done[rows]
@@ -107,21 +109,21 @@ def generate_in_batches(
 
 
 def plan_samples(
-    lengths: npt.NDArray[np.integer], samples: int, *, batch_size: int, way: BatchWay = PADDED
+    lengths: npt.NDArray[np.integer], num_samples: int, *, batch_size: int, support: BatchSupport = PADDED
 ) -> list[list[Rows]]:
     """Split all rows with a length into batches, in groups that are each for one process; see `plan_batches`.
 
     Args:
         lengths: Length of each row.
-        samples: How many consecutive rows have the same prompt; such rows are in the same group.
+        num_samples: How many consecutive rows have the same prompt; such rows are in the same group.
         batch_size: Most rows of a batch.
-        way: Which rows can share a batch.
+        support: Which rows can share a batch.
     """
-    if samples == 1:
-        return [[rows] for rows in plan_batches(lengths, batch_size=batch_size, way=way)]
-    prompts = plan_batches(lengths[::samples], batch_size=max(1, batch_size // samples), way=way)
-    most = 1 if way.rows == "one row" else batch_size
-    groups = [(rows[:, None] * samples + np.arange(samples)).ravel() for rows in prompts]
+    if num_samples == 1:
+        return [[rows] for rows in plan_batches(lengths, batch_size=batch_size, support=support)]
+    prompts = plan_batches(lengths[::num_samples], batch_size=max(1, batch_size // num_samples), support=support)
+    most = 1 if support.rows == "one row" else batch_size
+    groups = [(rows[:, None] * num_samples + np.arange(num_samples)).ravel() for rows in prompts]
     return [[group[start : start + most] for start in range(0, len(group), most)] for group in groups]
 
 
@@ -138,9 +140,9 @@ def requests_in_batches(
     options = settings.options
     lengths = np.array([len(request.input_ids) for request in requests], dtype=np.int32)
     new_tokens = np.array([request.max_new_tokens for request in requests], dtype=np.int64)
-    way = way_for(lm, lengths, new_tokens, options=options)
+    support = batch_support_for(lm, lengths, new_tokens, options=options)
     answers: dict[int, Generated] = {}
-    for rows in plan_batches(lengths, batch_size=settings.budget.batch_size, way=way):
+    for rows in plan_batches(lengths, batch_size=settings.budget.batch_size, support=support):
         batch = [requests[index] for index in rows]
 
         def work(

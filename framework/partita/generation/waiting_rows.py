@@ -12,7 +12,7 @@ from partita.lm.base import AnsweringSlots, SlotRequest
 class WaitingRows:
     """Rows that start in the order of their source, in groups of similar lengths. Subclasses choose otherwise.
 
-    Of prompts that begin alike (`RowRequests.families`), the first is computed before the others, which copy its
+    Of prompts that begin alike (`RowRequests.prefix_groups`), the first is computed before the others, which copy its
     beginning.
     """
 
@@ -34,8 +34,8 @@ class WaitingRows:
         self.begun: set[int] = set()
         """Shared prompts of which a row has started."""
         self.considered: dict[int, SlotRequest] = {}
-        """Requests of rows that may start next, by row, if some belong to families."""
-        self.unread: dict[int, int] = {}
+        """Requests of rows that may start next, by row, if some belong to prefix groups."""
+        self.uncached: dict[int, int] = {}
         """Tokens to prefill of each of them."""
 
     def take(self, wanted: int) -> None:
@@ -58,7 +58,7 @@ class WaitingRows:
     def forget_plan(self) -> None:
         """Plan the next passes again, because slots or waiting rows have changed."""
         self.planned = []
-        self.unread = {}
+        self.uncached = {}
 
     def next_group(self, slots: AnsweringSlots, *, free: int, prefix: int) -> list[SlotRequest]:
         """Remove the rows whose prompts are prefilled next, together, and return their requests.
@@ -69,10 +69,10 @@ class WaitingRows:
             prefix: Number of tokens that all prompts begin with, and that are prefilled already.
         """
         free = min(free, len(self.rows))
-        if self.work.families is not None:
-            return self.next_relatives(slots, free=free, prefix=prefix)
-        count = slots.readable(int(self.work.lengths[self.rows[-1]]) - prefix, free)
-        if self.work.samples > 1:
+        if self.work.prefix_groups is not None:
+            return self.next_of_groups(slots, free=free, prefix=prefix)
+        count = slots.prompts_per_pass(int(self.work.lengths[self.rows[-1]]) - prefix, free)
+        if self.work.num_samples > 1:
             count = self.samples_of_prompts(count, slots, free=free)
         elif count <= PLANNED_PROMPTS and self.plans_passes:
             count = min(count, self.planned_count(slots, free=free, prefix=prefix))
@@ -80,45 +80,51 @@ class WaitingRows:
         self.begun |= {prompt for row in rows if (prompt := self.shared_prompt(row)) is not None}
         return [replace(request, shared=self.shared_prompt(request.row)) for request in self.requests(rows)]
 
-    def next_relatives(self, slots: AnsweringSlots, *, free: int, prefix: int) -> list[SlotRequest]:
-        """Remove the rows whose prompts are prefilled next, of which some belong to families.
+    def next_of_groups(self, slots: AnsweringSlots, *, free: int, prefix: int) -> list[SlotRequest]:
+        """Remove the rows whose prompts are prefilled next, of which some belong to prefix groups.
 
-        If nothing of a family's beginning is cached, its first row is prefilled, and the others wait for it. A row of
-        which less than half is cached is prefilled as if it had no family: copying would gain little.
+        If nothing of a prefix group's beginning is cached, its first row is prefilled, and the others wait for it. A
+        row of which less than half is cached is prefilled as if it had no prefix group: copying would gain little.
         """
         self.consider(self.rows[: -min(free, PLANNED_PROMPTS) - 1 : -1])
         ready: list[SlotRequest] = []
         first: set[int] = set()
         for row, request in self.considered.items():
             own = len(request.input_ids) - prefix
-            unread = self.unread.get(row, own)
-            if request.family is not None:
-                unread = slots.unread(request) if unread == own else unread
-                if unread == own and request.family in first:
+            uncached = self.uncached.get(row, own)
+            if request.prefix_group is not None:
+                uncached = slots.uncached_tokens(request) if uncached == own else uncached
+                if uncached == own and request.prefix_group in first:
                     continue
-                if unread == own:
-                    first.add(request.family)
-                elif 2 * unread > own:
-                    unread, request = own, replace(request, family=None)
-            self.unread[row] = unread
+                if uncached == own:
+                    first.add(request.prefix_group)
+                elif 2 * uncached > own:
+                    uncached, request = own, replace(request, prefix_group=None)
+            self.uncached[row] = uncached
             ready.append(request)
-        ready.sort(key=lambda request: -self.unread[request.row])
-        lengths = [self.unread[request.row] for request in ready]
-        end = split_into_passes(lengths, slots)[0][1] if self.plans_passes else slots.readable(lengths[0], len(ready))
+        ready.sort(key=lambda request: -self.uncached[request.row])
+        lengths = [self.uncached[request.row] for request in ready]
+        end = (
+            split_into_passes(lengths, slots)[0][1]
+            if self.plans_passes
+            else slots.prompts_per_pass(lengths[0], len(ready))
+        )
         group = ready[:end]
-        self.unread |= {request.row: slots.unread(request) for request in group if request.family is not None}
+        self.uncached |= {
+            request.row: slots.uncached_tokens(request) for request in group if request.prefix_group is not None
+        }
         started = {request.row for request in group}
         considered = len(self.considered)
         self.rows[-considered:] = [row for row in self.rows[-considered:] if row not in started]
-        waiting = {self.work.family(row) for row in self.rows[-considered:]} - {None}
-        # What is cached of a family must outlast a row that ends before the others start.
-        return [replace(request, keep=request.family in waiting) for request in group]
+        waiting = {self.work.prefix_group(row) for row in self.rows[-considered:]} - {None}
+        # What is cached of a prefix group must outlast a row that ends before the others start.
+        return [replace(request, keep=request.prefix_group in waiting) for request in group]
 
     def consider(self, rows: Sequence[int]) -> None:
         """Fetch the requests of rows that may start next; what is known of those considered before is kept."""
         new = {request.row: request for request in self.requests([row for row in rows if row not in self.considered])}
         self.considered = {row: new[row] if row in new else self.considered[row] for row in rows}
-        self.unread = {row: self.unread[row] for row in rows if row in self.unread}
+        self.uncached = {row: self.uncached[row] for row in rows if row in self.uncached}
 
     def planned_count(self, slots: AnsweringSlots, *, free: int, prefix: int) -> int:
         """Return the number of prompts in the next pass of the plan, which is made again if it does not fit."""
@@ -148,7 +154,7 @@ class WaitingRows:
 
     def shared_prompt(self, row: int) -> int | None:
         """Return the name of a row's prompt if other rows have the same one."""
-        return row // self.work.samples if self.work.samples > 1 else None
+        return row // self.work.num_samples if self.work.num_samples > 1 else None
 
     def requests(self, rows: Sequence[int]) -> list[SlotRequest]:
         """Return the requests of rows."""
@@ -159,9 +165,9 @@ class WaitingRows:
                 int(work.new_tokens[row]),
                 row,
                 key=work.key(row),
-                form=work.form(row),
+                constraint_index=work.constraint_index(row),
                 options=work.options(row),
-                family=work.family(row),
+                prefix_group=work.prefix_group(row),
             )
             for row, ids in zip(rows, work.fetch(rows), strict=True)
         ]

@@ -21,7 +21,7 @@ from partita.lm.base import (
     PADDED,
     AnswerContext,
     AnsweringSlots,
-    BatchWay,
+    BatchSupport,
     Generated,
     GenerationOptions,
     GenerationRequest,
@@ -219,7 +219,7 @@ class BagLanguageModel:
         """Return the labels of prompts in order; nothing is sampled."""
         return self.answers(requests, options)
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
         """Return that rows of any length can share a batch: each is computed independently."""
         return PADDED
 
@@ -294,11 +294,11 @@ class BagSlots:
         """`prefix` is the number of tokens that all prompts start with."""
         self.lm, self.options, self.prefix = lm, options, prefix
 
-    def readable(self, tokens: int, most: int) -> int:
+    def prompts_per_pass(self, tokens: int, most: int) -> int:
         """Return `most`: any number of prompts fits."""
         return most
 
-    def read_length(self, tokens: int) -> int:
+    def padded_length(self, tokens: int) -> int:
         """Return `tokens`: nothing is padded."""
         return tokens
 
@@ -311,7 +311,7 @@ class BagSlots:
         """Return nothing: no row needs another step."""
         return []
 
-    def unread(self, request: SlotRequest) -> int:
+    def uncached_tokens(self, request: SlotRequest) -> int:
         """Return the number of prompt tokens after the prefix: nothing is cached."""
         return len(request.input_ids) - self.prefix
 

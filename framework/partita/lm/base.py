@@ -17,7 +17,7 @@ SHORTEST_PREFIX = 8
 """Smallest number of tokens that several prompts begin with and that are prefilled once."""
 
 
-class BatchWay(NamedTuple):
+class BatchSupport(NamedTuple):
     """Which rows a model can generate for in one batch without changing the output of any row."""
 
     rows: Literal["padded", "equal lengths", "one row"] = "padded"
@@ -37,7 +37,7 @@ class BatchWay(NamedTuple):
         return f"{how[self.rows]}, not in slots: {'; '.join(filter(None, (reason, self.reason)))}"
 
 
-PADDED = BatchWay()
+PADDED = BatchSupport()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class GenerationRequest:
     """Seeds the random numbers of this row, together with the global seed."""
     encoder_ids: Sequence[int] | None = field(default=None, kw_only=True)
     """What the encoder reads, where `input_ids` is the beginning of the decoder's sequence; None without an encoder."""
-    form: int = field(default=0, kw_only=True)
-    """Index of its constraints in `GenerationOptions.forms`, if there are any."""
+    constraint_index: int = field(default=0, kw_only=True)
+    """Index of its constraints in `GenerationOptions.constraints`, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class SlotRequest(GenerationRequest):
     """Names its prompt if other requests have the same one, which may then be computed once for all of them."""
     options: "GenerationOptions | None" = None
     """Its own settings; None for those of the slots."""
-    family: int | None = None
+    prefix_group: int | None = None
     """Names rows whose prompts may begin like its own: what is cached of them is copied. `row` is not used again."""
 
     @property
     def reuses_cache(self) -> bool:
         """Whether a part of its KV cache may come from an earlier pass, in which sums can have other last digits."""
-        return self.keep or self.family is not None
+        return self.keep or self.prefix_group is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class AnswerForm:
+class Constraint:
     """Constraints of one of several answers that follow one another."""
 
     grammar: str | None = None
@@ -127,11 +127,11 @@ class GenerationOptions:
     """Grammar that constrains the output, in the syntax of llguidance."""
     labels: tuple[Label, ...] = ()
     """Answers of which the most probable is chosen. If there are any, nothing is generated."""
-    forms: tuple[AnswerForm, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     """Constraints of requests, each of which names its own, in place of `grammar` and `labels`."""
 
     @property
-    def samples(self) -> bool:
+    def do_sample(self) -> bool:
         """Whether tokens are sampled."""
         return bool(self.arguments.get("do_sample"))
 
@@ -141,32 +141,32 @@ class GenerationOptions:
         return int(self.arguments.get("num_beams") or 1)
 
     @property
-    def form(self) -> str:
+    def constraint_hash(self) -> str:
         """Hash of the output constraints (grammars and labels); empty without constraints."""
-        held = repr((self.grammar, self.labels, *self.forms))
+        held = repr((self.grammar, self.labels, *self.constraints))
         return hashlib.sha256(held.encode()).hexdigest()[:16] if self.is_constrained or self.scores_labels else ""
 
     @property
     def is_constrained(self) -> bool:
         """Whether a grammar constrains answers."""
-        return self.grammar is not None or any(form.grammar is not None for form in self.forms)
+        return self.grammar is not None or any(one.grammar is not None for one in self.constraints)
 
     @property
     def scores_labels(self) -> bool:
         """Whether answers are chosen among labels."""
-        return bool(self.labels) or any(form.labels for form in self.forms)
+        return bool(self.labels) or any(one.labels for one in self.constraints)
 
-    def of_form(self, index: int) -> "GenerationOptions":
-        """Return the options of requests with this form, with its constraints as `grammar` and `labels`."""
-        if not self.forms:
+    def with_constraint(self, index: int) -> "GenerationOptions":
+        """Return the options of requests with this constraint, which becomes `grammar` and `labels`."""
+        if not self.constraints:
             return self
-        form = self.forms[index]
-        return replace(self, grammar=form.grammar, labels=form.labels, forms=())
+        constraint = self.constraints[index]
+        return replace(self, grammar=constraint.grammar, labels=constraint.labels, constraints=())
 
     @property
-    def free(self) -> "GenerationOptions":
+    def unconstrained(self) -> "GenerationOptions":
         """The same options without grammars and labels."""
-        return replace(self, grammar=None, labels=(), forms=())
+        return replace(self, grammar=None, labels=(), constraints=())
 
 
 class TokenLogprob(NamedTuple):
@@ -233,7 +233,7 @@ class AnsweringSlots(Protocol):
     def live(self) -> Sequence[Any]:
         """Active rows, each with its `request` and its `new` tokens so far."""
 
-    def readable(self, tokens: int, most: int) -> int:
+    def prompts_per_pass(self, tokens: int, most: int) -> int:
         """Return how many prompts to prefill in one pass, from 1 to `most`.
 
         Args:
@@ -241,7 +241,7 @@ class AnsweringSlots(Protocol):
             most: Upper limit of the result.
         """
 
-    def read_length(self, tokens: int) -> int:
+    def padded_length(self, tokens: int) -> int:
         """Return the padded prefill length per prompt if the longest has `tokens` after the prefix."""
 
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
@@ -250,7 +250,7 @@ class AnsweringSlots(Protocol):
     def step(self) -> list[SlotAnswer]:
         """Generate one token for every active row; return rows that ended with it."""
 
-    def unread(self, request: SlotRequest) -> int:
+    def uncached_tokens(self, request: SlotRequest) -> int:
         """Return the number of prompt tokens to prefill, without the prefix and the row's cached tokens."""
 
     def forget(self, row: int) -> None:
@@ -351,11 +351,11 @@ class GenerativeModel(LanguageModel, Protocol):
     ) -> list[Generated]:
         """Generate in one left-padded batch, without gradients, in evaluation mode; keep the order of requests.
 
-        Sampling depends on `seed` and on the key of each request, not on the batch. `batch_way` says which rows may be
-        in one call. The training mode and the global random state are restored.
+        Sampling depends on `seed` and on the key of each request, not on the batch. `batch_support` says which rows
+        may be in one call. The training mode and the global random state are restored.
         """
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
         """Return which rows of up to `tokens` tokens, including new ones, `generate` accepts in one batch.
 
         Raises:

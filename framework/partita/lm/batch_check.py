@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from partita.lm.base import PADDED, BatchWay, GenerationRequest
+from partita.lm.base import PADDED, BatchSupport, GenerationRequest
 from partita.lm.generation import end_token_ids
 from partita.lm.loaded_model import TextModel
 from partita.lm.packing_check import rounding_limit
@@ -52,7 +52,7 @@ class ForcedLogits:
         return torch.full_like(scores, -torch.inf).scatter_(1, wanted_B1, 0.0)
 
 
-def find_batch_way(lm: TextModel) -> BatchWay:
+def find_batch_support(lm: TextModel) -> BatchSupport:
     """Return which rows can share a batch, tested on short rows.
 
     Raises:
@@ -62,15 +62,15 @@ def find_batch_way(lm: TextModel) -> BatchWay:
     rows = random_rows(lm)
     alone = [logits_of(lm, [row]) for row in rows]
     if any(logits is None for logits in alone):
-        return BatchWay("one row", f"{name} cannot be checked: it does not continue rows of random tokens")
+        return BatchSupport("one row", f"{name} cannot be checked: it does not continue rows of random tokens")
     padded = largest_error(lm, rows, alone)
     if padded <= rounding_limit(lm):
         return PADDED
     same = [index for index, length in enumerate(LENGTHS) if length == LENGTHS[0]]
     equal = largest_error(lm, [rows[index] for index in same], [alone[index] for index in same])
     if equal <= rounding_limit(lm):
-        return BatchWay("equal lengths", f"{name} {changes(padded)} beside padding")
-    return BatchWay("one row", f"{name} {changes(equal)} beside another row")
+        return BatchSupport("equal lengths", f"{name} {changes(padded)} beside padding")
+    return BatchSupport("one row", f"{name} {changes(equal)} beside another row")
 
 
 def check_causal(lm: TextModel) -> None:

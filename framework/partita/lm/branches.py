@@ -33,27 +33,27 @@ BRANCH_LENGTHS = ((4, 6), (3, 1))
 
 
 @dataclass(frozen=True)
-class BranchWay:
+class BranchSupport:
     """How a model computes rows with branches."""
 
     reason: str | None = None
     """Why each branch is computed as a separate row; None if the prompt is computed once."""
 
 
-def find_branch_way(lm: LoadedModel) -> BranchWay:
+def find_branch_support(lm: LoadedModel) -> BranchSupport:
     """Return how a model computes rows with branches, tested on two short rows."""
     if lm.virtual_tokens:
-        return BranchWay(f"{lm.adapter_method} puts virtual tokens before each row")
+        return BranchSupport(f"{lm.adapter_method} puts virtual tokens before each row")
     attention = attention_of(lm.base.config)
     if attention not in ("sdpa", "eager"):
-        return BranchWay(f"attention is {attention}, and masks of branches are for sdpa and eager")
+        return BranchSupport(f"attention is {attention}, and masks of branches are for sdpa and eager")
     error = branch_error(lm)
     if error is None:
-        return BranchWay(f"{type(lm.base).__name__} takes no mask of pairs of tokens")
+        return BranchSupport(f"{type(lm.base).__name__} takes no mask of pairs of tokens")
     if error > rounding_limit(lm):
-        return BranchWay(f"a mask of pairs of tokens changes the logits of {type(lm.base).__name__} by {error:.0%}")
+        return BranchSupport(f"a mask of pairs of tokens changes the logits of {type(lm.base).__name__} by {error:.0%}")
     logger.info("a prompt is computed once for its branches: logits as alone, but for %.1e of their spread", error)
-    return BranchWay()
+    return BranchSupport()
 
 
 @torch.no_grad()

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
+from partita.lm.base import BatchSupport, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_prompts import BatchPrompts, right_padded
 from partita.lm.devices import seeded
 from partita.lm.encoder_decoder_check import check_sides
+from partita.lm.encoder_decoder_label_scoring import choose_labels
 from partita.lm.huggingface import HuggingFaceModel
-from partita.lm.label_scoring import choose_labels
 from partita.lm.loss import connected_empty
 from partita.lm.transformers_internals import padding_known
 from partita.lm.worst_case import TIMED_STEPS, ForwardClock, run, worst_requests
@@ -176,7 +176,7 @@ class EncoderDecoderModel(HuggingFaceModel):
         """Return why slots cannot be used: there is an encoder."""
         return "an encoder next to the decoder"
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
         """Return which rows can share a batch.
 
         Raises:
@@ -184,7 +184,7 @@ class EncoderDecoderModel(HuggingFaceModel):
         """
         if options.arguments.get("guidance_scale") not in (None, 1, 1.0) and not options.labels:
             raise ModelError(f"generation.guidance_scale: {GUIDANCE}")
-        return super().batch_way(options, tokens=tokens)._replace(scores_labels=not options.forms)
+        return super().batch_support(options, tokens=tokens)._replace(scores_labels=not options.constraints)
 
     def generate_worst_case(
         self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
@@ -193,9 +193,9 @@ class EncoderDecoderModel(HuggingFaceModel):
 
         See `GenerativeModel.generate_worst_case` for the arguments.
         """
-        way = self.batch_way(options, tokens=prompt_tokens)
+        support = self.batch_support(options, tokens=prompt_tokens)
         with seeded(0, device=self.device), self.evaluating():
-            requests = worst_requests(self, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, way=way)
+            requests = worst_requests(self, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, support=support)
             if options.labels:
                 clock = ForwardClock(self.device)
                 choose_labels(self, requests, options)
@@ -213,9 +213,9 @@ class EncoderDecoderModel(HuggingFaceModel):
             return 0.0
         limit = self.context_length
         length = max(SHORT_PROMPT, length if limit is None else min(length, limit))
-        way = self.batch_way(options, tokens=length)
+        support = self.batch_support(options, tokens=length)
         with seeded(0, device=self.device), self.evaluating():
-            requests = worst_requests(self, rows, prompt_tokens=length, new_tokens=TIMED_STEPS, way=way)
+            requests = worst_requests(self, rows, prompt_tokens=length, new_tokens=TIMED_STEPS, support=support)
             return min(self.timed_steps(requests, options, new_tokens=TIMED_STEPS)[1:])
 
     def timed_steps(

@@ -18,7 +18,7 @@ from torch import nn
 from partita.lm.base import (
     PADDED,
     AnsweringSlots,
-    BatchWay,
+    BatchSupport,
     Generated,
     GenerationOptions,
     GenerationRequest,
@@ -136,7 +136,7 @@ class HeadModel(TrainedModel):
         keys = tuple(map(str, range(len(requests))))
         return Batch(input_ids_BT, labels_BT, lengths_B, keys, targets_NK=targets_NK)
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
         """Return that rows of any length can share a batch: padding is masked."""
         return PADDED
 

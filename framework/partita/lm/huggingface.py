@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from partita.lm.attention_windows import smallest_span
-from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
-from partita.lm.batch_check import check_causal, find_batch_way, padding_limit
+from partita.lm.base import BatchSupport, Generated, GenerationOptions, GenerationRequest
+from partita.lm.batch_check import check_causal, find_batch_support, padding_limit
 from partita.lm.batch_prompts import BatchPrompts
-from partita.lm.branches import BranchWay, branch_inputs, ends_of_sight, find_branch_way, separate_rows
+from partita.lm.branches import BranchSupport, branch_inputs, ends_of_sight, find_branch_support, separate_rows
 from partita.lm.devices import seeded
 from partita.lm.generation import answer_ends, generate_batch, left_padded_prompts, may_run_past_context
 from partita.lm.loaded_model import TextModel
@@ -27,9 +27,9 @@ from partita.lm.paged.check import check_paged, open_attention, wants_pages, why
 from partita.lm.paged.slots import PagedSlots
 from partita.lm.paged.worst import worst_paged_rows
 from partita.lm.sampler import Sampler, row_seed
-from partita.lm.scoring import ScoringSlots
-from partita.lm.slot_check import find_way, why_not_beyond_window, why_unsupported, window_reason
-from partita.lm.slots import Slots, SlotWay
+from partita.lm.slot_check import find_slot_support, why_not_beyond_window, why_unsupported, window_reason
+from partita.lm.slot_label_scoring import ScoringSlots
+from partita.lm.slots import Slots, SlotSupport
 from partita.lm.trained_model import TrainedModel
 from partita.lm.transformers_internals import are_packed, packing_known
 from partita.lm.worst_case import TIMED_STEPS, batch_decode_step, batch_worst_case, reachable_tokens, timed_length
@@ -88,7 +88,7 @@ class HuggingFaceModel(TrainedModel, TextModel):
     def copy_inputs(self, batch: Batch) -> LabelInputs:
         """Return what the loss needs of a batch, on the device."""
         has_branches = batch.has_branches
-        if has_branches and self.branch_way.reason is not None:
+        if has_branches and self.branch_support.reason is not None:
             batch, has_branches = separate_rows(batch), False
         virtual_tokens = self.virtual_tokens if self.embedded else 0
         inputs = copy_labels(batch, virtual_tokens=virtual_tokens, device=self.device)
@@ -112,9 +112,9 @@ class HuggingFaceModel(TrainedModel, TextModel):
         return find_isolation(self)
 
     @cached_property
-    def branch_way(self) -> BranchWay:
+    def branch_support(self) -> BranchSupport:
         """How rows with branches are computed."""
-        return find_branch_way(self)
+        return find_branch_support(self)
 
     @cached_property
     def is_causal(self) -> bool:
@@ -144,7 +144,7 @@ class HuggingFaceModel(TrainedModel, TextModel):
         """Generate for each request independently of the others; keep the order."""
         if not requests:
             return []
-        if options.beams > 1 and options.samples and len(requests) > 1:
+        if options.beams > 1 and options.do_sample and len(requests) > 1:
             # transformers samples jointly for all rows of a batch, so a row is independent only in a batch by itself.
             return [self.generate([request], options, seed=seed)[0] for request in requests]
         groups = [list(range(len(requests)))]
@@ -196,9 +196,9 @@ class HuggingFaceModel(TrainedModel, TextModel):
                     new_tokens=new_tokens,
                     shared_tokens=shared_tokens,
                 )
-            way = self.batch_way(options, tokens=tokens)
+            support = self.batch_support(options, tokens=tokens)
             return batch_worst_case(
-                self, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options, way=way
+                self, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, options=options, support=support
             )
 
     def estimated_bytes(self, purpose: Purpose, rows: int, *, tokens: int, new_tokens: int, loss_tokens: int) -> int:
@@ -223,14 +223,14 @@ class HuggingFaceModel(TrainedModel, TextModel):
             tokens = length + TIMED_STEPS
             if self.why_no_slots(options, tokens=tokens) is None:
                 return slots_decode_step(self.timed_rows(rows, options), length=length, shared_tokens=shared_tokens)
-            way = self.batch_way(options, tokens=tokens)
-            return batch_decode_step(self, rows, length=length, options=options, way=way)
+            support = self.batch_support(options, tokens=tokens)
+            return batch_decode_step(self, rows, length=length, options=options, support=support)
 
     def timed_rows(self, rows: int, options: GenerationOptions) -> OpenTimedRows:
         """Return what allocates the KV cache of a job in the worst case, for a model that supports slots."""
         if self.uses_paged_cache(options):
             return partial(worst_paged_rows, self, rows, options=options, attention=open_attention(self))
-        return partial(worst_slots, self, rows, options=options, way=self.slot_way)
+        return partial(worst_slots, self, rows, options=options, support=self.slot_support)
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot use slots; None if they can.
@@ -245,39 +245,43 @@ class HuggingFaceModel(TrainedModel, TextModel):
 
     def why_no_slot_cache(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot use slots, whatever the options say of a paged KV cache."""
-        reason = why_unsupported(self, options, tokens=tokens) or self.slot_way.reason
+        reason = why_unsupported(self, options, tokens=tokens) or self.slot_support.reason
         window = smallest_span(self.base.config.get_text_config())
         if reason is None and window is not None and tokens > window and self.why_not_beyond_window is not None:
             return window_reason(window, tokens)
         return reason
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
         """Return which rows of up to `tokens` tokens, including new ones, can share a batch.
 
         Raises:
             ModelError: Beam search is configured, and the model does not support it.
         """
-        way = self.short_batch_way
-        if way.rows == "one row" and options.beams > 1:
-            raise ModelError(f"generation.num_beams: beams go through the model together, and {way.reason}; remove it")
-        if way.rows == "padded" and (limit := padding_limit(self)) is not None and tokens > limit[0]:
-            return BatchWay("equal lengths", f"beyond {limit[0]:,} tokens {limit[1]}, and there are rows of {tokens:,}")
-        return way
+        support = self.short_batch_support
+        if support.rows == "one row" and options.beams > 1:
+            raise ModelError(
+                f"generation.num_beams: beams go through the model together, and {support.reason}; remove it"
+            )
+        if support.rows == "padded" and (limit := padding_limit(self)) is not None and tokens > limit[0]:
+            return BatchSupport(
+                "equal lengths", f"beyond {limit[0]:,} tokens {limit[1]}, and there are rows of {tokens:,}"
+            )
+        return support
 
     @cached_property
-    def short_batch_way(self) -> BatchWay:
+    def short_batch_support(self) -> BatchSupport:
         """The same, tested on short rows."""
-        return find_batch_way(self)
+        return find_batch_support(self)
 
     @cached_property
-    def slot_way(self) -> SlotWay:
+    def slot_support(self) -> SlotSupport:
         """How the model supports slots, or why it does not."""
-        return find_way(self)
+        return find_slot_support(self)
 
     @cached_property
     def why_not_beyond_window(self) -> str | None:
         """Why slots do not support rows longer than a sliding window; None if they do."""
-        reason = why_not_beyond_window(self, self.slot_way)
+        reason = why_not_beyond_window(self, self.slot_support)
         if reason is not None:
             logger.debug("rows longer than a sliding window: %s", reason)
         return reason
@@ -307,5 +311,7 @@ class HuggingFaceModel(TrainedModel, TextModel):
             attention = open_attention(self)
             return PagedSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, attention=attention)
         if options.scores_labels:
-            return ScoringSlots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, way=self.slot_way)
-        return Slots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, way=self.slot_way)
+            return ScoringSlots(
+                self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, support=self.slot_support
+            )
+        return Slots(self, options, slots=slots, tokens=tokens, prefix=prefix, seed=seed, support=self.slot_support)

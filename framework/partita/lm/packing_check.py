@@ -67,15 +67,17 @@ def find_isolation(lm: TextModel) -> Isolation:
             f"data.batching.type: rows are packed with sdpa or eager attention only, and {name} has {attention}; write "
             f"model_parameters.attention: sdpa, or {ADVICE}"
         )
-    ways: list[Isolation] = ["positions"]
+    candidates: list[Isolation] = ["positions"]
     if sees_all_before(lm.base.config.get_text_config()):
-        ways.append("mask")
-    errors = [isolation_error(lm, way) for way in ways]
+        candidates.append("mask")
+    errors = [isolation_error(lm, isolation) for isolation in candidates]
     limit = rounding_limit(lm)
-    for way, error in zip(ways, errors, strict=True):
+    for isolation, error in zip(candidates, errors, strict=True):
         if error is not None and error <= limit:
-            logger.info("packed rows are kept apart by %s: logits as alone, but for %.1e of their spread", way, error)
-            return way
+            logger.info(
+                "packed rows are kept apart by %s: logits as alone, but for %.1e of their spread", isolation, error
+            )
+            return isolation
     problem = "takes no positions" if errors[0] is None else f"changes its logits by {min(filter(None, errors)):.0%}"
     raise ModelError(
         f"data.batching.type: rows cannot be packed: {name} {problem} where another row stands before one in its line; "

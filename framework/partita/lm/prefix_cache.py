@@ -4,8 +4,8 @@ The keys and values of a token depend only on the tokens before it. So the part 
 tokens in the row's slot, from the first one on, need not be computed again. A cached prefix fills at most its slot.
 Slots of cached rows follow those of active rows, in any order.
 
-A request whose prompt may begin like those of other rows (`SlotRequest.family`) takes over the slot of the finished
-row of its family with the longest common beginning, or copies that of an active row.
+A request whose prompt may begin like those of other rows (`SlotRequest.prefix_group`) takes over the slot of the
+finished row of its prefix group with the longest common beginning, or copies that of an active row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,8 +24,8 @@ class CachedPrefix:
     slot: int
     ids: list[int]
     """The tokens with cached keys and values: all but the last new one, which was never an input."""
-    family: int | None
-    """Requests of this family may use it."""
+    prefix_group: int | None
+    """Requests of this prefix group may use it."""
 
 
 class PrefixCache:
@@ -39,65 +39,65 @@ class PrefixCache:
 
     def keep(self, row: Row, *, slot: int) -> None:
         """Keep the slot of a finished row."""
-        family = row.request.family
-        name = row.request.row if family is None else next(self.names)
-        self.rows[name] = CachedPrefix(slot, [*row.request.input_ids, *row.new[:-1]], family)
+        prefix_group = row.request.prefix_group
+        name = row.request.row if prefix_group is None else next(self.names)
+        self.rows[name] = CachedPrefix(slot, [*row.request.input_ids, *row.new[:-1]], prefix_group)
 
     def forget(self, names: Iterable[int]) -> None:
         """Release the slots of rows."""
         for name in names:
             self.rows.pop(name, None)
 
-    def unread(self, request: SlotRequest, active: Sequence[Row]) -> int:
+    def uncached_tokens(self, request: SlotRequest, active: Sequence[Row]) -> int:
         """Return the prompt tokens to prefill: neither those of the shared prefix nor those cached for it."""
         common = self.common(request)
-        if request.family is not None:
+        if request.prefix_group is not None:
             common = max(common, self.longest_kept(request)[1], longest_active(request, active)[1])
         return len(request.input_ids) - max(self.pool.layout.prefix, common)
 
     def take_over(self, requests: Sequence[SlotRequest], active: Sequence[Row]) -> None:
         """Give the slots of finished rows to the requests whose prompts begin like them, if no `active` row does."""
         for request in requests:
-            if request.family is not None:
+            if request.prefix_group is not None:
                 name, common = self.longest_kept(request)
                 if name is not None and common > longest_active(request, active)[1]:
                     self.rows[request.row] = self.rows.pop(name)
 
     def longest_kept(self, request: SlotRequest) -> tuple[int | None, int]:
-        """Return the finished relative with the longest common beginning, and its tokens; else None, 0."""
-        relatives = ((name, kept) for name, kept in self.rows.items() if kept.family == request.family)
-        free = ((name, common_tokens(request.input_ids, kept.ids)) for name, kept in relatives if name < 0)
+        """Return the finished member with the longest common beginning, and its tokens; else None, 0."""
+        members = ((name, kept) for name, kept in self.rows.items() if kept.prefix_group == request.prefix_group)
+        free = ((name, common_tokens(request.input_ids, kept.ids)) for name, kept in members if name < 0)
         name, common = max(free, key=lambda found: found[1], default=(None, 0))
         return (name, common) if common >= SHORTEST_PREFIX else (None, 0)
 
-    def copy_beginnings(self, requests: Sequence[SlotRequest], unread: list[int], active: Sequence[Row]) -> list[int]:
+    def copy_beginnings(self, requests: Sequence[SlotRequest], uncached: list[int], active: Sequence[Row]) -> list[int]:
         """Copy common beginnings of other rows to the slots after the `active` rows; return the tokens to prefill.
 
         Args:
             requests: The requests of these slots.
-            unread: The prompt tokens to prefill of each, before.
+            uncached: The prompt tokens to prefill of each, before.
             active: The active rows.
         """
-        sources = [(row.request.family, slot, row.request.input_ids) for slot, row in enumerate(active)]
-        sources += [(kept.family, kept.slot, kept.ids) for kept in self.rows.values()]
+        sources = [(row.request.prefix_group, slot, row.request.input_ids) for slot, row in enumerate(active)]
+        sources += [(kept.prefix_group, kept.slot, kept.ids) for kept in self.rows.values()]
         for index, request in enumerate(requests):
-            cached = len(request.input_ids) - unread[index]
+            cached = len(request.input_ids) - uncached[index]
             if cached >= SHORTEST_PREFIX:
-                sources.append((request.family, len(active) + index, request.input_ids[:cached]))
+                sources.append((request.prefix_group, len(active) + index, request.input_ids[:cached]))
         for index, request in enumerate(requests):
-            if request.family is None:
+            if request.prefix_group is None:
                 continue
-            relatives = ((slot, ids) for family, slot, ids in sources if family == request.family)
+            members = ((slot, ids) for prefix_group, slot, ids in sources if prefix_group == request.prefix_group)
             slot, common = max(
-                ((slot, common_tokens(request.input_ids, ids)) for slot, ids in relatives),
+                ((slot, common_tokens(request.input_ids, ids)) for slot, ids in members),
                 key=lambda found: found[1],
                 default=(0, 0),
             )
-            start = len(request.input_ids) - unread[index]
+            start = len(request.input_ids) - uncached[index]
             if common >= max(start + 1, SHORTEST_PREFIX):
                 self.pool.move([(slot, len(active) + index)], start=start, end=common)
-                unread[index] = len(request.input_ids) - common
-        return unread
+                uncached[index] = len(request.input_ids) - common
+        return uncached
 
     def move_to_slots(self, requests: Sequence[SlotRequest], *, first: int) -> tuple[Sequence[SlotRequest], list[int]]:
         """Return requests in the order of their slots from `first` on, and the number of tokens to prefill of each.
@@ -109,9 +109,9 @@ class PrefixCache:
             prefix = self.pool.layout.prefix
             self.forget([request.row for request in requests if self.common(request) <= prefix])
             requests = self.gather(requests, first=first)
-        unread = [len(request.input_ids) - max(self.pool.layout.prefix, self.common(request)) for request in requests]
+        uncached = [len(request.input_ids) - max(self.pool.layout.prefix, self.common(request)) for request in requests]
         self.forget(request.row for request in requests)
-        return requests, unread
+        return requests, uncached
 
     def common(self, request: SlotRequest) -> int:
         """Return the prompt tokens that are cached in the row's slot; the last one is always computed."""
@@ -165,8 +165,10 @@ class PrefixCache:
 
 
 def longest_active(request: SlotRequest, active: Sequence[Row]) -> tuple[int | None, int]:
-    """Return the slot of the active relative with the longest common beginning, and its tokens; else None, 0."""
-    relatives = ((slot, row.request) for slot, row in enumerate(active) if row.request.family == request.family)
-    found = ((slot, common_tokens(request.input_ids, other.input_ids)) for slot, other in relatives)
+    """Return the slot of the active member with the longest common beginning, and its tokens; else None, 0."""
+    members = (
+        (slot, row.request) for slot, row in enumerate(active) if row.request.prefix_group == request.prefix_group
+    )
+    found = ((slot, common_tokens(request.input_ids, other.input_ids)) for slot, other in members)
     slot, common = max(found, key=lambda pair: pair[1], default=(None, 0))
     return (slot, common) if common >= SHORTEST_PREFIX else (None, 0)

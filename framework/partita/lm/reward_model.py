@@ -21,7 +21,7 @@ from torch import nn
 
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_prompts import right_padded
-from partita.lm.branches import BranchWay, branch_inputs, ends_of_sight, find_branch_way, separate_rows
+from partita.lm.branches import BranchSupport, branch_inputs, ends_of_sight, find_branch_support, separate_rows
 from partita.lm.head_model import HeadModel
 from partita.lm.heads import head_modules
 from partita.lm.marks import with_marks, without_marks
@@ -99,11 +99,11 @@ class RewardModel(HeadModel):
         return not describes_encoder(self.base.config)
 
     @cached_property
-    def branch_way(self) -> BranchWay:
+    def branch_support(self) -> BranchSupport:
         """How rows with several answers are computed."""
         if not self.positions.attached:
-            return BranchWay(f"{type(self.base).__name__} computes no score for each token")
-        return find_branch_way(self)
+            return BranchSupport(f"{type(self.base).__name__} computes no score for each token")
+        return find_branch_support(self)
 
     # Training
 
@@ -116,7 +116,7 @@ class RewardModel(HeadModel):
         ends_RA = self.answer_ends(batch)
         noise = self.noise.for_rows(batch) if self.noise is not None else nullcontext()
         with noise:
-            if batch.position_ids_BT is not None and self.branch_way.reason is None:
+            if batch.position_ids_BT is not None and self.branch_support.reason is None:
                 return self._scores_of_branches(module, batch, ends_RA)
             return self._scores_of_rows(module, batch, ends_RA)
 
@@ -168,7 +168,7 @@ class RewardModel(HeadModel):
 
     def check_loss(self) -> None:
         """Test how rows with several answers are computed, before the weights are sharded."""
-        logger.debug("branches: %s", self.branch_way)
+        logger.debug("branches: %s", self.branch_support)
 
     def check_packing(self) -> None:
         """Do nothing: rows in a line are masked, or computed as separate rows."""
@@ -232,7 +232,7 @@ class RewardModel(HeadModel):
         Branches save the matrix products of the prompt. Their attention is computed for all pairs of tokens in the
         line, also for those of two branches, which are masked.
         """
-        if self.branch_way.reason is not None:
+        if self.branch_support.reason is not None:
             return False
         products: int = TOKEN_PRODUCTS * self.base.config.get_text_config().hidden_size
         line = prompt + sum(length - prompt for length in lengths)

@@ -38,12 +38,12 @@ class RowSettings:
         """
         self.options, self.tokenizer = options, lm.tokenizer
         self.ends = answer_ends(lm, options)
-        texts = [form.grammar for form in options.forms] if options.forms else [options.grammar]
+        texts = [one.grammar for one in options.constraints] if options.constraints else [options.grammar]
         grammars = [None if text is None else lm.grammar(text, ends=self.ends) for text in texts]
         self.sampler = Sampler(options, ends=self.ends, seed=seed, device=lm.device, grammars=grammars)
         self.tail = max((len(text.encode()) for text in options.stop), default=0) + LONGEST_CHARACTER
         """Number of last tokens that hold a stop string, if the text ends with one."""
-        self.exact = options.logprobs or options.samples
+        self.exact = options.logprobs or options.do_sample
         """Whether tokens are chosen from logits of torch's products.
 
         Reported log probabilities, and sampling among thousands of tokens, expose the last digits of every sum.

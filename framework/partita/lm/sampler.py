@@ -61,7 +61,7 @@ class Sampler:
             ends: End tokens.
             seed: Seed of sampling.
             device: Device of the scores.
-            grammars: Grammar that constrains the answer to a request, by `form` of the request.
+            grammars: Grammar that constrains the answer to a request, by `constraint_index` of the request.
         """
         self.grammars = grammars
         # Masks are computed from the matchers of rows, so that any of the grammars computes them for all rows.
@@ -69,21 +69,21 @@ class Sampler:
         self.arguments = options.arguments
         self.logprobs, self.top_logprobs = options.logprobs, options.top_logprobs
         self.seed, self.device = seed, device
-        self.samples = options.samples
+        self.do_sample = options.do_sample
         self.end_ids = sorted(ends)
         self.ends = torch.tensor(self.end_ids, device=device, dtype=torch.long)
         self.least = int(self.arguments.get("min_new_tokens") or 0) if len(ends) else 0
         self.by_row = any(self.arguments.get(name) is not None for name in HISTORY)
-        self.warpers = score_processors(self.arguments, device=device) if self.samples else None
+        self.warpers = score_processors(self.arguments, device=device) if self.do_sample else None
 
     def prepare(self, row: Row) -> None:
         """Set up random numbers, processors and matcher of a row before its first token."""
         request = row.request
-        if self.samples:
+        if self.do_sample:
             row.uniforms = random_numbers(self.seed, request.key, count=request.max_new_tokens)
         if self.by_row:
             row.processors = row_processors(self.arguments, request, ends=self.ends)
-        grammar = self.grammars[request.form]
+        grammar = self.grammars[request.constraint_index]
         if grammar is not None:
             row.matcher = grammar.matcher()
 
@@ -96,7 +96,7 @@ class Sampler:
         the call can be repeated.
         """
         scores_NV = logits_NV.float()
-        means_N = scores_NV.mean(-1) if doubts and not self.samples else None  # before scores are masked
+        means_N = scores_NV.mean(-1) if doubts and not self.do_sample else None  # before scores are masked
         if self.by_row:
             scores_NV = torch.cat([self.process(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
         elif self.least:
@@ -109,7 +109,7 @@ class Sampler:
                 scores_NV[indices[:, None], self.ends] = -torch.inf
         if self.grammar is not None:
             scores_NV = self.grammar.mask_scores(scores_NV, rows, otherwise=logits_NV)
-        if self.samples:
+        if self.do_sample:
             tokens_N, valid_N = self.sample(scores_NV, rows)
         else:
             tokens_N, valid_N = (greedy_on_cpu if scores_NV.device.type == "cpu" else greedy)(scores_NV)

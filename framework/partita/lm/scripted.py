@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from partita.lm.base import PADDED, AnsweringSlots, BatchWay, Generated, GenerationOptions, GenerationRequest
+from partita.lm.base import PADDED, AnsweringSlots, BatchSupport, Generated, GenerationOptions, GenerationRequest
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import ResumeError
 from partita_trainers.base import Batch
@@ -131,7 +131,7 @@ class ScriptedModel:
         self.rows += len(requests)
         return [self.generate_row(request, options) for request in requests]
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
         """Return that rows of any length can share a batch."""
         return PADDED
 

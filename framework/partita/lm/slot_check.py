@@ -17,7 +17,7 @@ from partita.lm.batch_check import REFUSALS
 from partita.lm.loaded_model import TextModel
 from partita.lm.packing_check import rounding_limit
 from partita.lm.slot_attention import attends
-from partita.lm.slots import Slots, SlotWay
+from partita.lm.slots import Slots, SlotSupport
 from partita.lm.transformers_internals import attention_of, is_stateful
 from partita_schema.errors import OutOfMemory
 from partita_trainers.batch_size.device_errors import is_out_of_memory
@@ -73,17 +73,17 @@ def window_reason(window: int, tokens: int) -> str:
     return f"a sliding window of {window:,} tokens, and rows of up to {tokens:,}"
 
 
-def why_not_beyond_window(lm: TextModel, way: SlotWay) -> str | None:
+def why_not_beyond_window(lm: TextModel, support: SlotSupport) -> str | None:
     """Return why rows longer than a sliding window are not supported; None if the logits equal those of rows alone.
 
     Raises:
         OutOfMemory: Even the short rows do not fit.
     """
     with window_set_to(lm.base.config.get_text_config(), TESTED_WINDOW):
-        return find_way(lm, candidates=[way]).reason
+        return find_slot_support(lm, candidates=[support]).reason
 
 
-def find_way(lm: TextModel, *, candidates: Sequence[SlotWay] = ()) -> SlotWay:
+def find_slot_support(lm: TextModel, *, candidates: Sequence[SlotSupport] = ()) -> SlotSupport:
     """Return how a model supports slots, or why it does not.
 
     Args:
@@ -94,34 +94,34 @@ def find_way(lm: TextModel, *, candidates: Sequence[SlotWay] = ()) -> SlotWay:
         OutOfMemory: Even the short rows do not fit, which says nothing about the model.
     """
     reason = None
-    for way in candidates or ways(lm):
+    for support in candidates or slot_candidates(lm):
         try:
-            error = largest_error(lm, way=way)
+            error = largest_error(lm, support=support)
         except REFUSALS as refusal:
             if is_out_of_memory(refusal):
                 raise OutOfMemory(TOO_SMALL) from refusal
-            logger.debug("slots, %s: %s", way, refusal)
+            logger.debug("slots, %s: %s", support, refusal)
             reason = f"{type(lm.base).__name__} does not take a cache of slots"
             continue
-        logger.debug("slots, %s: logits as alone, but for %.1e of their spread", way, error)
+        logger.debug("slots, %s: logits as alone, but for %.1e of their spread", support, error)
         if error <= rounding_limit(lm):
-            return way
+            return support
         reason = f"{type(lm.base).__name__} changes its logits by {error:.0%} in slots"
-    return SlotWay(reason=reason)
+    return SlotSupport(reason=reason)
 
 
-def ways(lm: TextModel) -> list[SlotWay]:
+def slot_candidates(lm: TextModel) -> list[SlotSupport]:
     """Return the candidates, the best first."""
     lean = [True, False] if attends(lm.base) else [False]
-    return [SlotWay(narrows, here) for narrows in (True, False) for here in lean]
+    return [SlotSupport(narrows, here) for narrows in (True, False) for here in lean]
 
 
-def largest_error(lm: TextModel, *, way: SlotWay) -> float:
+def largest_error(lm: TextModel, *, support: SlotSupport) -> float:
     """Return the root mean square difference between logits in slots and alone, over their spread, at worst."""
 
     def compute(rows: list[list[int]]) -> list[list[torch.Tensor]]:
         # Exact, so that the rounding of oneDNN is not part of the difference, and no weights are packed for the check.
-        slots = Slots(lm, GenerationOptions({}), **sizes_for(rows), way=way, exact=True)
+        slots = Slots(lm, GenerationOptions({}), **sizes_for(rows), support=support, exact=True)
         try:
             return read_in_slots(slots, rows)
         finally:

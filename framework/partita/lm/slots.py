@@ -34,22 +34,22 @@ from partita.lm.slot_kv_cache import SlotKVCache
 
 logger = logging.getLogger(__name__)
 
-READ_TOKENS = {"cpu": 1024}
+PREFILL_TOKENS = {"cpu": 1024}
 """Number of prompt tokens per prefill pass, by device type ..."""
-READ_TOKENS_ELSEWHERE = 16_384
+PREFILL_TOKENS_ELSEWHERE = 16_384
 """... and for all others. More tokens are not faster and take more memory."""
 SHORTEST_PASS = 64
 """Minimum number of tokens per pass when a row is recomputed."""
-MOST_AGAIN = 0.25
+MOST_RECOMPUTED = 0.25
 """Maximum share of recomputed tokens; beyond it the faster products do not pay off ..."""
 FEW_ROWS = 8
 """... if more rows than this were recomputed. A single row may have near ties by chance."""
 
 
-class SlotWay(NamedTuple):
+class SlotSupport(NamedTuple):
     """How a model supports slots."""
 
-    narrows_reads: bool = False
+    narrows_prefill: bool = False
     """Whether only last tokens go through the last layer during prefill."""
     shares_prefix: bool = False
     """Whether the KV cache of the shared prefix is stored in the first slot only."""
@@ -87,7 +87,7 @@ class Slots:
         tokens: int,
         prefix: Sequence[int],
         seed: int,
-        way: SlotWay,
+        support: SlotSupport,
         exact: bool = False,
         shortest_pass: int = SHORTEST_PASS,
     ) -> None:
@@ -100,7 +100,7 @@ class Slots:
             tokens: Maximum length of a row, prompt and new tokens.
             prefix: Tokens that all prompts start with.
             seed: Seed of sampling.
-            way: What the model supports.
+            support: What the model supports.
             exact: Whether to always use torch's matrix products.
             shortest_pass: Minimum number of tokens per pass when a row is recomputed.
         """
@@ -113,11 +113,11 @@ class Slots:
         """Whether the current pass uses them."""
         self.careful = True
         """Whether rows that reuse a cache are recomputed at near ties."""
-        last = last_layer(lm.base) if way.narrows_reads else None
+        last = last_layer(lm.base) if support.narrows_prefill else None
         self.last_tokens = LastTokenHook(last[0], number=last[1]) if last is not None else None
         self.masks = SlotMasks(lm.base.config.get_text_config(), tokens=tokens)
         self.pool = SlotKVCache(slots=slots, tokens=tokens)
-        self.pool.layout.prefix_in_first_slot = way.shares_prefix
+        self.pool.layout.prefix_in_first_slot = support.shares_prefix
         self.attention = SlotAttention(lm.base, self.pool.layout) if attends(lm.base) else nullcontext()
         self.kept = PrefixCache(self.pool)
         self.forks = PromptForks()
@@ -127,12 +127,12 @@ class Slots:
         # The last token of each row. It is not in the cache: the next step writes it there.
         self.tokens_N = torch.zeros(0, dtype=torch.long, device=lm.device)
         self.shortest_pass = self.largest_pass = shortest_pass
-        self.tokens_read = self.tokens_again = self.rows_again = 0
+        self.tokens_prefilled = self.recomputed_tokens = self.recomputed_rows = 0
         if prefix:
-            self.read_prefix(list(prefix))
+            self.prefill_prefix(list(prefix))
 
     @without_gradients
-    def read_prefix(self, prefix: list[int]) -> None:
+    def prefill_prefix(self, prefix: list[int]) -> None:
         """Prefill the shared prefix of all slots."""
         try:
             with self.torch_products():
@@ -146,23 +146,23 @@ class Slots:
 
     def close(self) -> None:
         """Restore the model to its previous state."""
-        if self.tokens_again:
-            logger.debug("%s tokens were read again with the sums of the library", f"{self.tokens_again:,}")
+        if self.recomputed_tokens:
+            logger.debug("%s tokens were recomputed with torch's matrix products", f"{self.recomputed_tokens:,}")
         if self.last_tokens is not None:
             self.last_tokens.close()
 
     @property
-    def read_tokens(self) -> int:
+    def prefill_tokens(self) -> int:
         """Number of prompt tokens per prefill pass."""
-        return READ_TOKENS.get(self.lm.device.type, READ_TOKENS_ELSEWHERE)
+        return PREFILL_TOKENS.get(self.lm.device.type, PREFILL_TOKENS_ELSEWHERE)
 
-    def readable(self, tokens: int, most: int) -> int:
+    def prompts_per_pass(self, tokens: int, most: int) -> int:
         """Return how many prompts to prefill in one pass, from 1 to `most`."""
-        count = max(1, min(self.read_tokens // tokens, most))
+        count = max(1, min(self.prefill_tokens // tokens, most))
         # Powers of two keep the kernels few.
         return 1 << (count.bit_length() - 1) if self.rounds_row_counts else count
 
-    def read_length(self, tokens: int, *, start: int | None = None) -> int:
+    def padded_length(self, tokens: int, *, start: int | None = None) -> int:
         """Return the padded prefill length per prompt if the longest has `tokens` after `start` or the prefix."""
         room = self.pool.layout.tokens - (self.prefix if start is None else start)
         return min(round_up(tokens), room) if self.rounds_row_counts else tokens
@@ -177,9 +177,9 @@ class Slots:
         """Active rows."""
         return self.rows
 
-    def unread(self, request: SlotRequest) -> int:
+    def uncached_tokens(self, request: SlotRequest) -> int:
         """Return the number of prompt tokens to prefill, without the prefix and the row's cached tokens."""
-        return self.kept.unread(request, self.rows)
+        return self.kept.uncached_tokens(request, self.rows)
 
     def forget(self, row: int) -> None:
         """Release the slot that a finished row keeps."""
@@ -212,13 +212,13 @@ class Slots:
         first = len(self.rows)
         # Kept caches are moved to these slots, and requests ordered by slot.
         self.kept.take_over(requests, self.rows)
-        requests, unread = self.kept.move_to_slots(requests, first=first)
-        unread = self.kept.copy_beginnings(requests, unread, self.rows)
-        if all(len(one.input_ids) - self.prefix == new for one, new in zip(requests, unread, strict=True)):
+        requests, uncached = self.kept.move_to_slots(requests, first=first)
+        uncached = self.kept.copy_beginnings(requests, uncached, self.rows)
+        if all(len(one.input_ids) - self.prefix == new for one, new in zip(requests, uncached, strict=True)):
             return self.prefill_new(requests, first=first)
-        self.largest_pass = max(self.largest_pass, len(requests) * max(unread))
+        self.largest_pass = max(self.largest_pass, len(requests) * max(uncached))
         prompts = [list(request.input_ids) for request in requests]
-        return requests, self.prefill_rest(prompts, max(unread), first=first)
+        return requests, self.prefill_rest(prompts, max(uncached), first=first)
 
     def prefill_new(self, requests: Sequence[SlotRequest], *, first: int) -> tuple[Sequence[SlotRequest], torch.Tensor]:
         """Prefill prompts without cached tokens, each shared one once; return requests by slot, and logits [N, V]."""
@@ -254,7 +254,11 @@ class Slots:
         for index in doubtful:
             logits_1V = self.recompute(rows[index], slot=first + index)
             tokens_N[index] = rows[index].settings.sampler.choose(logits_1V, [rows[index]])[0][0]
-        if doubts and self.rows_again > FEW_ROWS and self.tokens_again > MOST_AGAIN * self.tokens_read:
+        if (
+            doubts
+            and self.recomputed_rows > FEW_ROWS
+            and self.recomputed_tokens > MOST_RECOMPUTED * self.tokens_prefilled
+        ):
             logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
             self.careful = False
             if self.uses_fast_products:
@@ -272,8 +276,8 @@ class Slots:
         constant, so that the result does not depend on other rows.
         """
         ids = [*row.request.input_ids, *row.new]
-        self.rows_again += 1
-        self.tokens_again += len(ids) - self.prefix
+        self.recomputed_rows += 1
+        self.recomputed_tokens += len(ids) - self.prefix
         with self.torch_products():
             most = self.shortest_pass if row.request.reuses_cache else self.largest_pass
             for start in range(self.prefix, len(ids), most):
@@ -291,7 +295,7 @@ class Slots:
 
     def forward(self, prompts: Sequence[Sequence[int]], *, first: int, start: int) -> torch.Tensor:
         """Prefill prompts into slots from `first` on, after `start` cached tokens; return logits [N, V]."""
-        length = self.read_length(max(map(len, prompts)), start=start)
+        length = self.padded_length(max(map(len, prompts)), start=start)
         positions_L = torch.arange(start, start + length, device=self.lm.device)
         self.pool.layout.read(first, len(prompts), start=start)
         end = start + length
@@ -299,12 +303,12 @@ class Slots:
         mask = self.mask(positions_L[None], width=end) if start or self.masks.are_needed_for(end) else None
         return self.read(prompts, positions_L.expand(len(prompts), -1), mask, width=end)
 
-    def prefill_rest(self, prompts: Sequence[Sequence[int]], unread: int, *, first: int) -> torch.Tensor:
-        """Prefill at least the last `unread` tokens of prompts whose earlier tokens are cached; return logits [N, V].
+    def prefill_rest(self, prompts: Sequence[Sequence[int]], uncached: int, *, first: int) -> torch.Tensor:
+        """Prefill at least the last `uncached` tokens of prompts whose earlier tokens are cached; return logits [N, V].
 
         All prompts end at the last position of the pass, so shorter ones recompute some cached tokens.
         """
-        length = self.read_length(unread)
+        length = self.padded_length(uncached)
         starts = [max(self.prefix, len(prompt) - length) for prompt in prompts]
         positions_NL = torch.tensor(starts, device=self.lm.device)[:, None] + torch.arange(
             length, device=self.lm.device
@@ -365,7 +369,7 @@ class Slots:
     @torch.no_grad()
     def run(self, ids_NL: torch.Tensor, positions_NL: torch.Tensor, mask: Mask | None) -> torch.Tensor:
         """Run a forward pass with the slots as KV cache; return logits."""
-        self.tokens_read += ids_NL.numel()
+        self.tokens_prefilled += ids_NL.numel()
         try:
             with self.attention, using_fast_products(self.pass_uses_fast_products):
                 logits: torch.Tensor = self.lm.base(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from partita.lm.base import BatchWay, GenerationOptions, GenerationRequest
+from partita.lm.base import BatchSupport, GenerationOptions, GenerationRequest
 from partita.lm.batch_decoding import BatchDecoder, StopStrings
 from partita.lm.batch_prompts import BatchPrompts
 from partita.lm.generation import beam_search, generation_settings, may_run_past_context
@@ -54,7 +54,7 @@ class ForwardClock:
 
 
 def batch_worst_case(
-    lm: TextModel, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, way: BatchWay
+    lm: TextModel, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, support: BatchSupport
 ) -> Timing:
     """Prefill `rows` prompts of S tokens and decode at the full length of the KV cache.
 
@@ -67,9 +67,9 @@ def batch_worst_case(
         prompt_tokens: S, the length of each prompt in tokens.
         new_tokens: New tokens per row.
         options: Generation settings.
-        way: Which rows can share a batch.
+        support: Which rows can share a batch.
     """
-    requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, way=way)
+    requests = worst_requests(lm, rows, prompt_tokens=prompt_tokens, new_tokens=new_tokens, support=support)
     prompts = lm.batch_prompts(requests, beams=options.beams)
     short = can_skip(lm, options) and new_tokens > 2 * STEPS
     clock = ForwardClock(lm.device)
@@ -97,7 +97,9 @@ def timed_length(lm: TextModel, length: int) -> int:
     return max(1, min(length, lm.context_length - TIMED_STEPS))
 
 
-def batch_decode_step(lm: TextModel, rows: int, *, length: int, options: GenerationOptions, way: BatchWay) -> float:
+def batch_decode_step(
+    lm: TextModel, rows: int, *, length: int, options: GenerationOptions, support: BatchSupport
+) -> float:
     """Return the seconds of a decode step with `length` cached tokens, without prefill where possible.
 
     The fastest of several steps counts: other load on the machine only makes steps slower. Exceptions of the device are
@@ -108,9 +110,9 @@ def batch_decode_step(lm: TextModel, rows: int, *, length: int, options: Generat
         rows: Batch size.
         length: Tokens in the KV cache of each row.
         options: Generation settings.
-        way: Which rows can share a batch.
+        support: Which rows can share a batch.
     """
-    start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS, way=way)
+    start = worst_requests(lm, rows, prompt_tokens=2, new_tokens=TIMED_STEPS, support=support)
     prompts = lm.batch_prompts(start, beams=options.beams)
     clock = ForwardClock(lm.device)
     if can_skip(lm, options):
@@ -120,14 +122,14 @@ def batch_decode_step(lm: TextModel, rows: int, *, length: int, options: Generat
             run(lm, longer(prompts, max(4, length)), options, new_tokens=TIMED_STEPS, clock=clock, cache=cache)
             return min(clock.seconds[1:])
         del cache
-    requests = worst_requests(lm, rows, prompt_tokens=max(2, length), new_tokens=TIMED_STEPS, way=way)
+    requests = worst_requests(lm, rows, prompt_tokens=max(2, length), new_tokens=TIMED_STEPS, support=support)
     clock = ForwardClock(lm.device)
     run(lm, lm.batch_prompts(requests, beams=options.beams), options, new_tokens=TIMED_STEPS, clock=clock)
     return min(clock.seconds[1:])
 
 
 def worst_requests(
-    lm: TextModel, rows: int, *, prompt_tokens: int, new_tokens: int, way: BatchWay
+    lm: TextModel, rows: int, *, prompt_tokens: int, new_tokens: int, support: BatchSupport
 ) -> list[GenerationRequest]:
     """Return prompts of random tokens and equal length, except the last one.
 
@@ -136,12 +138,12 @@ def worst_requests(
         rows: Number of prompts.
         prompt_tokens: Length of each prompt in tokens.
         new_tokens: New tokens per row.
-        way: Whether rows of different lengths can share a batch: then the last prompt is a token shorter.
+        support: Whether rows of different lengths can share a batch: then the last prompt is a token shorter.
     """
     ordinary = torch.tensor(lm.token_ids)
     chance = torch.Generator().manual_seed(rows)
     ids_BS = ordinary[torch.randint(len(ordinary), (rows, prompt_tokens), generator=chance)].tolist()
-    if rows > 1 and prompt_tokens > 1 and way.rows == "padded":
+    if rows > 1 and prompt_tokens > 1 and support.rows == "padded":
         ids_BS[-1] = ids_BS[-1][1:]
     return [GenerationRequest(input_ids=ids, max_new_tokens=new_tokens) for ids in ids_BS]
 

@@ -12,7 +12,7 @@ import torch
 from partita.lm.base import SHORTEST_PREFIX, GenerationOptions, SlotRequest
 from partita.lm.loaded_model import TextModel
 from partita.lm.row import Row
-from partita.lm.slots import Slots, SlotWay
+from partita.lm.slots import Slots, SlotSupport
 from partita.lm.worst_case import ENOUGH_SECONDS, STEPS, TIMED_STEPS
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Timing
@@ -38,7 +38,7 @@ class OpenTimedRows(Protocol):
     """Allocates the cache of a job in the worst case, with all rows active."""
 
     def __call__(
-        self, *, tokens: int, new_tokens: int, shared: int, read_prefix: bool = True
+        self, *, tokens: int, new_tokens: int, shared: int, prefill_prefix: bool = True
     ) -> AbstractContextManager[TimedRows]:
         """Return a context with the rows.
 
@@ -46,7 +46,7 @@ class OpenTimedRows(Protocol):
             tokens: Maximum length of a row, prompt and new tokens.
             new_tokens: New tokens per row.
             shared: Number of prompt tokens that all rows share.
-            read_prefix: Whether the shared tokens have to be prefilled.
+            prefill_prefix: Whether the shared tokens have to be prefilled.
         """
 
 
@@ -80,7 +80,7 @@ def slots_decode_step(open_rows: OpenTimedRows, *, length: int, shared_tokens: i
         shared_tokens: Number of cached tokens that all rows share.
     """
     tokens, shared = length + TIMED_STEPS, held_once(shared_tokens, length=length)
-    with open_rows(tokens=tokens, new_tokens=TIMED_STEPS, shared=shared, read_prefix=False) as worst:
+    with open_rows(tokens=tokens, new_tokens=TIMED_STEPS, shared=shared, prefill_prefix=False) as worst:
         worst.fill()
         return worst.decode(TIMED_STEPS, length=length)
 
@@ -114,9 +114,9 @@ class WorstSlots:
     def read(self, tokens: int) -> float:
         """Prefill as many prompts of this length as fit in one pass; return the seconds for all rows."""
         slots, rows = self.slots, len(self.rows)
-        count = slots.readable(tokens, rows)
-        shorter = next((less for less in range(tokens - 1, 0, -1) if slots.readable(less, rows) > count), 0)
-        more = slots.readable(shorter, rows) if shorter else 0
+        count = slots.prompts_per_pass(tokens, rows)
+        shorter = next((less for less in range(tokens - 1, 0, -1) if slots.prompts_per_pass(less, rows) > count), 0)
+        more = slots.prompts_per_pass(shorter, rows) if shorter else 0
         if more * shorter > FULLER * count * tokens:
             # A pass that holds only `count` prompts of this length may hold more tokens of shorter ones.
             self.read_group(more, tokens=shorter)
@@ -165,11 +165,11 @@ def worst_slots(
     rows: int,
     *,
     options: GenerationOptions,
-    way: SlotWay,
+    support: SlotSupport,
     tokens: int,
     new_tokens: int,
     shared: int,
-    read_prefix: bool = True,
+    prefill_prefix: bool = True,
 ) -> Iterator[WorstSlots]:
     """Allocate slots; see `OpenTimedRows` for the other arguments.
 
@@ -177,10 +177,10 @@ def worst_slots(
         lm: The model.
         rows: Number of slots.
         options: Generation settings.
-        way: How the model supports slots.
+        support: How the model supports slots.
     """
-    prefix = prefix_tokens(lm, shared) if read_prefix else []
-    slots = Slots(lm, options, slots=rows, tokens=tokens, prefix=prefix, seed=0, way=way)
+    prefix = prefix_tokens(lm, shared) if prefill_prefix else []
+    slots = Slots(lm, options, slots=rows, tokens=tokens, prefix=prefix, seed=0, support=support)
     try:
         with lm.without_gradients():
             yield WorstSlots(slots, rows, new_tokens=new_tokens, shared=shared)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from partita.lm.base import AnswerForm, GenerationOptions, Label
+from partita.lm.base import Constraint, GenerationOptions, Label
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.sections.outputs import OutputFeature
@@ -18,7 +18,7 @@ class AnswerEncoder(Protocol):
         """Return the tokens of an answer as it is trained after a prompt, with what a chat template adds after it."""
 
 
-def in_form(
+def with_constraints(
     options: GenerationOptions, config: Config, *, labels: Mapping[str, Sequence[str]], encoder: AnswerEncoder
 ) -> GenerationOptions:
     """Return the generation options with the constraints of the output features.
@@ -35,7 +35,9 @@ def in_form(
     if config.head_output is not None:
         return options
     if config.answers_in_sequence:
-        return replace(options, forms=tuple(form_of(one, labels, encoder) for one in config.output_features))
+        return replace(
+            options, constraints=tuple(constraint_of(one, labels, encoder) for one in config.output_features)
+        )
     grammar = answer_grammar(config.output_features, labels=labels)
     output = config.output_features[0]
     if output.scoring:
@@ -43,11 +45,11 @@ def in_form(
     return replace(options, grammar=grammar)
 
 
-def form_of(output: OutputFeature, labels: Mapping[str, Sequence[str]], encoder: AnswerEncoder) -> AnswerForm:
+def constraint_of(output: OutputFeature, labels: Mapping[str, Sequence[str]], encoder: AnswerEncoder) -> Constraint:
     """Return the constraints of an output that is answered by itself, in sequence with others."""
     if output.scoring:
-        return AnswerForm(labels=scored_labels(output, labels, encoder))
-    return AnswerForm(grammar=answer_grammar([output], labels=labels))
+        return Constraint(labels=scored_labels(output, labels, encoder))
+    return Constraint(grammar=answer_grammar([output], labels=labels))
 
 
 def scored_labels(

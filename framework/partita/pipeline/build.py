@@ -27,7 +27,7 @@ from partita.lm.generation import generation_options, log_checkpoint_settings
 from partita.lm.generation_defaults import effective_generation
 from partita.lm.heads import Head
 from partita.lm.load_model import load_model
-from partita.outputs.constraints import in_form, scored_labels
+from partita.outputs.constraints import scored_labels, with_constraints
 from partita.outputs.decode import Decoder
 from partita.outputs.registry import output_type
 from partita.runs.waiting import waiting
@@ -181,11 +181,11 @@ def prediction_parts(
     """
     shipped = model.checkpoint_generation
     options = generation_options(config, tokenizer=model.tokenizer, checkpoint=shipped)
-    generation = in_form(options, config, labels=labels, encoder=encoder)
+    generation = with_constraints(options, config, labels=labels, encoder=encoder)
     if not generation.labels:  # else nothing is generated
         log_checkpoint_settings(config.generation, shipped)
-    if generation.form and (reason := model.why_no_slots(generation, tokens=1)) is not None:
-        refuse_without_slots(generation, reason, way=model.batch_way(generation, tokens=1))
+    if generation.constraint_hash and (reason := model.why_no_slots(generation, tokens=1)) is not None:
+        refuse_without_slots(generation, reason, support=model.batch_support(generation, tokens=1))
     most = effective_generation(config.generation, shipped).value("max_new_tokens")
     otherwise = most or DEFAULT_NEW_TOKENS
     needed = default_new_tokens(config, tokenizer=model.tokenizer, labels=labels, otherwise=otherwise)
@@ -222,7 +222,7 @@ def answer_sequence(
     limits = new_tokens_by_output(
         config, tokenizer=encoder.formatter.tokenizer, labels=labels, otherwise=otherwise
     ).values()
-    longest = [max((len(label.ids) for label in form.labels), default=0) for form in options.forms]
+    longest = [max((len(label.ids) for label in constraint.labels), default=0) for constraint in options.constraints]
     names = tuple(output.name for output in config.output_features)
     new_tokens = tuple(label or limit for label, limit in zip(longest, limits, strict=True))
     return AnswerSequence(names, new_tokens, encoder.question_tokens(names))

@@ -27,7 +27,7 @@ def answer_fingerprint(parts: PredictionParts, rows: Rows, *, result: Path | Non
     """
     config = parts.config
     settings = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
-    form = parts.generation.form
+    constraint = parts.generation.constraint_hash
     dialogue = config.data.dialogue
     # Otherwise the key of a row has its prompt, which includes everything else that the dialogue section decides.
     turns = {"turns": digest(json.dumps(["in_sequence", dialogue.questions]))} if config.answers_in_sequence else {}
@@ -36,7 +36,7 @@ def answer_fingerprint(parts: PredictionParts, rows: Rows, *, result: Path | Non
         "dataset": rows.fingerprint,
         **{name: digest(json.dumps(value)) for name, value in settings.items()},
         "output_features": digest(
-            *(output_part(output) for output in config.output_features), *([form] if form else ())
+            *(output_part(output) for output in config.output_features), *([constraint] if constraint else ())
         ),
         **turns,
     }

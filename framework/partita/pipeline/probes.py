@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from partita.generation.engine import Engine
-from partita.lm.base import PADDED, SHORTEST_PREFIX, BatchWay, GenerationOptions, GenerativeModel
+from partita.lm.base import PADDED, SHORTEST_PREFIX, BatchSupport, GenerationOptions, GenerativeModel
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Purpose, Timing, Volume
 from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, has_branches
@@ -44,15 +44,15 @@ class GenerationProbe:
         return "slots" if reason is None else "static"
 
     @cached_property
-    def way(self) -> BatchWay:
+    def support(self) -> BatchSupport:
         """Which rows can share a sorted batch."""
-        return self.lm.batch_way(self.options, tokens=self.prompt_tokens + self.new_tokens)
+        return self.lm.batch_support(self.options, tokens=self.prompt_tokens + self.new_tokens)
 
     @property
     def max_rows(self) -> int:
         """Rows of the data that can be generated together, limited by the size of a logits tensor."""
         wide = self.lm.vocabulary_size * self.options.beams
-        most = max_batch_rows(self.lengths, self.way) if self.engine == "static" else len(self.lengths)
+        most = max_batch_rows(self.lengths, self.support) if self.engine == "static" else len(self.lengths)
         return max(1, min(most, MAX_ELEMENTS // wide))
 
     @property
@@ -76,12 +76,12 @@ class GenerationProbe:
             prompt_tokens=self.prompt_tokens,
             new_tokens=self.new_tokens,
             options=self.options,
-            shared_tokens=self.read_once,
+            shared_tokens=self.prefilled_once,
         )
 
     @property
-    def read_once(self) -> int:
-        """Number of shared prompt tokens; the last token of a prompt is always prefilled."""
+    def prefilled_once(self) -> int:
+        """Number of shared prompt tokens that are prefilled once; the last token of a prompt is always prefilled."""
         return min(self.shared_tokens, int(self.lengths.min()) - 1)
 
     def estimated_bytes(self, rows: int) -> int:
@@ -94,19 +94,21 @@ class GenerationProbe:
     def decode_step(self, rows: int) -> float:
         """Return the seconds of a decode step in the middle of a completion, at the average padded length."""
         length = round(self.usual_tokens(rows)) + self.new_tokens // 2
-        return self.lm.time_decode_step(rows, length=max(4, length), shared_tokens=self.read_once, options=self.options)
+        return self.lm.time_decode_step(
+            rows, length=max(4, length), shared_tokens=self.prefilled_once, options=self.options
+        )
 
     def usual_tokens(self, rows: int) -> float:
         """Return the average tokens of a prompt in a batch, with padding."""
         if self.engine == "slots":
             return float(self.lengths.mean())
-        return sorted_volume(self.lengths, rows, way=self.way).tokens / len(self.lengths)
+        return sorted_volume(self.lengths, rows, support=self.support).tokens / len(self.lengths)
 
     def volume(self, rows: int) -> Volume:
         """Return batches and tokens of all prompts, the longest first; slots need no padding."""
         if self.engine == "static":
-            return sorted_volume(self.lengths, rows, way=self.way)
-        shared = self.read_once if self.read_once >= SHORTEST_PREFIX else 0
+            return sorted_volume(self.lengths, rows, support=self.support)
+        shared = self.prefilled_once if self.prefilled_once >= SHORTEST_PREFIX else 0
         tokens = int(self.lengths.sum()) - (len(self.lengths) - 1) * shared
         return Volume(batches=-(-len(self.lengths) // rows), tokens=max(len(self.lengths), tokens))
 
@@ -179,12 +181,12 @@ def countable_rows(rows: int, *, vocabulary_size: int, loss_tokens: int) -> int:
     return max(1, min(rows, MAX_ELEMENTS // (vocabulary_size * max(1, loss_tokens))))
 
 
-def sorted_volume(lengths: np.ndarray, rows: int, *, way: BatchWay = PADDED) -> Volume:
-    """Return batches and padded tokens of rows sorted by descending length, batched as `way` allows."""
+def sorted_volume(lengths: np.ndarray, rows: int, *, support: BatchSupport = PADDED) -> Volume:
+    """Return batches and padded tokens of rows sorted by descending length, batched as `support` allows."""
     ordered = np.sort(lengths.astype(np.int64))[::-1]
-    if way.rows != "padded":
+    if support.rows != "padded":
         _, counts = np.unique(ordered, return_counts=True)
-        most = 1 if way.rows == "one row" else rows
+        most = 1 if support.rows == "one row" else rows
         return Volume(batches=int((-(-counts // most)).sum()), tokens=int(ordered.sum()))
     heads = ordered[::rows]
     counts = np.full(len(heads), rows)
@@ -192,8 +194,8 @@ def sorted_volume(lengths: np.ndarray, rows: int, *, way: BatchWay = PADDED) -> 
     return Volume(batches=len(heads), tokens=int((heads * counts).sum()))
 
 
-def max_batch_rows(lengths: np.ndarray, way: BatchWay) -> int:
-    """Return the number of rows of the largest batch that `way` allows."""
-    if way.rows == "equal lengths":
+def max_batch_rows(lengths: np.ndarray, support: BatchSupport) -> int:
+    """Return the number of rows of the largest batch that `support` allows."""
+    if support.rows == "equal lengths":
         return int(np.unique(lengths, return_counts=True)[1].max())
-    return 1 if way.rows == "one row" else len(lengths)
+    return 1 if support.rows == "one row" else len(lengths)

@@ -206,7 +206,7 @@ def prompt_lengths(
     schema = row_schema(pipeline.config, supervised=False)
     prompts = [EncodedPrompts(rows, pipeline.encoder, schema, process_group=process_group) for rows in sources]
     lengths = np.concatenate([one.lengths for one in prompts])
-    return np.repeat(lengths, pipeline.samples), min(len(one.prefix) for one in prompts)
+    return np.repeat(lengths, pipeline.num_samples), min(len(one.prefix) for one in prompts)
 
 
 def max_loss_tokens_of(sources: Sequence[TokenizedDataset]) -> int:

@@ -164,5 +164,5 @@ def sampling_options(
         top_logprobs=top_logprobs,
         grammar=grammar,
         labels=(),
-        forms=(),
+        constraints=(),
     )

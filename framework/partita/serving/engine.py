@@ -138,7 +138,7 @@ class ServingEngine:
                 "generation.kv_cache: paged is not used: requests have their own settings, and a paged KV cache has "
                 "one set of settings for all rows"
             )
-        options = replace(pipeline.generation.free, kv_cache="slots")
+        options = replace(pipeline.generation.unconstrained, kv_cache="slots")
         self.why_batches = self.lm.why_no_slots(options, tokens=context_tokens)
         """Why requests are answered in batches; None with continuous batching."""
         self._settings = GenerationSettings(options, budget, pipeline.sampling_seed)

@@ -194,7 +194,7 @@ class WaitingRequests(WaitingRows):
         """Remove the rows whose prompts are prefilled next, together, and return their requests."""
         if not self.passes or any(self.lost_tokens(one, slots) for one in self.passes[-1]):
             oldest = self.requests([*reversed(self.rows)][:free])
-            self.plan_passes([replace(one, keep=True, family=0) for one in oldest], slots)
+            self.plan_passes([replace(one, keep=True, prefix_group=0) for one in oldest], slots)
         *self.passes, group = self.passes
         started = {request.row for request in group}
         self.rows = [row for row in self.rows if row not in started]
@@ -202,8 +202,8 @@ class WaitingRequests(WaitingRows):
 
     def lost_tokens(self, request: SlotRequest, slots: AnsweringSlots) -> bool:
         """Return whether cached tokens of a planned prompt were overwritten since."""
-        planned = self.unread[request.row]
-        return planned < len(request.input_ids) and slots.unread(request) > planned
+        planned = self.uncached[request.row]
+        return planned < len(request.input_ids) and slots.uncached_tokens(request) > planned
 
     def plan_passes(self, requests: Sequence[SlotRequest], slots: AnsweringSlots) -> None:
         """Plan which of the requests are prefilled together, the longest first.
@@ -212,14 +212,14 @@ class WaitingRequests(WaitingRows):
         neighbouring slots, which are attended to together. A prompt that begins like another of its pass is not
         planned: it waits, and copies that beginning then.
         """
-        self.unread = {request.row: slots.unread(request) for request in requests}
-        order = sorted(requests, key=lambda request: -self.unread[request.row])[:PLANNED_PROMPTS]
-        tokens = [self.unread[request.row] for request in order]
+        self.uncached = {request.row: slots.uncached_tokens(request) for request in requests}
+        order = sorted(requests, key=lambda request: -self.uncached[request.row])[:PLANNED_PROMPTS]
+        tokens = [self.uncached[request.row] for request in order]
         passes = []
         for start, end in reversed(split_into_passes(tokens, slots)):
             group = [order[start]]
             for request in order[start + 1 : end]:
-                if not copies_more(request, group, unread=self.unread[request.row]):
+                if not copies_more(request, group, uncached=self.uncached[request.row]):
                     group.append(request)
             passes.append(group)
         self.passes = passes
@@ -258,8 +258,8 @@ class RequestScheduler(Scheduler):
         )
 
 
-def copies_more(request: SlotRequest, group: Sequence[SlotRequest], *, unread: int) -> bool:
-    """Return whether a request could copy at least half of its `unread` tokens, and not few, after the group."""
-    cached = len(request.input_ids) - unread
+def copies_more(request: SlotRequest, group: Sequence[SlotRequest], *, uncached: int) -> bool:
+    """Return whether a request could copy at least half of its `uncached` tokens, and not few, after the group."""
+    cached = len(request.input_ids) - uncached
     most = max(common_tokens(request.input_ids, other.input_ids) for other in group)
-    return most - cached >= max(PASS_TOKENS, unread / 2)
+    return most - cached >= max(PASS_TOKENS, uncached / 2)

@@ -61,7 +61,7 @@ class RowJobs:
 
     def _answer(self, jobs: Sequence[RowJob]) -> None:
         """Answer the rows of several jobs together; if that fails, those of each job separately."""
-        if len(jobs) > 1 and self.parts.generation.samples and have_equal_keys(jobs):
+        if len(jobs) > 1 and self.parts.generation.do_sample and have_equal_keys(jobs):
             # Rows with equal keys would count as copies of one another, and their random numbers would differ.
             self._answer_separately(jobs)
             return

@@ -70,7 +70,7 @@ class RowService:
             ),
             "sections": section_fingerprints(self.config),
             "labels": labels,
-            "samples": self.parts.generation.samples,
+            "do_sample": self.parts.generation.do_sample,
             "max_new_tokens": self.parts.max_new_tokens,
             "context_tokens": core.context_tokens if self.in_slots else None,
             "model_context_tokens": core.lm.context_length,
@@ -113,7 +113,7 @@ class RowService:
         requests: list[AnswerRequest | PredictionRecord] = []
         for row in range(len(rows)):
             if row in ids:
-                key = prompts.sampling_key(row) if options.samples else b""
+                key = prompts.sampling_key(row) if options.do_sample else b""
                 requests.append(AnswerRequest(ids[row], int(new_tokens[row]), options, key=key))
             else:
                 skipped = prompts.skipped.get(row)

@@ -31,11 +31,11 @@ class WaitingEpisodes(WaitingRows):
         cached has few new tokens.
         """
         waiting = [replace(request, keep=self.keeps) for request in self.requests(self.rows)]
-        unread = {request.row: slots.unread(request) for request in waiting}
-        waiting.sort(key=lambda request: (-unread[request.row], request.row))
-        longest = unread[waiting[0].row]
-        similar = sum(MAX_LENGTH_RATIO * unread[request.row] >= longest for request in waiting)
-        group = waiting[: slots.readable(longest, min(free, similar))]
+        uncached = {request.row: slots.uncached_tokens(request) for request in waiting}
+        waiting.sort(key=lambda request: (-uncached[request.row], request.row))
+        longest = uncached[waiting[0].row]
+        similar = sum(MAX_LENGTH_RATIO * uncached[request.row] >= longest for request in waiting)
+        group = waiting[: slots.prompts_per_pass(longest, min(free, similar))]
         self.remove({request.row for request in group})
         return group
 

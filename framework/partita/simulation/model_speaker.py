@@ -104,8 +104,8 @@ class ModelSpeaker:
         reason = self.spec.lm.why_no_slots(self.spec.options, tokens=self.spec.context_tokens)
         if reason is not None:
             whose = "" if self.agent == AGENT else f"of {self.agent} "
-            way = self.spec.lm.batch_way(self.spec.options, tokens=self.spec.context_tokens)
-            logger.info("dialogues %sare answered %s", whose, way.describe(reason))
+            support = self.spec.lm.batch_support(self.spec.options, tokens=self.spec.context_tokens)
+            logger.info("dialogues %sare answered %s", whose, support.describe(reason))
         with self.spec.lm.evaluating():
             self.scheduler = self.new_scheduler() if reason is None else None
             try:
@@ -117,7 +117,9 @@ class ModelSpeaker:
     def new_scheduler(self) -> DialogueScheduler:
         """Create a scheduler that takes its rows from this speaker."""
         spec = self.spec
-        work = RowRequests(self.lengths, self.new_tokens, self.prompts, self.key, form=self.form)
+        work = RowRequests(
+            self.lengths, self.new_tokens, self.prompts, self.key, constraint_index=self.constraint_index
+        )
         settings = GenerationSettings(spec.options, spec.budget, spec.seed, stopping=self.stopping)
         scheduler = DialogueScheduler(spec.lm, work, settings, rows=self)
         scheduler.context_tokens = spec.context_tokens
@@ -157,15 +159,15 @@ class ModelSpeaker:
     def generate_batch(self) -> list[RowResult]:
         """Answer all waiting episodes at once, those that are asked for the same output of a turn together."""
         spec, results = self.spec, list[RowResult]()
-        by_form: dict[int, list[int]] = {}
+        by_constraint: dict[int, list[int]] = {}
         for row in self.take(len(self.lengths)):
-            by_form.setdefault(self.form(row), []).append(row)
-        for form, rows in by_form.items():
+            by_constraint.setdefault(self.constraint_index(row), []).append(row)
+        for constraint, rows in by_constraint.items():
             requests = [
                 GenerationRequest(ids, int(self.new_tokens[row]), key=self.key(row))
                 for row, ids in zip(rows, self.prompts(rows), strict=True)
             ]
-            settings = GenerationSettings(spec.options.of_form(form), spec.budget, spec.seed)
+            settings = GenerationSettings(spec.options.with_constraint(constraint), spec.budget, spec.seed)
             answers = requests_in_batches(spec.lm, requests, settings)
             results += [RowResult(row, generated, None) for row, generated in zip(rows, answers, strict=True)]
         return results
@@ -254,14 +256,14 @@ class ModelSpeaker:
         """Return the prompt tokens of active episodes."""
         return [list(self.requested[row].prompt.input_ids) for row in rows]
 
-    def form(self, row: int) -> int:
+    def constraint_index(self, row: int) -> int:
         """Return the index of the output that an active episode is asked for."""
         return len(self.requested[row].answers)
 
     def key(self, row: int) -> bytes:
         """Return the sampling key of an active episode: its key, turn and, other than for the main agent, agent."""
         # The row is not part of the key: the same episode may run at any index.
-        episode, output = self.requested[row].episode, self.form(row)
+        episode, output = self.requested[row].episode, self.constraint_index(row)
         agent = "" if self.agent == AGENT else f"\0{self.agent}"
         later = f"\0\0{output}" if output else ""
         return f"{episode.key}\0{episode.turns_of(self.agent)}{agent}{later}".encode()

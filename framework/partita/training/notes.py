@@ -29,7 +29,7 @@ from partita_trainers.process_group import ProcessGroup
 from partita_trainers.registry import compares_with_start
 
 if TYPE_CHECKING:
-    from partita.lm.branches import BranchWay
+    from partita.lm.branches import BranchSupport
 
 logger = logging.getLogger(__name__)
 
@@ -103,13 +103,13 @@ def note_branches(directory: RunDirectory, pipeline: Pipeline, datasets: Trainin
     """Record how the answers of pairs are computed, and log what it costs if each is a separate row."""
     if datasets.training is None or not datasets.training.encoded.branched:
         return
-    way: BranchWay | None = getattr(pipeline.lm, "branch_way", None)
-    if way is None:
+    support: BranchSupport | None = getattr(pipeline.lm, "branch_support", None)
+    if support is None:
         return
     repeated_tokens = datasets.training.encoded.repeated_tokens
-    if way.reason is not None:
-        logger.info("%s: each answer is computed as a separate row, %s", way.reason, cost(repeated_tokens))
-    noted = {"separate_rows": way.reason is not None, "reason": way.reason, "repeated_tokens": repeated_tokens}
+    if support.reason is not None:
+        logger.info("%s: each answer is computed as a separate row, %s", support.reason, cost(repeated_tokens))
+    noted = {"separate_rows": support.reason is not None, "reason": support.reason, "repeated_tokens": repeated_tokens}
     directory.note(branches=noted)
 
 

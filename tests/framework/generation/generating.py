@@ -28,11 +28,11 @@ def generate_rows(
     token_budget: int | None = None,
     stopping: Callable[[], bool] = never,
     process_group: ProcessGroup = SINGLE_PROCESS,
-    samples: int = 1,
+    num_samples: int = 1,
 ) -> Iterator[BatchResult]:
     """Yield the results of the rows that are not in `done`; a `budget` keeps its limit and gets the other sizes."""
     budget = BatchBudget(batch_size) if budget is None else budget
     budget.batch_size, budget.token_budget = batch_size, token_budget
     settings = GenerationSettings(options, budget, seed, stopping=stopping, process_group=process_group)
-    job = GenerationJob(prompts, settings, engine, max_new_tokens, samples=samples)
+    job = GenerationJob(prompts, settings, engine, max_new_tokens, num_samples=num_samples)
     return LocalGenerator(lm).generate(job, done=done)

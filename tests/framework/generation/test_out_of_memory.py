@@ -70,7 +70,7 @@ class Prompts:
         self.digests = np.array(
             [f"{index % 20} {length}".encode() for index, length in enumerate(lengths)], dtype="V16"
         )
-        self.families = None
+        self.prefix_groups = None
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
 

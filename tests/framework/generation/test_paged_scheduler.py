@@ -56,10 +56,10 @@ def test_every_row_is_answered_once_as_if_alone(lm: Any, slots: int, prefix: lis
     assert answers(lm, prompts, options=PAGED, batch_size=slots) == one_by_one(lm, prompts)
 
 
-@pytest.mark.parametrize("samples", [1, 3])
-def test_sampled_answers_are_those_of_slots(lm: Any, samples: int) -> None:
-    prompts = SampledPrompts(prompts_of(LENGTHS[::samples], prefix=PREFIX), samples=samples)
-    found = [answers(lm, prompts, options=options, samples=samples) for options in (SAMPLED, PAGED_SAMPLED)]
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_sampled_answers_are_those_of_slots(lm: Any, num_samples: int) -> None:
+    prompts = SampledPrompts(prompts_of(LENGTHS[::num_samples], prefix=PREFIX), num_samples=num_samples)
+    found = [answers(lm, prompts, options=options, num_samples=num_samples) for options in (SAMPLED, PAGED_SAMPLED)]
     assert found[0] == found[1]
     assert len(set(found[0].values())) > len(prompts) // 2
 

@@ -6,7 +6,7 @@ import pytest
 
 from partita.data.formatting.row_tokenizer import PromptExample
 from partita.generation import prompts as generation_prompts
-from partita.generation.prompts import FAMILY_TOKENS, EncodedPrompts
+from partita.generation.prompts import PREFIX_GROUP_TOKENS, EncodedPrompts
 from partita.lm.scripted import ScriptedModel
 from partita_schema.rows import row_schema
 
@@ -70,12 +70,12 @@ class Tokens:
 
 
 @pytest.mark.parametrize("held", [10_000, 300, 0])
-def test_prompts_that_begin_alike_are_a_family(
+def test_prompts_that_begin_alike_are_a_prefix_group(
     make_config: Any, make_rows: Any, monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
     monkeypatch.setattr(generation_prompts, "MAX_HELD_TOKENS", held)
     shared = range(9)
-    first, second = ([*shared, *range(start, start + FAMILY_TOKENS)] for start in (100, 300))
+    first, second = ([*shared, *range(start, start + PREFIX_GROUP_TOKENS)] for start in (100, 300))
     almost = [*first[:-1], 7]
     tokens = [first, [*second, 1], [*first, 1], [*second, 2, 3], almost, [*first, 2], list(shared), [*shared, 5, 6]]
     # The first rows show how long the prefix of all prompts is.
@@ -83,18 +83,18 @@ def test_prompts_that_begin_alike_are_a_family(
     rows = make_rows([{"question": " ".join(map(str, ids))} for ids in tokens])
     prompts = prompts_of(rows, Tokens(), make_config())
     assert prompts.prefix == list(shared)
-    families = prompts.families
-    assert families is not None
-    assert families[[2, 4, 7]].tolist() == [families[2]] * 3
-    assert families[[3, 5]].tolist() == [families[3]] * 2
-    assert families[2] != families[3]
-    assert [row for row, family in enumerate(families) if family < 0] == [0, 1, 6, 8, 9]
+    prefix_groups = prompts.prefix_groups
+    assert prefix_groups is not None
+    assert prefix_groups[[2, 4, 7]].tolist() == [prefix_groups[2]] * 3
+    assert prefix_groups[[3, 5]].tolist() == [prefix_groups[3]] * 2
+    assert prefix_groups[2] != prefix_groups[3]
+    assert [row for row, prefix_group in enumerate(prefix_groups) if prefix_group < 0] == [0, 1, 6, 8, 9]
     alone = prompts_of(
         make_rows([{"question": " ".join(map(str, ids))} for ids in tokens[:4]]), Tokens(), make_config()
     )
-    assert alone.families is None
+    assert alone.prefix_groups is None
 
 
 def test_no_rows_give_no_prompts(make_config: Any, make_rows: Any) -> None:
     prompts = prompts_of(make_rows([]), encoder_of(make_config(), UPPER), make_config())
-    assert (len(prompts), prompts.lengths.tolist(), prompts.families) == (0, [], None)
+    assert (len(prompts), prompts.lengths.tolist(), prompts.prefix_groups) == (0, [], None)

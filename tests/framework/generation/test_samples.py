@@ -14,7 +14,7 @@ from partita.generation.requests import BatchResult
 from partita.generation.sampled_prompts import SampledPrompts
 from partita.generation.static_batches import plan_samples
 from partita.generation.work_queue import PlannedRowQueue
-from partita.lm.base import BatchWay, GenerationOptions
+from partita.lm.base import BatchSupport, GenerationOptions
 from partita_trainers.process_group import ProcessGroup
 
 from ...properties import examples
@@ -37,10 +37,10 @@ def lm() -> Any:
 
 
 def batches_of(lm: Any, prompts: Prompts, *, engine: str = "slots", **options: Any) -> list[BatchResult]:
-    sampled = SampledPrompts(prompts, samples=SAMPLES)
+    sampled = SampledPrompts(prompts, num_samples=SAMPLES)
     done = np.repeat(np.isin(np.arange(len(prompts)), options.pop("done", [])), SAMPLES)
     defaults: dict[str, Any] = {"options": SAMPLED, "max_new_tokens": NEW, "batch_size": 6, "seed": 1}
-    return list(generate_rows(lm, sampled, engine=engine, done=done, **(defaults | {"samples": SAMPLES} | options)))
+    return list(generate_rows(lm, sampled, engine=engine, done=done, **(defaults | {"num_samples": SAMPLES} | options)))
 
 
 def answers(batches: Sequence[BatchResult]) -> dict[int, tuple[int, ...]]:
@@ -62,7 +62,7 @@ def test_samples_do_not_depend_on_slots_engine_order_or_other_rows(
     lm: Any, slots: int, engine: str, prefix: bool, order: random.Random, done: set[int]
 ) -> None:
     prompts = prompts_of(LENGTHS, prefix=PREFIX if prefix else ())
-    straight = answers(batches_of(lm, prompts, samples=1, batch_size=1))
+    straight = answers(batches_of(lm, prompts, num_samples=1, batch_size=1))
     rows = list(range(len(LENGTHS)))
     order.shuffle(rows)
     moved = Prompts([prompts.ids[row] for row in rows], prefix=prompts.prefix)
@@ -100,7 +100,7 @@ def test_the_prompt_of_a_row_is_computed_once_for_all_samples(lm: Any, slots: in
     options = {"options": GenerationOptions({**SAMPLED.arguments, "min_new_tokens": NEW}), "batch_size": slots}
     batches = batches_of(lm, prompts, **options)
     assert sum(batch.prompt_tokens for batch in batches) == 75 + len(PREFIX)
-    apart = batches_of(lm, prompts, samples=1, **options)
+    apart = batches_of(lm, prompts, num_samples=1, **options)
     assert sum(batch.prompt_tokens for batch in apart) == SAMPLES * 75 + len(PREFIX)
     assert answers(batches) == answers(apart)
 
@@ -167,7 +167,7 @@ def test_the_samples_of_a_row_are_taken_by_one_rank() -> None:
 @pytest.mark.parametrize("rows", ["padded", "equal lengths", "one row"])
 def test_static_batches_of_the_samples_of_a_row_are_in_one_group(batch_size: int, rows: Any) -> None:
     lengths = np.repeat(np.array([4, 0, 9, 4, 2]), SAMPLES)
-    plan = plan_samples(lengths, SAMPLES, batch_size=batch_size, way=BatchWay(rows))
+    plan = plan_samples(lengths, SAMPLES, batch_size=batch_size, support=BatchSupport(rows))
     groups = [{int(row) // SAMPLES for batch in group for row in batch} for group in plan]
     assert sorted(row for group in groups for row in group) == [0, 2, 3, 4]
     batches = [batch.tolist() for group in plan for batch in group]

@@ -69,7 +69,7 @@ class Prompts:
         digests = [hashlib.blake2b(repr(prompt).encode(), digest_size=16).digest() for prompt in self.ids]
         self.digests = np.array(digests, dtype="V16")
         self.prefix = prefix
-        self.families: Any = None
+        self.prefix_groups: Any = None
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
 

@@ -108,11 +108,11 @@ def by_hand(lm: Any, parts: PipelineParts, row: dict[str, Any]) -> dict[str, str
 
 def alone(lm: Any, parts: PipelineParts, prompt: PromptExample, index: int) -> str:
     assert parts.sequence is not None
-    form = parts.generation.forms[index]
-    if form.labels:
+    constraint = parts.generation.constraints[index]
+    if constraint.labels:
         scores = scores_by_hand(lm, prompt.input_ids)
         return max(scores, key=lambda label: scores[label])
-    options = replace(parts.generation, forms=(), grammar=form.grammar)
+    options = replace(parts.generation, constraints=(), grammar=constraint.grammar)
     request = GenerationRequest(prompt.input_ids, parts.sequence.new_tokens[index])
     [answer] = generate_requests(lm, [request], GenerationSettings(options, BatchBudget(1), seed=1))
     return answer.text
@@ -317,7 +317,7 @@ def test_without_a_constraint_the_options_have_no_form(lm: Any) -> None:
     held = parts_of(lm, config_of()).generation
 
     assert isinstance(free, GenerationOptions)
-    assert (free.form, free.free) == ("", replace(free, forms=()))
-    assert held.form
+    assert (free.constraint_hash, free.unconstrained) == ("", replace(free, constraints=()))
+    assert held.constraint_hash
     assert held.is_constrained
     assert held.scores_labels

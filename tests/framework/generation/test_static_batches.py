@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings, unanswerable
 from partita.generation.static_batches import plan_batches, requests_in_batches
-from partita.lm.base import BatchWay, Generated, GenerationOptions, GenerationRequest
+from partita.lm.base import BatchSupport, Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import JobError
 
@@ -28,7 +28,7 @@ class Prompts:
         self.keys = np.zeros((len(ids), 16), dtype=np.uint8)
         self.prefix: list[int] = []
         self.digests = np.zeros(len(ids), dtype="V16")
-        self.families = None
+        self.prefix_groups = None
         self.errors: dict[int, str] = {}
         self.skipped: dict[int, str] = {}
 
@@ -73,12 +73,12 @@ def test_every_row_with_a_prompt_is_planned_once_longest_first(lengths: list[int
 def test_rows_are_planned_with_rows_of_equal_length_or_alone(lengths: list[int], batch_size: int) -> None:
     given = np.array(lengths, dtype=np.int32)
     order = [int(row) for batch in plan_batches(given, batch_size=batch_size) for row in batch]
-    equal = plan_batches(given, batch_size=batch_size, way=BatchWay("equal lengths"))
+    equal = plan_batches(given, batch_size=batch_size, support=BatchSupport("equal lengths"))
     assert [int(row) for batch in equal for row in batch] == order
     assert all(len({lengths[row] for row in batch}) == 1 and len(batch) <= batch_size for batch in equal)
     full = [lengths[batch[0]] for batch in equal if len(batch) < batch_size]
     assert len(full) == len(set(full)), "at most one batch per length is not full"
-    alone = plan_batches(given, batch_size=batch_size, way=BatchWay("one row"))
+    alone = plan_batches(given, batch_size=batch_size, support=BatchSupport("one row"))
     assert [batch.tolist() for batch in alone] == [[row] for row in order]
 
 
@@ -89,8 +89,8 @@ class Choosy(ScriptedModel):
         super().__init__(str.upper)
         self.given: list[list[int]] = []
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
-        return BatchWay("equal lengths", "it is choosy")
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
+        return BatchSupport("equal lengths", "it is choosy")
 
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int

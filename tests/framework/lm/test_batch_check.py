@@ -17,7 +17,7 @@ from partita.generation.engine import choose_engine
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.generation.static_batches import requests_in_batches
-from partita.lm.base import PADDED, BatchWay, GenerationOptions
+from partita.lm.base import PADDED, BatchSupport, GenerationOptions
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.base import Batch
 
@@ -121,9 +121,9 @@ def test_generation_settings_of_every_second_architecture_are_applied(architectu
     ],
 )
 def test_rows_are_batched_as_far_as_logits_stay_the_same(tiny, kind: str, rows: str, reason: str | None) -> None:
-    way = tiny(kind).batch_way(GREEDY, tokens=30)
-    assert way.rows == rows
-    assert way.reason is None if reason is None else re.fullmatch(reason, way.reason)
+    support = tiny(kind).batch_support(GREEDY, tokens=30)
+    assert support.rows == rows
+    assert support.reason is None if reason is None else re.fullmatch(reason, support.reason)
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,13 @@ def test_the_log_says_how_rows_are_batched_and_why(tiny, kind: str, how: str, wh
 def test_models_with_slots_skip_the_check_of_batches(tiny) -> None:
     lm = tiny("gpt2")
     assert choose_engine(lm, np.array([3, 5], dtype=np.int32), options=GREEDY, max_new_tokens=2) == "slots"
-    assert "short_batch_way" not in vars(lm)
+    assert "short_batch_support" not in vars(lm)
 
 
 def test_beam_search_is_refused_if_rows_influence_each_other(tiny) -> None:
     with pytest.raises(ModelError, match=r"^generation\.num_beams: beams go through the model together, and Rwkv"):
-        tiny("rwkv").batch_way(BEAMS, tokens=9)
-    assert tiny("llama").batch_way(BEAMS, tokens=9) == PADDED
+        tiny("rwkv").batch_support(BEAMS, tokens=9)
+    assert tiny("llama").batch_support(BEAMS, tokens=9) == PADDED
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,10 @@ def test_limits_that_only_long_rows_reach_are_known_beforehand(
     lm = tiny("llama")
     for name, value in changes.items():
         monkeypatch.setattr(lm.base.config, name, value, raising=False)
-    assert lm.batch_way(GREEDY, tokens=limit or 1000) == PADDED
+    assert lm.batch_support(GREEDY, tokens=limit or 1000) == PADDED
     if limit is not None:
         message = f"beyond {limit} tokens {reason}, and there are rows of {limit + 1}"
-        assert lm.batch_way(GREEDY, tokens=limit + 1) == BatchWay("equal lengths", message)
+        assert lm.batch_support(GREEDY, tokens=limit + 1) == BatchSupport("equal lengths", message)
 
 
 def test_out_of_memory_in_the_check_says_nothing_about_the_model(small) -> None:
@@ -187,17 +187,17 @@ def test_out_of_memory_in_the_check_says_nothing_about_the_model(small) -> None:
 
     lm.base.register_forward_pre_hook(refuse)
     with pytest.raises(OutOfMemory, match="4 rows of 11 tokens do not fit in memory next to the model; free some, or"):
-        lm.batch_way(GREEDY, tokens=20)
+        lm.batch_support(GREEDY, tokens=20)
     with pytest.raises(OutOfMemory, match="do not fit in memory"):
         lm.check_loss()
     full[0] = False
-    assert lm.batch_way(GREEDY, tokens=20) == PADDED
+    assert lm.batch_support(GREEDY, tokens=20) == PADDED
 
 
 def test_the_check_includes_virtual_tokens_before_the_prompts(small) -> None:
     for kind in ("prompt_tuning", "prefix_tuning"):
         lm = small.load(small.config(adapter={"type": kind, "num_virtual_tokens": 3}))
-        assert lm.batch_way(GREEDY, tokens=20) == PADDED
+        assert lm.batch_support(GREEDY, tokens=20) == PADDED
 
 
 def test_a_prompt_of_one_token_does_not_continue_the_previous_row(small, tiny) -> None:

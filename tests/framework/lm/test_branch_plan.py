@@ -126,5 +126,5 @@ def test_a_run_says_what_separate_rows_cost(architectures: ModuleType, tmp_path:
 def test_the_tables_say_what_the_models_do(architectures: ModuleType, kind: str, tmp_path: Path) -> None:
     lm = architectures.saved_and_loaded(kind, tmp_path)
 
-    assert (lm.branch_way.reason is None) == (kind in TOGETHER)
+    assert (lm.branch_support.reason is None) == (kind in TOGETHER)
     assert not APART & TOGETHER

@@ -92,7 +92,7 @@ def test_branches_have_the_log_probabilities_and_gradients_of_rows_alone(
 ) -> None:
     lm = small.load(small.config(architecture=architecture, model_parameters={"attention": attention}))
     assert_same_as_alone(lm)
-    assert lm.branch_way.reason is None
+    assert lm.branch_support.reason is None
 
 
 @pytest.mark.parametrize("architecture", ["mistral", "gemma2"])
@@ -103,7 +103,7 @@ def test_branches_longer_than_a_sliding_window_equal_rows_alone(small: Any, arch
     (tmp_path / SUMS).unlink()
     lm = small.load(small.config(base_model=str(tmp_path)))
     assert lm.base.config.sliding_window == 4
-    assert lm.branch_way.reason is None
+    assert lm.branch_support.reason is None
     assert_same_as_alone(lm)
     positions_BT = rows(lm).position_ids_BT
     mask = branch_inputs(positions_BT, ends_of_sight(positions_BT), model=lm.base)["attention_mask"]
@@ -127,7 +127,7 @@ def test_other_architectures_get_masks_by_type_of_layer_or_a_row_for_each_branch
 ) -> None:
     lm = architectures.saved_and_loaded(kind, tmp_path, window=window)
     batch = rows(lm)
-    assert lm.branch_way.reason == reason
+    assert lm.branch_support.reason == reason
     with torch.no_grad(), lm.evaluating():
         together, alone = (lm.token_log_probs(lm.module, one) for one in (batch, separate_rows(batch)))
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
@@ -140,7 +140,7 @@ def test_branches_with_an_adapter_equal_rows_alone(small: Any, adapter: dict[str
     lm = small.load(small.config(adapter=adapter))
     small.take_steps(lm, steps=2)
     assert_same_as_alone(lm)
-    reason = lm.branch_way.reason
+    reason = lm.branch_support.reason
     assert reason == ("prompt_tuning puts virtual tokens before each row" if adapter is PREFIXES else None)
 
 

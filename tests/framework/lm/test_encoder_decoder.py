@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from partita.lm.base import AnswerForm, BatchWay, GenerationOptions, GenerationRequest, Label
+from partita.lm.base import BatchSupport, Constraint, GenerationOptions, GenerationRequest, Label
 from partita.lm.encoder_decoder import EncoderDecoderModel
 from partita.lm.encoders import heads_of_encoder
 from partita_schema.errors import ConfigError, ModelError
@@ -237,9 +237,11 @@ def test_the_encoder_runs_once_per_batch_of_scored_rows(models) -> None:
 @pytest.mark.parametrize("architecture", SIZES)
 def test_rows_of_any_length_share_a_batch_and_slots_are_not_used(models, architecture: str) -> None:
     lm = models(architecture)
-    assert lm.batch_way(GREEDY, tokens=30) == BatchWay("padded", scores_labels=True)
-    several = GenerationOptions({"do_sample": False}, forms=(AnswerForm(), AnswerForm(labels=(Label("one", (7,)),))))
-    assert not lm.batch_way(several, tokens=30).scores_labels
+    assert lm.batch_support(GREEDY, tokens=30) == BatchSupport("padded", scores_labels=True)
+    several = GenerationOptions(
+        {"do_sample": False}, constraints=(Constraint(), Constraint(labels=(Label("one", (7,)),)))
+    )
+    assert not lm.batch_support(several, tokens=30).scores_labels
     assert lm.why_no_slots(GREEDY, tokens=30) == "an encoder next to the decoder"
     lm.check_loss()
 
@@ -249,7 +251,7 @@ def test_packing_and_guidance_are_refused(models) -> None:
     with pytest.raises(ModelError, match=r"rows cannot be packed for an encoder-decoder.*\{type: bucket\}"):
         lm.check_packing()
     with pytest.raises(ModelError, match=r"generation.guidance_scale: .* this is an encoder-decoder; remove it"):
-        lm.batch_way(GenerationOptions({"guidance_scale": 2.0}), tokens=9)
+        lm.batch_support(GenerationOptions({"guidance_scale": 2.0}), tokens=9)
 
 
 def test_virtual_tokens_of_any_peft_method_are_refused(small, folders) -> None:
@@ -372,7 +374,7 @@ def test_a_checkpoint_restores_the_weights_bit_for_bit(small, folders, architect
 
 def test_the_worst_case_generates_every_token_of_every_row(models) -> None:
     lm, steps = models("bart"), []
-    lm.batch_way(GREEDY, tokens=12)  # its first call runs the model
+    lm.batch_support(GREEDY, tokens=12)  # its first call runs the model
     handle = lm.base.get_decoder().register_forward_hook(lambda layer, inputs, output: steps.append(1))
     timing = lm.generate_worst_case(3, prompt_tokens=12, new_tokens=7, options=GREEDY)
     handle.remove()

@@ -34,7 +34,7 @@ from partita.lm.fast_linear import (
     using_fast_products,
 )
 from partita.lm.products import Implementation
-from partita.lm.slots import Slots, SlotWay
+from partita.lm.slots import Slots, SlotSupport
 from partita_trainers import torch_internals
 
 from ...properties import ends, first, in_long_tests
@@ -310,14 +310,14 @@ def test_large_models_are_computed_without_idle_slots_and_longer_prompts(small: 
         request.row: small.greedy_alone(lm, request) for request in requests
     }
     assert any(round_up(rows) != rows for rows in seen.rows) == faster
-    slots = Slots(lm, GREEDY, slots=40, tokens=60, prefix=(), seed=0, way=SlotWay(True, True))
-    assert slots.readable(60, 40) == 17
-    assert slots.read_length(37) == 37
+    slots = Slots(lm, GREEDY, slots=40, tokens=60, prefix=(), seed=0, support=SlotSupport(True, True))
+    assert slots.prompts_per_pass(60, 40) == 17
+    assert slots.padded_length(37) == 37
     slots.close()
 
 
 def test_idle_slots_that_pad_a_step_change_nothing(small: Any, lm: Any, products: Implementation) -> None:
-    slots = Slots(lm, GREEDY, slots=24, tokens=60, prefix=PREFIX, seed=0, way=SlotWay(True, True))
+    slots = Slots(lm, GREEDY, slots=24, tokens=60, prefix=PREFIX, seed=0, support=SlotSupport(True, True))
     requests = small.slot_requests(*[(1 + row, 30) for row in range(17)], prefix=PREFIX)
     slots.admit(requests)
     held = [tensor[:, :, : len(PREFIX)].clone() for tensor in slots.pool.held]
@@ -336,15 +336,15 @@ def test_idle_slots_that_pad_a_step_change_nothing(small: Any, lm: Any, products
 
 
 def test_prompts_are_prefilled_in_powers_of_two_for_onednn(lm: Any, products: Implementation) -> None:
-    slots = Slots(lm, GREEDY, slots=40, tokens=60, prefix=(), seed=0, way=SlotWay(True, True))
-    found = [slots.readable(tokens, most) for tokens, most in ((60, 40), (60, 13), (1, 1), (5000, 40))]
+    slots = Slots(lm, GREEDY, slots=40, tokens=60, prefix=(), seed=0, support=SlotSupport(True, True))
+    found = [slots.prompts_per_pass(tokens, most) for tokens, most in ((60, 40), (60, 13), (1, 1), (5000, 40))]
     assert found == ([16, 8, 1, 1] if products.is_onednn else [17, 13, 1, 1])
     slots.close()
 
 
 def test_prompts_as_long_as_their_slots_are_not_padded(small: Any, lm: Any, faster: bool) -> None:
     request = small.slot_requests((37, 1))[0]
-    slots = Slots(lm, GREEDY, slots=1, tokens=37, prefix=(), seed=0, way=SlotWay(True, True))
+    slots = Slots(lm, GREEDY, slots=1, tokens=37, prefix=(), seed=0, support=SlotSupport(True, True))
     answers = slots.admit([request])
     assert answers[0].generated is not None
     assert answers[0].generated.ids == small.greedy_alone(lm, request)
@@ -374,13 +374,13 @@ def test_rows_with_near_ties_are_recomputed_with_the_products_of_torch(
     wanted = [small.greedy_alone(lm, request) for request in requests]
     assert [one.ids for one in found] == wanted
     assert any(first in ids for ids in wanted), "two tokens must be equally likely"
-    assert ("with the sums of the library" in caplog.text) == faster
+    assert ("recomputed with torch" in caplog.text) == faster
 
 
 def test_a_row_is_recomputed_in_passes_no_larger_than_before(small: Any, lm: Any, faster: bool) -> None:
     request = small.slot_requests((9, 50))[0]
     doubled(small, lm, [GenerationRequest(list(request.input_ids), 50)])
-    slots = Slots(lm, GREEDY, slots=1, tokens=59, prefix=(), seed=0, way=SlotWay(True, True), shortest_pass=4)
+    slots = Slots(lm, GREEDY, slots=1, tokens=59, prefix=(), seed=0, support=SlotSupport(True, True), shortest_pass=4)
     answers = slots.admit([request])
     sizes: list[int] = []
     hook = lm.base.get_input_embeddings().register_forward_hook(
@@ -408,7 +408,7 @@ def test_torch_computes_everything_if_near_ties_are_frequent(
     }
     assert bool(seen.rows) == faster
     assert ("two tokens are as likely too often" in caplog.text) == faster
-    assert sum("were read again" in line for line in caplog.messages) == faster
+    assert sum("were recomputed" in line for line in caplog.messages) == faster
 
 
 def test_streamed_pieces_of_recomputed_answers_join_to_the_answer(small: Any, lm: Any, faster: bool) -> None:

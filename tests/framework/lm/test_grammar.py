@@ -110,7 +110,7 @@ def test_greedy_answers_are_the_likeliest_allowed_ones_for_any_number_of_slots(s
     for slots in (1, 2, 6):
         assert texts(small.answer_in_slots(lm, requests, slots=slots, options=options)) == wanted
     assert len(set(wanted.values())) > 3
-    free = texts(small.answer_in_slots(lm, requests, slots=6, options=options.free))
+    free = texts(small.answer_in_slots(lm, requests, slots=6, options=options.unconstrained))
     with pytest.raises(ValueError, match="Expecting value"):
         json.loads(free[0])
 
@@ -236,9 +236,9 @@ def test_passes_that_measure_memory_also_apply_the_grammar(lm: Any) -> None:
 
 def test_options_for_free_text_have_no_constraint() -> None:
     options = GenerationOptions({"do_sample": False}, stop=("x",), grammar=grammar_of(SCHEMA))
-    assert options.free == replace(options, grammar=None)
-    assert (options.form != "", options.free.form) == (True, "")
-    assert options.form != replace(options, grammar=grammar_of(None)).form
+    assert options.unconstrained == replace(options, grammar=None)
+    assert (options.constraint_hash != "", options.unconstrained.constraint_hash) == (True, "")
+    assert options.constraint_hash != replace(options, grammar=grammar_of(None)).constraint_hash
 
 
 def sentencepiece_like() -> Any:

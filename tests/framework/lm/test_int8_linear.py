@@ -28,7 +28,7 @@ from partita.lm.int8_linear import (
 from partita.lm.number_formats import Int8Speed
 from partita.lm.packing_check import INT8_TOLERANCE, TOLERANCE, rounding_limit
 from partita.lm.slot_check import largest_error
-from partita.lm.slots import SlotWay
+from partita.lm.slots import SlotSupport
 from partita_schema.errors import ModelError
 
 # No product is computed while tests are collected: oneDNN reads the size of its kernel cache at the first one.
@@ -250,7 +250,7 @@ def test_answers_in_slots_equal_those_of_generate_for_a_row_alone(small: Any, ba
 
 
 def test_slots_are_used_although_last_digits_decide_how_inputs_are_rounded(small: Any, base_folder: Path) -> None:
-    way, errors = SlotWay(narrows_reads=True, shares_prefix=True), []
+    support, errors = SlotSupport(narrows_prefill=True, shares_prefix=True), []
     plain = small.load(small.config(base_model=str(base_folder), trainer={"type": "none"}), trainable=False)
     for lm in (plain, loaded(small, base_folder)):
         small.sharpen(lm.module)
@@ -258,8 +258,8 @@ def test_slots_are_used_although_last_digits_decide_how_inputs_are_rounded(small
         for name, layer in lm.module.named_modules():
             if name.endswith("o_proj"):  # the attention of another library, or of a larger model
                 layer.register_forward_pre_hook(partial(change_last_digits, chance))
-        errors.append(largest_error(lm, way=way))
-        assert lm.slot_way == way
+        errors.append(largest_error(lm, support=support))
+        assert lm.slot_support == support
         assert rounding_limit(lm) == (TOLERANCE[torch.float32] if lm is plain else INT8_TOLERANCE)
     assert errors[1] > errors[0]
 

@@ -17,7 +17,7 @@ from partita.lm.prefix_cache import PrefixCache
 from partita.lm.products import Implementation
 from partita.lm.row import Row
 from partita.lm.slot_kv_cache import SlotKVCache, SlotLayer
-from partita.lm.slots import Slots, SlotWay
+from partita.lm.slots import Slots, SlotSupport
 from partita_schema.sections.model import Architecture
 
 from ...properties import ends, examples
@@ -88,10 +88,10 @@ def open_slots(
     *,
     prefix: tuple[int, ...] = (),
     options: GenerationOptions = GREEDY,
-    way: SlotWay | None = None,
+    support: SlotSupport | None = None,
 ) -> Slots:
-    way = lm.slot_way if way is None else way
-    return Slots(lm, options, slots=slots, tokens=CONTEXT, prefix=prefix, seed=3, way=way)
+    support = lm.slot_support if support is None else support
+    return Slots(lm, options, slots=slots, tokens=CONTEXT, prefix=prefix, seed=3, support=support)
 
 
 def assert_equal_to_rows_alone(small: Any, lm: Any, talk: Talk) -> None:
@@ -133,7 +133,7 @@ def test_answers_do_not_depend_on_the_number_of_slots(
     small: Any, llama: Any, slots: int, prefix: tuple[int, ...], lean: bool
 ) -> None:
     for seed in range(2):
-        opened = open_slots(llama, slots, prefix=prefix, way=SlotWay(llama.slot_way.narrows_reads, lean))
+        opened = open_slots(llama, slots, prefix=prefix, support=SlotSupport(llama.slot_support.narrows_prefill, lean))
         assert_equal_to_rows_alone(small, llama, Talk(opened, seed=seed, prefix=prefix).run())
 
 
@@ -169,7 +169,7 @@ def test_a_kept_row_with_near_ties_is_recomputed_with_the_same_answer(small: Any
         opened = open_slots(lm, slots)
         found.append(Talk(opened, seed=5).run().answers)
         assert opened.careful, "not so often that faster products are disabled"
-        again.append(opened.rows_again)
+        again.append(opened.recomputed_rows)
     assert found == [found[0]] * 4
     assert min(again) > 0
 
@@ -203,12 +203,12 @@ def test_only_new_tokens_are_prefilled(llama: Any) -> None:
         opened.admit(later)
     assert shapes == [(3, new)]
     changed = SlotRequest([5, 6, 7, 1, 1, 1], 2, 9, keep=True)
-    assert opened.unread(changed) == 6
+    assert opened.uncached_tokens(changed) == 6
     opened.close()
 
 
 @pytest.mark.parametrize(
-    ("prompt", "unread"),
+    ("prompt", "uncached"),
     [
         ([5, 6, 7, 8, 9, 30], 1),
         ([5, 6, 7, 8, 9], 1),
@@ -218,13 +218,13 @@ def test_only_new_tokens_are_prefilled(llama: Any) -> None:
     ],
 )
 def test_tokens_that_a_prompt_shares_with_its_slot_are_not_prefilled(
-    small: Any, llama: Any, prompt: list[int], unread: int
+    small: Any, llama: Any, prompt: list[int], uncached: int
 ) -> None:
     opened = open_slots(llama, 2)
     opened.admit([SlotRequest([5, 6, 7, 8, 9], 1, 0, keep=True)])
     request = SlotRequest(prompt, 4, 0)
-    assert opened.unread(request) == unread
-    assert opened.unread(SlotRequest(prompt, 4, 1)) == len(prompt), "another row"
+    assert opened.uncached_tokens(request) == uncached
+    assert opened.uncached_tokens(SlotRequest(prompt, 4, 1)) == len(prompt), "another row"
     ended = opened.admit([request])
     while not ended:
         ended = opened.step()
@@ -238,7 +238,7 @@ def test_a_forgotten_row_is_prefilled_completely(llama: Any) -> None:
     opened.admit([SlotRequest([5, 6, 7], 1, 0, keep=True)])
     opened.forget(0)
     opened.forget(1)
-    assert opened.unread(SlotRequest([5, 6, 7, 8], 1, 0)) == 4
+    assert opened.uncached_tokens(SlotRequest([5, 6, 7, 8], 1, 0)) == 4
     opened.close()
 
 
@@ -270,7 +270,7 @@ def test_rows_are_prefilled_completely_after_a_failed_pass(small: Any, llama: An
     with pytest.raises(ValueError, match="no"):
         opened.admit(later)
     hook.remove()
-    assert [opened.unread(request) for request in later] == [5, 5]
+    assert [opened.uncached_tokens(request) for request in later] == [5, 5]
     answers = {answer.request.row: answer.generated.ids for answer in opened.admit(later)}
     while opened.live:
         answers |= {answer.request.row: answer.generated.ids for answer in opened.step()}
@@ -303,10 +303,10 @@ def test_rows_return_to_their_slots_and_other_rows_stay_where_possible(data: st.
     names = draw(st.permutations(range(12)))[: draw(st.integers(1, slots - live))]
     requests = [SlotRequest([name] * 3 + [9], 1, name) for name in names]
 
-    found, unread = kept.move_to_slots(requests, first=live)
+    found, uncached = kept.move_to_slots(requests, first=live)
 
     assert sorted(one.row for one in found) == sorted(names)
-    for slot, (request, new) in enumerate(zip(found, unread, strict=True), start=live):
+    for slot, (request, new) in enumerate(zip(found, uncached, strict=True), start=live):
         stayed = request.row < len(staying)
         assert new == (1 if stayed else 4)
         for held in pool.held:

@@ -52,7 +52,7 @@ def test_forked_prompts_have_the_tokens_of_prompts_computed_by_themselves(
     )
     forked = small.answer_in_slots(llama, samples_of(requests), slots=slots, options=options, prefix=prefix, plan=plan)
     assert texts(forked) == texts(alone)
-    if options.samples:
+    if options.do_sample:
         assert len({texts(forked)[row] for row in range(SAMPLES)}) > 1, "the samples of a prompt differ"
 
 
@@ -62,11 +62,11 @@ def test_a_shared_prompt_is_computed_once_while_one_of_its_requests_is_active(sm
     slots = llama.open_slots(SAMPLED, slots=8, tokens=40, prefix=(), seed=0)
     with llama.evaluating():
         slots.admit([samples[0], replace(other, row=6, shared=1), samples[1]])
-        assert slots.tokens_read == 2 * 30, "both prompts in one pass, padded to the longer one"
+        assert slots.tokens_prefilled == 2 * 30, "both prompts in one pass, padded to the longer one"
         slots.admit(samples[2:4])
         slots.step()
         slots.admit(samples[4:])
-        assert slots.tokens_read == 2 * 30 + len(slots.live) - 2
+        assert slots.tokens_prefilled == 2 * 30 + len(slots.live) - 2
     slots.close()
 
 
@@ -76,7 +76,7 @@ def test_a_shared_prompt_is_computed_again_once_all_of_its_requests_have_ended(s
     with llama.evaluating():
         [first] = slots.admit([replace(prompt, shared=0)])
         [second] = slots.admit([replace(prompt, row=1, shared=0)])
-    assert slots.tokens_read == 2 * 30
+    assert slots.tokens_prefilled == 2 * 30
     assert first.generated == second.generated
     slots.close()
 

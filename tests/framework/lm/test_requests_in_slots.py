@@ -34,7 +34,9 @@ def prompts(count: int, *, shared: int, seed: int = 1) -> list[list[int]]:
 
 def requests(settings: Sequence[GenerationOptions], *, count: int, shared: int = 12) -> list[SlotRequest]:
     return [
-        SlotRequest(ids, 8, row, key=str(row).encode(), keep=True, family=0, options=settings[row % len(settings)])
+        SlotRequest(
+            ids, 8, row, key=str(row).encode(), keep=True, prefix_group=0, options=settings[row % len(settings)]
+        )
         for row, ids in enumerate(prompts(count, shared=shared))
     ]
 
@@ -75,10 +77,10 @@ def test_only_the_tokens_after_a_common_beginning_are_computed(lm: Any) -> None:
         opened.admit(asked[:1])
         for request in asked[1:]:
             expected = len(request.input_ids) - 40
-            assert opened.unread(request) == expected
-            before = opened.tokens_read
+            assert opened.uncached_tokens(request) == expected
+            before = opened.tokens_prefilled
             opened.admit([request])
-            assert opened.tokens_read - before <= expected + 8, "oneDNN pads to a few tokens"
+            assert opened.tokens_prefilled - before <= expected + 8, "oneDNN pads to a few tokens"
     opened.close()
 
 
@@ -91,10 +93,10 @@ def test_a_group_copies_from_a_finished_row_that_one_of_it_takes_over(small: Any
         while opened.live:
             ended += opened.step()
         assert len(opened.kept.rows) == 1
-        before = opened.tokens_read
+        before = opened.tokens_prefilled
         longest = max(len(request.input_ids) for request in asked[1:]) - 40
         ended += opened.admit(asked[1:])
-        assert opened.tokens_read - before <= 3 * (longest + 8)
+        assert opened.tokens_prefilled - before <= 3 * (longest + 8)
         while opened.live:
             ended += opened.step()
     opened.close()

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 from partita.data.batching.collate import collate
 from partita.data.batching.plan import PlannedBatch
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.lm.branches import BranchWay, separate_rows
+from partita.lm.branches import BranchSupport, separate_rows
 from partita.lm.marks import with_marks
 from partita.lm.reward_model import RewardModel
 from partita_schema.sections.model import ENCODER_DECODERS, ENCODERS, Architecture
@@ -90,7 +90,7 @@ def test_scores_and_gradients_are_those_of_transformers_row_by_row(tmp_path: Pat
 
     torch.testing.assert_close(scores, plain, rtol=0, atol=1e-5)
     assert plain.std() > 0.01
-    assert (lm.branch_way.reason is None) == (architecture != "bert")
+    assert (lm.branch_support.reason is None) == (architecture != "bert")
     loss, _ = RewardObjective(center=0.1).loss(ObjectiveContext(lm, lm.module), batch)
     chosen, rejected = plain.unbind(1)
     plain_loss = (-logsigmoid(chosen - rejected) + 0.1 * (chosen + rejected).square()).sum()
@@ -105,7 +105,7 @@ def test_separate_rows_have_the_scores_of_branches(tmp_path: Path) -> None:
     setup = Setup(tmp_path, "llama")
     batch, lm = setup.batch(), setup.lm
     scores = lm.answer_scores(lm.module, batch)
-    lm.branch_way = BranchWay("tested")
+    lm.branch_support = BranchSupport("tested")
 
     torch.testing.assert_close(lm.answer_scores(lm.module, batch), scores, rtol=0, atol=1e-5)
 
@@ -114,7 +114,7 @@ def test_separate_rows_have_the_scores_of_branches(tmp_path: Path) -> None:
 def test_packed_pairs_have_the_scores_of_single_ones(tmp_path: Path, separate: bool) -> None:
     setup = Setup(tmp_path, "llama")
     if separate:
-        setup.lm.branch_way = BranchWay("tested")
+        setup.lm.branch_support = BranchSupport("tested")
     packed = packed_batch(setup)
     assert packed.lines == 2
 
@@ -149,7 +149,7 @@ def test_an_adapter_trains_the_whole_head(tmp_path: Path, adapter: dict[str, Any
 
     scores = lm.answer_scores(lm.module, batch)
     torch.testing.assert_close(scores, setup.plain_scores(batch), rtol=0, atol=1e-5)
-    assert lm.branch_way.reason is None
+    assert lm.branch_support.reason is None
     found = gradients(scores.sum(), lm.module)
     head = [name for name in found if ".score." in name]
     assert head

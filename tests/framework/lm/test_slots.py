@@ -25,7 +25,7 @@ from partita.lm.last_layer import last_layer
 from partita.lm.sampler import Sampler
 from partita.lm.slot_attention import CHUNK_POSITIONS, SlotAttention, chunks
 from partita.lm.slot_kv_cache import CacheLayout, SlotKVCache
-from partita.lm.slots import Slots, SlotWay
+from partita.lm.slots import Slots, SlotSupport
 from partita_schema.errors import OutOfMemory
 from partita_schema.sections.model import Architecture
 from partita_trainers.file_sums import FILE as SUMS
@@ -92,7 +92,7 @@ def sharp_folder(small: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def llama(small: Any, sharp_folder: str) -> Any:
     lm = small.load(small.config(base_model=sharp_folder, trainer={"type": "none"}), trainable=False)
-    assert lm.slot_way == SlotWay(True, True)
+    assert lm.slot_support == SlotSupport(True, True)
     return lm
 
 
@@ -100,7 +100,7 @@ def llama(small: Any, sharp_folder: str) -> Any:
 def gpt2(small: Any) -> Any:
     lm = small.load(small.config(architecture="gpt2"))
     small.sharpen(lm.module)
-    assert lm.slot_way == SlotWay(False, True)
+    assert lm.slot_support == SlotSupport(False, True)
     return lm
 
 
@@ -118,7 +118,7 @@ def test_greedy_answers_equal_those_of_transformers_row_by_row(small, architectu
     lm = small.load(small.config(architecture=architecture))
     small.sharpen(lm.module)
     assert lm.why_no_slots(GREEDY, tokens=CONTEXT) is None
-    assert lm.slot_way == SlotWay(architecture != "gpt2", slot_attention.attends(lm.base)), (
+    assert lm.slot_support == SlotSupport(architecture != "gpt2", slot_attention.attends(lm.base)), (
         "every last layer but that of gpt2 is narrowed"
     )
     if architecture == "llama":
@@ -219,7 +219,7 @@ def test_adapters_quantized_weights_and_other_attention_give_the_same_answers(
         small.take_steps(lm, steps=3, learning_rate=3.0)
         assert by_the_library(small, lm, requests) != before
     assert_equal_to_rows_alone(small, lm, pools=(3,), rows=SIZES[:4])
-    assert lm.slot_way == SlotWay(True, "model_parameters" not in sections)
+    assert lm.slot_support == SlotSupport(True, "model_parameters" not in sections)
 
 
 def test_bfloat16_is_answered_in_slots_with_finite_logits(small, sharp_folder: str) -> None:
@@ -337,7 +337,7 @@ def writer(small: Any) -> Any:
     """Return a model that writes letters."""
     lm = small.load(small.config(architecture="gpt_neox"))
     small.sharpen(lm.module)
-    assert lm.slot_way == SlotWay(True, True)
+    assert lm.slot_support == SlotSupport(True, True)
     letters = set(lm.tokenizer.encode("abcdefghijklmnop"))
     unwanted = [token for token in range(len(lm.tokenizer)) if token not in letters]
     return lm, {"do_sample": False, "suppress_tokens": unwanted}
@@ -398,7 +398,9 @@ def test_the_last_layer_computes_only_last_tokens_with_the_same_logits(small, ll
     prompts = [list(request.input_ids[len(PREFIX) :]) for request in requests]
     logits = []
     for narrows in (True, False):
-        slots = Slots(llama, GREEDY, slots=12, tokens=CONTEXT, prefix=PREFIX, seed=0, way=SlotWay(narrows, True))
+        slots = Slots(
+            llama, GREEDY, slots=12, tokens=CONTEXT, prefix=PREFIX, seed=0, support=SlotSupport(narrows, True)
+        )
         logits.append(slots.forward(prompts, first=1, start=len(PREFIX)))
         keys = torch.stack([layer.keys[1 : 1 + len(AFTER_PREFIX)] for layer in slots.pool.layers])
         logits.append(
@@ -459,14 +461,14 @@ def test_answers_do_not_depend_on_how_many_prompts_are_prefilled_after_the_prefi
 def test_the_shared_prefix_is_copied_into_all_slots_if_attention_needs_it(small, llama) -> None:
     requests = small.slot_requests((3, 4), (5, 4), (2, 4), (4, 4), prefix=PREFIX)
     wanted = by_the_library(small, llama, requests)
-    before, llama.slot_way = llama.slot_way, SlotWay(True, False)
+    before, llama.slot_support = llama.slot_support, SlotSupport(True, False)
     try:
         opened = open_with(llama, requests, slots=4, prefix=PREFIX)
         assert all(torch.equal(held[3, :, : len(PREFIX)], held[0, :, : len(PREFIX)]) for held in opened.pool.held)
         opened.close()
         assert ids(small.answer_in_slots(llama, requests, slots=4, prefix=PREFIX)) == wanted
     finally:
-        llama.slot_way = before
+        llama.slot_support = before
 
 
 @pytest.mark.parametrize("lean", [True, False])
@@ -474,7 +476,7 @@ def test_a_pool_that_is_no_longer_used_takes_no_memory(
     small, llama, lean: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = small.slot_requests((3, 4), (5, 4), prefix=PREFIX)
-    monkeypatch.setattr(llama, "slot_way", llama.slot_way._replace(shares_prefix=lean))
+    monkeypatch.setattr(llama, "slot_support", llama.slot_support._replace(shares_prefix=lean))
     gc.collect()
     gc.disable()
     try:
@@ -530,7 +532,7 @@ def traces(lm: Any) -> dict[str, Any]:
 def clean(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Return a model in training mode; check that the test leaves it unchanged."""
     lm = request.getfixturevalue(request.param)
-    lm.slot_way  # noqa: B018 - found out once
+    lm.slot_support  # noqa: B018 - found out once
     lm.module.train()
     before = traces(lm)
     yield lm
@@ -543,7 +545,7 @@ def test_nothing_is_left_on_the_model(small, clean) -> None:
 
 
 def test_the_check_of_slots_leaves_nothing_on_the_model(clean) -> None:
-    del clean.slot_way
+    del clean.slot_support
     assert clean.why_no_slots(GREEDY, tokens=8) is None
 
 
@@ -557,7 +559,7 @@ def test_nothing_is_left_if_the_shared_prefix_cannot_be_copied(clean, monkeypatc
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(SlotKVCache, "broadcast_prefix", full)
-    monkeypatch.setattr(clean, "slot_way", clean.slot_way._replace(shares_prefix=False))
+    monkeypatch.setattr(clean, "slot_support", clean.slot_support._replace(shares_prefix=False))
     with pytest.raises(torch.OutOfMemoryError):
         clean.open_slots(GREEDY, slots=2, tokens=16, prefix=[5, 6], seed=0)
 
@@ -673,7 +675,7 @@ def test_answers_of_a_model_that_is_not_trained_are_computed_without_autograd(
 ) -> None:
     seen = list[bool]()
     lm = small.load(small.config())
-    assert lm.slot_way.reason is None  # the check computes, too
+    assert lm.slot_support.reason is None  # the check computes, too
     run = Slots.run
     monkeypatch.setattr(Slots, "run", lambda *args: seen.append(torch.is_inference_mode_enabled()) or run(*args))
     for trainable in (False, True):

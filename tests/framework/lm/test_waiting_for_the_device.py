@@ -110,7 +110,7 @@ def test_a_step_of_dpo_waits_once(small: Any, in_step: bool, adapter: dict[str, 
     output = [{"name": "answer", "type": "preference"}]
     trainer = {"type": "preference", **OPTIMIZER}
     lm = small.load(small.config(base_model=BASE, adapter=adapter, trainer=trainer, output_features=output))
-    assert lm.branch_way.reason is None
+    assert lm.branch_support.reason is None
     objective = PairObjective(lm.config.trainer.loss)
     batches = [named(probe_rows(lm.token_ids), seed) for seed in range(accumulation)]
     assert objective.references is not None
@@ -138,7 +138,7 @@ def test_a_step_of_kto_waits_once(small: Any, adapter: dict[str, Any] | None, ac
 def test_a_step_of_a_reward_model_waits_once(tmp_path: Path, accumulation: int) -> None:
     setup = Setup(tmp_path, "llama", trainer={"type": "reward", **OPTIMIZER})
     lm: Any = setup.lm
-    assert lm.branch_way.reason is None
+    assert lm.branch_support.reason is None
     batches = [named(setup.batch(), seed) for seed in range(accumulation)]
     assert_one_wait(watched_step(lm, RewardObjective(), batches))
 

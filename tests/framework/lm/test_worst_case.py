@@ -105,8 +105,8 @@ def watched(lm: Any) -> Iterator[Any]:
 
     passes = Passes()
     passes.seen, passes.caches, passes.pools = [], [], []
-    assert lm.slot_way
-    assert lm.short_batch_way
+    assert lm.slot_support
+    assert lm.short_batch_support
     lm.why_no_slots(GenerationOptions(GREEDY), tokens=CONTEXT)
 
     def note(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -164,7 +164,7 @@ def test_in_slots_a_group_of_prompts_is_prefilled_and_the_last_tokens_decoded_in
     models: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = models(kind)
-    monkeypatch.setitem(slots.READ_TOKENS, "cpu", 60)
+    monkeypatch.setitem(slots.PREFILL_TOKENS, "cpu", 60)
     with watched(lm) as passes:
         timing = worst(lm, 7, prompt=20, new=40)
     assert timing.prefill_seconds > 0
@@ -178,11 +178,11 @@ def test_shorter_prompts_are_tried_if_the_longest_do_not_fill_a_pass(
 ) -> None:
     lm = models("llama")
     for most, expected in ((60, [(3, 20, 20)]), (79, [(4, 19, 19), (3, 20, 20)]), (19, [(1, 20, 20)])):
-        monkeypatch.setitem(slots.READ_TOKENS, "cpu", most)
+        monkeypatch.setitem(slots.PREFILL_TOKENS, "cpu", most)
         with watched(lm) as passes:
             worst(lm, 5, prompt=20, new=2)
         assert [seen for seen in passes.seen if seen[1] > 1] == expected
-    monkeypatch.setitem(slots.READ_TOKENS, "cpu", 79)
+    monkeypatch.setitem(slots.PREFILL_TOKENS, "cpu", 79)
     with watched(lm) as passes:
         worst(lm, 3, prompt=20, new=2)
     assert [seen for seen in passes.seen if seen[1] > 1] == [(3, 20, 20)], "there is no fourth row to prefill"
@@ -197,9 +197,9 @@ def test_times_in_slots_cover_all_prompts_and_one_decode_step(models: Any, monke
         tokens = kwargs["input_ids"].shape[1]
         seconds += 1.0 if tokens > 1 else 0.25
 
-    monkeypatch.setitem(slots.READ_TOKENS, "cpu", 79)
+    monkeypatch.setitem(slots.PREFILL_TOKENS, "cpu", 79)
     monkeypatch.setattr("partita.lm.worst_slots.now", lambda device: seconds)
-    assert lm.slot_way
+    assert lm.slot_support
     hook = lm.base.register_forward_pre_hook(forward, with_kwargs=True)
     try:
         timing = worst(lm, 12, prompt=20, new=40)
@@ -327,11 +327,11 @@ def test_the_worst_case_ignores_end_tokens(
 
 
 def test_one_row_of_several_is_a_token_shorter_so_that_there_is_a_mask(models: Any) -> None:
-    requests = worst_requests(models("llama"), 4, prompt_tokens=9, new_tokens=2, way=PADDED)
+    requests = worst_requests(models("llama"), 4, prompt_tokens=9, new_tokens=2, support=PADDED)
     assert [len(request.input_ids) for request in requests] == [9, 9, 9, 8]
-    (alone,) = worst_requests(models("llama"), 1, prompt_tokens=9, new_tokens=2, way=PADDED)
+    (alone,) = worst_requests(models("llama"), 1, prompt_tokens=9, new_tokens=2, support=PADDED)
     assert len(alone.input_ids) == 9
-    shortest = worst_requests(models("llama"), 3, prompt_tokens=1, new_tokens=1, way=PADDED)
+    shortest = worst_requests(models("llama"), 3, prompt_tokens=1, new_tokens=1, support=PADDED)
     assert {len(request.input_ids) for request in shortest} == {1}
 
 
@@ -519,8 +519,8 @@ def peaks(rows, prompt, new, slots, base={}, sections={}, options={}, prefix=0):
     assert (lm.why_no_slots(chosen, tokens=prompt + new) is None) == slots
 
     # Made before anything is measured: 700 prompts as Python's lists come to 3 MB.
-    way = lm.batch_way(chosen, tokens=prompt + new)
-    requests = worst_requests(lm, rows, prompt_tokens=prompt, new_tokens=new, way=way)
+    support = lm.batch_support(chosen, tokens=prompt + new)
+    requests = worst_requests(lm, rows, prompt_tokens=prompt, new_tokens=new, support=support)
     begun = requests[0].input_ids[:prefix]
     # More than there are slots, so that prompts are read into slots that were full.
     longer = [GenerationRequest([*begun, *one.input_ids[prefix:]], new) for one in requests]

@@ -11,7 +11,7 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.generation.engine import choose_engine
 from partita.lm.base import GenerationOptions, Label
 from partita.lm.scripted import ScriptedModel
-from partita.outputs.constraints import in_form
+from partita.outputs.constraints import with_constraints
 from partita.tokenizers.load import PAD, UNKNOWN, WORD, byte_tokenizer, piece_backend, wrap
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
@@ -26,7 +26,7 @@ CHATML = (
 
 
 def formed(config: Config, tokenizer: Any, labels: dict[str, tuple[str, ...]]) -> GenerationOptions:
-    return in_form(PLAIN, config, labels=labels, encoder=RowTokenizer(Formatter(config, tokenizer=tokenizer)))
+    return with_constraints(PLAIN, config, labels=labels, encoder=RowTokenizer(Formatter(config, tokenizer=tokenizer)))
 
 
 def test_outputs_without_constraints_leave_answers_free(make_config: MakeConfig) -> None:
@@ -77,4 +77,4 @@ def test_constraints_with_a_model_without_slots_are_reported(
     assert str(caught.value) == (
         f"{key} needs continuous batching, which is not available here: the answers are scripted; remove {key}"
     )
-    assert choose_engine(lm, np.array([3], dtype=np.int32), options=options.free, max_new_tokens=4) == "static"
+    assert choose_engine(lm, np.array([3], dtype=np.int32), options=options.unconstrained, max_new_tokens=4) == "static"

@@ -13,9 +13,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from partita import Model
-from partita.lm.batch_check import check_causal, find_batch_way
+from partita.lm.batch_check import check_causal, find_batch_support
 from partita.lm.loss_token_check import find_loss_token_layer
-from partita.lm.slot_check import find_way
+from partita.lm.slot_check import find_slot_support
 from partita.lm.slot_kv_cache import SlotKVCache
 from partita_trainers.batch_size import device_memory
 from partita_trainers.batch_size.memory import Peak, within
@@ -79,15 +79,15 @@ class Device:
         """Bytes of the model and of optimizers."""
         return WEIGHTS + STATE * len(self.optimizers)
 
-    def find_way(self, lm: Any) -> Any:
-        """Run `find_way` of `partita.lm.slot_check` without counting its passes."""
+    def find_slot_support(self, lm: Any) -> Any:
+        """Run `find_slot_support` of `partita.lm.slot_check` without counting its passes."""
         with self.unwatched():
-            return find_way(lm)
+            return find_slot_support(lm)
 
-    def find_batch_way(self, lm: Any) -> Any:
-        """Run `find_batch_way` of `partita.lm.batch_check` without counting its passes."""
+    def find_batch_support(self, lm: Any) -> Any:
+        """Run `find_batch_support` of `partita.lm.batch_check` without counting its passes."""
         with self.unwatched():
-            return find_batch_way(lm)
+            return find_batch_support(lm)
 
     def check_causal(self, lm: Any) -> None:
         """Run `check_causal` of `partita.lm.batch_check` without counting its passes."""
@@ -207,7 +207,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
     monkeypatch.setattr(pipeline, "load_model", loaded)
-    for name in ("find_way", "find_batch_way", "check_causal", "find_loss_token_layer"):
+    for name in ("find_slot_support", "find_batch_support", "check_causal", "find_loss_token_layer"):
         monkeypatch.setattr(f"partita.lm.huggingface.{name}", getattr(result, name))
     monkeypatch.setitem(device_memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(result, allowed))
     for module in (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.generation.static_batches import plan_batches
-from partita.lm.base import PADDED, BatchWay, GenerationOptions
+from partita.lm.base import PADDED, BatchSupport, GenerationOptions
 from partita.pipeline.probes import MAX_ELEMENTS, EvaluationProbe, GenerationProbe, sorted_volume
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Timing, Volume
@@ -28,7 +28,7 @@ class StubModel:
     context_length: int | None = None
     vocabulary: int = 50
     longest_slot: int = 1000
-    way: BatchWay = PADDED
+    support: BatchSupport = PADDED
     seen: list[Any] = field(default_factory=list)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     module: Any = field(default_factory=lambda: torch.nn.Linear(1, 1))
@@ -49,8 +49,8 @@ class StubModel:
             return "generation.slots is false"
         return None if tokens <= self.longest_slot else f"a sliding window of {self.longest_slot} tokens"
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
-        return self.way
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
+        return self.support
 
     def generate_worst_case(
         self, rows: int, *, prompt_tokens: int, new_tokens: int, options: GenerationOptions, shared_tokens: int = 0
@@ -79,12 +79,12 @@ def counted(batches: list[list[int]]) -> Volume:
     return Volume(batches=len(held), tokens=sum(len(batch) * max(batch) for batch in held))
 
 
-@given(LENGTHS, ROWS, st.sampled_from([BatchWay("equal lengths"), BatchWay("one row")]))
-def test_batches_are_counted_as_they_are_planned(lengths: np.ndarray, rows: int, way: BatchWay) -> None:
-    planned = [lengths[batch].tolist() for batch in plan_batches(lengths, batch_size=rows, way=way)]
-    assert sorted_volume(lengths, rows, way=way) == counted(planned)
-    whole = plan_batches(lengths, batch_size=len(lengths), way=way)
-    probe = GenerationProbe(StubModel(way=way), IN_BATCHES, lengths, 4)
+@given(LENGTHS, ROWS, st.sampled_from([BatchSupport("equal lengths"), BatchSupport("one row")]))
+def test_batches_are_counted_as_they_are_planned(lengths: np.ndarray, rows: int, support: BatchSupport) -> None:
+    planned = [lengths[batch].tolist() for batch in plan_batches(lengths, batch_size=rows, support=support)]
+    assert sorted_volume(lengths, rows, support=support) == counted(planned)
+    whole = plan_batches(lengths, batch_size=len(lengths), support=support)
+    probe = GenerationProbe(StubModel(support=support), IN_BATCHES, lengths, 4)
     assert probe.max_rows == max(map(len, whole))
     assert probe.volume(rows) == counted(planned)
 

@@ -64,7 +64,7 @@ def test_the_probe_prefills_as_many_tokens_at_once_as_the_job(
     device: Any, zero_shot: Any, asked: Any, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     # Prompts of 8 tokens fill a pass of 24, and leave room in one of 21, which shorter prompts fill.
-    monkeypatch.setitem(slots.READ_TOKENS, "cpu", most)
+    monkeypatch.setitem(slots.PREFILL_TOKENS, "cpu", most)
     places, reading = (8 + device.new_tokens) * 1_000, most * 3_000
     device.leave(7 * places + reading + places // 2)
     model = zero_shot()

@@ -148,14 +148,14 @@ def test_common_beginnings_are_computed_once(engine: ServingEngine) -> None:
     ]
     wanted = [alone(engine, request).ids for request in requests]
     slots: Any = engine._scheduler.slots if engine._scheduler is not None else None
-    before = slots.tokens_read if slots is not None else 0
+    before = slots.tokens_prefilled if slots is not None else 0
     receiver = Receiver()
     for index, request in enumerate(requests):
         receiver.submit(engine, index, request)
     receiver.wait(range(12))
     assert [receiver.ends[index].generated.ids for index in range(12)] == wanted  # type: ignore[union-attr]
     slots = engine._scheduler.slots  # type: ignore[union-attr]
-    assert slots.tokens_read - before < 2.5 * 105, "each of the 12 prompts has 105 tokens"
+    assert slots.tokens_prefilled - before < 2.5 * 105, "each of the 12 prompts has 105 tokens"
 
 
 def test_the_next_turn_of_a_chat_computes_only_its_new_tokens(engine: ServingEngine) -> None:
@@ -166,12 +166,12 @@ def test_the_next_turn_of_a_chat_computes_only_its_new_tokens(engine: ServingEng
     said = receiver.ends[0].generated
     assert said is not None
     slots: Any = engine._scheduler.slots  # type: ignore[union-attr]
-    before = slots.tokens_read
+    before = slots.tokens_prefilled
     second = AnswerRequest([*first.input_ids, *said.ids, 77, 78, 79], 1, settings)
     receiver.submit(engine, 1, second)
     receiver.wait([1])
     assert receiver.ends[1].generated == alone(engine, second)
-    assert slots.tokens_read - before < 16
+    assert slots.tokens_prefilled - before < 16
 
 
 def test_a_cancelled_request_frees_its_slot_and_sends_nothing_more(engine: ServingEngine) -> None:

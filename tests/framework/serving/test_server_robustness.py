@@ -253,7 +253,7 @@ def engine_of_lengths(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[lis
         ids = chance.integers(5, 100, size=40 if number % 2 else 60).tolist()
         # the read budget holds four of them in one pass
         engine.submit(AnswerRequest(ids, 1, options), lambda event: ended.release())
-    monkeypatch.setattr(Slots, "read_tokens", 256)
+    monkeypatch.setattr(Slots, "prefill_tokens", 256)
     with engine:
         for _ in range(8):
             assert ended.acquire(timeout=20)

@@ -48,7 +48,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     admit = Slots.admit
 
     def noting(self: Slots, requests: Sequence[SlotRequest]) -> Any:
-        results.extend((len(request.input_ids), self.unread(request)) for request in requests)
+        results.extend((len(request.input_ids), self.uncached_tokens(request)) for request in requests)
         return admit(self, requests)
 
     monkeypatch.setattr(Slots, "admit", noting)
@@ -87,11 +87,11 @@ def test_a_turn_prefills_only_new_tokens_and_a_new_dialogue_all_its_tokens(
 ) -> None:
     dialogues(desk, tmp_path, batch_size=batch_size)
 
-    firsts = [(length, unread) for length, unread in read if length == unread]
+    firsts = [(length, uncached) for length, uncached in read if length == uncached]
     assert len(firsts) == 60, "prompts share a prefix, but no dialogue uses the cache of another"
-    later = [(length, unread) for length, unread in read if length != unread]
+    later = [(length, uncached) for length, uncached in read if length != uncached]
     assert len(later) == len(read) - 60 > 60
-    assert max(unread for _, unread in later) < min(length for length, _ in later)
+    assert max(uncached for _, uncached in later) < min(length for length, _ in later)
 
 
 def test_a_dialogue_with_correct_answers_keeps_the_tokens_before_them(
@@ -99,7 +99,7 @@ def test_a_dialogue_with_correct_answers_keeps_the_tokens_before_them(
 ) -> None:
     dialogues(desk, tmp_path, history="gold")
 
-    assert sum(length == unread for length, unread in read) == 60
+    assert sum(length == uncached for length, uncached in read) == 60
 
 
 @pytest.mark.long
@@ -107,7 +107,7 @@ def test_a_stop_text_is_not_prefilled(desk: Path, tmp_path: Path, read: list[tup
     whole = dialogues(desk, tmp_path / "1", batch_size=1, stop="a")
     assert any(b"tokens" in line for line in whole.splitlines())
     assert dialogues(desk, tmp_path / "64", batch_size=64, stop="a") == whole
-    assert sum(length == unread for length, unread in read) == 2 * 60
+    assert sum(length == uncached for length, uncached in read) == 2 * 60
 
 
 @pytest.mark.long
@@ -127,6 +127,6 @@ def test_dialogues_do_not_change_with_fewer_slots_than_dialogues(
     monkeypatch.setattr(Slots, "step", short)
     assert dialogues(desk, tmp_path / "short", batch_size=8) == whole
     assert steps[0] > 20
-    assert sum(length == unread for length, unread in read[before:]) > 60, (
+    assert sum(length == uncached for length, uncached in read[before:]) > 60, (
         "some dialogues had to be prefilled completely"
     )

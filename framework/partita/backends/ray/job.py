@@ -18,7 +18,7 @@ import numpy.typing as npt
 from partita.backends.ray.messages import Event, WorkerEnded, WorkerJob, WorkerLost, WorkerReplied, WorkerReported
 from partita.backends.ray.work_items import BatchWorkPlan, RowWorkPlan, WorkPlan
 from partita.backends.ray.worker_pool import WorkerPool, WorkerState
-from partita.generation.engine import Engine, choose_engine, way_for
+from partita.generation.engine import Engine, batch_support_for, choose_engine
 from partita.generation.prompts import Lengths
 from partita.generation.requests import BatchResult, GenerationJob, RowResult
 from partita.generation.scheduler import MAX_SLOT_FACTOR, PREFILL_DIVISOR
@@ -203,7 +203,7 @@ class WorkerPoolJob:
     def batch_size(self, worker: WorkerState) -> int:
         """Return the number of items that a worker processes at a time."""
         rows = max(self.worker_job.batch_size, worker.batch_size)
-        return -(-rows // self.worker_job.samples) if self.in_slots else 1
+        return -(-rows // self.worker_job.num_samples) if self.in_slots else 1
 
     def send(self, number: int, indices: list[int]) -> None:
         """Send a worker the items at these indices."""
@@ -266,8 +266,8 @@ class PoolGenerator:
         if job.engine == "slots":
             plan = RowWorkPlan(work, ~done)
         else:
-            way = way_for(self.pool, work.lengths, work.new_tokens, options=settings.options)
-            plan = BatchWorkPlan(work, ~done, batch_size=settings.budget.batch_size, way=way)
+            support = batch_support_for(self.pool, work.lengths, work.new_tokens, options=settings.options)
+            plan = BatchWorkPlan(work, ~done, batch_size=settings.budget.batch_size, support=support)
         if not plan.total:
             return
         pool.start()
@@ -283,8 +283,8 @@ class PoolGenerator:
             size=pool.offered.size if pool.offered is not None else None,
             token_budget=settings.budget.token_budget,
             prefix=list(plan.prefix),
-            samples=job.samples,
-            families=work.families,
+            num_samples=job.num_samples,
+            prefix_groups=work.prefix_groups,
         )
         pool_job = WorkerPoolJob(pool, plan, worker_job)
         try:

@@ -84,10 +84,10 @@ class WorkerJob:
     token_budget: int | None
     prefix: Sequence[int]
     """Tokens that all prompts begin with."""
-    samples: int
+    num_samples: int
     """How many consecutive rows have the same prompt."""
-    families: "npt.NDArray[np.int32] | None"
-    """Number of the family of each row, whose prompts begin alike, -1 without one; None if there are none."""
+    prefix_groups: "npt.NDArray[np.int32] | None"
+    """Number of the prefix group of each row, whose prompts begin alike, -1 without one; None if there are none."""
 
 
 @dataclass(frozen=True)

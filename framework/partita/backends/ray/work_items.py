@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from partita.generation.requests import RowRequests, RowResult, Rows, common_prefix, plan
 from partita.generation.static_batches import plan_samples
-from partita.lm.base import BatchWay
+from partita.lm.base import BatchSupport
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class RowWorkPlan:
     @property
     def total(self) -> int:
         """Number of items."""
-        return len(self.order) // self.work.samples
+        return len(self.order) // self.work.num_samples
 
     def rows_of(self, index: int) -> list[int]:
         """Return the rows of an item without a result."""
-        samples = self.work.samples
-        return [row for row in self.order[index * samples : (index + 1) * samples] if self.left[row]]
+        num_samples = self.work.num_samples
+        return [row for row in self.order[index * num_samples : (index + 1) * num_samples] if self.left[row]]
 
     def work_items(self, indices: Sequence[int]) -> list[WorkItem]:
         """Return the items at these indices."""
@@ -105,18 +105,20 @@ class BatchWorkPlan:
 
     prefix: Sequence[int] = ()
 
-    def __init__(self, work: RowRequests, left: npt.NDArray[np.bool_], *, batch_size: int, way: BatchWay) -> None:
+    def __init__(
+        self, work: RowRequests, left: npt.NDArray[np.bool_], *, batch_size: int, support: BatchSupport
+    ) -> None:
         """Plan the batches.
 
         Args:
             work: The rows with their prompts.
             left: Rows to answer, [rows]; the others stay in the batches.
             batch_size: Rows of a batch.
-            way: Which rows can be generated together.
+            support: Which rows can be generated together.
         """
         self.work = work
         self.left = left.copy()
-        groups = plan_samples(work.lengths.astype(np.int32), work.samples, batch_size=batch_size, way=way)
+        groups = plan_samples(work.lengths.astype(np.int32), work.num_samples, batch_size=batch_size, support=support)
         batches = [rows for group in groups for rows in group]
         self.positions = [position for position, rows in enumerate(batches) if self.left[rows].any()]
         self.batches: list[Rows] = [batches[position] for position in self.positions]

@@ -25,7 +25,7 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import BatchResult, GenerationSettings, RowRequests
 from partita.generation.scheduler import Scheduler
 from partita.generation.static_batches import StaticBatch
-from partita.lm.base import BatchWay, GenerationOptions, GenerativeModel
+from partita.lm.base import BatchSupport, GenerationOptions, GenerativeModel
 from partita.lm.load_model import load_model
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import head_of
@@ -100,9 +100,9 @@ class Worker:
         """Return why rows of up to `tokens` tokens cannot be answered in slots; None if they can."""
         return self.lm.why_no_slots(options, tokens=tokens)
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
         """Return which rows of up to `tokens` tokens can be answered in one batch."""
-        return self.lm.batch_way(options, tokens=tokens)
+        return self.lm.batch_support(options, tokens=tokens)
 
     def offer(
         self,
@@ -190,8 +190,8 @@ class Worker:
             fetch=rows.fetch,
             key=rows.key,
             prefix=worker_job.prefix,
-            samples=worker_job.samples,
-            families=worker_job.families,
+            num_samples=worker_job.num_samples,
+            prefix_groups=worker_job.prefix_groups,
         )
         while mail.wait():
             settings = GenerationSettings(

@@ -24,7 +24,7 @@ from partita.backends.ray.messages import (
     WorkerReplied,
     WorkerReported,
 )
-from partita.lm.base import AnswerContext, BatchWay, GenerationOptions
+from partita.lm.base import AnswerContext, BatchSupport, GenerationOptions
 from partita.outputs.base import clip
 from partita_schema.common.text import counted
 from partita_schema.errors import JobError
@@ -135,10 +135,10 @@ class WorkerPool:
         reason: str | None = self.ask("why_no_slots", options, tokens=tokens)[0]
         return reason
 
-    def batch_way(self, options: GenerationOptions, *, tokens: int) -> BatchWay:
+    def batch_support(self, options: GenerationOptions, *, tokens: int) -> BatchSupport:
         """Return which rows of up to `tokens` tokens can be answered in one batch."""
-        way: BatchWay = self.ask("batch_way", options, tokens=tokens)[0]
-        return way
+        support: BatchSupport = self.ask("batch_support", options, tokens=tokens)[0]
+        return support
 
     def offer(
         self,

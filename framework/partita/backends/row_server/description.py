@@ -32,7 +32,7 @@ class Description(BaseModel):
     """Hash of each section of the server's file that determines answers."""
     labels: dict[str, tuple[str, ...]]
     """Labels by output."""
-    samples: bool
+    do_sample: bool
     """Whether answers are sampled."""
     max_new_tokens: int
     context_tokens: int | None

@@ -130,6 +130,6 @@ def served_parts(context: RunContext, server: RowServer, *, batch_size: int | No
         generator=RowServerGenerator(server, config),
         encoder=RowPrompts(),
         decoder=Decoder(config, labels=described.labels),
-        generation=GenerationOptions({"do_sample": described.samples}),
+        generation=GenerationOptions({"do_sample": described.do_sample}),
         max_new_tokens=described.max_new_tokens,
     )

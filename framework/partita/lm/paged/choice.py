@@ -29,7 +29,7 @@ def why_not_on_device(options: GenerationOptions) -> str | None:
         return "decoder.scoring compares labels on the host"
     if options.logprobs:
         return "generation.logprobs is computed on the host"
-    names = [name for name in HISTORY if name not in SUPPORTED] + (list(READS) if options.samples else [])
+    names = [name for name in HISTORY if name not in SUPPORTED] + (list(READS) if options.do_sample else [])
     used = [name for name in names if is_given(name, options.arguments.get(name))]
     return f"generation.{used[0].removesuffix('_ids')} is computed on the host" if used else None
 
@@ -46,7 +46,7 @@ class DeviceChoice:
             device: Device of the scores.
         """
         arguments, ends = settings.options.arguments, settings.ends
-        self.samples, self.warpers = settings.options.samples, settings.sampler.warpers
+        self.do_sample, self.warpers = settings.options.do_sample, settings.sampler.warpers
         penalty = arguments.get("repetition_penalty")
         self.penalty: float | None = penalty if penalty not in (None, 1, 1.0) else None
         self.least = int(arguments.get("min_new_tokens") or 0) if ends else 0
@@ -75,7 +75,7 @@ class DeviceChoice:
             scores_NV = scores_NV.masked_fill(self.never_V, -torch.inf)
         if self.not_first_V is not None:
             scores_NV = scores_NV.masked_fill((rows.drawn == 0)[:, None] & self.not_first_V, -torch.inf)
-        if self.samples:
+        if self.do_sample:
             last = rows.uniforms.shape[1] - 1
             chances_N1 = rows.uniforms.gather(1, rows.drawn.clamp(max=last)[:, None])
             tokens_N, valid_N = inverse_transform(scores_NV, chances_N1, warpers=self.warpers)

@@ -1,7 +1,7 @@
 """Which blocks of the KV cache a row gets: those of other rows as far as its prompt begins like theirs, and its own.
 
 Blocks come from the shared prefix of all prompts, from a finished row that is kept for its next turn, or, for requests
-that say so, from rows of the same family (`SlotRequest.family`).
+that say so, from rows of the same prefix group (`SlotRequest.prefix_group`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,8 +21,8 @@ class Cached(NamedTuple):
 
     ids: Sequence[int]
     blocks: Sequence[int]
-    family: int | None = None
-    """Requests of this family may use it."""
+    prefix_group: int | None = None
+    """Requests of this prefix group may use it."""
 
 
 class RowBlocks:
@@ -32,7 +32,7 @@ class RowBlocks:
         self.cache, self.pool, self.device = cache, pool, device
         self.prefix = Cached((), ())
         self.kept: dict[int, Cached] = {}
-        """Finished rows by the name of their row, the oldest first; those of a family have a negative name."""
+        """Finished rows by the name of their row, the oldest first; those of a prefix group have a negative name."""
         self.names = count(-1, -1)
 
     def most_blocks(self, request: SlotRequest) -> int:
@@ -49,10 +49,10 @@ class RowBlocks:
         sources = [self.prefix]
         if request.row in self.kept:
             sources.append(self.kept[request.row])
-        if request.family is not None:
-            sources += [cached for cached in self.kept.values() if cached.family == request.family]
-            relatives = (row for row in active if row.request.family == request.family)
-            sources += [Cached(row.request.input_ids, row.blocks) for row in relatives]
+        if request.prefix_group is not None:
+            sources += [cached for cached in self.kept.values() if cached.prefix_group == request.prefix_group]
+            members = (row for row in active if row.request.prefix_group == request.prefix_group)
+            sources += [Cached(row.request.input_ids, row.blocks) for row in members]
         common = [common_tokens(request.input_ids, source.ids) for source in sources]
         common[1:] = [tokens if tokens >= SHORTEST_PREFIX else 0 for tokens in common[1:]]
         best = max(range(len(sources)), key=lambda index: common[index])
@@ -115,10 +115,10 @@ class RowBlocks:
         ids = [*row.request.input_ids, *row.new[:-1]]
         used = blocks_for(len(ids), block_tokens=self.pool.block_tokens)
         self.release(row.blocks[used:])
-        family = row.request.family
-        name = row.request.row if family is None else next(self.names)
+        prefix_group = row.request.prefix_group
+        name = row.request.row if prefix_group is None else next(self.names)
         self.forget(name)
-        self.kept[name] = Cached(ids, row.blocks[:used], family)
+        self.kept[name] = Cached(ids, row.blocks[:used], prefix_group)
 
     def forget(self, name: int) -> None:
         """Give back the blocks of a kept row."""

@@ -24,7 +24,7 @@ from partita.lm.paged.rows import LateTokens, PagedRow
 from partita.lm.paged.step import DecodeStep, StepRunner, padded_rows
 from partita.lm.prompt_forks import PromptForks
 from partita.lm.row_settings import RowSettings
-from partita.lm.slots import READ_TOKENS, READ_TOKENS_ELSEWHERE
+from partita.lm.slots import PREFILL_TOKENS, PREFILL_TOKENS_ELSEWHERE
 
 
 class PagedSlots:
@@ -68,7 +68,7 @@ class PagedSlots:
         self.state = empty_state(
             slots,
             blocks=self.width,
-            draws=tokens + 1 if options.samples else 0,
+            draws=tokens + 1 if options.do_sample else 0,
             vocabulary=size if self.choice.penalty is not None else 0,
             device=lm.device,
         )
@@ -83,9 +83,9 @@ class PagedSlots:
         """Rows that have ended with their answers, which were not returned yet."""
         attention.open()
         if prefix:
-            self.read_prefix(list(prefix))
+            self.prefill_prefix(list(prefix))
 
-    def read_prefix(self, prefix: list[int]) -> None:
+    def prefill_prefix(self, prefix: list[int]) -> None:
         """Prefill the shared prefix of all rows."""
         pool = self.blocks.pool
         blocks = pool.allocate(blocks_for(len(prefix), block_tokens=pool.block_tokens))
@@ -111,16 +111,16 @@ class PagedSlots:
         """Active rows."""
         return list(self.rows.values())
 
-    def readable(self, tokens: int, most: int) -> int:
+    def prompts_per_pass(self, tokens: int, most: int) -> int:
         """Return how many prompts to prefill in one pass, from 1 to `most`."""
-        read = READ_TOKENS.get(self.lm.device.type, READ_TOKENS_ELSEWHERE)
+        read = PREFILL_TOKENS.get(self.lm.device.type, PREFILL_TOKENS_ELSEWHERE)
         return max(1, min(read // tokens, most))
 
-    def read_length(self, tokens: int) -> int:
+    def padded_length(self, tokens: int) -> int:
         """Return the prefill length per prompt: prompts are not padded."""
         return tokens
 
-    def unread(self, request: SlotRequest) -> int:
+    def uncached_tokens(self, request: SlotRequest) -> int:
         """Return the number of prompt tokens to prefill, without the prefix and the row's cached tokens."""
         self.settle(keeping=True)
         return len(request.input_ids) - self.blocks.longest_beginning(request, self.active)[1]

@@ -46,7 +46,7 @@ class WorstPagedRows:
     def read(self, tokens: int) -> float:
         """Prefill as many prompts of this length as fit in one pass; return the seconds for all rows."""
         slots = self.slots
-        count = slots.readable(tokens, self.rows)
+        count = slots.prompts_per_pass(tokens, self.rows)
         started = now(slots.lm.device)
         slots.begin(self.requests(count, tokens=tokens))
         slots.collect(slots.late.read(leave=0))
@@ -82,7 +82,7 @@ def worst_paged_rows(
     tokens: int,
     new_tokens: int,
     shared: int,
-    read_prefix: bool = True,
+    prefill_prefix: bool = True,
 ) -> Iterator[WorstPagedRows]:
     """Allocate a paged KV cache; see `partita.lm.worst_slots.OpenTimedRows` for the other arguments.
 

@@ -14,14 +14,14 @@ LENGTHS = np.array([3, 5, 0, 5, 2, 4])
 """Row 2 is not requested."""
 
 
-def sampled(samples: int) -> RowRequests:
+def sampled(num_samples: int) -> RowRequests:
     """Return the rows with several samples each."""
     return RowRequests(
-        np.repeat(LENGTHS, samples),
-        np.full(len(LENGTHS) * samples, 7),
-        fetch=lambda rows: [[row // samples] * int(LENGTHS[row // samples]) for row in rows],
+        np.repeat(LENGTHS, num_samples),
+        np.full(len(LENGTHS) * num_samples, 7),
+        fetch=lambda rows: [[row // num_samples] * int(LENGTHS[row // num_samples]) for row in rows],
         key=lambda row: bytes([row]),
-        samples=samples,
+        num_samples=num_samples,
     )
 
 
@@ -66,7 +66,7 @@ def test_rows_with_equal_prompts_are_one_item_with_one_answer() -> None:
 
 
 def test_a_batch_is_answered_with_its_last_row() -> None:
-    plan = BatchWorkPlan(work(), all_but(1), batch_size=2, way=PADDED)
+    plan = BatchWorkPlan(work(), all_but(1), batch_size=2, support=PADDED)
     [first, _, last] = plan.work_items(range(plan.total))
 
     assert (first.rows, first.wanted) == ((1, 3), (False, True))
@@ -77,7 +77,7 @@ def test_a_batch_is_answered_with_its_last_row() -> None:
 
 
 def test_a_batch_that_is_assigned_again_requests_only_missing_rows() -> None:
-    plan = BatchWorkPlan(work(), all_but(), batch_size=3, way=PADDED)
+    plan = BatchWorkPlan(work(), all_but(), batch_size=3, support=PADDED)
     [first, _] = plan.work_items(range(plan.total))
     plan.answered(RowResult(first.rows[0], None))
 
@@ -88,7 +88,7 @@ def test_a_batch_that_is_assigned_again_requests_only_missing_rows() -> None:
 
 
 def test_finished_batches_are_skipped_and_the_others_keep_their_positions() -> None:
-    plan = BatchWorkPlan(work(), all_but(1, 3), batch_size=2, way=PADDED)
+    plan = BatchWorkPlan(work(), all_but(1, 3), batch_size=2, support=PADDED)
 
     assert [work_item.index for work_item in plan.work_items(range(plan.total))] == [1, 2]
 
@@ -119,7 +119,7 @@ def test_an_item_is_answered_with_its_last_sample_and_only_missing_ones_are_assi
 
 def test_batches_of_samples_are_those_of_one_process() -> None:
     requests = sampled(3)
-    plan = BatchWorkPlan(requests, np.repeat(all_but(), 3), batch_size=7, way=PADDED)
+    plan = BatchWorkPlan(requests, np.repeat(all_but(), 3), batch_size=7, support=PADDED)
 
     expected = [rows for group in plan_samples(requests.lengths, 3, batch_size=7) for rows in group]
     assert [item.rows for item in plan.work_items(range(plan.total))] == [tuple(rows) for rows in expected]

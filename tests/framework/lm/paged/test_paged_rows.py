@@ -67,7 +67,7 @@ def assert_nothing_is_left(opened: Any) -> None:
 
 
 @contextmanager
-def tokens_read(lm: Any) -> Iterator[list[int]]:
+def tokens_prefilled(lm: Any) -> Iterator[list[int]]:
     """Record the number of tokens of each forward pass."""
     counts: list[int] = []
     hook = lm.base.get_input_embeddings().register_forward_hook(lambda *given: counts.append(given[1][0].numel()))
@@ -157,7 +157,7 @@ def test_a_row_decodes_one_token_after_its_end_and_none_after_its_limit(small: A
     for end in (plain.ids[4], None):
         stop = () if end is None else (end,)
         opened = open_paged(lm, 4, options=GenerationOptions(arguments, stop_token_ids=stop, kv_cache="paged"))
-        with lm.evaluating(), tokens_read(lm) as passes:
+        with lm.evaluating(), tokens_prefilled(lm) as passes:
             opened.admit([request])
             [answer] = run(opened).values()
         new = len(answer.generated.ids) + len(stop)
@@ -184,7 +184,7 @@ def test_any_lengths_limits_rows_and_order_give_the_same_answers(small: Any, lla
 
 def test_the_shared_prefix_is_computed_once_and_its_full_blocks_are_shared(small: Any, llama: Any) -> None:
     requests = small.slot_requests((5, 3), (9, 3), (2, 3), prefix=PREFIX)
-    with tokens_read(llama) as passes:
+    with tokens_prefilled(llama) as passes:
         opened = open_paged(llama, 4, prefix=PREFIX)
         with llama.evaluating():
             opened.admit(requests)
@@ -223,7 +223,7 @@ def test_a_forked_prompt_is_computed_once_and_shares_its_full_blocks(small: Any,
     [prompt] = small.slot_requests((37, 8))
     samples = [replace(prompt, row=row, key=b"%d" % row, shared=0) for row in range(6)]
     opened = open_paged(llama, 8, options=SAMPLED)
-    with llama.evaluating(), tokens_read(llama) as passes:
+    with llama.evaluating(), tokens_prefilled(llama) as passes:
         opened.admit(samples[:2])
         opened.step()
         opened.admit(samples[2:])
@@ -244,9 +244,9 @@ def test_rows_that_continue_compute_only_what_is_new(small: Any, llama: Any) -> 
                 SlotRequest([*said[row], *(chance.randrange(2, 250) for _ in range(4))], 5, row, keep=True)
                 for row in said
             ]
-            unread = {request.row: opened.unread(request) for request in requests}
+            uncached = {request.row: opened.uncached_tokens(request) for request in requests}
             waiting = list(requests)
-            with llama.evaluating(), tokens_read(llama) as passes:
+            with llama.evaluating(), tokens_prefilled(llama) as passes:
                 while waiting or opened.live:
                     while waiting and len(opened.live) < slots:
                         opened.admit([waiting.pop(0)])
@@ -255,8 +255,8 @@ def test_rows_that_continue_compute_only_what_is_new(small: Any, llama: Any) -> 
                         assert answer.generated.ids == small.greedy_alone(llama, request), (slots, turn)
                         said[request.row] = [*request.input_ids, *answer.generated.ids]
             if slots == 4:
-                assert set(unread.values()) == {4 if not turn else 5}, "the last token of an answer is not cached"
-                assert passes[:4] == list(unread.values())
+                assert set(uncached.values()) == {4 if not turn else 5}, "the last token of an answer is not cached"
+                assert passes[:4] == list(uncached.values())
             assert_nothing_is_left(opened)
         for row in said:
             opened.forget(row)
@@ -266,11 +266,13 @@ def test_rows_that_continue_compute_only_what_is_new(small: Any, llama: Any) -> 
 
 def test_requests_that_begin_like_another_row_compute_only_the_rest(small: Any, llama: Any) -> None:
     [first] = small.slot_requests((40, 6))
-    others = [SlotRequest([*first.input_ids[:33], 50 + row, 60], 6, row, keep=True, family=0) for row in range(1, 4)]
+    others = [
+        SlotRequest([*first.input_ids[:33], 50 + row, 60], 6, row, keep=True, prefix_group=0) for row in range(1, 4)
+    ]
     opened = open_paged(llama, 3)
-    with llama.evaluating(), tokens_read(llama) as passes:
-        opened.admit([replace(first, keep=True, family=0)])
-        assert opened.unread(others[0]) == 2
+    with llama.evaluating(), tokens_prefilled(llama) as passes:
+        opened.admit([replace(first, keep=True, prefix_group=0)])
+        assert opened.uncached_tokens(others[0]) == 2
         opened.admit(others[:2])
         found = run(opened)
         opened.admit(others[2:])
@@ -440,7 +442,7 @@ def test_a_row_with_an_answer_that_was_not_returned_is_active(small: Any, llama:
         while not found:
             found += opened.step()
         assert [answer.request.row for answer in found] == [0]
-        opened.unread(replace(first, keep=True))
+        opened.uncached_tokens(replace(first, keep=True))
         assert [row.request.row for row in opened.live] == [1], "if memory ran out now, it would have to start again"
         assert not opened.active
         assert [answer.request.row for answer in opened.admit([replace(second, row=2)])] == [1]

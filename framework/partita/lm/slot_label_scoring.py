@@ -17,7 +17,7 @@ from partita.lm.base import Generated, GenerationOptions, Label, SlotAnswer, Slo
 from partita.lm.generation import answer_ends
 from partita.lm.loaded_model import TextModel
 from partita.lm.row import NOT_NUMBERS, Row
-from partita.lm.slots import Slots, SlotWay
+from partita.lm.slots import Slots, SlotSupport
 from partita_schema.errors import ModelError
 
 MOST_ELEMENTS = 2**27
@@ -98,7 +98,7 @@ class LabelScorer:
             lengths: Length of each prompt in tokens.
             first: First slot.
         """
-        rows = max(1, min(slots.read_tokens // self.width, self.max_rows))
+        rows = max(1, min(slots.prefill_tokens // self.width, self.max_rows))
         scores_of_rows: list[list[float]] = []
         for start in range(0, len(lengths), rows):
             part = slice(start, start + rows)
@@ -159,7 +159,7 @@ class LabelScorer:
 
 
 class ScoringSlots(Slots):
-    """Slots in which a request is generated or scored, by its form; a scored row finishes with its prefill."""
+    """Slots in which a request is generated or scored, by its constraint; a scored row finishes with its prefill."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class ScoringSlots(Slots):
         tokens: int,
         prefix: Sequence[int],
         seed: int,
-        way: SlotWay,
+        support: SlotSupport,
     ) -> None:
         """Allocate slots and prefill the prefix.
 
@@ -181,21 +181,23 @@ class ScoringSlots(Slots):
             tokens: Maximum length of a row, prompt and new tokens.
             prefix: Tokens that all prompts start with.
             seed: Seed of sampling.
-            way: What the model supports.
+            support: What the model supports.
         """
-        labels = [form.labels for form in options.forms] if options.forms else [options.labels]
+        labels = [one.labels for one in options.constraints] if options.constraints else [options.labels]
         self.scorers = [LabelScorer(lm, options, known) if known else None for known in labels]
         width = max(scorer.width for scorer in self.scorers if scorer is not None)
-        super().__init__(lm, options, slots=slots, tokens=tokens + width, prefix=prefix, seed=seed, way=way, exact=True)
+        super().__init__(
+            lm, options, slots=slots, tokens=tokens + width, prefix=prefix, seed=seed, support=support, exact=True
+        )
 
     def admit(self, requests: Sequence[SlotRequest]) -> list[SlotAnswer]:
         """Prefill prompts, score the labels of those that have labels, and choose the first token of the others."""
-        by_form: dict[int, list[SlotRequest]] = {}
+        by_constraint: dict[int, list[SlotRequest]] = {}
         for request in requests:
-            by_form.setdefault(request.form, []).append(request)
+            by_constraint.setdefault(request.constraint_index, []).append(request)
         answers, others = [], list[SlotRequest]()
-        for form, group in by_form.items():
-            scorer = self.scorers[form]
+        for constraint, group in by_constraint.items():
+            scorer = self.scorers[constraint]
             if scorer is None:
                 others += group
             else:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from partita.lm.base import GenerationOptions, Label, SlotAnswer, SlotRequest
-from partita.lm.scoring import LabelTree, ScoringSlots
+from partita.lm.slot_label_scoring import LabelTree, ScoringSlots
 from partita_schema.errors import ModelError
 
 from ...properties import ends

@@ -1,7 +1,7 @@
 """Choice of labels by their probability with an encoder-decoder.
 
-The score of a label is that of `partita.lm.scoring`: the sum of the log probabilities of its tokens and of any end
-token after them. The encoder runs once per row; the decoder then computes each label, a few rows at a time.
+The score of a label is that of `partita.lm.slot_label_scoring`: the sum of the log probabilities of its tokens and of
+any end token after them. The encoder runs once per row; the decoder then computes each label, a few rows at a time.
 
 Shapes: B rows, L labels, T tokens of the longest label with the token that starts the decoder's sequence, E end tokens,
 S tokens of the longest prompt, H hidden size, V vocabulary.
@@ -15,7 +15,7 @@ from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.generation import answer_ends
 from partita.lm.loaded_model import TextModel
 from partita.lm.row import NOT_NUMBERS
-from partita.lm.scoring import LEAST_SCORE, MOST_ELEMENTS, NO_END, before_end
+from partita.lm.slot_label_scoring import LEAST_SCORE, MOST_ELEMENTS, NO_END, before_end
 from partita_schema.errors import ModelError
 
 
