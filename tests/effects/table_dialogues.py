@@ -92,7 +92,7 @@ DIALOGUES = [
         SEEN,
         "batches",
         {
-            "data.loader.workers": Flip(1, given=loader(start_method="fork")),
+            "data.loader.workers": Flip(1, given=loader(), also=loader(start_method="fork")),
             "data.loader.start_method": Flip("spawn", given=loader(workers=1, start_method="fork")),
             "data.loader.prefetch": Flip(4, given=STREAM, part="read"),
             "data.loader.timeout": Flip(

@@ -229,6 +229,9 @@ class Converter:
             for key in [key for key in section if key in training]:
                 yield from self.take_out(("trainer", key), "nothing is trained with type: none")
         yield from self.batch_sizes(section)
+        never = section.get("skip_all_evaluation")
+        if never is not None and never.value is True:
+            yield from self.take_out(("trainer", "eval_steps"), "skip_all_evaluation is true")
         if kind is not None and kind.value in NOT_YET_TYPES["trainer"]:
             return
         self.numbers_for_never(section)

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from partita_schema.base import ConfigModel, Fraction, PositiveInt, StrictBool
+from partita_schema.base import ConfigModel, Fraction, PositiveInt, StrictBool, rule_error
 
 
 class AutoBatching(ConfigModel):
@@ -62,6 +62,16 @@ class TokenBudgetBatching(SortedBatching):
     """Maximum number of rows per batch. Default: no limit."""
     multiple_of: PositiveInt = 1
     """Round the number of rows of larger batches down to a multiple of this."""
+
+    @model_validator(mode="after")
+    def some_batches_are_larger_than_the_multiple(self) -> "TokenBudgetBatching":
+        if self.max_rows is not None and 1 < self.multiple_of >= self.max_rows:
+            raise rule_error(
+                f"multiple_of: {self.multiple_of} has no effect with max_rows: {self.max_rows}, because it rounds only "
+                "batches of more rows; write a larger max_rows, or remove multiple_of",
+                at="multiple_of",
+            )
+        return self
 
 
 class PackBatching(ConfigModel):

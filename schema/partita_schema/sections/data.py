@@ -107,6 +107,13 @@ class LoaderOptions(ConfigModel):
     timeout: Positive = 60.0
     """Seconds without a finished chunk from any worker after which the workers count as hung."""
 
+    @model_validator(mode="after")
+    def options_of_workers_have_workers(self) -> "LoaderOptions":
+        for key in ("prefetch", "start_method", "timeout"):
+            if self.workers == 0 and is_set(self, key):
+                raise rule_error(f"{key} has no effect without workers; write workers: 1 or more, or remove it", at=key)
+        return self
+
 
 MAX_SOURCES = 1000
 """Maximum number of sources in a mix. Each source keeps a file open; use a glob to read more files as one source."""

@@ -278,8 +278,8 @@ class FinetuneTrainer(TrainerBase):
         return self
 
     @model_validator(mode="after")
-    def best_checkpoints_are_evaluated(self) -> "FinetuneTrainer":
-        for key in ("early_stop", "validation_metric"):
+    def keys_of_evaluations_have_evaluations(self) -> "FinetuneTrainer":
+        for key in ("early_stop", "validation_metric", "steps_per_evaluation", "evaluations_per_epoch"):
             if self.skip_all_evaluation and is_set(self, key):
                 raise rule_error(f"{key} needs evaluations; remove it or skip_all_evaluation", at=key)
         return self

@@ -195,6 +195,12 @@ def test_prompt_tuning_and_its_metric_are_translated() -> None:
     assert f"15: {message}" in warnings_of(file)
 
 
+def test_steps_between_evaluations_that_are_skipped_give_a_warning() -> None:
+    file = load_config(HEAD + "trainer: {type: finetune, skip_all_evaluation: true, eval_steps: 5}\n")
+    assert finetune(file.config).steps_per_evaluation is None
+    assert warnings_of(file) == ["5: trainer.eval_steps: has no effect here: skip_all_evaluation is true"]
+
+
 @pytest.mark.parametrize("kind", ["none", "finetune"])
 def test_automatic_batch_sizes_are_kept(kind: str) -> None:
     keys = "batch_size: auto, eval_batch_size: auto, max_batch_size: 1099511627776"

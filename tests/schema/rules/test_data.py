@@ -191,3 +191,21 @@ def test_a_token_budget_with_a_batch_size_is_refused() -> None:
 )
 def test_every_key_of_the_data_section_can_be_written(data: dict[str, Any]) -> None:
     assert problems(data) == []
+
+
+@pytest.mark.parametrize(("max_rows", "fits"), [(9, True), (8, False), (3, False)])
+def test_batches_are_rounded_only_if_they_may_have_more_rows(max_rows: int, fits: bool) -> None:
+    batching = {"type": "token_budget", "max_rows": max_rows, "multiple_of": 8}
+    message = (
+        f"data.batching.multiple_of: multiple_of: 8 has no effect with max_rows: {max_rows}, because it rounds only "
+        "batches of more rows; write a larger max_rows, or remove multiple_of"
+    )
+    assert problems({"batching": batching}) == ([] if fits else [message])
+    assert problems({"batching": {**batching, "multiple_of": 1}}) == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("prefetch", 4), ("start_method", "spawn"), ("timeout", 5)])
+def test_options_of_workers_need_workers(key: str, value: Any) -> None:
+    message = f"data.loader.{key}: {key} has no effect without workers; write workers: 1 or more, or remove it"
+    assert problems({"loader": {key: value}}) == [message]
+    assert problems({"loader": {key: value, "workers": 1}}) == []

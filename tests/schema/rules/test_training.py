@@ -242,7 +242,15 @@ def test_fp16_excludes_muon_and_the_learning_rate_range_test() -> None:
     assert rates == ["trainer.mixed_precision: fp16 does not go with learning_rate: auto; write bf16 or no"]
 
 
-@pytest.mark.parametrize("key", ["early_stop", "validation_metric"])
-def test_the_choice_of_a_checkpoint_needs_evaluations(key: str) -> None:
-    found = problems(skip_all_evaluation=True, **{key: 3 if key == "early_stop" else "exact_match"})
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("early_stop", 3),
+        ("validation_metric", "exact_match"),
+        ("steps_per_evaluation", 3),
+        ("evaluations_per_epoch", 3),
+    ],
+)
+def test_keys_of_evaluations_need_evaluations(key: str, value: Any) -> None:
+    found = problems(skip_all_evaluation=True, **{key: value})
     assert found == [f"trainer.{key}: {key} needs evaluations; remove it or skip_all_evaluation"]
