@@ -35,7 +35,9 @@ def disagreements(compared: ComparedRows, number: int) -> Iterator[Disagreement]
     for index, (key, prompt) in enumerate(zip(first.keys, first.prompts, strict=True)):
         for output, column in first.outputs.items():
             other = second.outputs[output]
-            if column.values[index] == other.values[index] and column.rights[index] == other.rights[index]:
+            found, rights = (column.values[index], other.values[index]), (column.rights[index], other.rights[index])
+            neither_readable = found == (None, None) and not compared.are_episodes and True not in rights
+            if neither_readable or (found[0] == found[1] and rights[0] == rights[1]):
                 continue
             side = closer(column, other, index)
             better = "" if side is None else compared.names[number if side else 0]

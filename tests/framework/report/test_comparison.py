@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,6 +176,13 @@ def test_numbers_are_compared_by_their_errors(evaluated: Evaluated) -> None:
     assert (mae.first, mae.second, mae.verdict) == (pytest.approx(4.92), pytest.approx(2.46), "better")
     assert {one.better for one in comparison.pairs[0].disagreements} == {"b"}
     assert metric(comparison, "price.exact_match").verdict == "no measurable difference"
+
+
+def test_unreadable_answers_do_not_differ_from_missing_ones(evaluated: Evaluated) -> None:
+    unreadable = teams("?" * 3)
+    missing = [replace(row, outputs={"team": replace(row.outputs["team"], right=None)}) for row in unreadable]
+    (pair,) = compare_runs([evaluated("a", unreadable), evaluated("b", missing)]).pairs
+    assert pair.num_disagreements == 0
 
 
 def test_rows_in_which_runs_differ_alternate_between_those_that_either_run_has_right(evaluated: Evaluated) -> None:
