@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from partita.data.formats.json import repeated_key
 from partita.runs.files import without_infinities
 from partita.serving.answers import AsyncEngine
 from partita.serving.bodies import (
@@ -173,11 +174,15 @@ class Api:
         """Return the body of a request. Raise RequestError if it is not valid."""
         content = await request.body()
         try:
-            return kind.model_validate_json(content)
+            body = kind.model_validate_json(content)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             param = str(first["loc"][0]) if first["loc"] else None
             raise RequestError(400, reason_of(first), param=param) from None
+        repeated = repeated_key(content)
+        if repeated is not None:
+            raise RequestError(400, repeated)
+        return body
 
     def _check_model(self, name: str | None) -> None:
         """Raise RequestError if a request names another model."""

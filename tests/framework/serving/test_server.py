@@ -443,6 +443,20 @@ def test_what_is_wrong_with_a_body(server: RunningServer, path: str, body: Any, 
     assert reason in error_of(response)
 
 
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/predict", '{"rows": [{"question": "a"}], "rows": [{"question": "b"}]}'),
+        ("/predict", '{"rows": [{"rows": "a", "rows": "b"}]}'),
+        ("/v1/completions", '{"prompt": "a", "max_tokens": 1, "metadata": {"rows": "1", "rows": "2"}}'),
+    ],
+)
+def test_a_key_that_occurs_twice_is_refused(server: RunningServer, path: str, content: str) -> None:
+    response = httpx2.post(server.url + path, content=content)
+    assert response.status_code == 400
+    assert error_of(response) == "the key 'rows' occurs twice in an object; remove or rename one"
+
+
 def test_a_request_may_ask_for_more_answers_than_may_wait(model: Model) -> None:
     with running(model, engine={"batch_size": 2, "max_waiting": 3}) as server:
         rows = [{"question": f"{question} {number}"} for number in range(5) for question in QUESTIONS]

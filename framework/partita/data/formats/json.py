@@ -56,6 +56,17 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 DECODER = json.JSONDecoder(object_pairs_hook=without_repeats)
 
 
+def repeated_key(text: bytes) -> str | None:
+    """Return which key occurs twice in an object of a JSON text; None if none does, or it is no JSON."""
+    try:
+        DECODER.decode(text.decode("utf-8"))
+    except RepeatedKeyError as error:
+        return str(error)
+    except (ValueError, RecursionError):
+        return None
+    return None
+
+
 def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
     """Yield one JSON object per line; skip empty lines."""
     for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
