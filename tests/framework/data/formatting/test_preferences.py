@@ -145,6 +145,15 @@ def test_a_pair_that_cannot_be_compared_is_refused(row: dict[str, Any], options:
     assert encoded(config_of(), row, **options) == reason
 
 
+def test_answers_that_differ_only_in_spaces_which_a_template_strips_are_equal(chat_tokenizer: Any) -> None:
+    row = ROW | {"rejected": "so \n"}
+    assert isinstance(encoded(config_of(), row, chat_tokenizer), Example)  # learned and generated as written
+    template = chat_tokenizer.chat_template
+    chat_tokenizer.chat_template = template.replace("message['content']", "message['content'] | trim")
+    assert chat_tokenizer.chat_template != template
+    assert encoded(config_of(), row, chat_tokenizer) == "the answers in the columns chosen and rejected are equal"
+
+
 def test_an_empty_prompt_is_refused() -> None:
     row = {"question": "", "chosen": "so", "rejected": "no"}
     filled = [QUESTION[0] | {"preprocessing": {"missing_value_strategy": "fill_with_const"}}]
