@@ -269,9 +269,9 @@ def divide_mix(sources: dict[str, Rows], config: Config, *, without: frozenset[s
         check_columns(rows, config, supervised=config.trains)
     mix = zip(config.data.mix_names, config.data.mix or (), strict=True)
     simulated = {name for name, part in mix if isinstance(part.source, SimulationSource)}
-    total = sum(len(rows) for name, rows in sources.items() if name not in simulated)
+    sizes = sample_sizes({name: len(rows) for name, rows in sources.items() if name not in simulated}, config)
     divided = {
-        name: {TRAINING: rows} if name in simulated else divide(rows, config, without=without, total=total)
+        name: {TRAINING: rows} if name in simulated else divide(rows, config, without=without, size=sizes[name])
         for name, rows in sources.items()
     }
     splits = {}
@@ -282,16 +282,44 @@ def divide_mix(sources: dict[str, Rows], config: Config, *, without: frozenset[s
     return splits
 
 
-def divide(rows: Rows, config: Config, *, without: frozenset[str], total: int | None = None) -> dict[str, Rows]:
+def sample_sizes(lengths: Mapping[str, int], config: Config) -> dict[str, int | None]:
+    """Return how many rows of each source of a mix `sample_size` uses, in proportion to their numbers.
+
+    Args:
+        lengths: Number of rows of each source.
+        config: The configuration.
+
+    Raises:
+        DataError: There are more sources than rows to use.
+    """
+    size, total = config.preprocessing.sample_size, sum(lengths.values())
+    if size is None or size >= total:
+        return dict.fromkeys(lengths)
+    sources = [name for name, length in lengths.items() if length]
+    if size < len(sources):
+        raise DataError(
+            f"preprocessing.sample_size is {size}, and data.mix needs a row of each of its {len(sources)} sources; "
+            f"write at least {len(sources)}"
+        )
+    exact = {name: size * lengths[name] / total for name in sources}
+    sizes = {name: max(1, int(share)) for name, share in exact.items()}
+    while sum(sizes.values()) > size:
+        sizes[max(sizes, key=lambda name: sizes[name] - exact[name] if sizes[name] > 1 else -1.0)] -= 1
+    for name in sorted(sources, key=lambda name: sizes[name] - exact[name])[: size - sum(sizes.values())]:
+        sizes[name] += 1
+    return dict.fromkeys(lengths) | sizes
+
+
+def divide(rows: Rows, config: Config, *, without: frozenset[str], size: int | None = None) -> dict[str, Rows]:
     """Split a source into training, validation and test rows.
 
     Args:
         rows: Rows of the source.
         config: The configuration.
         without: Splits that get no rows.
-        total: Number of rows in all sources, if the source is part of a mix.
+        size: Number of rows to use, if the source is part of a mix. Default: as configured.
     """
-    chosen = sample(len(rows), config, total=total)
+    chosen = sample(len(rows), config, size=size)
     sampled = rows if chosen is None else rows.select(chosen)
     split_N = assign_splits(sampled, config, without=without)
     if not np.any(split_N == 0):
@@ -307,12 +335,9 @@ def divide(rows: Rows, config: Config, *, without: frozenset[str], total: int | 
     return splits | {TRAINING: splits[TRAINING].with_bad(rows.bad)}
 
 
-def sample(length: int, config: Config, *, total: int | None = None) -> np.ndarray | None:
-    """Return the sorted indices of the sampled rows, None for all; `sample_size` is shared among `total` rows."""
-    size, ratio = config.preprocessing.sample_size, config.preprocessing.sample_ratio
-    if size is not None:
-        ratio = min(1.0, size / (total or length))
-    wanted = max(1, round(length * ratio))
+def sample(length: int, config: Config, *, size: int | None = None) -> np.ndarray | None:
+    """Return the sorted indices of the sampled rows, None for all; `size` comes before the configured number."""
+    wanted = size or config.preprocessing.sample_size or max(1, round(length * config.preprocessing.sample_ratio))
     if wanted >= length:
         return None
     return np.sort(generator(config.seed, "sample").permutation(length)[:wanted])

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -100,6 +101,21 @@ def test_a_sample_is_taken_from_each_source_by_its_size(folder: Path) -> None:
 
     assert sum(sum((sources_of(rows) for rows in splits.values()), Counter[str]()).values()) == 120
     assert sum(sources_of(rows)["first"] for rows in splits.values()) == 100
+
+
+@pytest.mark.parametrize(("size", "rows"), [(2, (1, 1)), (3, (2, 1)), (5, (4, 1)), (10, (8, 2)), (239, (199, 40))])
+def test_a_sample_of_a_mix_has_the_rows_that_were_asked_for(folder: Path, size: int, rows: tuple[int, int]) -> None:
+    config = Config.model_validate({**config_of(mix=MIX).model_dump(), "preprocessing": {"sample_size": size}})
+    splits = open_splits(config, folder=folder)
+    counts = sum((sources_of(part) for part in splits.values()), Counter[str]())
+    assert (counts["first"], counts["train"]) == rows
+
+
+def test_a_sample_of_a_mix_has_a_row_of_each_source(folder: Path) -> None:
+    config = Config.model_validate({**config_of(mix=MIX).model_dump(), "preprocessing": {"sample_size": 1}})
+    message = "preprocessing.sample_size is 1, and data.mix needs a row of each of its 2 sources; write at least 2"
+    with pytest.raises(DataError, match=re.escape(message)):
+        open_splits(config, folder=folder)
 
 
 def test_the_order_of_a_mix_follows_its_shares(folder: Path) -> None:
