@@ -138,8 +138,9 @@ class Model:
         """Train as configured; with `trainer: {type: none}`, evaluate; with `data.split: {type: kfold}`, each fold.
 
         Args:
-            dataset: Replaces data.source: a path or glob, a Hub name, a pandas frame, a dataset of `datasets` or torch,
-                a DatasetDict, a generator function, a list of dicts or a dict of lists.
+            dataset: Replaces data.source, or all of data.mix with a warning: a path or glob, a Hub name, a pandas
+                frame, a dataset of `datasets` or torch, a DatasetDict, a generator function, a list of dicts or a dict
+                of lists.
             run: The run's directory. An unfinished run is resumed, a finished one is not trained again.
                 Default: runs/NAME, or the next free NAME-2.
             callbacks: Objects with methods of `partita_trainers.Callback`, called on rank 0 after those of the file.

@@ -433,6 +433,20 @@ def test_evaluation_rows_with_an_unknown_label_are_left_out_and_recorded(
     assert (left_out["key"], left_out["reasons"]) == ("validation.jsonl:8", [reason])
 
 
+def test_rows_that_replace_a_mix_give_a_warning(colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("first", "second"):
+        write_json_lines(tmp_path / f"{name}.jsonl", colours.rows(40))
+    data = {"source": None, "mix": [{"source": str(tmp_path / f"{name}.jsonl")} for name in ("first", "second")]}
+    settings = colours.config(trainer={"max_steps": 1, "skip_all_evaluation": True}, data=data)
+    message = (
+        "the passed rows replace data.mix: its sources first, second are not read; pass no rows to train on the mix"
+    )
+    Model(settings, quiet=True).train(run=tmp_path / "mixed")
+    assert message not in caplog.messages
+    Model(settings, quiet=True).train(colours.rows(40), run=tmp_path / "passed")
+    assert message in caplog.messages
+
+
 def test_a_split_with_unknown_labels_only_is_not_evaluated(
     colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,6 +39,15 @@ LONG_WAIT = 0.1
 """Share of the time spent waiting above which a warning is logged."""
 
 
+def warn_of_replaced_mix(config: Config, data: RunData) -> None:
+    """Warn if rows that were passed replace a mix of sources, whose weights and rows then have no effect."""
+    if config.data.mix is not None and not data.mixed:
+        logger.warning(
+            "the passed rows replace data.mix: its sources %s are not read; pass no rows to train on the mix",
+            ", ".join(config.data.mix_names),
+        )
+
+
 def note_missing_validation(config: Config) -> None:
     """Log what a run without validation rows cannot do: a warning for keys that have no effect."""
     trainer = config.trainer

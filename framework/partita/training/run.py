@@ -32,6 +32,7 @@ from partita.training.notes import (
     note_work,
     record_data,
     recorded_sizes,
+    warn_of_replaced_mix,
 )
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, ResumeError
@@ -156,6 +157,8 @@ def prepare_run(
         process_group: The ranks that train.
     """
     config = pipeline.config
+    if process_group.rank == 0:
+        warn_of_replaced_mix(config, data)
     datasets, ledger = build_datasets(pipeline, data, directory, process_group=process_group)
     if process_group.rank == 0 and VALIDATION not in datasets.eval_datasets:
         note_missing_validation(config)
