@@ -64,6 +64,8 @@ class Column:
     """The column of the words, if this one has their tags."""
     characters: int = 0
     """Mean length of the values as text."""
+    present: int = 0
+    """Number of rows with a value in it."""
 
 
 def column_of(name: str, values: Sequence[Any]) -> Column:
@@ -75,7 +77,8 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
     counts = Counter(map(label_text, present))
     only_value = next(iter(counts)) if len(counts) == 1 < len(present) else None
     characters = sum(len(text) * count for text, count in counts.items()) // len(present)
-    return replace(column_of_kind(name, present, counts, missing=missing), only_value=only_value, characters=characters)
+    found = column_of_kind(name, present, counts, missing=missing)
+    return replace(found, only_value=only_value, characters=characters, present=len(present))
 
 
 def label_text(value: Any) -> str:

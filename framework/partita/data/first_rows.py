@@ -10,7 +10,7 @@ from partita.data.columns import Column, column_of
 from partita.data.formats import FORMATS
 from partita.data.formats.base import FileSlice
 from partita.data.formats.json import json_row
-from partita.data.proposal import FIRST_ROWS, MESSAGES, Proposal, format_in_columns, proposal_of
+from partita.data.proposal import FIRST_ROWS, MESSAGES, Proposal, dialogue_column, format_in_columns, proposal_of
 from partita.data.sources.sources import find_files, source_of
 from partita_schema.common.text import counted
 from partita_schema.dialogues.common_form import FormatError
@@ -75,7 +75,7 @@ def read_first_rows(path: str) -> FirstRows | None:
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = [column_of(name, [row.get(name) for row in rows[:FIRST_ROWS]]) for name in names]
     columns = with_tags(columns, rows)
-    dialogue = next((column.name for column in columns if column.kind == "dialogue"), None)
+    dialogue = dialogue_column(columns)
     if dialogue is None and format_in_columns(columns) is not None:
         dialogue = MESSAGES
     ignored = [key for row in rows if dialogue is not None for key in unread_keys(row, column=dialogue)]

@@ -119,10 +119,17 @@ def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) 
     )
 
 
+def dialogue_column(columns: Sequence[Column]) -> str | None:
+    """Return the column of dialogues in which most rows have one; one of answers that are compared comes last."""
+    dialogues = [column for column in columns if column.kind == "dialogue"]
+    if not dialogues:
+        return None
+    return max(dialogues, key=lambda column: (column.name not in PAIR, column.present)).name
+
+
 def dialogue_proposal(columns: Sequence[Column]) -> Proposal | None:
     """Return the features for dialogues, in a column or spread over columns; None if there are none."""
-    form = format_in_columns(columns)
-    column = next((column.name for column in columns if column.kind == "dialogue"), None)
+    form, column = format_in_columns(columns), dialogue_column(columns)
     if form == "chosen_rejected" or (form is not None and column is None):
         name, what = MESSAGES, f"{', '.join(FORMATS_IN_COLUMNS[form])} (dialogue in columns)"
     elif column is not None:
@@ -147,7 +154,7 @@ def preference_proposal(columns: Sequence[Column], *, task: str | None) -> Propo
     by_name = {column.name: column for column in columns}
     verdict = next((by_name[name] for name in VERDICT_NAMES if name in by_name and is_verdict(by_name[name])), None)
     answer = next((by_name[name] for name in ANSWER_NAMES if name in by_name), None)
-    dialogue = next((column.name for column in columns if column.kind == "dialogue"), None)
+    dialogue = dialogue_column(columns)
     if {*PAIR} <= set(by_name) and task in (None, "pairs"):
         output = "output_features:\n  - {name: answer, type: preference}       # columns chosen and rejected\n"
         texts = all(by_name[name].kind in ("text", "category") for name in PAIR)

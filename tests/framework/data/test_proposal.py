@@ -139,6 +139,17 @@ def test_dialogues_that_are_spread_over_columns_are_recognized(
     assert proposal.warning == ""
 
 
+@pytest.mark.parametrize(("messages", "chosen"), [(1, "conversations"), (9, "messages")])
+def test_of_several_columns_with_dialogues_the_one_of_most_rows_is_chosen(
+    messages: int, chosen: str, tmp_path: Path
+) -> None:
+    few: dict[str, Any] = {"messages": [{"role": "user", "content": "do"}, {"role": "assistant", "content": "done"}]}
+    many: dict[str, Any] = {"conversations": [{"from": "human", "value": "do"}, {"from": "gpt", "value": "done"}]}
+    proposal = propose(rows_file(tmp_path, [few] * messages + [many] * (10 - messages)), task=None)
+    assert proposal is not None
+    assert proposal.summary == f"input {chosen} (dialogue), output: the assistant's replies"
+
+
 @pytest.mark.parametrize(
     ("row", "inputs", "prompt"),
     [
