@@ -171,6 +171,21 @@ def test_no_foreign_code_runs_silently(
     assert not (tmp_path / "ran").exists()
 
 
+def test_code_that_the_caller_names_is_not_said_to_be_of_the_folder(
+    theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = theirs(simulation(world=ENVIRONMENT | {"environment": "theirs:Guess"}, agents={}))
+    with pytest.raises(ConfigError) as caught:
+        use(Model.load(folder, overrides=["simulation.world.environment=planted:Part"], quiet=True), "simulate")
+    assert str(caught.value) == (
+        "simulation.world.environment: --set names planted:Part, and classes that are not in installed packages may "
+        "come from the folder of the model; look at them, then allow them with --trust-remote-code, in Python with "
+        "Model.load(folder, trust_remote_code=True)"
+    )
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("name", ["a formatter", "a trainer", "a source", "a world"])
 def test_code_runs_when_the_caller_allows_it(
     name: str, theirs: Callable[[dict[str, Any]], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ from partita_schema.dump import resolved_yaml
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_schema.load import LoadedConfig, load_config
 from partita_schema.sections.model import ScratchModel
+from partita_schema.yaml.overrides import ORIGIN as OVERRIDES
 from partita_trainers.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -152,13 +153,26 @@ class RunContext:
         `of` names the step that would run the code, as for `code_of`.
         """
         code = code_of(self.config, of=of) if self.distrusted is not None else []
-        if code:
+        allow = "allow them with --trust-remote-code, in Python with Model.load(folder, trust_remote_code=True)"
+        theirs = [one for one in code if self.loaded.origins.get(one.key) != OVERRIDES]
+        problems = [
+            Problem(
+                one.key,
+                f"{OVERRIDES} names {one.value}, and classes that are not in installed packages may come from the "
+                f"folder of the model; look at them, then {allow}",
+            )
+            for one in code
+            if one not in theirs
+        ]
+        if theirs:
             message = (
                 f"would run code or contact addresses chosen by the author of this folder "
-                f"({'; '.join(map(str, code))}); look at them, then allow them with --trust-remote-code, in Python "
-                "with Model.load(folder, trust_remote_code=True), or name your own YAML file instead of the folder"
+                f"({'; '.join(map(str, theirs))}); look at them, then {allow}, or name your own YAML file instead of "
+                "the folder"
             )
-            raise ConfigError([Problem("", message, file=str(self.distrusted))])
+            problems.insert(0, Problem("", message, file=str(self.distrusted)))
+        if problems:
+            raise ConfigError(problems)
 
     def use_finished_run(self) -> None:
         """Use the newest finished run of this file if the file trains. Raise PartitaError if there are no weights."""

@@ -9,6 +9,9 @@ from partita_schema.yaml.parse import read_value
 from partita_schema.yaml.tree import Node, Path, SourcePosition, dotted
 from partita_schema.yaml.variables import expand_variables
 
+ORIGIN = "--set"
+"""Origin of the values of overrides."""
+
 
 def apply_overrides(root: Node, overrides: Sequence[str]) -> None:
     """Write each `key.path=value` into the tree. Raises ConfigError with every invalid override."""
@@ -72,7 +75,7 @@ def step(node: Node, part: str | int, position: SourcePosition) -> Node | str:
         return "is a list; write the number of an item, counted from 0, before the key"
     if not isinstance(node.value, dict):
         return "is under a value that has no keys; set the whole section, as --set key={...}"
-    child: Node = node.value.setdefault(part, Node({}, position, position, origin="--set"))
+    child: Node = node.value.setdefault(part, Node({}, position, position, origin=ORIGIN))
     return child
 
 
@@ -83,7 +86,7 @@ def replace_whole(path: Path) -> str:
 def mark(node: Node, position: SourcePosition) -> Node:
     """Set the override as position and origin of the whole tree, and return it."""
     node.position = node.key_position = position
-    node.origin = "--set"
+    node.origin = ORIGIN
     for _, child in node.children():
         mark(child, position)
     return node
