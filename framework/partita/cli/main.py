@@ -11,9 +11,10 @@ import sys
 import time
 from contextlib import suppress
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from partita.cli.chat import chat
 from partita.cli.compare import compare
@@ -43,8 +44,22 @@ INTERRUPTED = 130
 RESUMABLE = ("train", "predict", "simulate", "sweep")
 """Commands that continue where they were interrupted."""
 
+
+class Commands(TyperGroup):
+    """The commands, whose options are refused in plain words."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Call a command; a wrong value is reported without the prefix of pydantic."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
     name="partita",
+    cls=Commands,
     help="Train, run and evaluate language models from one YAML file.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -445,6 +445,13 @@ def test_init_asks_questions_at_a_terminal(forks: Forks, folder: Path, partita: 
     assert partita("validate", "asked/run.yaml").stdout.startswith("asked/run.yaml: ok (finetune of scratch")
 
 
+def test_a_value_that_an_option_does_not_have_is_refused_in_plain_words() -> None:
+    refused = CliRunner().invoke(app, ["predict", "run.yaml", "--stdin-format", "foo"])
+    assert refused.exit_code == 2
+    assert "Invalid value for '--stdin-format': 'foo' is not one of 'jsonl', 'csv'" in refused.output
+    assert "Value error" not in refused.output
+
+
 def test_help_of_each_command_lists_every_flag() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     groups = {name: group.commands for name, group in commands.items() if hasattr(group, "commands")}
