@@ -93,6 +93,7 @@ class PromptTerminal:
             from prompt_toolkit.enums import DEFAULT_BUFFER
             from prompt_toolkit.filters import has_focus
             from prompt_toolkit.key_binding import KeyBindings
+            from prompt_toolkit.keys import Keys
         except ImportError:
             raise PartitaError(
                 "partita chat in a terminal needs prompt_toolkit, which is missing here; "
@@ -112,6 +113,10 @@ class PromptTerminal:
         @keys.add("escape", "enter", filter=has_focus(DEFAULT_BUFFER))
         def break_line(event: Any) -> None:
             event.current_buffer.insert_text("\n")
+
+        @keys.add(Keys.Vt100MouseEvent)
+        def ignore(event: Any) -> None:
+            """Ignore the mouse: prompt_toolkit reads its events even if they are malformed, and fails."""
 
         self._session: Any = PromptSession(
             "> ", multiline=True, key_bindings=keys, prompt_continuation="  ", reserve_space_for_menu=0

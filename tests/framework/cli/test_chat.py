@@ -360,6 +360,14 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_ends_the_chat(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
+def test_a_malformed_event_of_a_mouse_is_ignored(file: Path, tmp_path: Path) -> None:
+    with terminal("chat", file, folder=tmp_path) as window:
+        window.wait_for(">")
+        window.type("\x1b[<0;1M\x1b[<0;1;1M/nothing\r")
+        assert "Traceback" not in window.wait_for("error: there is no command /nothing")
+
+
+@pytest.mark.long
 def test_sigterm_ends_the_chat_during_an_answer(tmp_path: Path) -> None:
     file = write_chat_model(tmp_path, generation={"max_new_tokens": 2000, "min_new_tokens": 2000})
     with terminal("chat", file, folder=tmp_path) as window:
