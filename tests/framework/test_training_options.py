@@ -12,6 +12,9 @@ from partita import Model
 from ..json_lines import read_json_lines
 from ..properties import first
 
+ALL = {"type": "random", "probabilities": [1, 0, 0]}
+"""All rows are training rows."""
+
 
 @pytest.fixture(scope="module")
 def base(colours: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -172,6 +175,20 @@ def test_a_compiled_model_takes_the_same_steps(colours: Any, tmp_path: Path) -> 
         colours, tmp_path / "compiled", trainer={"max_steps": 3, "skip_all_evaluation": True, "compile": True}
     )
     assert losses(compiled) == pytest.approx(losses(plain), abs=1e-3)
+
+
+def test_a_step_with_more_batches_than_an_epoch_gives_a_warning(colours: Any, tmp_path: Path, caplog: Any) -> None:
+    steps = {"max_steps": 1, "batch_size": 8, "skip_all_evaluation": True}
+    rows = colours.rows(40)
+    for accumulated, warns in ((5, False), (6, True)):
+        caplog.clear()
+        settings = colours.config(trainer=steps | {"gradient_accumulation_steps": accumulated}, data={"split": ALL})
+        Model(settings, quiet=True).train(rows, run=tmp_path / str(accumulated))
+        message = (
+            "trainer.gradient_accumulation_steps is 6, so that a step takes 6 batches, and an epoch has only 5: each "
+            "epoch is one step of 5 batches"
+        )
+        assert (message in caplog.messages) == warns
 
 
 def test_keys_that_need_validation_rows_are_named_if_there_are_none(colours: Any, tmp_path: Path, caplog: Any) -> None:

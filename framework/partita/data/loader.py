@@ -140,6 +140,11 @@ class Loader:
         return self._planner.count_steps(0)
 
     @property
+    def batches_per_epoch(self) -> int:
+        """Number of batches in the first epoch."""
+        return self._planner.count_batches(0)
+
+    @property
     def num_rows(self) -> int:
         """Number of rows in one epoch."""
         return self._planner.num_rows

@@ -21,8 +21,9 @@ from partita.generation.predict import READING_IS_SHOWN, ShowProgress
 from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.training.plan import plan_of_loader
+from partita_schema.common.text import counted
 from partita_schema.sections.batching import separates_rows
-from partita_schema.sections.trainer import NoTrainer
+from partita_schema.sections.trainer import NoTrainer, Trainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -188,7 +189,29 @@ def training_loader(
     loader = setup.open()
     plan = plan_of_loader(config, shape, size, loader)
     log_plan(plan)
+    if process_group.rank == 0 and isinstance(loader, Loader):
+        warn_of_short_epochs(config.trainer, loader, batches_per_step=setup.batches_per_step)
     return PlannedLoader(loader, plan, size)
+
+
+def warn_of_short_epochs(trainer: Trainer, loader: Loader, *, batches_per_step: int) -> None:
+    """Warn if a step accumulates more batches than an epoch has.
+
+    Args:
+        trainer: The trainer section.
+        loader: The loader of the rows.
+        batches_per_step: Batches per step over all ranks.
+    """
+    accumulated, there = getattr(trainer, "gradient_accumulation_steps", None), loader.batches_per_epoch
+    if accumulated is not None and there < batches_per_step:
+        logger.warning(
+            "trainer.gradient_accumulation_steps is %s, so that a step takes %s, and an epoch has only %s: each epoch "
+            "is one step of %s",
+            f"{accumulated:,}",
+            counted(batches_per_step, "batch", "batches"),
+            f"{there:,}",
+            counted(there, "batch", "batches"),
+        )
 
 
 def log_plan(plan: DataPlan) -> None:
