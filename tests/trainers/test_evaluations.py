@@ -21,7 +21,7 @@ DURING, AT_THE_END, TEST = ("validation", False, 256), ("validation", True, None
         ({"evaluate_generated": True, "max_generated_rows": 7}, [("validation", True, 7), AT_THE_END, TEST]),
         ({"evaluate_generated": False}, [DURING, ("validation", False, None), ("test", False, None)]),
         ({"validation_metric": "rouge_l"}, [("validation", True, 256), AT_THE_END, TEST]),
-        ({"skip_all_evaluation": True}, []),
+        ({"skip_all_evaluation": True, "steps_per_evaluation": None}, []),
     ],
 )
 def test_answers_are_generated_if_configured(
@@ -33,7 +33,7 @@ def test_answers_are_generated_if_configured(
         results.append((split, generated, max_rows))
         return {"loss": 1.0, "a.rouge_l": 0.5}
 
-    work = make_work(evaluate=evaluate, max_steps=1, steps_per_evaluation=1, **trainer)
+    work = make_work(evaluate=evaluate, **{"max_steps": 1, "steps_per_evaluation": 1, **trainer})
     work = replace(work, splits=("training", "validation", "test"))
     result = run(work)
     assert results == asked
