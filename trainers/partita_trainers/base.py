@@ -325,6 +325,8 @@ class TrainerContext:
     """All processes of the run."""
     callbacks: Sequence[object] = ()
     """Callbacks of the user, on rank 0; see `partita_trainers.Callbacks`."""
+    validation_rows: str = ""
+    """Hash of the validation rows; empty if there are none."""
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class FinetuneRun:
         self.lm, self.run, self.process_group = context.lm, context.run, context.process_group
         self.schedule = plan_schedule(config, batches=batches, splits=context.splits)
         metric = full_name(config.validation_metric, context.config.output_features)
-        self.validation = Validation(metric=metric, patience=config.early_stop)
+        self.validation = Validation(metric, config.early_stop, context.validation_rows)
         self.lm.prepare_training(self.schedule.total)
         sharded = is_sharded(context.config)
         self.engine = TrainEngine(

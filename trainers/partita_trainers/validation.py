@@ -26,6 +26,8 @@ class Validation:
     """Name of the metric that selects the best checkpoint."""
     patience: int
     """Evaluations without improvement before training stops; 0 for never."""
+    rows: str = ""
+    """Hash of the validation rows."""
     best: float | None = None
     """Best value so far."""
     best_step: int | None = None
@@ -101,7 +103,15 @@ class Validation:
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
+        """Restore the state of a checkpoint, unless its values are those of other rows."""
+        if state["rows"] != self.rows:
+            if state["best"] is not None:
+                logger.warning(
+                    "the validation rows have changed: the best %s so far, %.4g at step %d, was that of other rows and "
+                    "is not compared with new ones",
+                    *(self.metric, state["best"], state["best_step"]),
+                )
+            return
         self.best, self.best_step, self.evaluations_without_improvement = (
             state["best"],
             state["best_step"],

@@ -8,7 +8,7 @@ from partita.lm.loaded_model import LoadedModel
 from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset
 from partita.pipeline.evaluate import is_answered
-from partita.runs.row_results import evaluation_path, recorded_header
+from partita.runs.row_results import evaluation_path
 from partita.training.datasets import PlannedLoader
 from partita.training.evaluations import Evaluations
 from partita_schema.errors import ConfigError, Problem
@@ -21,6 +21,8 @@ from partita_trainers.preserved_state import snapshot
 
 logger = logging.getLogger(__name__)
 
+BASE_ROWS = "base_rows"
+"""Key of the manifest with the hashes of the rows of these evaluations, by split."""
 TRAINING_PASSES = 3.0
 """Cost of training on a token, in forward passes: a backward pass costs twice as much (Kaplan et al. 2020, Scaling Laws
 for Neural Language Models, section 2.1)."""
@@ -81,17 +83,18 @@ def evaluate_split(evaluations: Evaluations, split: str, *, generated: bool) -> 
     """
     directory, process_group = evaluations.directory, evaluations.evaluator.process_group
     path = evaluation_path(directory.folder, split, base=True)
+    rows = evaluations.datasets[split].encoded.fingerprint
 
     def is_recorded() -> bool:
-        header = recorded_header(path)
         known = split in directory.manifest.get("metrics_base", {})
-        return known and header is not None and header.split_rows == len(evaluations.datasets[split].rows)
+        return known and directory.manifest.get(BASE_ROWS, {}).get(split) == rows and path.exists()
 
     if process_group.run_on_rank_zero(is_recorded, "the evaluation before training"):
         return
     logger.info("evaluating the model before training on %s", split)
     metrics = evaluations.base(split, generated=generated)
-    directory.note(metrics_base={**directory.manifest.get("metrics_base", {}), split: metrics})
+    noted = {key: directory.manifest.get(key, {}) for key in ("metrics_base", BASE_ROWS)}
+    directory.note(metrics_base=noted["metrics_base"] | {split: metrics}, base_rows=noted[BASE_ROWS] | {split: rows})
 
 
 def why_meaningless(pipeline: Pipeline) -> str | None:

@@ -130,6 +130,7 @@ def run_trainer(
         device=pipeline.lm.device,
         process_group=process_group,
         callbacks=callbacks,
+        validation_rows=splits[VALIDATION].encoded.fingerprint if VALIDATION in splits else "",
     )
     result = train_and_note(trainer, context, run, directory, tuner=tuner, streamed=data.streams is not None)
     if config.trainer.type == "custom":

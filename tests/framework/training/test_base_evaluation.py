@@ -100,6 +100,31 @@ def test_it_is_not_repeated_when_a_run_is_resumed(
     assert set(manifest_of(run)["metrics_base"]) == {"validation", "test"}
 
 
+def test_changed_validation_rows_are_compared_with_no_value_of_the_earlier_ones(
+    colours: Any, pretrained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [json.loads(line) for line in (colours.path / "rows.jsonl").read_text(encoding="utf8").splitlines()]
+    write_json_lines(tmp_path / "train.jsonl", rows[:60])
+    write_json_lines(tmp_path / "validation.jsonl", rows[60:80])
+    config = configured(colours, pretrained, trainer={"evaluate_base": True, "evaluate_test": False, "epochs": 1})
+    config["data"] = {name: str(tmp_path / f"{name}.jsonl") for name in ("source", "validation")}
+    config["data"]["source"] = str(tmp_path / "train.jsonl")
+    Model(config, quiet=True).train(run=tmp_path / "run")
+    before = manifest_of(tmp_path / "run")
+    write_json_lines(tmp_path / "validation.jsonl", rows[80:100])
+    config["trainer"]["epochs"] = 2
+
+    Model(config, quiet=True).train(run=tmp_path / "run")
+
+    after, best = manifest_of(tmp_path / "run"), before["best"]
+    assert after["metrics_base"]["validation"] != before["metrics_base"]["validation"]
+    assert after["best_step"] > before["best_step"]
+    assert (
+        f"the validation rows have changed: the best loss so far, {best:.4g} at step {before['best_step']}, was that "
+        "of other rows and is not compared with new ones"
+    ) in caplog.messages
+
+
 def test_a_start_with_another_model_evaluates_that_one(
     colours: Any, pretrained: Path, tmp_path: Path, train_killed: Any
 ) -> None:
