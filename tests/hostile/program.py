@@ -4,6 +4,7 @@ Arguments: `configs` or `data`, the folder of this file, the seed, and the first
 """
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -21,11 +22,18 @@ LIMIT_SECONDS = 60
 LIMIT_WAITED = 300
 """Wall-clock seconds after which a process is ended."""
 IMPORTS = (
+    "datasets",
+    "pandas",
     "partita.cli.main",
     "partita.data.preview",
     "partita.lm.generation_defaults",
     "partita.tokenizers.load",
     "partita_schema.load",
+    "partita_schema.problems.explain",
+    "partita_schema.problems.repair",
+    "partita_schema.problems.wrong_value",
+    "partita_schema.yaml.words",
+    "partita_trainers.finetune",
     "rich.console",
     "tokenizers",
     "torch",
@@ -45,6 +53,7 @@ def main() -> None:
         warm_up()
     else:
         import_all()
+    gc.freeze()  # a garbage collection in a fork would visit and copy all these objects
     idle = measured(dict)["kilobytes"]
     for number in range(first, last):
         made = mutations.mutated_config(number, seed) if kind == "configs" else mutations.mutated_data(number, seed)
@@ -212,16 +221,26 @@ def streamed(name: str) -> dict[str, int]:
 
 
 def import_all() -> None:
-    """Import the modules of the commands before any process is started."""
+    """Import the modules of the commands, and explain an error, before any process is started."""
     for name in IMPORTS:
         importlib.import_module(name)
+    feature = "[{name: text, type: text}]"
+    good = f"base_model: {{type: scratch, size: nano}}\ninput_features: {feature}\noutput_features: {feature}\n"
+    for text in (good, good + "trainer: {epoch: two}\n"):
+        check_config(text.encode())
 
 
 def warm_up() -> None:
     """Import the modules that every process needs before any is started."""
+    import pandas as pd
+
     importlib.import_module("datasets")
-    Path("warm.jsonl").write_text('{"question": "a"}\n', encoding="utf8")
-    predicted("warm.jsonl")
+    rows = pd.DataFrame({"question": ["a"]})
+    rows.to_json("warm.jsonl", orient="records", lines=True)
+    rows.to_parquet("warm.parquet")
+    for name in ("warm.jsonl", "warm.parquet"):
+        predicted(name)
+        streamed(name)
     for old in Path().iterdir():
         old.unlink()
 
