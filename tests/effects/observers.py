@@ -6,10 +6,10 @@ The configuration itself is not part of the results, because it always differs.
 import hashlib
 import json
 import logging
+import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from partita import Model, PartitaError
 
+from ..forks import COMMAND, ENVIRONMENT, Forks
 from .inputs import ASKED
 from .server import serving
 
@@ -32,6 +33,8 @@ TIMES = ("seconds", "waited_seconds", "wait_share", "tokens_per_second")
 SECONDS = re.compile(r"\b[\d.,]+ s\b")
 PEFT_ON_CUDA = "Failed to load the CUDA extension"
 """The start of a message of peft, which reports another cause from the second time on."""
+COMMANDS: list[Callable[[], Forks]] = []
+"""Functions that return what starts commands; the last is used."""
 SIZES = ("rows", "origin", "device", "max_fitting")
 """The keys of a batch size that are compared; the others are measurements."""
 
@@ -155,11 +158,11 @@ def explaining(config: Config, place: Path) -> Observation:
     return {"processes": json.loads(command(config, place, "explain", "run.yaml", "--json").stdout).get("processes")}
 
 
-def command(config: Config, place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def command(config: Config, place: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run a command on a configuration in `run.yaml`. Raises PartitaError with its output if it fails."""
     (place / "run.yaml").write_text(json.dumps(config), encoding="utf8")
-    line = [sys.executable, "-m", "partita", *words]
-    ended = subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
+    environment = os.environ | ENVIRONMENT
+    ended = COMMANDS[-1]().run(COMMAND, "partita", *words, folder=place, environment=environment, timeout=280)
     if ended.returncode:
         assert "Traceback" not in ended.stderr, ended.stderr
         raise PartitaError(ended.stderr)

@@ -1,6 +1,6 @@
 """Tests that every key of the schema has an effect: another value changes the observed results."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 from . import inputs
 from .effects import GENERIC, Case, cases, merged
 from .measurements import fix_measurements
-from .observers import Observation, observed
+from .observers import COMMANDS, Observation, observed
 from .schema_keys import leaf_keys, other_value, value_at, with_value
 from .table_adapters import ADAPTERS
 from .table_answers import ANSWERS, ENDPOINT
@@ -52,6 +52,14 @@ def test_every_key_of_the_schema_is_tested_or_listed_with_a_reason() -> None:
     assert len(set(flipped)) == len(flipped)
     assert set(flipped) & set(NOT_OBSERVED) == set()
     assert {*flipped, *NOT_OBSERVED} == set(KEYS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_commands(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the commands of the observers as forks; the first of them starts the server."""
+    COMMANDS.append(lambda: request.getfixturevalue("forks"))
+    yield
+    COMMANDS.pop()
 
 
 @pytest.fixture(scope="module")
