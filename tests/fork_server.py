@@ -35,6 +35,7 @@ def load() -> None:
     import datasets  # noqa: F401
     import peft  # noqa: F401
     import rich.progress  # noqa: F401
+    import sacrebleu.metrics  # noqa: F401
     from transformers import AutoTokenizer, GenerationMixin, LlamaForCausalLM  # noqa: F401
 
     import partita.cli.main
