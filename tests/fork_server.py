@@ -35,6 +35,7 @@ def load() -> None:
     import datasets  # noqa: F401
     import peft  # noqa: F401
     import rich.progress  # noqa: F401
+    import rouge_score.rouge_scorer  # noqa: F401  # imports nltk
     import sacrebleu.metrics  # noqa: F401
     from transformers import AutoTokenizer, GenerationMixin, LlamaForCausalLM  # noqa: F401
 
