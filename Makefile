@@ -40,7 +40,8 @@ $(LLAMA_CPP): requirements-llama-cpp.txt $(READY)
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/table_booking/demo.py
 
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# Compiled files are kept, also where the environment forbids it: each of the many processes would compile all modules.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
 	$(PYTEST) -n 2 -m "not long"
