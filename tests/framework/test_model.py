@@ -305,7 +305,7 @@ def test_only_finished_runs_are_loaded(tmp_path: Path, folder: str, message: str
 
 
 def test_a_run_in_use_is_refused(colours: Any, tmp_path: Path) -> None:
-    from partita.runs.files import lock
+    from partita.runs.locks import lock
 
     with lock(tmp_path), pytest.raises(ResumeError, match="is in use by another process; wait for it"):
         Model(colours.config(), quiet=True).train(run=tmp_path)

@@ -5,7 +5,6 @@ name, fsynced and renamed, so it appears complete or not at all. Its name is a h
 tokens. A damaged folder is discarded and written again.
 """
 
-import fcntl
 import logging
 import os
 import shutil
@@ -24,7 +23,8 @@ from partita.data.ledger import NUMBERS, Ledger
 from partita.data.rows import Rows, digest
 from partita.data.token_files import DamagedTokens, TokenWriter, read_tokens
 from partita.data.tokenized import IN_THIS_PROCESS, TokenizedDataset, encoded_chunks, note_chunk, save_checked
-from partita.runs.files import WRITE_ERRORS, not_inherited
+from partita.runs.files import WRITE_ERRORS
+from partita.runs.locks import not_inherited, try_lock
 from partita_schema.common.files import sync_folder
 from partita_schema.errors import WriteError
 from partita_schema.sections.data import LoaderOptions
@@ -195,19 +195,14 @@ class TokenCache:
     def _wait_for(self, file: TextIO, path: Path) -> None:
         began = last_message = time.monotonic()
         while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass
-            else:
+            if try_lock(file.fileno(), path):
                 os.utime(path)
                 return
             silent = time.time() - path.stat().st_mtime
             if silent > self._silence:
                 raise WriteError(
                     f"another process holds {path} and has written no tokens for {silent:,.0f} seconds; end it, or "
-                    "write "
-                    "data.encode: online"
+                    "write data.encode: online"
                 )
             if time.monotonic() - last_message > (FIRST_NOTE_SECONDS if last_message == began else NOTE_SECONDS):
                 last_message = time.monotonic()

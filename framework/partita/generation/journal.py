@@ -8,7 +8,6 @@ records are ignored, so that their rows are generated again. A torn last line is
 Memory holds a few numbers per row, never its text: records are read from the file by their offset.
 """
 
-import fcntl
 import logging
 import os
 import time
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from partita.generation.record import STATUSES, PredictionRecord, Status, json_line, read_record
 from partita.outputs.base import clip
 from partita.runs.files import open_private, why_not_written
+from partita.runs.locks import try_lock
 from partita_schema.common.checksums import DamagedError, sealed_line, unsealed_line
 from partita_schema.common.files import temporary_path
 from partita_schema.errors import ResumeError, WriteError
@@ -320,12 +320,8 @@ class Journal:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ResumeError(
-            f"{path} is being written by another process; wait for it to end, or write to another path"
-        ) from None
+    if not try_lock(descriptor, path):
+        raise ResumeError(f"{path} is being written by another process; wait for it to end, or write to another path")
 
 
 def _is_of(record: PredictionRecord, keys: "npt.NDArray[np.uint8]") -> bool:

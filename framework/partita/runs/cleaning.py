@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita.runs.files import LOCK, lock, take_lock
 from partita.runs.listing import RunSummary, size_of
+from partita.runs.locks import LOCK, lock, try_lock_twice
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita_schema.common.checksums import DamagedError
 from partita_schema.errors import PartitaError, ResumeError
@@ -173,10 +173,8 @@ def removable_of_cache(folder: Path, *, older_than_days: float, now: float) -> l
 def lock_of_tokens(path: Path) -> Iterator[None]:
     """Lock cached tokens in this context. Raise ResumeError if a process is computing them."""
     with path.open("a") as file:
-        try:
-            take_lock(file)
-        except OSError:
-            raise ResumeError(f"{path} is in use by another process") from None
+        if not try_lock_twice(file, path):
+            raise ResumeError(f"{path} is in use by another process")
         yield
 
 

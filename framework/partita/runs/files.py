@@ -1,4 +1,4 @@
-"""Files of a run: output files, strict JSON, a lock, and readable errors when a disk refuses a write."""
+"""Files of a run: output files, strict JSON, and readable errors when a disk refuses a write."""
 
 import errno
 import fcntl
@@ -8,16 +8,16 @@ import math
 import os
 import secrets
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
+from partita.runs.locks import try_lock
 from partita_schema.common.files import sync_folder
-from partita_schema.errors import ResumeError, WriteError
+from partita_schema.errors import WriteError
 
 WRITE_ERRORS = (
     errno.ENOSPC,
@@ -33,10 +33,6 @@ WRITE_ERRORS = (
 """Error numbers of a folder that is full, read-only, not permitted, or not a folder."""
 
 
-LOCK = ".lock"
-"""Name of the lock file of a run."""
-LOCK_PAUSE_SECONDS = 0.05
-"""Pause before a lock is tried for the second time."""
 MAX_LINKS = 40
 """Symbolic links followed in a chain, as many as Linux follows."""
 WRITE_ADVICE = {
@@ -133,11 +129,11 @@ def open_temporary(path: Path) -> tuple[Path, int]:
 def remove_abandoned(path: Path) -> None:
     """Remove the files of `new_file` that no process writes any more."""
     for left in path.parent.glob(f".{glob.escape(path.name[:100])}.*.partial"):
-        with suppress(OSError):  # it is still being written, or belongs to another user
+        with suppress(OSError, WriteError):  # it belongs to another user, or there are no locks
             descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                left.unlink()
+                if try_lock(descriptor, left):
+                    left.unlink()
             finally:
                 os.close(descriptor)
 
@@ -180,59 +176,3 @@ def write_failure(error: Exception, *, folder: Path) -> str | None:
         elsewhere = error.filename is not None and not Path(str(error.filename)).is_relative_to(folder)
         return None if elsewhere or error.errno not in WRITE_ERRORS else error.strerror
     return next((os.strerror(number) for number in WRITE_ERRORS if os.strerror(number) in str(error)), None)
-
-
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Lock the run in this context. The lock is released when the process ends, however it ends."""
-    with (folder / LOCK).open("w") as file, not_inherited(file):
-        try:
-            take_lock(file)
-        except OSError:
-            message = f"{folder} is in use by another process; wait for it, or give this run another folder with --run"
-            raise ResumeError(message) from None
-        yield
-
-
-def take_lock(file: TextIO) -> None:
-    """Lock a file. Raise OSError if another process holds the lock."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # `is_locked` of another process may hold it for an instant
-        time.sleep(LOCK_PAUSE_SECONDS)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def is_locked(folder: Path) -> bool:
-    """Return whether a process has the run open."""
-    try:
-        with (folder / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no lock file
-        return False
-    return False
-
-
-@contextmanager
-def not_inherited(file: TextIO) -> Iterator[None]:
-    """In this context, forks of this process close the file.
-
-    Data workers outlive a killed process by seconds and would keep its lock.
-    """
-    LOCKED.add(file)
-    try:
-        yield
-    finally:
-        LOCKED.discard(file)
-
-
-def close_locked() -> None:
-    """Close the lock files in a forked process."""
-    for file in LOCKED:
-        file.close()
-
-
-LOCKED: set[TextIO] = set()
-os.register_at_fork(after_in_child=close_locked)

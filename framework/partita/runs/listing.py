@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from partita.runs.files import is_locked
+from partita.runs.locks import is_locked
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita_schema.errors import DataError, PartitaError
 from partita_schema.sections.outputs import OUTPUT_MODELS, direction_of

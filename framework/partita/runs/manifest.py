@@ -11,7 +11,7 @@ from typing import Any
 
 from marshmallow import ValidationError
 
-from partita.runs.files import is_locked
+from partita.runs.locks import is_locked
 from partita_schema.common.checksums import DamagedError, unsealed
 from partita_schema.common.text import nearest
 from partita_schema.errors import PartitaError

@@ -12,7 +12,8 @@ import yaml
 
 from partita.runs.cost import Cost
 from partita.runs.directory import FollowedRun, RunDirectory
-from partita.runs.files import lock, writing
+from partita.runs.files import writing
+from partita.runs.locks import lock
 from partita.runs.manifest import now, runs_within, versions
 from partita.runs.origin import command_line, git_commit
 from partita.runs.row_results import FOLDER as EVALUATIONS

@@ -8,7 +8,6 @@ With several processes each rank has a separate file, such as `.predicted.rank-3
 simulation that starts, with any number of processes, first takes over the lines of all ranks.
 """
 
-import fcntl
 import logging
 import os
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 from partita.data.episode import Episode, from_line
 from partita.runs.files import open_private, writing
+from partita.runs.locks import try_lock
 from partita.runs.settings import differences
 from partita_schema.common.checksums import DamagedError, json_bytes, sealed_line, unsealed_line
 from partita_schema.common.files import replacing
@@ -101,10 +101,8 @@ class Transcripts:
 
     def lock(self, descriptor: int) -> None:
         """Lock the file. Raises ResumeError if another process holds the lock."""
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ResumeError(f"{self.path.parent} is in use by another process") from None
+        if not try_lock(descriptor, self.path):
+            raise ResumeError(f"{self.path.parent} is in use by another process")
 
     def read(self) -> None:
         """Read the existing dialogues and cut off a torn last line."""

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from partita.runs.locks import LOCK, try_lock
 from partita_schema.errors import PartitaError, ResumeError
 
-LOCK = ".lock"
 LOCK_SECONDS = 10.0
 """Seconds to wait for the processes of a killed sweep to end."""
 
@@ -38,7 +38,7 @@ def locked(folder: Path) -> Iterator[FolderLock]:
     """
     with (folder / LOCK).open("a+") as file:
         last = time.monotonic() + LOCK_SECONDS
-        while not try_lock(file.fileno(), fcntl.LOCK_EX):
+        while not try_lock(file.fileno(), folder / LOCK):
             if time.monotonic() > last:
                 message = f"{folder} is in use by another process; wait for it, or name another folder with --folder"
                 raise ResumeError(message)
@@ -69,7 +69,7 @@ def join_lock(folder: Path, token: str) -> int:
     try:
         if os.read(descriptor, 100).decode() != token:
             raise not_shared(folder)
-        if not try_lock(descriptor, fcntl.LOCK_SH):
+        if not try_lock(descriptor, folder / LOCK, shared=True):
             raise PartitaError(f"{folder} is in use by another process; wait for it, and rerun the same command")
     except BaseException:
         os.close(descriptor)
@@ -83,12 +83,3 @@ def not_shared(folder: Path) -> PartitaError:
         f"the folder of the sweep, {folder}, is another one on {os.uname().nodename}: name one with --folder that all "
         "machines of the cluster see under this name"
     )
-
-
-def try_lock(descriptor: int, kind: int) -> bool:
-    """Lock a file without waiting, and return whether that worked."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.runs.files import is_locked
+from partita.runs.locks import is_locked
 from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult, write_result
 from partita.sweeps.folder_lock import LOCK_SECONDS
 from partita.sweeps.search import Search

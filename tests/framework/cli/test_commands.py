@@ -19,7 +19,7 @@ import yaml
 from typer.testing import CliRunner
 
 from partita.cli.main import app
-from partita.runs.files import lock
+from partita.runs.locks import lock
 
 from ...forks import COMMAND, Forks
 from ...json_lines import read_json_lines

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from partita.runs.files import lock
 from partita.runs.listing import read_summary
+from partita.runs.locks import lock
 from partita.runs.opening import open_run
 from partita_schema.load import LoadedConfig, load_config
 from partita_trainers.file_sums import summed

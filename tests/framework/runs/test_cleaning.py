@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from partita.runs.cleaning import DAY, Removable, Removal, removable_of_cache, removable_of_runs, remove
-from partita.runs.files import lock
 from partita.runs.listing import read_runs
+from partita.runs.locks import lock
 from partita_schema.errors import ResumeError
 
 from ..run_directories import MakeRun, write_run

@@ -1,8 +1,4 @@
 import json
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +9,7 @@ import yaml
 
 from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.directory import RunDirectory
-from partita.runs.files import lock, strict_json
+from partita.runs.files import strict_json
 from partita.runs.manifest import read_manifest
 from partita.runs.opening import open_run
 from partita.runs.settings import check_same, leaves
@@ -108,45 +104,6 @@ def test_a_file_from_a_dictionary_is_written_as_yaml(tmp_path: Path) -> None:
     with open_run(tmp_path, config=config, text=None, resolved="", origin=tmp_path):
         written = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf8"))
     assert Config.model_validate(written) == config
-
-
-def test_one_process_at_a_time_holds_the_lock_until_it_ends(tmp_path: Path) -> None:
-    message = f"{tmp_path} is in use by another process; wait for it, or give this run another folder with --run"
-    with lock(tmp_path), pytest.raises(ResumeError) as caught, lock(tmp_path):
-        pass
-    assert str(caught.value) == message
-    code = "import sys, time\nfrom pathlib import Path\nfrom partita.runs.files import lock\n"
-    code += "with lock(Path(sys.argv[1])):\n    print('locked', flush=True)\n    time.sleep(60)\n"
-    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "locked\n"
-    with pytest.raises(ResumeError), lock(tmp_path):
-        pass
-    holder.kill()
-    holder.communicate()
-    with lock(tmp_path):
-        pass
-
-
-def test_a_fork_does_not_inherit_the_lock(tmp_path: Path) -> None:
-    # Like a data worker, the fork outlives the process that held the lock.
-    code = "import os, sys, time\nfrom pathlib import Path\nfrom partita.runs.files import lock\n"
-    code += "with lock(Path(sys.argv[1])):\n    pid = os.fork()\n    if not pid:\n        time.sleep(30)\n"
-    code += "    else:\n        print(pid, flush=True)\n        time.sleep(60)\n"
-    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    fork = int(holder.stdout.readline())
-    time.sleep(0.2)
-    with pytest.raises(ResumeError), lock(tmp_path):
-        pass
-    holder.kill()
-    holder.wait()
-    try:
-        with lock(tmp_path):
-            pass
-    finally:
-        os.kill(fork, 9)
-        holder.stdout.close()
 
 
 def log_lines(folder: Path) -> list[Any]:

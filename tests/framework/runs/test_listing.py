@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from partita.runs.files import is_locked, lock
 from partita.runs.listing import data_of, in_order, model_of, read_runs, read_summary
+from partita.runs.locks import is_locked, lock
 from partita_schema.errors import DataError
 
 from ..run_directories import MakeRun, write_run
