@@ -23,7 +23,7 @@ import torch.distributed as dist
 from fixtures import read_rows
 from harness import SHARED, Limit, Result, Row, main
 
-from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
+from partita.lm.heads.embedding_bag import EmbeddingBagClassifier, bags_of
 from partita_trainers.hogwild.bags import Bags, chosen
 from partita_trainers.hogwild.worker import CONTEXT, SharedCounters, SharedState, change, first_sums, train_epoch
 from partita_trainers.hogwild.workers import HogwildWorkers, share

@@ -281,7 +281,7 @@ def predict(output: str, slots: int, counter: mmap.mmap) -> None:
     """Predict, and count the tokens computed by the model in memory that survives a kill."""
     import torch
 
-    from partita.lm.slots import Slots
+    from partita.lm.slots.slots import Slots
     from partita.model import Model
 
     run = Slots.run

@@ -86,7 +86,7 @@ def answer(folder: str, name: str, kind: str) -> Row:
     import torch
 
     from partita import Model
-    from partita.lm.int8_linear import int8_layers
+    from partita.lm.products.int8_linear import int8_layers
 
     torch.set_num_threads(1)
     os.chdir(folder)
@@ -197,8 +197,8 @@ def judge(folder: str, name: str, kind: str) -> Row:
 
     from partita import Model
     from partita.lm import number_formats
-    from partita.lm.int8_linear import FBGEMM
     from partita.lm.number_formats import Int8Speed
+    from partita.lm.products.int8_linear import FBGEMM
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

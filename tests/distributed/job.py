@@ -18,9 +18,9 @@ import yaml
 
 from partita import Model, PartitaError
 from partita.distributed.process_group import DistributedGroup
-from partita.lm import fast_linear
 from partita.lm.huggingface import HuggingFaceModel
-from partita.lm.products import Product
+from partita.lm.products import fast_linear
+from partita.lm.products.product import Product
 
 Settings = dict[str, Any]
 

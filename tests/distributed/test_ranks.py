@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from partita import Model
-from partita.lm.products import Product
+from partita.lm.products.product import Product
 
 from ..json_lines import read_json_lines, write_json_lines
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from partita.lm.products import Product
+from partita.lm.products.product import Product
 
 pytestmark = pytest.mark.long
 

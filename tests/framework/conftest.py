@@ -104,7 +104,7 @@ def memory_ceiling() -> MemoryCeiling:
     The number of tokens is rows times length, including tokens in the cache; slots count with their full capacity. The
     context yields (rows, tokens) of each forward pass.
     """
-    from partita.lm.slot_kv_cache import SlotKVCache
+    from partita.lm.slots.kv_cache import SlotKVCache
 
     @contextmanager
     def ceiling(module: torch.nn.Module, tokens: int) -> Iterator[list[tuple[int, int]]]:

@@ -271,7 +271,7 @@ def test_batch_size_auto_probes_both_sides(folders: Callable[[str], Path], tmp_p
 def test_training_continues_in_smaller_parts_when_memory_runs_out(
     folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from partita.lm.encoder_decoder import EncoderDecoderModel
+    from partita.lm.encoder_decoder.model import EncoderDecoderModel
 
     run = {"max_steps": 3, "skip_all_evaluation": True}
     base = save_encoder_decoder(tmp_path / "base", "t5", sharp=2.0)

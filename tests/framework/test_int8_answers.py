@@ -7,8 +7,8 @@ import pytest
 
 from partita import Model
 from partita.lm import number_formats
-from partita.lm.int8_linear import FBGEMM, ONEDNN, available_libraries, int8_layers
 from partita.lm.number_formats import Int8Speed
+from partita.lm.products.int8_linear import FBGEMM, ONEDNN, available_libraries, int8_layers
 from partita_schema.errors import PartitaError, ResumeError
 
 pytestmark = pytest.mark.skipif(

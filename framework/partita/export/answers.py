@@ -105,7 +105,7 @@ def plain_answers(lm: HuggingFaceModel, model: Any, prompts: CheckPrompts, *, en
 
 def plain_inputs(lm: HuggingFaceModel, requests: Sequence[GenerationRequest]) -> tuple[dict[str, torch.Tensor], int]:
     """Return ids and mask of prompts for transformers, and the positions before the first new token."""
-    from partita.lm.encoder_decoder import EncoderDecoderModel
+    from partita.lm.encoder_decoder.model import EncoderDecoderModel
     from partita.lm.generation import left_padded
 
     if isinstance(lm, EncoderDecoderModel):

@@ -14,7 +14,7 @@ from partita.export.merged import write_merged
 from partita.export.options import ExportOptions
 from partita.export.prompts import CheckPrompts
 from partita.export.templates import same_rendering
-from partita.lm.encoder_decoder import EncoderDecoderModel
+from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita_schema.errors import ModelError
 

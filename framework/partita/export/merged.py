@@ -102,7 +102,7 @@ def exported_generation(lm: HuggingFaceModel) -> Any:
     """Return the generation config of the checkpoint, with all tokens that end an answer of the run."""
     from transformers import GenerationConfig
 
-    from partita.lm.encoder_decoder import EncoderDecoderModel
+    from partita.lm.encoder_decoder.model import EncoderDecoderModel
 
     # With this key, transformers may replace the settings by those of the model's config.
     own = {key: value for key, value in lm.own_settings.to_dict().items() if key != "_from_model_config"}

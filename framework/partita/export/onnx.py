@@ -25,7 +25,7 @@ from partita.export.merged import load_merged, write_merged
 from partita.export.options import ExportOptions
 from partita.export.prompts import CheckPrompts
 from partita.export.templates import render, same_rendering
-from partita.lm.encoder_decoder import EncoderDecoderModel
+from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.head_model import HeadModel
 from partita_schema.errors import ExportError, ModelError, PartitaError
 

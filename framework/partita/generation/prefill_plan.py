@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from partita.lm.base import AnsweringSlots
-from partita.lm.cheapest_split import cheapest_split
+from partita.lm.slots.cheapest_split import cheapest_split
 
 PASS_TOKENS = 64
 """Tokens that are prefilled in the time that one more pass takes, for a small model on a CPU."""

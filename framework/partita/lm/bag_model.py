@@ -30,8 +30,8 @@ from partita.lm.base import (
     SlotRequest,
 )
 from partita.lm.devices import seeded
-from partita.lm.embedding_bag import EmbeddingBagClassifier, bags_of
-from partita.lm.heads import check_numbers
+from partita.lm.heads.base import check_numbers
+from partita.lm.heads.embedding_bag import EmbeddingBagClassifier, bags_of
 from partita.tokenizers.hub import check_intact, digest, tensors_digest
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.config import Config

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from partita.distributed.init import local_device_index
-from partita.lm.fast_linear import keep_few_kernels
+from partita.lm.products.fast_linear import keep_few_kernels
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import ModelParameters
 from partita_trainers.torch_internals import allocator_settings, set_allocator_settings

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.adapters.merging import merged_model
-from partita.lm.int8_linear import int8_layers, weight_levels
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.loading import BaseLoader, quiet_progress
 from partita.lm.precision import quantized_layers
+from partita.lm.products.int8_linear import int8_layers, weight_levels
 from partita.lm.saving import adapter_tensors, save_adapter
 from partita.tokenizers.hub import BASE, digest, folder_digest, hub_commit
 from partita.tokenizers.load import tokenizer_digest

@@ -25,8 +25,8 @@ from partita.lm.base import (
 )
 from partita.lm.batch_prompts import right_padded
 from partita.lm.devices import seeded
-from partita.lm.embedding_head import EmbeddingHead, split_texts
-from partita.lm.heads import Head
+from partita.lm.heads.base import Head
+from partita.lm.heads.embedding import EmbeddingHead, split_texts
 from partita.lm.marks import without_marks
 from partita.lm.memory_estimate import forward_bytes, training_bytes
 from partita.lm.trained_model import TrainedModel

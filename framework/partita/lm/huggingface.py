@@ -27,13 +27,13 @@ from partita.lm.paged.check import check_paged, open_attention, wants_pages, why
 from partita.lm.paged.slots import PagedSlots
 from partita.lm.paged.worst import worst_paged_rows
 from partita.lm.sampler import Sampler, row_seed
-from partita.lm.slot_check import find_slot_support, why_not_beyond_window, why_unsupported, window_reason
-from partita.lm.slot_label_scoring import ScoringSlots
-from partita.lm.slots import Slots, SlotSupport
+from partita.lm.slots.check import find_slot_support, why_not_beyond_window, why_unsupported, window_reason
+from partita.lm.slots.label_scoring import ScoringSlots
+from partita.lm.slots.slots import Slots, SlotSupport
+from partita.lm.slots.worst import OpenTimedRows, slots_decode_step, slots_worst_case, worst_slots
 from partita.lm.trained_model import TrainedModel
 from partita.lm.transformers_internals import are_packed, packing_known
 from partita.lm.worst_case import TIMED_STEPS, batch_decode_step, batch_worst_case, reachable_tokens, timed_length
-from partita.lm.worst_slots import OpenTimedRows, slots_decode_step, slots_worst_case, worst_slots
 from partita_schema.errors import ModelError
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch

@@ -11,11 +11,11 @@ from partita.lm.adapters.build import add_adapter, check_type, read_adapter
 from partita.lm.adapters.inits import initial_adapter
 from partita.lm.adapters.lora_linear import fuse_lora
 from partita.lm.devices import find_device, seeded
-from partita.lm.encoder_decoder import EncoderDecoderModel
+from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.freezing import freeze, recompute_activations
 from partita.lm.generation import quiet_settings
 from partita.lm.head_model import HeadModel
-from partita.lm.heads import Head
+from partita.lm.heads.base import Head
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.kinds import ModelKind, model_kind
 from partita.lm.loading import BaseLoader

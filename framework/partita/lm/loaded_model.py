@@ -19,10 +19,10 @@ from torch import nn
 from partita.lm.base import GenerationRequest
 from partita.lm.batch_prompts import BatchPrompts
 from partita.lm.context_length import context_length, described_answer_context, read_config
-from partita.lm.fast_linear import choose_products
 from partita.lm.grammar import Grammar
-from partita.lm.heads import Head, fit_labels
+from partita.lm.heads.base import Head, fit_labels
 from partita.lm.loss import AnswerPositions
+from partita.lm.products.fast_linear import choose_products
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_trainers.batch_size.device_memory import device_memory

@@ -13,7 +13,7 @@ import torch
 from partita.lm.architectures import check_loaded, check_numbers, check_pickles, check_tokens, nothing, scratch_config
 from partita.lm.context_length import read_config, scale_positions
 from partita.lm.devices import seeded
-from partita.lm.heads import Head, fit_labels, head_modules, is_of_head, is_of_pooler
+from partita.lm.heads.base import Head, fit_labels, head_modules, is_of_head, is_of_pooler
 from partita.lm.kinds import class_of_kind, model_kind
 from partita.lm.number_formats import faster_dtype
 from partita.lm.precision import bitsandbytes_config

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from partita.lm.devices import find_device
-from partita.lm.int8_linear import Int8Library, Int8Linear, available_libraries, int8_layers, to_int8
-from partita.lm.measurement_cache import cache_path, cached_measurement, cpu_description
-from partita.lm.product_speed import Shape, output_computations, shortest_seconds
+from partita.lm.products.int8_linear import Int8Library, Int8Linear, available_libraries, int8_layers, to_int8
+from partita.lm.products.measurement_cache import cache_path, cached_measurement, cpu_description
+from partita.lm.products.speed import Shape, output_computations, shortest_seconds
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.sections.quantization import DynamicInt8Quantization

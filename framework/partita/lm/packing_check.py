@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from partita.lm.int8_linear import int8_layers
 from partita.lm.loaded_model import LoadedModel, TextModel
 from partita.lm.precision import quantized_layers
+from partita.lm.products.int8_linear import int8_layers
 from partita.lm.transformers_internals import attention_of
 from partita_schema.errors import ModelError
 from partita_schema.rules.adapters import NOT_PACKED

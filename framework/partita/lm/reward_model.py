@@ -23,9 +23,9 @@ from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_prompts import right_padded
 from partita.lm.branches import BranchSupport, branch_inputs, ends_of_sight, find_branch_support, separate_rows
 from partita.lm.head_model import HeadModel
-from partita.lm.heads import head_modules
+from partita.lm.heads.base import head_modules
+from partita.lm.heads.reward import score_answers
 from partita.lm.marks import with_marks, without_marks
-from partita.lm.reward_head import score_answers
 from partita_trainers.base import Batch
 from partita_trainers.device_copies import to_device
 

@@ -8,7 +8,7 @@ from partita.outputs.base import ColumnType, OutputType, Reader, ReadError, clip
 from partita_schema.sections.outputs.preference import PreferenceOutput
 
 if TYPE_CHECKING:
-    from partita.lm.heads import Head
+    from partita.lm.heads.base import Head
 
 
 class AnswerScoreType(OutputType[PreferenceOutput]):
@@ -21,7 +21,7 @@ class AnswerScoreType(OutputType[PreferenceOutput]):
         raise AssertionError("the metrics of scores of answers are those of the objective")
 
     def head(self, labels: Sequence[str]) -> "Head":
-        from partita.lm.reward_head import RewardHead
+        from partita.lm.heads.reward import RewardHead
 
         return RewardHead()
 

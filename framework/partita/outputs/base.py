@@ -14,7 +14,7 @@ from partita_schema.sections.features import InputFeature
 from partita_schema.sections.outputs import OutputFeature
 
 if TYPE_CHECKING:
-    from partita.lm.heads import Head
+    from partita.lm.heads.base import Head
 
 ColumnType = Literal["boolean", "integer", "number", "text", "json", "vector"]
 """vector: a list of numbers in single precision. json: any value that fits none of the other types; written as JSON

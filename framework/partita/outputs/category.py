@@ -18,7 +18,7 @@ from partita.outputs.label_scores import LabelScores, label_table
 from partita_schema.sections.outputs.category import CategoryOutput, Match
 
 if TYPE_CHECKING:
-    from partita.lm.heads import Head
+    from partita.lm.heads.base import Head
 
 MARKS = " \t\r\n.,;:!?\"'`*()[]<>\u2018\u2019\u201c\u201d"
 """Characters that may surround a label."""
@@ -40,7 +40,7 @@ class CategoryType(OutputType[CategoryOutput]):
         return CategoryMetrics(scored=self.feature.has_scores)
 
     def head(self, labels: Sequence[str]) -> "Head":
-        from partita.lm.heads import ClassificationHead
+        from partita.lm.heads.base import ClassificationHead
 
         return ClassificationHead(tuple(labels))
 

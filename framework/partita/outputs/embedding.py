@@ -8,7 +8,7 @@ from partita.outputs.base import ColumnType, OutputType, Reader, ReadError, clip
 from partita_schema.sections.outputs.embedding import EmbeddingOutput
 
 if TYPE_CHECKING:
-    from partita.lm.heads import Head
+    from partita.lm.heads.base import Head
 
 
 class EmbeddingType(OutputType[EmbeddingOutput]):
@@ -23,7 +23,7 @@ class EmbeddingType(OutputType[EmbeddingOutput]):
         raise AssertionError("the metrics of embeddings are those of the objective")
 
     def head(self, labels: Sequence[str]) -> "Head":
-        from partita.lm.embedding_head import EmbeddingHead
+        from partita.lm.heads.embedding import EmbeddingHead
 
         return EmbeddingHead(pooling=self.feature.decoder.pooling)
 

@@ -15,7 +15,7 @@ from partita.outputs.base import Metrics, OutputType, Reader, ReadError, clip, e
 from partita_schema.sections.outputs.number import NumberDecoder, NumberOutput
 
 if TYPE_CHECKING:
-    from partita.lm.heads import Head
+    from partita.lm.heads.base import Head
 
 SEPARATORS = ",_'\u2019 \u00a0\u202f"
 """Thousands separators; a number must use the same one throughout."""
@@ -48,7 +48,7 @@ class NumberType(OutputType[NumberOutput]):
         return NumberReader(self.feature.decoder)
 
     def head(self, labels: Sequence[str]) -> "Head":
-        from partita.lm.heads import RegressionHead
+        from partita.lm.heads.base import RegressionHead
 
         return RegressionHead(minimum=self.feature.decoder.minimum, maximum=self.feature.decoder.maximum)
 

@@ -11,7 +11,7 @@ from partita.outputs.ranking import Rankings
 from partita_schema.sections.outputs.score import ScoreOutput
 
 if TYPE_CHECKING:
-    from partita.lm.heads import Head
+    from partita.lm.heads.base import Head
 
 
 class ScoreType(OutputType[ScoreOutput]):
@@ -26,7 +26,7 @@ class ScoreType(OutputType[ScoreOutput]):
         return ScoreMetrics()
 
     def head(self, labels: Sequence[str]) -> "Head":
-        from partita.lm.score_head import ScoreHead
+        from partita.lm.heads.score import ScoreHead
 
         return ScoreHead(loss=self.feature.decoder.loss)
 

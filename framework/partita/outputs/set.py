@@ -18,7 +18,7 @@ from partita_schema.cells import compact_json
 from partita_schema.sections.outputs.set import SetOutput
 
 if TYPE_CHECKING:
-    from partita.lm.heads import Head
+    from partita.lm.heads.base import Head
 
 MARKS = ".\"'`"
 """Characters that may surround a label between commas."""
@@ -38,7 +38,7 @@ class SetType(OutputType[SetOutput]):
         return SetMetrics(scored=self.feature.has_scores)
 
     def head(self, labels: Sequence[str]) -> "Head":
-        from partita.lm.heads import MultiLabelHead
+        from partita.lm.heads.base import MultiLabelHead
 
         return MultiLabelHead(tuple(labels), threshold=self.feature.decoder.threshold, write=self.feature.answer_text)
 

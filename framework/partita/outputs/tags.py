@@ -16,7 +16,7 @@ from partita_schema.sections.outputs.tags import TagsOutput
 from partita_schema.words import WordText, read_words
 
 if TYPE_CHECKING:
-    from partita.lm.heads import Head
+    from partita.lm.heads.base import Head
 
 
 class TagsType(OutputType[TagsOutput]):
@@ -31,7 +31,7 @@ class TagsType(OutputType[TagsOutput]):
         return TagsMetrics()
 
     def head(self, labels: Sequence[str]) -> "Head":
-        from partita.lm.tag_head import TagHead
+        from partita.lm.heads.tags import TagHead
 
         return TagHead(tuple(labels))
 

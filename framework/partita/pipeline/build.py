@@ -25,7 +25,7 @@ from partita.lm.bag_model import load_bag
 from partita.lm.base import AnswerContext, GenerationOptions, GenerativeModel, Label
 from partita.lm.generation import generation_options, log_checkpoint_settings
 from partita.lm.generation_defaults import effective_generation
-from partita.lm.heads import Head
+from partita.lm.heads.base import Head
 from partita.lm.load_model import load_model
 from partita.outputs.constraints import scored_labels, with_constraints
 from partita.outputs.decode import Decoder

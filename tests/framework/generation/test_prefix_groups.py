@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.generation.requests import RowRequests, plan
-from partita.lm.slots import Slots
+from partita.lm.slots.slots import Slots
 
 from ...properties import examples
 from ..lm.conftest import sharpen

@@ -20,8 +20,8 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prefill_plan import PLANNED_PROMPTS
 from partita.generation.requests import BatchResult, GenerationSettings, too_large
 from partita.lm.base import SHORTEST_PREFIX, Generated, GenerationOptions, GenerationRequest, SlotRequest
-from partita.lm.slot_kv_cache import SlotKVCache
-from partita.lm.slots import Slots
+from partita.lm.slots.kv_cache import SlotKVCache
+from partita.lm.slots.slots import Slots
 from partita_schema.errors import JobError, ModelError, OutOfMemory
 
 from ...properties import examples

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from partita.lm.base import GenerationOptions, GenerationRequest, SlotAnswer, SlotRequest
-from partita.lm.fast_linear import Least, enable_fast_products
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.load_model import load_model
-from partita.lm.products import Implementation
+from partita.lm.products.fast_linear import Least, enable_fast_products
+from partita.lm.products.product import Implementation
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
 from partita_trainers.base import Batch

@@ -10,7 +10,7 @@ import torch
 
 from partita.lm.bag_model import BagLanguageModel
 from partita.lm.base import GenerationOptions, GenerationRequest, Label
-from partita.lm.embedding_bag import bags_of
+from partita.lm.heads.embedding_bag import bags_of
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import ModelError, ResumeError
 from partita_schema.sections.model import EmbeddingBagModel

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from partita.lm.base import BatchSupport, Constraint, GenerationOptions, GenerationRequest, Label
-from partita.lm.encoder_decoder import EncoderDecoderModel
+from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.encoders import heads_of_encoder
 from partita_schema.errors import ConfigError, ModelError
 from partita_trainers.base import Batch

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from partita.lm import number_formats
-from partita.lm.int8_linear import FBGEMM, ONEDNN, available_libraries
 from partita.lm.number_formats import (
     NO_KERNEL,
     WORTH_ROUNDING,
@@ -19,6 +18,7 @@ from partita.lm.number_formats import (
     int8_speeds,
     mean_speedup,
 )
+from partita.lm.products.int8_linear import FBGEMM, ONEDNN, available_libraries
 from partita_schema.common.checksums import sealed, unsealed
 from partita_schema.config import Config
 

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from partita import Model
-from partita.lm import fast_linear
 from partita.lm.adapters.lora_linear import fuse_lora
-from partita.lm.fast_linear import FastLinear, Least, LinearProducts, enable_fast_products
-from partita.lm.products import Product
+from partita.lm.products import fast_linear
+from partita.lm.products.fast_linear import FastLinear, Least, LinearProducts, enable_fast_products
+from partita.lm.products.product import Product
 
 from ...json_lines import read_json_lines
 from .adapters.test_lora_linear import adapted, layers, outcome
-from .test_fast_linear import Watch
+from .products.test_fast_linear import Watch
 
 ALL = frozenset(Product)
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from partita.lm import slots
 from partita.lm.base import PADDED, GenerationOptions
-from partita.lm.slot_kv_cache import SlotKVCache
+from partita.lm.slots import slots
+from partita.lm.slots.kv_cache import SlotKVCache
 from partita.lm.worst_case import worst_requests
 
 from ...properties import ends
@@ -198,7 +198,7 @@ def test_times_in_slots_cover_all_prompts_and_one_decode_step(models: Any, monke
         seconds += 1.0 if tokens > 1 else 0.25
 
     monkeypatch.setitem(slots.PREFILL_TOKENS, "cpu", 79)
-    monkeypatch.setattr("partita.lm.worst_slots.now", lambda device: seconds)
+    monkeypatch.setattr("partita.lm.slots.worst.now", lambda device: seconds)
     assert lm.slot_support
     hook = lm.base.register_forward_pre_hook(forward, with_kwargs=True)
     try:

@@ -15,8 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from partita import Model
 from partita.lm.batch_check import check_causal, find_batch_support
 from partita.lm.loss_token_check import find_loss_token_layer
-from partita.lm.slot_check import find_slot_support
-from partita.lm.slot_kv_cache import SlotKVCache
+from partita.lm.slots.check import find_slot_support
+from partita.lm.slots.kv_cache import SlotKVCache
 from partita_trainers.batch_size import device_memory
 from partita_trainers.batch_size.memory import Peak, within
 
@@ -80,7 +80,7 @@ class Device:
         return WEIGHTS + STATE * len(self.optimizers)
 
     def find_slot_support(self, lm: Any) -> Any:
-        """Run `find_slot_support` of `partita.lm.slot_check` without counting its passes."""
+        """Run `find_slot_support` of `partita.lm.slots.check` without counting its passes."""
         with self.unwatched():
             return find_slot_support(lm)
 
@@ -212,7 +212,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
     monkeypatch.setitem(device_memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(result, allowed))
     for module in (
         "partita.lm.worst_case",
-        "partita.lm.worst_slots",
+        "partita.lm.slots.worst",
         "partita.pipeline.probes",
         "partita_trainers.training_probe",
     ):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from partita import Model
-from partita.lm import slots
+from partita.lm.slots import slots
 from partita_schema.errors import OutOfMemory, PartitaError
 
 from ...json_lines import write_json_lines

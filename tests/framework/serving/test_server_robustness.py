@@ -235,7 +235,7 @@ def test_prompts_of_similar_lengths_are_prefilled_together(engine_of_lengths: li
 @pytest.fixture
 def engine_of_lengths(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Return the lengths of the prompts of each prefill, for alternately short and longer prompts."""
-    from partita.lm.slots import Slots
+    from partita.lm.slots.slots import Slots
     from partita.model import open_engine
 
     groups, forward = list[list[int]](), Slots.forward

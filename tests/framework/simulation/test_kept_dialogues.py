@@ -10,7 +10,7 @@ import torch
 
 from partita import Model
 from partita.lm.base import SlotRequest
-from partita.lm.slots import Slots
+from partita.lm.slots.slots import Slots
 from partita.simulation.dialogue_scheduler import WaitingEpisodes
 
 from . import test_run

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from partita.lm.embedding_bag import EmbeddingBagClassifier
+from partita.lm.heads.embedding_bag import EmbeddingBagClassifier
 from partita_trainers.hogwild.bags import Bags, chosen, joined
 from partita_trainers.hogwild.worker import FIRST_SUM, SharedCounters, SharedState, first_sums, learn, train_epoch
 

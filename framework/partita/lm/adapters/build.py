@@ -17,7 +17,7 @@ from torch import nn
 from partita.lm.adapters.inits import initialize, linear_targets, prepare_init
 from partita.lm.adapters.names import check_names
 from partita.lm.architectures import check_pickles
-from partita.lm.heads import Head, head_modules
+from partita.lm.heads.base import Head, head_modules
 from partita.lm.precision import bridge_types
 from partita.tokenizers.hub import check_intact, loading
 from partita_schema.errors import ModelError

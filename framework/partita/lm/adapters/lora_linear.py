@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from partita.lm.fast_linear import FastLinear, input_gradient, linear
-from partita.lm.products import Product
+from partita.lm.products.fast_linear import FastLinear, input_gradient, linear
+from partita.lm.products.product import Product
 from partita_trainers.torch_internals import has_hooks
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from partita.lm.paged.blocks import EMPTY, Copy
-from partita.lm.slot_kv_cache import PreallocatedCache, PreallocatedLayer
+from partita.lm.slots.kv_cache import PreallocatedCache, PreallocatedLayer
 
 
 @dataclass

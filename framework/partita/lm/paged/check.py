@@ -20,7 +20,7 @@ from partita.lm.paged.attention import PagedAttention, ReferenceAttention
 from partita.lm.paged.choice import why_not_on_device
 from partita.lm.paged.slots import PagedSlots
 from partita.lm.paged.varlen import VarlenAttention, why_no_varlen
-from partita.lm.slot_check import STEPS, TESTED_WINDOW, TOO_SMALL, largest_difference, sizes_for
+from partita.lm.slots.check import STEPS, TESTED_WINDOW, TOO_SMALL, largest_difference, sizes_for
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.batch_size.device_errors import is_out_of_memory
 

@@ -12,8 +12,8 @@ import torch
 
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.paged.row_state import RowState
-from partita.lm.row_settings import RowSettings
 from partita.lm.sampler import HISTORY, greedy, inverse_transform, is_given
+from partita.lm.slots.row_settings import RowSettings
 
 SUPPORTED = ("repetition_penalty", "min_length", "suppress_tokens", "begin_suppress_tokens")
 """Options that depend on the tokens of a row and are computed here."""

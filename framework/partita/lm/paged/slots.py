@@ -1,8 +1,8 @@
 """Continuous batching with a paged KV cache, in decode steps of constant shapes.
 
-It answers like `partita.lm.slots`, with other costs: no row moves in the cache, the token of a step is fed to the next
-one on the device, and the host reads it one step late. So a row that ends at an end token or a stop string decodes one
-more token, which is thrown away.
+It answers like `partita.lm.slots.slots`, with other costs: no row moves in the cache, the token of a step is fed to the
+next one on the device, and the host reads it one step late. So a row that ends at an end token or a stop string decodes
+one more token, which is thrown away.
 
 Shapes: N rows, T tokens of a pass in all rows, V vocabulary.
 """
@@ -22,9 +22,9 @@ from partita.lm.paged.row_blocks import Cached, RowBlocks
 from partita.lm.paged.row_state import NewRow, empty_state, move_rows, start_rows, stop_rows
 from partita.lm.paged.rows import LateTokens, PagedRow
 from partita.lm.paged.step import DecodeStep, StepRunner, padded_rows
-from partita.lm.prompt_forks import PromptForks
-from partita.lm.row_settings import RowSettings
-from partita.lm.slots import PREFILL_TOKENS, PREFILL_TOKENS_ELSEWHERE
+from partita.lm.slots.prompt_forks import PromptForks
+from partita.lm.slots.row_settings import RowSettings
+from partita.lm.slots.slots import PREFILL_TOKENS, PREFILL_TOKENS_ELSEWHERE
 
 
 class PagedSlots:

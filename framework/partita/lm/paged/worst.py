@@ -1,4 +1,4 @@
-"""Rows with a paged KV cache in the worst case of a job, for `partita.lm.worst_slots` to measure."""
+"""Rows with a paged KV cache in the worst case of a job, for `partita.lm.slots.worst` to measure."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ from partita.lm.paged.attention import PagedAttention
 from partita.lm.paged.prefill import PromptPart
 from partita.lm.paged.slots import PagedSlots
 from partita.lm.paged.step import padded_rows
+from partita.lm.slots.worst import prefix_tokens, seeded_tokens
 from partita.lm.worst_case import ENOUGH_SECONDS
-from partita.lm.worst_slots import prefix_tokens, seeded_tokens
 from partita_trainers.batch_size.clock import now
 
 
 class WorstPagedRows:
-    """Implements `partita.lm.worst_slots.TimedRows` by a paged KV cache."""
+    """Implements `partita.lm.slots.worst.TimedRows` by a paged KV cache."""
 
     def __init__(self, slots: PagedSlots, rows: int, *, new_tokens: int, shared: list[int]) -> None:
         """Prepare rows.
@@ -84,7 +84,7 @@ def worst_paged_rows(
     shared: int,
     prefill_prefix: bool = True,
 ) -> Iterator[WorstPagedRows]:
-    """Allocate a paged KV cache; see `partita.lm.worst_slots.OpenTimedRows` for the other arguments.
+    """Allocate a paged KV cache; see `partita.lm.slots.worst.OpenTimedRows` for the other arguments.
 
     The prefix is always prefilled: rows find its blocks in their tables.
 

@@ -1,0 +1,1 @@
+"""Heads of models that predict labels, numbers, scores or embeddings."""
