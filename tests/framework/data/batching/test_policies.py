@@ -33,13 +33,21 @@ def some_lengths(draw: st.DrawFn) -> np.ndarray:
 SORTED = {"window": st.integers(1, 200), "noise": st.sampled_from([0.0, 0.1, 0.9]), "longest_first": st.booleans()}
 FIXED = st.builds(FixedBatching, type=st.just("fixed"), shuffle=st.booleans())
 BUCKET = st.builds(BucketBatching, type=st.just("bucket"), length_spread=st.none() | st.integers(1, 40), **SORTED)
-TOKEN_BUDGET = st.builds(
-    TokenBudgetBatching,
-    type=st.just("token_budget"),
-    max_rows=st.none() | st.integers(1, 20),
-    multiple_of=st.sampled_from([1, 2, 8]),
-    **SORTED,
-)
+
+
+def token_budgets(multiple_of: int) -> st.SearchStrategy[TokenBudgetBatching]:
+    """Return token budgets that round the numbers of rows down to a multiple."""
+    fewest = 1 if multiple_of == 1 else multiple_of + 1
+    return st.builds(
+        TokenBudgetBatching,
+        type=st.just("token_budget"),
+        max_rows=st.none() | st.integers(fewest, 20),
+        multiple_of=st.just(multiple_of),
+        **SORTED,
+    )
+
+
+TOKEN_BUDGET = st.sampled_from([1, 2, 8]).flatmap(token_budgets)
 PACK = st.builds(PackBatching, type=st.just("pack"), window=SORTED["window"])
 ANY = FIXED | BUCKET | TOKEN_BUDGET | PACK
 SEEDS = st.integers(0, 99)
