@@ -73,22 +73,7 @@ def load_model(
         head = head.loaded_with(base.config)
         loader = replace(loader, head=head)
     own_settings = quiet_settings(base) if head is None else None
-    # Before any forward pass, which would repack the weights. A trained model predicts with the kernels it was
-    # evaluated with.
-    choose_kernels(base, may_pack=not trainable and not config.trains)
-    base.requires_grad_(config.adapter is None and trainable)
-    # Before an adapter replaces layers: only those of the base model are quantized to int8.
-    layers = {name: part for name, part in base.named_modules() if type(part) is torch.nn.Linear}
-    module, initial = with_adapter(base, loader, adapter_source=adapter_source, trainable=trainable, batches=batches)
-    if trainable:
-        prepare_for_training(module, base, config)
-    else:
-        module.requires_grad_(False)
-    fuse_lora(module)
-    if isinstance(config.quantization, DynamicInt8Quantization):
-        check_int8(base, head, trainable=trainable, source=source)
-        quantize_to_int8(module, layers, config.quantization)
-    module.eval()
+    module, initial = prepare_module(base, loader, adapter_source=adapter_source, trainable=trainable, batches=batches)
     return class_of(head, base, source=source)(
         module,
         config=config,
@@ -102,6 +87,49 @@ def load_model(
         trainable=trainable,
         head=head,
     )
+
+
+def prepare_module(
+    base: "PreTrainedModel",
+    loader: BaseLoader,
+    *,
+    adapter_source: str | None,
+    trainable: bool,
+    batches: Callable[[], Iterable[Batch]] | None,
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Add the adapter to a base model, and prepare it for training or for answers; it is in evaluation mode.
+
+    Args:
+        base: The base model as loaded.
+        loader: What loaded it.
+        adapter_source: Folder or Hub id of the adapter's weights; None for new ones.
+        trainable: Whether the model is trained.
+        batches: Returns training batches, for adapter inits that depend on data.
+
+    Returns:
+        The module, and initial values of an adapter that moved base weights.
+
+    Raises:
+        ModelError: The adapter does not fit, or the model cannot answer with int8 weights.
+    """
+    config = loader.config
+    # Before any forward pass, which would repack the weights. A trained model predicts with the kernels it was
+    # evaluated with.
+    choose_kernels(base, may_pack=not trainable and not config.trains)
+    base.requires_grad_(config.adapter is None and trainable)
+    # Before an adapter replaces layers: only those of the base model are quantized to int8.
+    layers = {name: part for name, part in base.named_modules() if type(part) is torch.nn.Linear}
+    module, initial = with_adapter(base, loader, adapter_source=adapter_source, trainable=trainable, batches=batches)
+    if trainable:
+        prepare_for_training(module, base, config)
+    else:
+        module.requires_grad_(False)
+    fuse_lora(module)
+    if isinstance(config.quantization, DynamicInt8Quantization):
+        check_int8(base, loader.head, trainable=trainable, source=loader.source)
+        quantize_to_int8(module, layers, config.quantization)
+    module.eval()
+    return module, initial
 
 
 def check_int8(base: "PreTrainedModel", head: Head | None, *, trainable: bool, source: str | None) -> None:
