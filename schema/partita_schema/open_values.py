@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.sections.model import ScratchModel
-from partita_schema.sections.trainer import FinetuneTrainer, LearningRateScheduler
+from partita_schema.sections.optimization import LearningRateScheduler
+from partita_schema.sections.trainer import FinetuneTrainer
 from partita_schema.yaml.tree import Path, dotted
 
 DEFAULT_EPOCHS = 3.0

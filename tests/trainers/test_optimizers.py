@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from partita_schema.sections.trainer import Optimizer
+from partita_schema.sections.optimization import Optimizer
 from partita_trainers.optimizers import build_optimizers
 
 SHAPES = {"embed.weight": (5, 3), "layer.weight": (3, 3), "layer.bias": (3,), "norm.weight": (3,), "gate": (1,)}

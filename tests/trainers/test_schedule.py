@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from partita_schema.sections.trainer import LearningRateScheduler
+from partita_schema.sections.optimization import LearningRateScheduler
 from partita_trainers.schedule import Schedule, learning_rate_share, warmup_steps
 
 

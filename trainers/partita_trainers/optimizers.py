@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from partita_schema.sections.trainer import Optimizer as OptimizerConfig
+from partita_schema.sections.optimization import Optimizer as OptimizerConfig
 
 logger = logging.getLogger(__name__)
 
