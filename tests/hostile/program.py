@@ -169,10 +169,10 @@ def predicted(name: str) -> dict[str, Any]:
     """Return the number of rows that were read, and of lines of the output by status."""
     from collections import Counter
 
+    from partita.data.column_checks import check_columns
     from partita.data.formatting.formatter import Formatter
     from partita.data.formatting.row_tokenizer import RowTokenizer
     from partita.data.sources.sources import open_rows
-    from partita.data.splits import check_columns
     from partita.generation.generator import LocalGenerator
     from partita.generation.job import PredictionParts
     from partita.generation.oom_backoff import BatchBudget

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from partita.backends.context import RunContext
 from partita.backends.reward_models import check_columns_of_reward, load_best_of
+from partita.data.column_checks import check_columns
 from partita.data.ledger import Ledger
-from partita.data.splits import check_columns
 from partita.export.options import ExportOptions
 from partita.export.report import ExportReport
 from partita.generation.best_of import BestOf

@@ -5,8 +5,8 @@ from typing import Any
 
 from partita.backends.answer_scorers import load_answer_scorer
 from partita.backends.context import RunContext
+from partita.data.column_checks import check_prompt_columns
 from partita.data.rows import Rows
-from partita.data.splits import check_prompt_columns
 from partita.generation.best_of import BestOf
 from partita.lm.base import GenerationOptions
 from partita.simulation.build import section_of

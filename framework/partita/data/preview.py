@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from partita.data.batching.collate import evenly
+from partita.data.column_checks import has_answers
 from partita.data.dialogue import expanded
 from partita.data.eval_rows import build_eval_rows
 from partita.data.formatting.build import build_row_tokenizer
@@ -21,7 +22,7 @@ from partita.data.rows import Rows
 from partita.data.run_data import find_labels, open_run_data, rows_with_known_labels
 from partita.data.sources.sources import found_in_files, open_rows
 from partita.data.sources.transcripts import WantedRows
-from partita.data.splits import TRAINING, has_answers, is_streamed, open_splits
+from partita.data.splits import TRAINING, is_streamed, open_splits
 from partita.data.tokenized import encoded_chunks, note_chunk
 from partita.lm.encoders import heads_of_encoder
 from partita_schema.config import Config

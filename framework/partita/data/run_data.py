@@ -9,13 +9,14 @@ from typing import Any
 
 from partita.data.batching.policies import Fixed, Policy
 from partita.data.chunks import Unreadable, parsed
+from partita.data.column_checks import check_columns
 from partita.data.dialogue import build_expander, expanded, for_scores
 from partita.data.formats.base import MAX_ROW_BYTES, Position, StreamRow
 from partita.data.ledger import Ledger
 from partita.data.rows import ListStore, Rows, digest
 from partita.data.sources.python_datasets import splits_of
 from partita.data.sources.sources import errors_at, find_files, options_of, source_of
-from partita.data.splits import TRAINING, check_columns, is_streamed, open_splits
+from partita.data.splits import TRAINING, is_streamed, open_splits
 from partita.data.streams.base import Stream
 from partita.data.streams.custom import PassedSource, open_custom_stream
 from partita.data.streams.files import FileStream

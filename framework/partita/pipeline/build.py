@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from partita.data.batching.collate import EvaluationBatches
+from partita.data.column_checks import has_answers
 from partita.data.dialogue import expanded
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
-from partita.data.splits import has_answers
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset, texts
 from partita.generation.engine import EngineSupport, refuse_without_slots

@@ -11,13 +11,13 @@ from typing import TypeVar
 import numpy as np
 
 from partita.data.batching.documents import cut_pieces
+from partita.data.column_checks import check_columns
 from partita.data.eval_rows import build_eval_rows
 from partita.data.formatting.formatter import answer_text
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.run_data import rows_with_known_labels
-from partita.data.splits import check_columns
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
 from partita.pipeline.build import PipelineParts

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita.data.column_checks import has_answers
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
-from partita.data.splits import has_answers
 from partita.data.tokenized import TokenizedDataset
 from partita.data.training_shape import TrainingShape
 from partita.distributed.process_group import BUCKET_BYTES

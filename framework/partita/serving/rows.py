@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.column_checks import check_columns, check_prompt_columns
 from partita.data.rows import RowKeys, Rows, digest
 from partita.data.sources.in_memory import list_of
-from partita.data.splits import check_columns, check_prompt_columns
 from partita.generation.job import record_of
 from partita.generation.predictions import Answer, PredictionColumns, answer_of
 from partita.generation.prompts import EncodedPrompts

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.data.column_checks import check_columns
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.run_data import find_labels, rows_with_known_labels, training_streams
 from partita.data.sources.sources import open_rows
-from partita.data.splits import check_columns, folds_of, hash_splits, open_splits, random_splits, stratified_splits
+from partita.data.splits import folds_of, hash_splits, open_splits, random_splits, stratified_splits
 from partita_schema.errors import DataError
 
 Make = Callable[..., Any]

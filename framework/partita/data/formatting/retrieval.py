@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.column_checks import check_columns
 from partita.data.formatting.base import Retriever, Row
 from partita.data.formatting.formatter import sample_text, text_inputs
 from partita.data.rows import Rows
 from partita.data.sources.sources import errors_at, open_rows
-from partita.data.splits import check_columns
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError
 from partita_schema.rows import check_rows, row_schema
