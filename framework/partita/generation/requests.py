@@ -18,7 +18,7 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
 def first_constraint(row: int) -> int:
-    """Return 0: the constraints of rows that are answered once."""
+    """Return 0, the index of the only constraints where a row has one answer."""
     return 0
 
 

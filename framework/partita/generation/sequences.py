@@ -133,8 +133,8 @@ class WaitingOutputs(WaitingRows):
 
     turns: Mapping[int, PartialTurn]
     """Rows of which some outputs are answered."""
-    last_constraint: int
-    """Number of the last output."""
+    last_index: int
+    """Index of the last output."""
 
     def next_group(self, slots: AnsweringSlots, *, free: int, prefix: int) -> list[SlotRequest]:
         """Remove the rows whose prompts are prefilled next, together, and return their requests."""
@@ -143,9 +143,7 @@ class WaitingOutputs(WaitingRows):
             first = super().next_group(slots, free=free, prefix=prefix)
             return [replace(request, keep=True) for request in first]
         rows = self.rows[-min(begun, free) :]
-        waiting = [
-            replace(request, keep=request.constraint_index < self.last_constraint) for request in self.requests(rows)
-        ]
+        waiting = [replace(request, keep=request.constraint_index < self.last_index) for request in self.requests(rows)]
         waiting.sort(key=lambda request: (-slots.uncached_tokens(request), request.row))
         group = waiting[: slots.prompts_per_pass(slots.uncached_tokens(waiting[0]), len(waiting))]
         started = {request.row for request in group}
@@ -176,7 +174,7 @@ class OutputScheduler(Scheduler):
     def waiting_rows(self, source: RowQueue) -> WaitingOutputs:
         """Return the waiting rows."""
         waiting = WaitingOutputs(self.work, source, plans_passes=self.lm.device.type == "cpu")
-        waiting.turns, waiting.last_constraint = self.prompts.turns, len(self.prompts.sequence.names) - 1
+        waiting.turns, waiting.last_index = self.prompts.turns, len(self.prompts.sequence.names) - 1
         return waiting
 
     def longest(self, rows: Sequence[int]) -> int:

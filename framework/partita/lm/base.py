@@ -77,7 +77,8 @@ class SlotRequest(GenerationRequest):
     options: "GenerationOptions | None" = None
     """Its own settings; None for those of the slots."""
     prefix_group: int | None = None
-    """Names rows whose prompts may begin like its own: what is cached of them is copied. `row` is not used again."""
+    """Number of its prefix group, whose prompts may begin like its own: what is cached of them is copied, and `row` is
+    not used again. None without one."""
 
     @property
     def reuses_cache(self) -> bool:

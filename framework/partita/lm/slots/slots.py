@@ -50,7 +50,7 @@ class SlotSupport(NamedTuple):
     """How a model supports slots."""
 
     narrows_prefill: bool = False
-    """Whether only last tokens go through the last layer during prefill."""
+    """Whether only the last token of each prompt goes through the last layer during prefill."""
     shares_prefix: bool = False
     """Whether the KV cache of the shared prefix is stored in the first slot only."""
     reason: str | None = None
