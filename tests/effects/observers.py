@@ -158,7 +158,7 @@ def explaining(config: Config, place: Path) -> Observation:
     return {"processes": json.loads(command(config, place, "explain", "run.yaml", "--json").stdout).get("processes")}
 
 
-def command(config: Config, place: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def command(config: Config, place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command on a configuration in `run.yaml`. Raises PartitaError with its output if it fails."""
     (place / "run.yaml").write_text(json.dumps(config), encoding="utf8")
     environment = os.environ | ENVIRONMENT
