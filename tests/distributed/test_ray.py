@@ -73,6 +73,14 @@ def pool(folder: Path, address: str) -> Model:
     return on_ray(folder)
 
 
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> bytes:
+    """Return the greedy answers of one process."""
+    output = folder / "alone.jsonl"
+    in_one_process(folder).predict(folder / "rows.jsonl", output=output)
+    return output.read_bytes()
+
+
 @pytest.fixture(autouse=True)
 def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
@@ -123,11 +131,10 @@ def recorded(output: str) -> list[int]:
     return [json.loads(line)["row"] for line in path.read_text("utf8").splitlines()[1:]]
 
 
-def test_greedy_answers_equal_those_of_one_process(pool: Model, folder: Path) -> None:
+def test_greedy_answers_equal_those_of_one_process(pool: Model, alone: bytes) -> None:
     result = pool.predict("rows.jsonl", output="greedy.jsonl")
-    in_one_process(folder).predict("rows.jsonl", output="alone.jsonl")
 
-    assert Path("greedy.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
+    assert Path("greedy.jsonl").read_bytes() == alone
     assert result.stats.ok == 300
     assert result.stats.slots_in_use > 0, "answered in slots"
     assert sorted(recorded("greedy")) == list(range(300))
@@ -150,7 +157,7 @@ def test_prompts_that_begin_alike_share_a_prefill_in_workers(
     assert Path("shared.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
 
 
-def test_workers_resume_a_journal_of_one_process(pool: Model, folder: Path) -> None:
+def test_workers_resume_a_journal_of_one_process(pool: Model, folder: Path, alone: bytes) -> None:
     in_one_process(folder).predict("rows.jsonl", output="both.jsonl")
     [journal] = Path("runs/run/journal").glob("both-*.jsonl")
     lines = journal.read_bytes().splitlines(keepends=True)
@@ -159,7 +166,7 @@ def test_workers_resume_a_journal_of_one_process(pool: Model, folder: Path) -> N
     result = pool.predict("rows.jsonl", output="both.jsonl")
 
     assert result.stats.resumed == 119
-    assert Path("both.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
+    assert Path("both.jsonl").read_bytes() == alone
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -190,7 +197,7 @@ def test_an_error_in_a_worker_is_assigned_to_its_row(pool: Model, folder: Path) 
 
 
 @pytest.mark.long
-def test_a_killed_worker_loses_no_row(pool: Model, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_worker_loses_no_row(pool: Model, alone: bytes, caplog: pytest.LogCaptureFixture) -> None:
     seed = session_seed()
     chance = random.Random(seed)
     after = chance.randint(1, 200)
@@ -200,13 +207,13 @@ def test_a_killed_worker_loses_no_row(pool: Model, folder: Path, caplog: pytest.
     killer.join()
 
     assert result.stats.ok == 300, f"seed {seed}"
-    assert Path("killed.jsonl").read_bytes() == Path("alone.jsonl").read_bytes(), f"seed {seed}"
+    assert Path("killed.jsonl").read_bytes() == alone, f"seed {seed}"
     assert sorted(recorded("killed")) == list(range(300)), f"seed {seed}"
     assert "is gone; a new one replaces it" in caplog.text
 
 
 @pytest.mark.long
-def test_an_interrupted_job_finishes_the_started_rows(pool: Model, folder: Path) -> None:
+def test_an_interrupted_job_finishes_the_started_rows(pool: Model, alone: bytes) -> None:
     signals = when(lambda: answered("asked") >= 30, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     with pytest.raises(KeyboardInterrupt):
@@ -216,7 +223,7 @@ def test_an_interrupted_job_finishes_the_started_rows(pool: Model, folder: Path)
     kept = answered("asked")
     assert 30 <= kept < 300
     assert pool.predict("rows.jsonl", output="asked.jsonl").stats.resumed == kept
-    assert Path("asked.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
+    assert Path("asked.jsonl").read_bytes() == alone
 
 
 def test_scores_equal_those_of_one_process(pool: Model, folder: Path) -> None:
@@ -224,7 +231,7 @@ def test_scores_equal_those_of_one_process(pool: Model, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["slots", "batches"])
-def test_sampled_answers_equal_those_of_one_process(folder: Path, address: str, static: bool) -> None:
+def test_sampled_answers_equal_those_of_one_process(folder: Path, address: str, alone: bytes, static: bool) -> None:
     changes = {"generation": {"do_sample": True, "temperature": 0.9, "slots": not static}, "trainer": {"batch_size": 8}}
     names = [f"sampled-{static}.jsonl", f"sampled-{static}-alone.jsonl"]
 
@@ -232,7 +239,7 @@ def test_sampled_answers_equal_those_of_one_process(folder: Path, address: str, 
     in_one_process(folder, **changes).predict("rows.jsonl", output=names[1])
 
     assert Path(names[0]).read_bytes() == Path(names[1]).read_bytes()
-    assert Path(names[0]).read_bytes() != Path("alone.jsonl").read_bytes()
+    assert Path(names[0]).read_bytes() != alone
 
 
 @pytest.mark.long
@@ -258,7 +265,7 @@ def test_workers_that_die_repeatedly_end_the_job(folder: Path, address: str) -> 
 
 
 @pytest.mark.long
-def test_a_killed_command_resumes(pool: Model, folder: Path, address: str) -> None:
+def test_a_killed_command_resumes(pool: Model, folder: Path, address: str, alone: bytes) -> None:
     command = [sys.executable, "-m", "partita", "predict", "run.yaml", "--dataset", "rows.jsonl"]
     backend = ["--set", "backend.type=ray", "--set", "backend.workers=2", "--set", f"backend.address={address}"]
     job = subprocess.Popen(
@@ -274,7 +281,7 @@ def test_a_killed_command_resumes(pool: Model, folder: Path, address: str) -> No
     result = pool.predict("rows.jsonl", output="stopped.jsonl")
 
     assert 20 <= result.stats.resumed < 300
-    assert Path("stopped.jsonl").read_bytes() == Path("alone.jsonl").read_bytes()
+    assert Path("stopped.jsonl").read_bytes() == alone
 
 
 def test_missing_ray_is_reported_with_the_command_that_installs_it(
