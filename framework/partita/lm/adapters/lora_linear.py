@@ -11,6 +11,7 @@ gradients, the operations are those of peft, so that answers are the same.
 Shapes: N tokens, I inputs, O outputs, R rank.
 """
 
+import sys
 from collections.abc import Collection
 from functools import cache
 from typing import Any
@@ -81,6 +82,8 @@ class LoraLinear(torch.autograd.Function):
 
 def fuse_lora(module: nn.Module) -> int:
     """Replace the forward of every plain LoRA layer in the module; return the number of layers."""
+    if "peft" not in sys.modules:  # the module has no layer of it, and importing it takes two seconds
+        return 0
     from peft.tuners.lora.layer import Linear
 
     layers: list[Any] = [layer for layer in module.modules() if type(layer) is Linear]

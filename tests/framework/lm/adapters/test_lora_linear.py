@@ -1,5 +1,6 @@
 """Tests of fused LoRA layers: the results of peft's forward."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,13 @@ def is_plain(module: Any, *, x: torch.Tensor | None = None) -> bool:
     found = {plain_adapter(layer, torch.zeros(2, 24) if x is None else x) is not None for layer in layers(module)}
     assert len(found) == 1
     return found.pop()
+
+
+def test_without_an_adapter_peft_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+
+    assert fuse_lora(nn.Linear(2, 2)) == 0
+    assert "peft" not in sys.modules
 
 
 @pytest.mark.parametrize(
