@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from safetensors.torch import load_file
@@ -77,17 +78,10 @@ def alive(process: int) -> bool:
 
 
 def children(process: int) -> list[int]:
-    """Return the workers started by a process, without the resource tracker of its shared memory."""
-    results = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text(encoding="utf8").rpartition(")")[2].split()[1])
-            command = (stat.parent / "cmdline").read_text(encoding="utf8")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if parent == process and "spawn_main" in command:
-            results.append(int(stat.parent.name))
-    return results
+    """Return the workers of a process. Its fork server starts them."""
+    started = psutil.Process(process).children()
+    servers = [child for child in started if "multiprocessing.forkserver" in " ".join(child.cmdline())]
+    return [worker.pid for server in servers for worker in server.children()]
 
 
 def wait_for_end(processes: list[int]) -> None:

@@ -20,7 +20,12 @@ import torch.multiprocessing
 from partita_trainers.hogwild.bags import Bags, chosen
 from partita_trainers.interrupt import end_with_parent
 
-CONTEXT = torch.multiprocessing.get_context("spawn")  # a fork would copy the locks of torch's threads, even held ones
+CONTEXT = torch.multiprocessing.get_context("forkserver")
+"""Workers are forks of a process that has imported this module and done nothing else.
+
+A fork of the parent process would copy the locks of torch's threads, even held ones.
+"""
+CONTEXT.set_forkserver_preload([__name__])
 FIRST_SUM = 1e-6
 """Initial value of Adagrad's sums. With 0, an update lost in a race would leave a division by zero."""
 
