@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from partita.data.ledger import Ledger, RowCounts
 from partita.data.loader import Loader
-from partita.data.run_data import open_run_data
+from partita.data.run_data import find_labels, open_run_data
 from partita.data.splits import TRAINING
 from partita.data.training_rows import LoaderSetup, configured_row_tokenizer, tokenized_rows
 from partita.distributed.init import joined_process_group
@@ -249,10 +249,23 @@ def training_setup(
         tokenizer: Replaces the tokenizer of the base model.
         context_length: Replaces the context of the model.
         process_group: The ranks that share the batches; each gets one batch per step.
+
+    Raises:
+        DataError: There are no training rows.
+        ModelError: See `configured_row_tokenizer`.
     """
     ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)
     data = open_run_data(config, folder=folder, dataset=dataset)
-    encoder = configured_row_tokenizer(config, data, tokenizer, folder=folder, context_length=context_length)
+    if data.training is None:
+        raise DataError("there are no training rows; write data.source in the file, or pass a dataset")
+    encoder = configured_row_tokenizer(
+        config,
+        data.training,
+        tokenizer,
+        folder=folder,
+        labels=find_labels(config, data.training),
+        context_length=context_length,
+    )
     rows = tokenized_rows(data, encoder, ledger, ranks=process_group.world_size)
     return LoaderSetup(
         config=config,

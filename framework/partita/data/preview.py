@@ -1,7 +1,7 @@
 """What a run reads: rendered rows with loss tokens marked, row lengths, and rows left out with their reasons."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -14,8 +14,6 @@ from partita.data.batching.collate import evenly
 from partita.data.column_checks import has_answers
 from partita.data.dialogue import expanded
 from partita.data.eval_rows import build_eval_rows
-from partita.data.formatting.build import build_row_tokenizer
-from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import Example, RowTokenizer
 from partita.data.ledger import LEDGER, QUARANTINE, Ledger, RowCounts, read_counts, read_quarantine
 from partita.data.rows import Rows
@@ -24,11 +22,11 @@ from partita.data.sources.sources import found_in_files, open_rows
 from partita.data.sources.transcripts import WantedRows
 from partita.data.splits import TRAINING, is_streamed, open_splits
 from partita.data.tokenized import encoded_chunks, note_chunk
+from partita.data.training_rows import configured_row_tokenizer
 from partita.lm.encoders import heads_of_encoder
 from partita_schema.config import Config
 from partita_schema.dialogues.read import format_of
 from partita_schema.errors import DataError
-from partita_schema.sections.model import ScratchModel
 from partita_schema.sections.outputs import OutputFeature
 
 MEASURED_ROWS = 1000
@@ -111,7 +109,7 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
     supervised = config.trains or has_answers(rows, config)
     schema = row_schema(config, supervised=supervised)
     labels = find_labels(config, rows if supervised else None)
-    encoder = preview_encoder(config, rows, folder=folder, labels=labels, supervised=supervised)
+    encoder = configured_row_tokenizer(config, rows, folder=folder, labels=labels, supervised=supervised)
     first, some = rows.select(range(min(count, len(rows)))), rows.select(evenly(len(rows), MEASURED_ROWS))
     formats = formats_of(some, config)
     if supervised:
@@ -169,43 +167,6 @@ def mode_of(encoder: RowTokenizer, formats: Sequence[str]) -> str:
     if expander is None:
         return "last_turn" if encoder.formatter.config.dialogue_input is not None else ""
     return "packed_dialogue" if tuple(formats) == ("segments",) and expander.packs_segments else expander.mode
-
-
-def preview_encoder(
-    config: Config, rows: Rows, *, folder: Path, labels: Mapping[str, Sequence[str]], supervised: bool
-) -> RowTokenizer:
-    """Return the run's row tokenizer as far as it is known without the model.
-
-    Args:
-        config: The configuration.
-        rows: The first rows that the run reads.
-        folder: Folder of the configuration file.
-        labels: Labels by output.
-        supervised: Whether the rows hold answers.
-    """
-    from partita.data.tokenized import texts
-    from partita.lm.context_length import configured_context
-    from partita.tokenizers.load import load_tokenizer
-
-    context_length, answers = configured_context(config, folder=folder)
-    tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, supervised=supervised))
-    return build_row_tokenizer(
-        config,
-        tokenizer=tokenizer,
-        context_length=context_of(config, tokenizer) if answers is None else context_length,
-        answers=answers,
-        labels=labels,
-        retriever=build_retriever(config, training=rows, folder=folder),
-        folder=folder,
-    )
-
-
-def context_of(config: Config, tokenizer: Any) -> int | None:
-    """Return the context length as far as it is known without the model."""
-    if isinstance(config.base_model, ScratchModel):
-        return config.base_model.context_length
-    known = int(tokenizer.model_max_length)
-    return known if known < 1_000_000_000 else None  # transformers uses 1e30 for "unknown"
 
 
 def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: bool) -> list[PreviewRow]:
@@ -324,7 +285,7 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
     if without:
         raise DataError(f"the {without[0]} rows have no answers, so none of them could be learned or scored")
     labels = find_labels(config, first)
-    encoder = preview_encoder(config, first, folder=folder, labels=labels, supervised=True)
+    encoder = configured_row_tokenizer(config, first, folder=folder, labels=labels)
     with TemporaryDirectory() as scratch:
         ledger = Ledger(Path(scratch), max_bad_rows=1.0)
         for split, rows in splits.items():

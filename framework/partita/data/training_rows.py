@@ -1,7 +1,7 @@
 """Training rows, from tokens to a loader: what `partita train`, `partita explain --data` and `DataLoader` share."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from partita.data.formatting.sides import SideRowTokenizer
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, Ledger
 from partita.data.loader import Loader
 from partita.data.rows import Rows
-from partita.data.run_data import RunData, TrainingStreams, find_labels
+from partita.data.run_data import RunData, TrainingStreams
 from partita.data.sources.mixed import mixed_order, row_indices_by_source
 from partita.data.splits import TRAINING
 from partita.data.streams.loader import StreamLoader, count_shard_groups
@@ -58,32 +58,32 @@ class TrainingRows:
 
 def configured_row_tokenizer(
     config: Config,
-    data: RunData,
-    tokenizer: "PreTrainedTokenizerFast | None",
+    rows: Rows,
+    tokenizer: "PreTrainedTokenizerFast | None" = None,
     *,
     folder: Path,
-    context_length: int | None,
+    labels: Mapping[str, Sequence[str]],
+    supervised: bool = True,
+    context_length: int | None = None,
 ) -> RowTokenizer:
-    """Return the row tokenizer that `partita train` would use.
+    """Return the row tokenizer of a run, without loading the weights of its model.
 
     Args:
         config: The configuration.
-        data: The opened rows.
+        rows: The first rows that the run reads.
         tokenizer: Replaces the tokenizer of the base model.
         folder: Base of relative paths in the configuration.
-        context_length: Replaces the context of the model.
+        labels: Labels by output.
+        supervised: Whether the rows hold answers.
+        context_length: Replaces the context of the model, in tokens.
 
     Raises:
-        DataError: There are no training rows.
         ModelError: The tokenizer cannot be used, or a file of the base model cannot be read.
     """
     from partita.lm.context_length import configured_context
 
-    rows = data.training
-    if rows is None:
-        raise DataError("there are no training rows; write data.source in the file, or pass a dataset")
     if tokenizer is None:
-        tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, supervised=True))
+        tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, supervised=supervised))
     elif not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"the tokenizer is a {type(tokenizer).__name__}; pass a fast one, as AutoTokenizer loads it")
     elif tokenizer.pad_token_id is None:
@@ -94,7 +94,7 @@ def configured_row_tokenizer(
         tokenizer=tokenizer,
         context_length=known_length if context_length is None else context_length,
         answers=answers,
-        labels=find_labels(config, rows),
+        labels=labels,
         retriever=build_retriever(config, training=rows, folder=folder),
         folder=folder,
     )
@@ -115,7 +115,7 @@ def tokenized_rows(data: RunData, encoder: RowTokenizer, ledger: Ledger, *, rank
         config, rows = data.config.data, expanded(data.splits[TRAINING], encoder.expander)
         cache = TokenCache.of_user() if config.encode == "cache" else None
         encoded = encode_training(rows, encoder, ledger, options=config.loader, cache=cache)
-    assert encoded is not None  # configured_row_tokenizer has checked that there are rows
+    assert encoded is not None
     return batch_rows(data, encoded, encoder, ranks=ranks)
 
 

@@ -8,12 +8,11 @@ from partita.data.describe import DataPlan, plan_of_rows, plan_of_stream
 from partita.data.dialogue import expanded
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
-from partita.data.preview import preview_encoder
 from partita.data.run_data import find_labels, open_run_data
 from partita.data.streams.loader import StreamLoader
 from partita.data.streams.shard_group import ShardPlan
 from partita.data.tokenized import TokenizedDataset
-from partita.data.training_rows import LoaderSetup, batch_rows
+from partita.data.training_rows import LoaderSetup, batch_rows, configured_row_tokenizer
 from partita.data.training_shape import TrainingShape
 from partita.lm.encoders import heads_of_encoder
 from partita_schema.common.text import counted
@@ -47,7 +46,7 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     data = open_run_data(config, folder=folder, dataset=dataset)
     rows = data.training
     assert rows is not None
-    encoder = preview_encoder(config, rows, folder=folder, labels=find_labels(config, rows), supervised=True)
+    encoder = configured_row_tokenizer(config, rows, folder=folder, labels=find_labels(config, rows))
     expanded_rows = expanded(rows, encoder.expander)
     ledger = Ledger(None, max_bad_rows=1.0)
     encoded = TokenizedDataset.build(expanded_rows, encoder, ledger=ledger, options=config.data.loader)

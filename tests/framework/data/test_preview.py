@@ -61,6 +61,19 @@ def test_rows_are_shown_from_the_training_tokens(make_config: Make) -> None:
     assert result.lengths.tolist() == [7, 20]
 
 
+def test_the_limit_is_the_context_of_the_model_and_not_that_of_its_tokenizer(
+    make_config: Make, tokenizer: Any, tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig
+
+    tokenizer.save_pretrained(tmp_path)
+    LlamaConfig(max_position_embeddings=20).save_pretrained(tmp_path)
+    result = preview(make_config(base_model=str(tmp_path)), folder=tmp_path, dataset=ROWS)
+
+    assert result.limit == 20
+    assert (result.rows[2].tokens, result.rows[2].cut_tokens) == (20, 3)
+
+
 def test_loss_tokens_are_green_on_a_terminal_and_otherwise_marked(make_config: Make) -> None:
     result = preview(make_config(base_model=SCRATCH), folder=Path(), dataset=ROWS, count=3)
 
