@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from partita.generation.record import STATUSES, PredictionRecord, Status, json_line, read_record
 from partita.outputs.base import clip
-from partita.runs.files import open_private, why_not_written
+from partita.runs.files import append_whole, open_private, why_not_written
 from partita.runs.locks import try_lock
 from partita_schema.common.checksums import DamagedError, sealed_line, unsealed_line
 from partita_schema.common.files import temporary_path
@@ -50,15 +50,12 @@ class Journal:
     A context manager. Rows are numbered from 0 to `rows` - 1.
     """
 
-    def __init__(
-        self, path: Path, *, descriptor: int, rows: int, writable: bool, sync_seconds: float = SYNC_SECONDS
-    ) -> None:
+    def __init__(self, path: Path, *, descriptor: int, rows: int, writable: bool) -> None:
         """Use `open` or `read_only` instead."""
         self.path = path
         self._descriptor: int | None = descriptor
         self._writable = writable
         self._size = 0
-        self._sync_seconds = sync_seconds
         self._synced = time.monotonic()
         self._offsets = np.full(rows, ABSENT, dtype=np.int64)
         self._lengths = np.zeros(rows, dtype=np.int32)
@@ -73,7 +70,6 @@ class Journal:
         fingerprint: Mapping[str, str],
         keys: "npt.NDArray[np.uint8]",
         fresh: bool = False,
-        sync_seconds: float = SYNC_SECONDS,
     ) -> "Journal":
         """Open or create the journal at `path`, lock it, and index its records.
 
@@ -82,7 +78,6 @@ class Journal:
             fingerprint: What determines an answer, by part.
             keys: Keys of the rows, [rows, 16]. Records with another key are ignored.
             fresh: Discard existing records.
-            sync_seconds: Interval after which written records are flushed to disk.
 
         Raises:
             ResumeError: Another process writes the journal, the fingerprint differs, or the file is not a journal.
@@ -93,7 +88,7 @@ class Journal:
             descriptor = open_private(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise WriteError(why_not_written(error, path)) from error
-        journal = cls(path, descriptor=descriptor, rows=len(keys), writable=True, sync_seconds=sync_seconds)
+        journal = cls(path, descriptor=descriptor, rows=len(keys), writable=True)
         try:
             _lock(descriptor, path)
             if fresh:
@@ -170,7 +165,7 @@ class Journal:
         for record, line in zip(records, lines, strict=True):
             self._set_location(record.row, record.status, record.attempt, start, len(line))
             start += len(line)
-        if time.monotonic() - self._synced > self._sync_seconds:
+        if time.monotonic() - self._synced > SYNC_SECONDS:
             self.sync()
 
     def absorb(self, path: Path, *, fingerprint: Mapping[str, str], keys: "npt.NDArray[np.uint8]") -> None:
@@ -305,17 +300,12 @@ class Journal:
         self._attempts[row] = min(attempt, MAX_ATTEMPTS)
 
     def _write(self, data: bytes) -> None:
-        """Append all of `data`; on any error, including an interrupt, the file is restored to its previous size."""
+        """Append all of `data`, or nothing."""
         assert self._descriptor is not None, "the journal is closed"
-        rest = memoryview(data)
         try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-        except BaseException as error:
-            os.ftruncate(self._descriptor, self._size)
-            if isinstance(error, OSError):
-                raise WriteError(_full(self.path, error)) from error
-            raise
+            append_whole(self._descriptor, data)
+        except OSError as error:
+            raise WriteError(_full(self.path, error)) from error
         self._size += len(data)
 
 

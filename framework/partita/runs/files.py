@@ -76,6 +76,17 @@ def open_private(path: Path, flags: int) -> int:
     return descriptor
 
 
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Append all of the data to a file. On any error, an interrupt included, restore the size of the file."""
+    size, rest = os.fstat(descriptor).st_size, memoryview(data)
+    try:
+        while rest:  # a full disk may take a part, and the next call raises
+            rest = rest[os.write(descriptor, rest) :]
+    except BaseException:
+        os.ftruncate(descriptor, size)
+        raise
+
+
 def output_file(path: Path) -> Path:
     """Return the file that an output path names; symbolic links are followed, as by a shell's `>`.
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from partita.data.episode import Episode, from_line
-from partita.runs.files import open_private, writing
+from partita.runs.files import append_whole, open_private, writing
 from partita.runs.locks import try_lock
 from partita.runs.settings import differences
 from partita_schema.common.checksums import DamagedError, json_bytes, sealed_line, unsealed_line
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 SYNC_SECONDS = 2.0
 """Interval between calls of `fsync`."""
+RUN_AGAIN = "their dialogues are run again"
+"""What happens to damaged lines of an unfinished simulation."""
 
 
 def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -109,7 +111,7 @@ class Transcripts:
         assert self.descriptor is not None
         if self.fresh:
             os.ftruncate(self.descriptor, 0)
-        lines, size = read_undamaged_lines(self.partial_path)
+        lines, size = read_undamaged_lines(self.partial_path, damaged=RUN_AGAIN)
         os.ftruncate(self.descriptor, size)
         if not size:
             self.write({"decided_by": self.decided_by})
@@ -135,7 +137,7 @@ class Transcripts:
         for left in rank_files(self.partial_path):
             with left.open("rb") as file:
                 self.lock(file.fileno())
-                lines, _ = read_undamaged_lines(left)
+                lines, _ = read_undamaged_lines(left, damaged=RUN_AGAIN)
                 if lines and lines[0] == {"decided_by": self.decided_by} and not self.fresh:
                     # Some lines may be here already, if a kill came before the file was removed.
                     for line in (line for line in lines[1:] if line["dialogue"] not in self.done):
@@ -156,10 +158,8 @@ class Transcripts:
 
     def write(self, line: Mapping[str, Any]) -> None:
         assert self.descriptor is not None, "the transcripts are closed"
-        rest = memoryview(line_of(line))
         with writing(self.path.parent):
-            while rest:  # a full disk may take a part, and the next call raises
-                rest = rest[os.write(self.descriptor, rest) :]
+            append_whole(self.descriptor, line_of(line))
         if time.monotonic() - self.synced > SYNC_SECONDS:
             self.sync()
 
@@ -232,19 +232,23 @@ def rank_files(partial_path: Path) -> list[Path]:
     return sorted(partial_path.parent.glob(f"{partial_path.stem}.rank-*{partial_path.suffix}"))
 
 
-def read_undamaged_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the undamaged lines of a file, and its size in bytes without a torn last line."""
+def read_undamaged_lines(path: Path, *, damaged: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the undamaged lines of a file, and its size in bytes without a torn last line.
+
+    Args:
+        path: The file.
+        damaged: What happens to damaged lines, for the warning.
+    """
     whole, newline, torn = path.read_bytes().rpartition(b"\n")
     if torn:
-        logger.warning("%s: its torn end of %s bytes is cut off", path, f"{len(torn):,}")
+        logger.warning("%s: its last line is not complete, so its %s bytes are ignored", path, f"{len(torn):,}")
     written = whole.split(b"\n") if newline else []
     lines = list[dict[str, Any]]()
     for line in written:
         with suppress(DamagedError):
             lines.append(unsealed_line(line))
     if len(lines) < len(written):
-        damaged = len(written) - len(lines)
-        logger.warning("%s: %s; their dialogues are run again", path, counted(damaged, "damaged line"))
+        logger.warning("%s: %s; %s", path, counted(len(written) - len(lines), "damaged line"), damaged)
     return lines, len(whole) + len(newline)
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.generation import journal as journal_module
 from partita.generation.journal import Journal
 from partita.generation.record import PredictionRecord, row_key
 from partita_schema.common.checksums import sealed_line
@@ -287,8 +288,9 @@ def test_a_closed_journal_is_flushed_to_disk(tmp_path: Path, forced: Any) -> Non
     assert forced(tmp_path / "j") == (tmp_path / "j").stat().st_size > 0
 
 
-def test_records_are_flushed_to_disk_periodically(tmp_path: Path, forced: Any) -> None:
-    with opened(tmp_path / "j", sync_seconds=0.0) as journal:
+def test_records_are_flushed_to_disk_periodically(tmp_path: Path, forced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "SYNC_SECONDS", 0.0)
+    with opened(tmp_path / "j") as journal:
         started = forced(tmp_path / "j")
         journal.append([record(0)])
         assert forced(tmp_path / "j") == (tmp_path / "j").stat().st_size > started

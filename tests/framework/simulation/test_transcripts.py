@@ -1,5 +1,6 @@
 """Tests of transcript files: files of killed ranks are merged once; files of other jobs are not."""
 
+import errno
 import os
 import random
 import re
@@ -8,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from partita import ResumeError
+from partita import ResumeError, WriteError
 from partita.data.episode import Episode
+from partita.report.simulated import read_simulations
 from partita.simulation.transcripts import Transcripts, discard, open_transcripts
 
 DECIDED = {"model": "a"}
@@ -61,6 +63,24 @@ def test_a_write_of_a_part_is_continued(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.undo()
     with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
         assert sorted(transcripts.done) == ["task-0", "task-1"]
+
+
+def test_a_write_that_fails_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        write(descriptor, bytes(data[:7]))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
+        transcripts.add(dialogue(0))
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(WriteError, match="No space left on device"):
+            transcripts.add(dialogue(1))
+        monkeypatch.undo()
+        transcripts.add(dialogue(2))
+    with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
+        assert sorted(transcripts.done) == ["task-0", "task-2"]
 
 
 def test_closed_transcripts_are_on_the_disk(tmp_path: Path, forced: Any) -> None:
@@ -136,3 +156,14 @@ def test_discarded_dialogues_count_as_not_run(tmp_path: Path) -> None:
         result = transcripts.finish(["task-2", "task-3"])
     assert [one.key for one in result] == ["task-2", "task-3"]
     assert (tmp_path / "gold.jsonl").read_bytes().count(b"\n") == 2
+
+
+def test_a_report_is_without_damaged_dialogues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keep(tmp_path, 0, 1, 2, rank=0)
+    with open_transcripts(tmp_path, "gold", decided_by=DECIDED) as transcripts:
+        transcripts.finish(["task-0", "task-1", "task-2"])
+    path = tmp_path / "gold.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"task-1", b"task-7"))
+
+    assert [episode.key for episode in read_simulations(tmp_path)["gold"]] == ["task-0", "task-2"]
+    assert caplog.messages == [f"{path}: 1 damaged line; the report leaves them out"]
