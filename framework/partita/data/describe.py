@@ -84,28 +84,24 @@ def plan_of_rows(
     batches_per_step: int,
     steps_per_epoch: int,
     steps: int | None,
-    rows: int | None = None,
     reason: str = "",
 ) -> DataPlan:
     """Return the plan of rows by index.
 
     Args:
-        lengths: Tokens of each row.
+        lengths: Tokens of each row of an epoch.
         batching: The batching section; not auto.
         policy: The policy built from it.
         batches_per_step: Batches in one optimizer step, over all ranks.
         steps_per_epoch: Optimizer steps in one epoch.
         steps: Optimizer steps of the run; None if nothing limits it.
-        rows: Rows in one epoch, if a mix makes them more or fewer than `lengths`.
         reason: Why this batching was chosen.
     """
-    mean = float(lengths.mean())
-    count = len(lengths) if rows is None else rows
     padding, left_out = expected_batches(lengths, policy)
     return DataPlan(
-        rows=count,
-        tokens=int(lengths.sum()) if count == len(lengths) else round(mean * count),
-        mean_tokens=mean,
+        rows=len(lengths),
+        tokens=int(lengths.sum()),
+        mean_tokens=float(lengths.mean()),
         longest=int(lengths.max()),
         measured_rows=len(lengths),
         batching=batching_text(batching, policy),

@@ -27,6 +27,7 @@ from partita.lm.encoders import heads_of_encoder
 from partita_schema.config import Config
 from partita_schema.dialogues.read import format_of
 from partita_schema.errors import DataError
+from partita_schema.rows import check_rows, row_schema
 from partita_schema.sections.outputs import OutputFeature
 
 MEASURED_ROWS = 1000
@@ -101,8 +102,6 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
     Raises:
         DataError: If there are no rows, or columns are missing.
     """
-    from partita_schema.rows import row_schema
-
     config = heads_of_encoder(config, folder=folder)
     data = open_run_data(config, folder=folder, dataset=dataset)
     rows = data.training if data.training is not None else next(iter(data.splits.values()))
@@ -178,8 +177,6 @@ def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: 
         schema: The marshmallow schema of a row.
         supervised: Whether the rows hold answers.
     """
-    from partita_schema.rows import check_rows
-
     checked = check_rows(schema, rows.get(range(len(rows))))
     previews = {index: PreviewRow(rows.key(index), reasons=reasons) for index, reasons in checked.bad.items()}
     indices = list(checked.clean)

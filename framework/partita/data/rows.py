@@ -10,6 +10,9 @@ import numpy as np
 
 from partita_schema.json_values import is_too_deep
 
+CHUNK = 1000
+"""Rows that are read at a time."""
+
 Indices = Sequence[int] | np.ndarray
 """Row indices, from 0."""
 
@@ -182,10 +185,10 @@ class Rows:
         chosen = np.asarray(indices, dtype=np.int64)
         return self._store.read(chosen if self._index is None else self._index[chosen])
 
-    def iterate(self, start: int = 0, chunk: int = 1000) -> Iterator[list[dict[str, Any]]]:
-        """Yield rows from `start`, `chunk` at a time."""
-        for first in range(start, len(self), chunk):
-            yield self.get(np.arange(first, min(first + chunk, len(self))))
+    def iterate(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield all rows, `CHUNK` at a time."""
+        for first in range(0, len(self), CHUNK):
+            yield self.get(np.arange(first, min(first + CHUNK, len(self))))
 
     def select(self, indices: Indices) -> "Rows":
         """Return a view of the rows at `indices`, in that order."""
@@ -280,12 +283,12 @@ class DatasetStore:
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def hash_rows(store: Store, indices: np.ndarray | None = None, *, chunk: int = 1000) -> str:
+def hash_rows(store: Store, indices: np.ndarray | None = None) -> str:
     """Return a hash of the rows' content, or of the rows at `indices`; it is the same in every run."""
     state = blake2b(digest_size=16)
     chosen = np.arange(len(store)) if indices is None else indices
-    for start in range(0, len(chosen), chunk):
-        rows = store.read(chosen[start : start + chunk])
+    for start in range(0, len(chosen), CHUNK):
+        rows = store.read(chosen[start : start + CHUNK])
         content = json_bytes(rows)
         state.update(b"".join(map(row_bytes, rows)) if content is None else content)
     return state.hexdigest()

@@ -13,6 +13,7 @@ from partita.data.rows import RowKeys, Rows, digest
 from partita.data.workers import EncodingWorkers
 from partita_schema.config import Config
 from partita_schema.errors import DataError
+from partita_schema.rows import check_rows, row_schema
 from partita_schema.sections.data import LoaderOptions
 
 IN_THIS_PROCESS = LoaderOptions()
@@ -296,7 +297,6 @@ def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
     from partita.data.dialogue import expanded
     from partita.data.formatting.formatter import Formatter
     from partita.data.formatting.preferences import rejected_row
-    from partita_schema.rows import check_rows, row_schema
 
     formatter = Formatter(config, tokenizer=None)
     schema = row_schema(config, supervised=supervised)

@@ -9,7 +9,8 @@ import torch
 
 from partita.export.prompts import CheckPrompts
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.lm.generation import answer_ends
+from partita.lm.encoder_decoder.model import EncoderDecoderModel
+from partita.lm.generation import answer_ends, left_padded
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 
@@ -105,9 +106,6 @@ def plain_answers(lm: HuggingFaceModel, model: Any, prompts: CheckPrompts, *, en
 
 def plain_inputs(lm: HuggingFaceModel, requests: Sequence[GenerationRequest]) -> tuple[dict[str, torch.Tensor], int]:
     """Return ids and mask of prompts for transformers, and the positions before the first new token."""
-    from partita.lm.encoder_decoder.model import EncoderDecoderModel
-    from partita.lm.generation import left_padded
-
     if isinstance(lm, EncoderDecoderModel):
         prompts = lm.batch_prompts(requests, beams=1)
         return dict(prompts.inputs), prompts.length

@@ -11,6 +11,7 @@ from partita.export.base import AnyModel, ExportAnswers, Exporter
 from partita.export.prompts import CheckPrompts
 from partita.export.templates import render, same_rendering
 from partita.lm.adapters.merging import plain_model
+from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.kinds import class_of_kind, model_kind
@@ -101,8 +102,6 @@ def check_finite(model: Any, *, dtype: torch.dtype) -> None:
 def exported_generation(lm: HuggingFaceModel) -> Any:
     """Return the generation config of the checkpoint, with all tokens that end an answer of the run."""
     from transformers import GenerationConfig
-
-    from partita.lm.encoder_decoder.model import EncoderDecoderModel
 
     # With this key, transformers may replace the settings by those of the model's config.
     own = {key: value for key, value in lm.own_settings.to_dict().items() if key != "_from_model_config"}

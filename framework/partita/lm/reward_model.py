@@ -25,6 +25,7 @@ from partita.lm.branches import BranchSupport, branch_inputs, ends_of_sight, fin
 from partita.lm.head_model import HeadModel
 from partita.lm.heads.base import head_modules
 from partita.lm.heads.reward import score_answers
+from partita.lm.kinds import describes_encoder
 from partita.lm.marks import with_marks, without_marks
 from partita_trainers.base import Batch
 from partita_trainers.device_copies import to_device
@@ -94,8 +95,6 @@ class RewardModel(HeadModel):
     @property
     def takes_branches(self) -> bool:
         """Whether the model is a decoder, whose tokens attend only to those before them."""
-        from partita.lm.kinds import describes_encoder
-
         return not describes_encoder(self.base.config)
 
     @cached_property

@@ -81,21 +81,20 @@ def first_places(count: int, relevant: int) -> Iterator[float]:
         none_before *= (left - relevant) / left
 
 
-def normalized_gain(ranking: Sequence[Document], *, depth: int = DEPTH) -> float:
-    """Return the discounted cumulative gain, divided by that of the best order (Järvelin and Kekäläinen 2002).
+def normalized_gain(ranking: Sequence[Document]) -> float:
+    """Return the discounted cumulative gain of the first `DEPTH` ranks, divided by that of the best order.
 
-    The gain of a document is its relevance, and the discount of rank i is log2(i + 1).
+    Järvelin and Kekäläinen 2002. The gain of a document is its relevance, and the discount of rank i is log2(i + 1).
 
     Args:
         ranking: Documents, the highest score first; at least one is relevant.
-        depth: Number of ranks that count.
     """
     best = sorted((relevance for _, relevance in ranking), reverse=True)
-    ideal = exact_sum(relevance * discount(rank) for rank, relevance in enumerate(best[:depth], start=1))
+    ideal = exact_sum(relevance * discount(rank) for rank, relevance in enumerate(best[:DEPTH], start=1))
     gains = []
     for start, tied in ties(ranking):
         mean = exact_sum(tied) / len(tied)
-        gains += [mean * discount(rank) for rank in range(start + 1, min(start + len(tied), depth) + 1)]
+        gains += [mean * discount(rank) for rank in range(start + 1, min(start + len(tied), DEPTH) + 1)]
     return exact_sum(gains) / ideal
 
 

@@ -101,8 +101,8 @@ class Diagnosis:
             yield "no problems found"
 
 
-def diagnose(*, hub_seconds: float = HUB_SECONDS) -> Diagnosis:
-    """Examine this machine. Takes a few seconds, at most `hub_seconds` of them for the Hub."""
+def diagnose() -> Diagnosis:
+    """Examine this machine. Takes a few seconds, at most `HUB_SECONDS` of them for the Hub."""
     needed = tuple(requirements())
     devices, failures = look_for_devices()
     unfit = [
@@ -120,7 +120,7 @@ def diagnose(*, hub_seconds: float = HUB_SECONDS) -> Diagnosis:
         problems=(*unfit, *failures),
         memory=memory(),
         disk=tuple(disk()),
-        hub=ask_hub(seconds=hub_seconds),
+        hub=ask_hub(seconds=HUB_SECONDS),
     )
 
 

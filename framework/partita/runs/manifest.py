@@ -23,6 +23,8 @@ RUNS = Path("runs")
 """Default parent of run directories."""
 MANIFESTS = ("manifest.json", "partita.json")
 """Names of the description: of a run, and of a model saved outside of one."""
+MAX_LISTED = 8
+"""How many runs an error lists."""
 RUNS_WITHIN = (f"*/{MANIFESTS[0]}", f"*/*/{MANIFESTS[0]}")
 """Manifests of the runs in the folder of a cross-validation or of a sweep, as glob patterns."""
 
@@ -78,7 +80,7 @@ def now() -> str:
     return datetime.fromtimestamp(time.time(), tz=UTC).isoformat(timespec="seconds")
 
 
-def sibling_runs(folder: Path, *, most: int = 8) -> str:
+def sibling_runs(folder: Path) -> str:
     """Return the runs next to a path that is not a run, the newest first, as `; there are a (done), b (failed)`.
 
     Names similar to that of the path come first. Of a folder with runs in it, such as that of a sweep, return those.
@@ -86,14 +88,14 @@ def sibling_runs(folder: Path, *, most: int = 8) -> str:
     """
     within = runs_within(folder)
     if within:
-        return f"; it holds the runs {listing_of(within, most=most)}"
+        return f"; it holds the runs {listing_of(within)}"
     runs = [path for path in (folder.parent.iterdir() if folder.parent.is_dir() else ()) if read_status(path)]
     known = sorted(runs, key=lambda path: (path / MANIFESTS[0]).stat().st_mtime)[::-1]
     if not known:
         return ""
     near = nearest(folder.name, [path.name for path in known])
     hint = f"; did you mean {' or '.join(str(folder.parent / name) for name in near)}?" if near else ""
-    return f"{hint}; there are {listing_of(known, most=most)}"
+    return f"{hint}; there are {listing_of(known)}"
 
 
 def runs_within(folder: Path) -> list[Path]:
@@ -102,10 +104,10 @@ def runs_within(folder: Path) -> list[Path]:
     return sorted(path for path in found if read_status(path))
 
 
-def listing_of(runs: Sequence[Path], *, most: int) -> str:
-    """Return the first `most` runs with their statuses."""
-    more = f" and {len(runs) - most:,} more" if len(runs) > most else ""
-    return ", ".join(f"{path} ({read_status(path)})" for path in runs[:most]) + more
+def listing_of(runs: Sequence[Path]) -> str:
+    """Return the first `MAX_LISTED` runs with their statuses."""
+    more = f" and {len(runs) - MAX_LISTED:,} more" if len(runs) > MAX_LISTED else ""
+    return ", ".join(f"{path} ({read_status(path)})" for path in runs[:MAX_LISTED]) + more
 
 
 def read_status(folder: Path) -> str | None:

@@ -6,7 +6,7 @@ counting it as 0 penalizes the agent for a broken environment. Both means are th
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from partita.data.episode import Episode
@@ -74,8 +74,6 @@ class SimulationReport:
 
     def record(self) -> dict[str, Any]:
         """Return the report as a JSON-compatible dictionary."""
-        from dataclasses import asdict
-
         return asdict(self)
 
     def flat(self) -> dict[str, dict[str, float]]:

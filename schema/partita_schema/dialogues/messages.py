@@ -1,5 +1,6 @@
 """Messages of datasets in the common form."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -165,8 +166,6 @@ def assistant_message(
 
 def tool_message(item: Mapping[str, Any], where: str, *, content: str) -> Message:
     """Return the result of a tool: text, which may be empty, or an object, which is written as JSON."""
-    import json
-
     value = item.get(content)
     if isinstance(value, Mapping):
         value = json.dumps(parsed_json(dict(value), f"{where}: {content}"), ensure_ascii=False, default=str)

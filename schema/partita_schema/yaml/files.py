@@ -3,6 +3,7 @@
 import codecs
 from pathlib import Path
 
+from partita_schema.common.text import nearest
 from partita_schema.errors import ConfigError, Problem
 
 MAX_BYTES = 1_000_000
@@ -73,8 +74,6 @@ def near_files(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"; there is no folder {folder}"
-    from partita_schema.common.text import nearest
-
     names = yaml_names(folder)
     near = nearest(path.name, names) or [name for name in names if Path(name).stem == path.stem]
     if near:

@@ -71,11 +71,6 @@ def test_the_reason_for_the_batching_is_reported_after_it() -> None:
     assert describe({"type": "bucket"}, reason="batching bucket: since").lines()[2] == "batching bucket: since"
 
 
-def test_the_rows_of_a_mix_are_counted_for_an_epoch() -> None:
-    plan = describe({"type": "bucket"}, rows=200)
-    assert (plan.rows, plan.tokens) == (200, 10_100)
-
-
 def test_a_stream_is_described_by_its_first_rows() -> None:
     batching = TypeAdapter(Batching).validate_python({"type": "bucket"})
     plan = plan_of_stream(

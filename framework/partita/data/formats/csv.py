@@ -6,7 +6,6 @@ from functools import partial
 from typing import BinaryIO
 
 from partita.data.formats.base import (
-    MAX_ROW_BYTES,
     WRITE_ENCODING,
     FileFormat,
     FileOptions,
@@ -30,7 +29,7 @@ from partita_schema.errors import DataError, shortened
 
 
 def read_cells(
-    stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES, *, default: str, options: FileOptions
+    stream: BinaryIO, name: str, max_row_bytes: int, *, default: str, options: FileOptions
 ) -> Iterator[SourceRecord]:
     """Yield the rows under a header. Every cell remains text.
 

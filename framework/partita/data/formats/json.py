@@ -10,7 +10,6 @@ from typing import Any, BinaryIO, TextIO
 from partita.data.formats.base import (
     BOM,
     MAX_RAW,
-    MAX_ROW_BYTES,
     MAX_VALUES,
     FileFormat,
     SourceRecord,
@@ -67,7 +66,7 @@ def repeated_key(text: bytes) -> str | None:
     return None
 
 
-def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
+def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Yield one JSON object per line; skip empty lines."""
     for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
         if line is None:
@@ -157,7 +156,7 @@ def has_lone_surrogate(value: Any) -> bool:
     return False
 
 
-def read_json(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
+def read_json(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Yield the rows of a JSON array, an object of columns, an object with one array of rows, or one object per line.
 
     An array is read incrementally; the other whole-file forms are held in memory.

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from partita.data.formats.base import (
-    MAX_ROW_BYTES,
     FileFormat,
     SourceRecord,
     bad,
@@ -27,7 +26,7 @@ from partita_schema.dialogues.formats import PARLAI_FIELDS
 LABELS = ("labels", "eval_labels")
 
 
-def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
+def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Yield one row per episode, numbered by its first line; an episode with a malformed line is bad as a whole."""
     episode = ParlaiEpisode(max_row_bytes)
     for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):

@@ -256,7 +256,7 @@ def read_parquet(file_slice: FileSlice, shard: int, start: Position | None) -> I
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
         begin, end = file_slice.start or 0, firsts[-1] if file_slice.end is None else file_slice.end
-        first, passed = group_and_row(start, 0)
+        first, passed = group_and_row(start)
         for group in range(first, len(sizes)):
             group_start, group_end = firsts[group : group + 2]
             if group_start < end and group_end > begin:
@@ -277,7 +277,7 @@ def read_parquet(file_slice: FileSlice, shard: int, start: Position | None) -> I
 def read_arrow(file_slice: FileSlice, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
     """Yield the rows of an Arrow file or stream; a position is the record batch and the number of its rows so far."""
     with opened(file_slice.path, file_slice.label) as stream, readable(file_slice):
-        group, passed = group_and_row(start, 0)
+        group, passed = group_and_row(start)
         first = 0
         for number, batch in enumerate(record_batches(stream, file_slice)):
             if number >= group:
@@ -304,8 +304,8 @@ def record_batches(stream: Any, file_slice: FileSlice) -> Iterator["pyarrow.Reco
         source.close()
 
 
-def group_and_row(start: Position | None, first: int) -> tuple[int, int]:
-    return (start[0], start[1]) if isinstance(start, list) else (first, 0)
+def group_and_row(start: Position | None) -> tuple[int, int]:
+    return (start[0], start[1]) if isinstance(start, list) else (0, 0)
 
 
 def group_rows(

@@ -6,7 +6,6 @@ from typing import BinaryIO
 
 from partita.data.formats.base import (
     MAX_RAW,
-    MAX_ROW_BYTES,
     FileFormat,
     SourceRecord,
     StreamRow,
@@ -19,7 +18,7 @@ from partita.data.formats.lines import numbered_lines, read_line_slice
 from partita.data.formats.text_files import open_text
 
 
-def read_txt(stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[SourceRecord]:
+def read_txt(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Yield one row per line; skip empty lines."""
     for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
         if line is None:

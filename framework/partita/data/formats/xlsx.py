@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from partita.data.formats.base import (
-    MAX_ROW_BYTES,
     FileFormat,
     FileOptions,
     FileSlice,
@@ -31,9 +30,7 @@ from partita_schema.common.text import counted, nearest
 from partita_schema.errors import DataError
 
 
-def read_xlsx(
-    stream: BinaryIO, name: str, max_row_bytes: int = MAX_ROW_BYTES, *, sheet: str | None = None
-) -> Iterator[SourceRecord]:
+def read_xlsx(stream: BinaryIO, name: str, max_row_bytes: int, *, sheet: str | None = None) -> Iterator[SourceRecord]:
     """Yield the rows of a sheet under its header; empty rows are skipped. The number of a row is that in the sheet.
 
     Args:

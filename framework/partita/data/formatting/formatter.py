@@ -83,13 +83,13 @@ class Formatter:
             return None
         return build_expander(self.config, mode=self._dialogues.mode)
 
-    def format(self, row: Row, *, key: str = "") -> FormattedText:
+    def format(self, row: Row) -> FormattedText:
         """Return prompt and answer of a row. Raise RowError if it is invalid."""
-        return self.format_all([row], [key])[0]
+        return self.format_all([row], [""])[0]
 
-    def format_prompt(self, row: Row, *, key: str = "") -> FormattedText:
+    def format_prompt(self, row: Row) -> FormattedText:
         """Return the prompt of a row. Raise RowError if it is invalid."""
-        return self.format_all([row], [key], supervised=False)[0]
+        return self.format_all([row], [""], supervised=False)[0]
 
     def format_all(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool = True) -> list[FormattedText]:
         """Return rows as text, with one retrieval for all of them."""

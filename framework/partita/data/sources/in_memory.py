@@ -93,9 +93,9 @@ def open_custom(source: CustomSource, *, folder: Path, name: str) -> Rows:
     return open_in_memory(list(rows) if once else rows, name=name)
 
 
-def make_source(source: CustomSource, *, folder: Path, key: str = "data.source.target") -> Any:
+def make_source(source: CustomSource, *, folder: Path) -> Any:
     """Return an instance of a source's class. Raise ConfigError or DataError if it cannot be created."""
-    source_class = load_part(source.target, key=key, folder=folder)
+    source_class = load_part(source.target, key="data.source.target", folder=folder)
     try:
         return source_class(**source.options)
     except TypeError as error:

@@ -63,20 +63,19 @@ class ThinCurve:
     """Highest value of each mean."""
 
 
-def thin(curve: Curve, *, positive: bool, sections: int = SECTIONS) -> ThinCurve:
+def thin(curve: Curve, *, positive: bool) -> ThinCurve:
     """Return the finite values of a curve; of many, the mean and the range in each section of the horizontal axis.
 
     Args:
         curve: The curve.
         positive: Whether to leave out values that are not above 0.
-        sections: Number of sections.
     """
     xs_N, ys_N = np.asarray(curve.xs, dtype=np.float64), np.asarray(curve.ys, dtype=np.float64)
     shown_N = np.isfinite(ys_N) & ((ys_N > 0) if positive else True)
     xs_N, ys_N = xs_N[shown_N], ys_N[shown_N]
-    if len(xs_N) <= 2 * sections:
+    if len(xs_N) <= 2 * SECTIONS:
         return ThinCurve(curve, xs_N, ys_N)
-    starts_S = np.linspace(0, len(xs_N), sections, endpoint=False).astype(np.int64)
+    starts_S = np.linspace(0, len(xs_N), SECTIONS, endpoint=False).astype(np.int64)
     counts_S = np.diff([*starts_S, len(xs_N)])
     return ThinCurve(
         curve,

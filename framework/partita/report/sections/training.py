@@ -129,8 +129,8 @@ def events(run: RunRecord) -> list[Mark]:
     """Return what happened during training, by step."""
     manifest = run.manifest
     kinds = [
-        [(number_at(cut, "step"), "Memory ran out at step {:,}") for cut in manifest.get("out_of_memory") or ()],
-        [(number_at(start, "step"), "Resumed after step {:,}") for start in manifest.get("resumed") or ()],
+        [(step_of(cut), "Memory ran out at step {:,}") for cut in manifest.get("out_of_memory") or ()],
+        [(step_of(start), "Resumed after step {:,}") for start in manifest.get("resumed") or ()],
     ]
     marks = [Mark(step, text.format(int(step))) for kind in kinds for step, text in kind[:MAX_MARKS] if step]
     best, last = manifest.get("best_step"), manifest.get("steps") or 0
@@ -139,7 +139,7 @@ def events(run: RunRecord) -> list[Mark]:
     return marks
 
 
-def number_at(record: Any, key: str) -> float | None:
-    """Return a number of a record, or the record itself if it is one."""
-    value = record.get(key) if isinstance(record, Mapping) else record
+def step_of(record: Any) -> float | None:
+    """Return the step of a record, or the record itself if it is a number."""
+    value = record.get("step") if isinstance(record, Mapping) else record
     return float(value) if isinstance(value, int | float) else None
