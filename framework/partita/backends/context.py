@@ -187,7 +187,7 @@ class RunContext:
             raise PartitaError(
                 f"cross-validation trains a model per fold; name the run of one, such as {RUNS / self.name / 'fold-1'}"
             )
-        self.run, apart = find_finished(self.name, config=self.config, base=RUNS)
+        self.run, apart = find_finished(self.name, config=self.config, origin=self.loaded.folder, base=RUNS)
         if self.run is None:
             others = f" (the run in {RUNS / self.name} is of another file: {'; '.join(apart[:5])})" if apart else ""
             raise PartitaError(
@@ -335,14 +335,24 @@ class RunContext:
 
     def choose_run(self, named: Path | None) -> ChosenRun:
         """Return the run directory to use: the one that the caller names, else an unfinished or a new one."""
-        chosen = ChosenRun(named) if named is not None else choose_folder(self.name, config=self.config, base=RUNS)
+        chosen = (
+            ChosenRun(named)
+            if named is not None
+            else choose_folder(self.name, config=self.config, origin=self.loaded.folder, base=RUNS)
+        )
         unfinished = self.unfinished_sibling(chosen.folder, with_changes=named is None)
         return ChosenRun(chosen.folder, unfinished or chosen.not_continued)
 
     def unfinished_sibling(self, used: Path, *, with_changes: bool = False) -> str | None:
         """Return which unfinished run of this file is not used, and the command that continues it."""
         return unfinished_sibling(
-            self.name, config=self.config, base=RUNS, file=self.loaded.file, used=used, with_changes=with_changes
+            self.name,
+            config=self.config,
+            origin=self.loaded.folder,
+            base=RUNS,
+            file=self.loaded.file,
+            used=used,
+            with_changes=with_changes,
         )
 
     def open_run(self, folder: Path, config: Config | None = None) -> AbstractContextManager[RunDirectory]:

@@ -1,7 +1,7 @@
 """Choice of a run directory among NAME, NAME-2, ...: the one to continue, the finished one to use, or a free name."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,17 @@ class ChosenRun:
     """Which other run is not resumed, and how to resume it; None if there is none."""
 
 
-def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
+def choose_folder(name: str, *, config: Config, origin: Path, base: Path) -> ChosenRun:
     """Return the unfinished run under `base/name`, `name-2`, ... that this file may resume, else the first free name.
 
     A run with exactly this configuration is preferred; otherwise the newest one that differs only in keys that may
     change on resume.
+
+    Args:
+        name: Name of the runs.
+        config: The configuration of the file.
+        origin: Folder of the file: relative paths in another folder name other data.
+        base: Parent of the runs.
     """
     settings = config.model_dump(mode="json")
     continuable: Path | None = None
@@ -34,6 +40,8 @@ def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
         if not manifest and not runs_within(folder):
             free = folder
             break
+        if is_of_another_folder(manifest, origin):
+            continue
         recorded = manifest.get("config", {})
         changed = differences(recorded, settings, without=changeable(recorded, settings))
         if manifest.get("status") == "done":
@@ -52,13 +60,21 @@ def choose_folder(name: str, *, config: Config, base: Path) -> ChosenRun:
 
 
 def unfinished_sibling(
-    name: str, *, config: Config, base: Path, file: str | None, used: Path, with_changes: bool = False
+    name: str,
+    *,
+    config: Config,
+    origin: Path,
+    base: Path,
+    file: str | None,
+    used: Path,
+    with_changes: bool = False,
 ) -> str | None:
     """Return which unfinished run among the names of `choose_folder` is not used, and the command that continues it.
 
     Args:
         name: Name of the runs.
         config: The configuration of the file.
+        origin: Folder of the file.
         base: Parent of the runs.
         file: The configuration file, for the command; None if there is none.
         used: The run directory that is used.
@@ -71,7 +87,7 @@ def unfinished_sibling(
             continue
         recorded = manifest.get("config", {})
         changed = differences(recorded, settings, without=changeable(recorded, settings))
-        if changed and not with_changes:
+        if is_of_another_folder(manifest, origin) or (changed and not with_changes):
             continue
         words = ["partita", "train", str(file), "--run", str(folder)]
         command = shlex.join(words) if file is not None else f'train(run="{folder}")'
@@ -85,10 +101,16 @@ def unfinished_sibling(
     return note
 
 
-def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None, list[str]]:
+def find_finished(name: str, *, config: Config, origin: Path, base: Path) -> tuple[Path | None, list[str]]:
     """Return the newest finished run of this file among the names of `choose_folder`.
 
     Without one, also return how the newest finished run of another file differs: `key: there -> here`.
+
+    Args:
+        name: Name of the runs.
+        config: The configuration of the file.
+        origin: Folder of the file.
+        base: Parent of the runs.
     """
     settings = config.model_dump(mode="json")
     newest, apart = None, list[str]()
@@ -96,8 +118,16 @@ def find_finished(name: str, *, config: Config, base: Path) -> tuple[Path | None
         if manifest.get("status") == "done":
             there = manifest.get("config", {})
             apart = differences(there, settings, without=(*USE_KEYS, *result_keys(there, settings)))
+            if is_of_another_folder(manifest, origin):
+                apart.insert(0, f"folder of the file: {manifest['folder']} -> {origin.resolve()}")
             newest = folder if not apart else newest
     return newest, apart
+
+
+def is_of_another_folder(manifest: Mapping[str, Any], origin: Path) -> bool:
+    """Return whether a run is of a file in another folder. False if that folder is gone, as after a move."""
+    recorded = Path(manifest.get("folder") or origin)
+    return recorded.is_dir() and recorded.resolve() != origin.resolve()
 
 
 def numbered_folders(name: str, *, base: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

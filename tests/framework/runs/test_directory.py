@@ -37,7 +37,7 @@ def config_of(**changes: Any) -> Config:
 @contextmanager
 def opened(folder: Path, **changes: Any) -> Iterator[RunDirectory]:
     """Open a run with a small configuration."""
-    with open_run(folder, config=config_of(**changes), text="a: 1\n", resolved="r: 1\n", origin=folder) as run:
+    with open_run(folder, config=config_of(**changes), text="a: 1\n", resolved="r: 1\n", origin=folder.parent) as run:
         yield run
 
 
@@ -191,23 +191,30 @@ def test_added_and_removed_values_are_differences(tmp_path: Path) -> None:
 
 def test_a_run_without_a_name_resumes_only_runs_of_the_same_configuration(tmp_path: Path) -> None:
     config = config_of(epochs=3)
-    assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(tmp_path / "run")
+    assert choose_folder("run", config=config, origin=tmp_path, base=tmp_path) == ChosenRun(tmp_path / "run")
     with opened(tmp_path / "run", epochs=3):
         pass
-    assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(tmp_path / "run"), "started, not done"
+    assert choose_folder("run", config=config, origin=tmp_path, base=tmp_path) == ChosenRun(tmp_path / "run"), (
+        "started, not done"
+    )
     several = config.model_copy(update={"backend": TorchrunBackendConfig(type="torchrun", processes=2)})
-    assert choose_folder("run", config=several, base=tmp_path).folder == tmp_path / "run", "other processes"
-    assert choose_folder("run", config=config_of(batch_size=4, epochs=3), base=tmp_path).folder == tmp_path / "run-2"
-    assert find_finished("run", config=config, base=tmp_path) == (None, [])
+    assert choose_folder("run", config=several, origin=tmp_path, base=tmp_path).folder == tmp_path / "run", (
+        "other processes"
+    )
+    assert (
+        choose_folder("run", config=config_of(batch_size=4, epochs=3), origin=tmp_path, base=tmp_path).folder
+        == tmp_path / "run-2"
+    )
+    assert find_finished("run", config=config, origin=tmp_path, base=tmp_path) == (None, [])
     for name in ("run", "run-2", "run-3"):
         with opened(tmp_path / name, epochs=9 if name == "run-3" else 3) as run:
             run.note(status="done")
-    assert choose_folder("run", config=config, base=tmp_path) == ChosenRun(
+    assert choose_folder("run", config=config, origin=tmp_path, base=tmp_path) == ChosenRun(
         tmp_path / "run-4",
         f"the run in {tmp_path / 'run-3'} is finished; to train it longer, raise trainer.epochs and add "
         f"--run {tmp_path / 'run-3'}",
     )
-    assert find_finished("run", config=config, base=tmp_path)[0] == tmp_path / "run-2", (
+    assert find_finished("run", config=config, origin=tmp_path, base=tmp_path)[0] == tmp_path / "run-2", (
         "the newest run of this configuration"
     )
 
@@ -217,11 +224,33 @@ def test_an_unfinished_run_is_resumed_if_only_changeable_keys_differ(tmp_path: P
         with opened(tmp_path / name, epochs=epochs):
             pass
     longer = config_of(epochs=100, keep_checkpoints=5)
-    assert choose_folder("run", config=longer, base=tmp_path) == ChosenRun(tmp_path / "run-2"), "the newest"
+    assert choose_folder("run", config=longer, origin=tmp_path, base=tmp_path) == ChosenRun(tmp_path / "run-2"), (
+        "the newest"
+    )
     same = config_of(epochs=3)
-    assert choose_folder("run", config=same, base=tmp_path) == ChosenRun(tmp_path / "run"), (
+    assert choose_folder("run", config=same, origin=tmp_path, base=tmp_path) == ChosenRun(tmp_path / "run"), (
         "a run with the same configuration first"
     )
+
+
+def test_runs_of_the_same_file_in_another_folder_are_not_used_unless_that_folder_is_gone(tmp_path: Path) -> None:
+    config, here, there = config_of(), tmp_path / "here", tmp_path / "there"
+    place: dict[str, Any] = {"config": config, "origin": here, "base": tmp_path / "runs"}
+    here.mkdir()
+    there.mkdir()
+
+    def run_of_the_other_folder(status: str) -> None:
+        with open_run(tmp_path / "runs" / "run", config=config, text="a: 1\n", resolved="r: 1\n", origin=there) as run:
+            run.note(status=status)
+
+    run_of_the_other_folder("running")
+    assert choose_folder("run", **place) == ChosenRun(tmp_path / "runs" / "run-2")
+    assert unfinished_sibling("run", **place, file="run.yaml", used=tmp_path, with_changes=True) is None
+    run_of_the_other_folder("done")
+    assert choose_folder("run", **place) == ChosenRun(tmp_path / "runs" / "run-2")
+    assert find_finished("run", **place) == (None, [f"folder of the file: {there} -> {here}"])
+    there.rename(tmp_path / "moved")
+    assert find_finished("run", **place)[0] == tmp_path / "runs" / "run"
 
 
 def test_an_unfinished_run_that_is_not_used_is_named_with_the_command_that_continues_it(tmp_path: Path) -> None:
@@ -229,7 +258,13 @@ def test_an_unfinished_run_that_is_not_used_is_named_with_the_command_that_conti
 
     def note(config: Config, *, used: str, file: str | None = "my.yaml", with_changes: bool = False) -> str | None:
         return unfinished_sibling(
-            "run", config=config, base=tmp_path, file=file, used=tmp_path / used, with_changes=with_changes
+            "run",
+            config=config,
+            origin=tmp_path,
+            base=tmp_path,
+            file=file,
+            used=tmp_path / used,
+            with_changes=with_changes,
         )
 
     assert note(config, used="run") is None
@@ -252,7 +287,7 @@ def test_an_unfinished_run_that_is_not_used_is_named_with_the_command_that_conti
 def test_a_folder_with_runs_in_it_is_not_used_for_another_run(tmp_path: Path) -> None:
     with opened(tmp_path / "run" / "fold-1"):
         pass
-    assert choose_folder("run", config=config_of(), base=tmp_path) == ChosenRun(tmp_path / "run-2")
+    assert choose_folder("run", config=config_of(), origin=tmp_path, base=tmp_path) == ChosenRun(tmp_path / "run-2")
     message = f"run holds runs, such as {tmp_path}/run/fold-1; name another folder, such as --run {tmp_path}/run/NAME"
     with pytest.raises(ResumeError) as refused, opened(tmp_path / "run"):
         pass
@@ -263,7 +298,9 @@ def test_a_folder_with_runs_in_it_is_not_used_for_another_run(tmp_path: Path) ->
 def test_commands_that_continue_a_run_are_quoted_for_a_shell(tmp_path: Path) -> None:
     with opened(tmp_path / "my run"):
         pass
-    note = unfinished_sibling("my run", config=config_of(), base=tmp_path, file="my.yaml", used=tmp_path / "b")
+    note = unfinished_sibling(
+        "my run", config=config_of(), origin=tmp_path, base=tmp_path, file="my.yaml", used=tmp_path / "b"
+    )
     assert str(note).endswith(f"to continue it: partita train my.yaml --run '{tmp_path}/my run'")
 
 
@@ -293,10 +330,10 @@ def test_keys_that_do_not_affect_training_do_not_change_the_run(tmp_path: Path) 
         pass
     world = EnvironmentWorldConfig(type="environment", environment="guest:Guest")
     asking = config_of().model_copy(update={"simulation": Simulation(world=world, tasks=Tasks(count=3))})
-    assert choose_folder("run", config=asking, base=tmp_path).folder == tmp_path / "run"
+    assert choose_folder("run", config=asking, origin=tmp_path, base=tmp_path).folder == tmp_path / "run"
     check_same(run.manifest["config"], asking.model_dump(mode="json"), folder=tmp_path)
     run.note(status="done")
-    assert find_finished("run", config=asking, base=tmp_path)[0] == tmp_path / "run"
+    assert find_finished("run", config=asking, origin=tmp_path, base=tmp_path)[0] == tmp_path / "run"
 
 
 @pytest.mark.parametrize(
