@@ -208,7 +208,7 @@ class DataLoader:
                 self._epoch = self._position["epoch"]
                 (batch,) = step.micro_batches
                 yield batch
-            if not isinstance(self._loader, Loader) and self._epoch == 0:
+            if not isinstance(self._loader, Loader) and self._epoch == self._loader.counted_epoch:
                 self._log_left_out()
             self._epoch = self._next_epoch
         finally:

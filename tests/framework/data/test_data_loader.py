@@ -404,6 +404,29 @@ def test_changed_data_restarts_as_data_resume_says(resume: str, epoch: int) -> N
     assert sum(keys_of(epoch_of(changed)).values()) == 20
 
 
+def test_a_stream_that_changed_after_an_epoch_is_counted_and_checked_in_the_next_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = KINDS["streamed fixed"](tmp_path)
+    loader = DataLoader(config)
+    epoch_of(loader)
+    with (tmp_path / "part-1.jsonl").open("a", encoding="utf8") as file:
+        file.write('{"question": "no answer"}\n')
+    config["data"]["resume"] = "restart_epoch"
+    strict = DataLoader(config)
+    strict.load_state_dict(loader.state_dict())
+    with pytest.raises(DataError, match="1 of 24 rows cannot be used"):
+        epoch_of(strict)
+
+    config["data"]["max_bad_rows"] = 1
+    lenient = DataLoader(config)
+    lenient.load_state_dict(loader.state_dict())
+    with caplog.at_level(logging.WARNING, logger="partita.data.data_loader"):
+        assert sum(keys_of(epoch_of(lenient)).values()) == len(ROWS)
+    assert (lenient.row_counts.rows, lenient.row_counts.left_out) == (24, 1)
+    assert "1 of 24 training rows left out" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["fixed", "streamed fixed"])
 def test_bad_rows_are_counted_logged_and_limited(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     config = KINDS[kind](tmp_path)

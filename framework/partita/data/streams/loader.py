@@ -121,9 +121,9 @@ class StreamLoader:
         self._num_unreadable = 0
         self._statistics = Statistics()
         self._counted: Mapping[str, int] = NOTHING_COUNTED
-        self._counted_epoch = 0
-        """The epoch whose rows are counted and checked: the first, or after a change of the data the one that began
-        again."""
+        self.counted_epoch: int | None = 0
+        """The epoch whose rows are counted and checked: the first, or the first after a change of the data, which is
+        None until a step is requested."""
         self._started = False
 
     @property
@@ -152,9 +152,9 @@ class StreamLoader:
         self._cursor = loaded
         before = cursor.get("position")
         if isinstance(before, dict) and position is None:
-            self._counted_epoch = loaded.epoch
+            self.counted_epoch = None
         elif isinstance(before, dict):
-            self._counted, self._counted_epoch = before["ledger"], before.get("counted_epoch", 0)
+            self._counted, self.counted_epoch = before["ledger"], before.get("counted_epoch", 0)
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the position before the first step."""
@@ -162,22 +162,24 @@ class StreamLoader:
 
     def steps(self) -> Iterator[GlobalBatch]:
         """Yield steps from the current position, without end. Raise DataError if an epoch has no usable row."""
-        return self._start(itertools.count(self._cursor.epoch))
+        return self._start(self._cursor.epoch, itertools.count(self._cursor.epoch))
 
     def epoch_steps(self, epoch: int) -> Generator[GlobalBatch]:
         """Yield the steps of an epoch; if the loaded position lies in it, those after the position.
 
         Worker processes end with the epoch. Raise DataError if it has no usable row.
         """
-        return self._start([epoch])
+        return self._start(epoch, [epoch])
 
     def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Merge the positions of the ranks, each of which knows its own shard groups."""
         return merged(cursors)
 
-    def _start(self, epochs: Iterable[int]) -> Generator[GlobalBatch]:
+    def _start(self, first: int, epochs: Iterable[int]) -> Generator[GlobalBatch]:
         if not self._started:
             self._ledger.load(self._counted, split=TRAINING)
+        if self.counted_epoch is None:
+            self.counted_epoch = first
         self._started = True
         return self._closing_steps(epochs)
 
@@ -225,7 +227,7 @@ class StreamLoader:
                 after = {
                     "groups": positions,
                     "ledger": self._ledger.state(split=TRAINING),
-                    "counted_epoch": self._counted_epoch,
+                    "counted_epoch": self.counted_epoch,
                 }
                 yield GlobalBatch(
                     tuple(self._batch(batches[slot]) for slot in self._slots),
@@ -243,7 +245,7 @@ class StreamLoader:
             epoch=epoch,
             workers=workers,
             # If several ranks read a group, the rank of its first slot counts the rows.
-            seen=self._seen if epoch == self._counted_epoch and number in self._slots else ignore,
+            seen=self._seen if epoch == self.counted_epoch and number in self._slots else ignore,
             numbered=expander is not None and expander.numbered,
             position=position["groups"][number] if position is not None else None,
         )
