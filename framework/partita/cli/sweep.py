@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from partita.cli.options import LIBRARIES, AsJson, Files, LogJson, Overrides, Quiet, print_wrapped
+from partita.cli.standard_streams import STREAM
 from partita_schema.common.text import counted
+from partita_schema.errors import DataError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,6 +44,8 @@ def sweep(
     from partita.runs.waiting import waiting
 
     show_log(quiet=quiet, rank=0)
+    if dataset == STREAM:
+        raise DataError("--dataset: trials in other processes cannot read standard input; write the rows to a file")
     for path in files:
         check_there(path)
     with waiting(LIBRARIES):
@@ -66,7 +70,7 @@ def print_result(result: "SweepResult") -> None:
     assert best is not None
     values = ", ".join(f"{key}: {parameter_text(value)}" for key, value in best.values.items())
     print_wrapped(f"best: trial {best.number}, {result.metric} {result.value_of(best):.4g} ({values})")
-    print_wrapped(f"use it: partita predict {shlex.quote(str(result.model_of(best)))} --dataset ROWS")
+    print_wrapped(f"use it: partita predict {shlex.quote(str(result.model_of(best)))} --dataset ROWS --output FILE")
 
 
 def table_of(result: "SweepResult") -> "Table":

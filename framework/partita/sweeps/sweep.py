@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.backends.arguments import count_of, path_of
+from partita.data.run_data import open_run_data
 from partita.report.sweep_page import write_sweep_page
 from partita.runs.files import writing
 from partita.runs.sweep_record import TRIALS
@@ -87,6 +88,8 @@ class Sweep:
             progress.take_ended()
             with waiting("reading the rows", line=False):
                 check_same_rows(place, origin=self.plan.loaded.folder, dataset=dataset, finished=progress.finished)
+                if not progress.begun:
+                    open_rows(self.plan, dataset)
             progress.log_start()
             if not progress.finished:
                 progress.save()
@@ -102,6 +105,21 @@ class Sweep:
         if not self.quiet:
             logger.info("report: %s", page)
         return result
+
+
+def open_rows(plan: SweepPlan, dataset: Any) -> None:
+    """Open the rows of a new sweep, so that rows that cannot be read are an error before any trial fails of it.
+
+    Rows that differ between trials, or do not exist yet, are left to the trials.
+
+    Raises:
+        DataError: They cannot be read.
+    """
+    data = plan.config.data
+    given = dataset is not None or data.source is not None or data.mix is not None
+    vary = any(key.partition(".")[0] == "data" for key in plan.section.parameters)
+    if given and not vary and not plan.config.cross_validates:
+        open_run_data(plan.config, folder=plan.loaded.folder, dataset=dataset)
 
 
 def open_workers(plan: SweepPlan, *, count: int | None, lock: FolderLock) -> Workers:

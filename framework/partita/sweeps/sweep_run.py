@@ -108,6 +108,11 @@ class SweepRun:
         return len(self.trials) == self.plan.total and all(trial.result is not None for trial in self.trials)
 
     @property
+    def begun(self) -> bool:
+        """Whether a trial has been started, in this or an earlier command."""
+        return (self.folder / TRIALS).is_dir()
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What must be the same when a sweep continues, as JSON."""
         folder = str(self.plan.loaded.folder.resolve())
@@ -144,7 +149,7 @@ class SweepRun:
         """Log the folder, and whether the sweep is new, continued or finished: the first line of its log."""
         if self.quiet:
             return
-        start = "finished" if self.finished else "continued" if self.ended else "new"
+        start = "finished" if self.finished else "continued" if self.begun else "new"
         counts = f", {self.ended} already ended" if start == "continued" else ""
         fields = {
             "event": "sweep",

@@ -335,6 +335,29 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], expected: str) -
     assert str(caught.value) == expected
 
 
+def test_rows_that_cannot_be_read_are_an_error_before_any_trial_starts(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.source: rows\.jsonl does not exist in"):
+        Sweep(settings()).run(folder=tmp_path / "sweep")
+    with pytest.raises(DataError, match=r"missing\.jsonl does not exist in"):
+        Sweep(settings()).run("missing.jsonl", folder=tmp_path / "sweep")
+    assert not (tmp_path / "sweep" / "trials").exists()
+
+
+def test_the_first_line_of_a_sweep_says_whether_trials_have_begun(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    progress = SweepRun(SweepPlan.of(load_config(settings(trials=2))), tmp_path)
+    progress.log_start()
+    (tmp_path / "trials" / "000-a").mkdir(parents=True)  # it was killed in its first trial
+    progress.log_start()
+
+    assert caplog.messages == [
+        f"sweep folder: {tmp_path} (2 trials, new)",
+        f"sweep folder: {tmp_path} (2 trials, continued, 0 already ended)",
+    ]
+
+
 def test_the_model_of_a_trial_with_folds_is_that_of_its_first_fold(tmp_path: Path) -> None:
     result = run(tmp_path, Formula(good), trials=2)
     first, second = result.trials

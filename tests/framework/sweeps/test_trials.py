@@ -111,10 +111,10 @@ def works_in(pid: str, folder: Path) -> bool:
 
 def test_a_sweep_whose_trials_all_fail_ends_with_1_and_the_reason(colours: Any, tmp_path: Path) -> None:
     file = write_file(colours, tmp_path, trials=2)
-    done = sweep(file, "--dataset", "missing.jsonl", folder=tmp_path)
+    done = sweep(file, "--set", "base_model=missing", folder=tmp_path)
     assert done.returncode == 1
     assert "error: none of 2 trials has a result; trial 0: " in done.stderr
-    assert "missing.jsonl" in done.stderr
+    assert "missing" in done.stderr
     assert "Traceback" not in done.stderr
 
 
