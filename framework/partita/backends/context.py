@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shlex
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -87,8 +88,8 @@ class RunContext:
             )
         if manifest.get("status") != "done":
             raise PartitaError(
-                f"the run in {folder} is not finished ({read_status(folder)}); partita runs show {folder} prints the "
-                "command that continues it"
+                f"the run in {folder} is not finished ({read_status(folder)}); partita runs show "
+                f"{shlex.quote(str(folder))} prints the command that continues it"
             )
         path = manifest_path(folder)
         if "config" not in manifest:
@@ -181,7 +182,7 @@ class RunContext:
         if self.run is not None:
             raise PartitaError(
                 f"{self.run} has no model/ with the trained weights; restore it from a copy, or write it again from "
-                f"the newest checkpoint with partita train FILE --run {self.run}"
+                f"the newest checkpoint with partita train FILE --run {shlex.quote(str(self.run))}"
             )
         if self.config.cross_validates:
             raise PartitaError(

@@ -1,6 +1,7 @@
 """`partita explain`: every value of a configuration with its origin, and the data plan."""
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -133,7 +134,8 @@ def print_yaml(loaded: "LoadedConfig", *, files: Sequence[Path], everything: boo
         print(resolved_yaml(loaded), end="")
         return
     text, left_out = chosen_yaml(loaded)
-    print(f"{text}# {left_out:,} more values are defaults: partita explain {' '.join(map(str, files))} --all")
+    command = shlex.join(["partita", "explain", *map(str, files)])
+    print(f"{text}# {left_out:,} more values are defaults: {command} --all")
 
 
 def print_comments(plans: Plans, planned: "FilePlan | None", *, chosen: Mapping[str, str]) -> None:

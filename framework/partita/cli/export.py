@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from partita.cli.options import AnswerOverrides, AsJson, FilesOrRun, LogJson, Quiet, TrustRemoteCode, open_model
+from partita.cli.standard_streams import StdinFormat, dataset_path
 from partita.export.options import MIN_AGREEMENT, Dtype, ExportFormat, GgufType
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def export(
         ),
     ] = None,
     dataset: Dataset = None,
+    stdin_format: StdinFormat = "jsonl",
     min_agreement: MinAgreement = MIN_AGREEMENT,
     trust_remote_code: TrustRemoteCode = False,
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
@@ -61,13 +63,14 @@ def export(
     log_json: LogJson = False,
 ) -> None:
     """Write a model for other programs, and compare the answers of both."""
+    rows = dataset_path(dataset, stdin_format)
     model = open_model(sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
     report = model.export(
         to,
         output,
         dtype=dtype,
         gguf_type=quantize,
-        dataset=dataset,
+        dataset=rows,
         min_agreement=min_agreement,
         llama_cpp=llama_cpp,
     )
@@ -79,6 +82,7 @@ def merge(
     output: Output,
     dtype: DtypeOption = "auto",
     dataset: Dataset = None,
+    stdin_format: StdinFormat = "jsonl",
     min_agreement: MinAgreement = MIN_AGREEMENT,
     trust_remote_code: TrustRemoteCode = False,
     overrides: AnswerOverrides = [],  # noqa: B006 -- typer reads the default and never changes it
@@ -93,6 +97,7 @@ def merge(
         output,
         dtype=dtype,
         dataset=dataset,
+        stdin_format=stdin_format,
         min_agreement=min_agreement,
         trust_remote_code=trust_remote_code,
         overrides=overrides,

@@ -1,6 +1,8 @@
 """`partita init`: write a commented configuration for a task, from flags or prompts."""
 
+import glob
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,10 +54,13 @@ def init(
         raise ConfigError([Problem("--zero-shot", message)])
     if train is None and chosen_task not in LEARNED:
         train = model == "scratch" or ask(None, "Train it", default="yes", choices=("yes", "no")) == "yes"
-    folder.mkdir(parents=True, exist_ok=True)
+    from partita.runs.files import writing
+
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     # Relative paths are resolved against the file's folder.
     known = Path(data).exists()
-    source = os.path.relpath(data, folder) if known else data
+    source = os.path.relpath(data, folder) if known or matches_files(data) else data
     features = proposal.features if proposal else None
     ignore_keys = proposal.ignore_keys if proposal else ()
     text = template(
@@ -76,7 +81,14 @@ def init(
     elif named:
         what = "a folder" if known else "no file on this machine"
         print(f"{data} is {what}, so its columns are not known; replace the example features in {file}")
-    print(f"wrote {file}; next: partita validate {file}")
+    print(f"wrote {file}; next: partita validate {shlex.quote(str(file))}")
+
+
+def matches_files(data: str) -> bool:
+    """Return whether the data is a glob that matches files of this machine."""
+    if "://" in data or not glob.has_magic(data):
+        return False
+    return bool(glob.glob(data, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
 def read_first_rows(data: str) -> "FirstRows | None":

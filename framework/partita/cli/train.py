@@ -1,5 +1,6 @@
 """`partita train`: train, or with `trainer: {type: none}` evaluate, in a run directory."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +39,8 @@ def train(
     """Train as configured in the file and evaluate the result. Rerun with the same --run to resume."""
     for file in files:
         if file.is_dir():
-            message = f"is a folder; write the YAML file, and --run {file} after it to continue a run that lies there"
+            run_flag = f"--run {shlex.quote(str(file))}"
+            message = f"is a folder; write the YAML file, and {run_flag} after it to continue a run that lies there"
             raise ConfigError([Problem("", message, file=str(file))])
     model = start_model(files, overrides=overrides, quiet=quiet, one_process=dataset == STREAM)
     result = model.train(dataset_path(dataset, stdin_format), run=run)

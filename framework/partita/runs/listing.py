@@ -1,6 +1,7 @@
 """The runs in a folder: what each one is, how it ended, and how good it is."""
 
 import os
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -173,7 +174,9 @@ def read_runs(folder: Path) -> list[RunSummary]:
         DataError: There is no such folder, or it is a run itself.
     """
     if is_run(folder):
-        raise DataError(f"{folder} is a run itself; write partita runs show {folder}, or the folder above")
+        raise DataError(
+            f"{folder} is a run itself; write partita runs show {shlex.quote(str(folder))}, or the folder above"
+        )
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; name the folder that holds the runs, such as runs")
     return [read_summary(path, name=path.relative_to(folder).as_posix()) for path in find_runs(folder)]

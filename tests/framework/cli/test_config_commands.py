@@ -322,13 +322,20 @@ def test_init_writes_no_zero_shot_file_for_tasks_of_training(
 
 
 def test_init_writes_a_path_relative_to_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.csv").write_text("text,label\na,b\n")
     words = ("init", "sub", "--task", "classify", "--model", "scratch", "--data", "rows.csv")
     assert command(*words) == 0
     assert load_config(Path("sub/run.yaml")).config.data.source == "../rows.csv"
+    words = ("init", "my sub", "--task", "classify", "--model", "scratch", "--data", "*.csv")
+    capsys.readouterr()
+    assert command(*words) == 0
+    assert load_config(Path("my sub/run.yaml")).config.data.source == "../*.csv"
+    assert capsys.readouterr().out.endswith("next: partita validate 'my sub/run.yaml'\n")
+    assert command("init", "rows.csv", "--model", "scratch") == 1
+    assert capsys.readouterr().err == "error: the folder rows.csv cannot be created: File exists; name another one\n"
 
 
 def test_init_proposes_the_columns_of_the_data(

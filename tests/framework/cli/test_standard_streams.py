@@ -157,6 +157,24 @@ def test_options_that_conflict_with_standard_streams_are_refused(words: str, mes
     assert expected in " ".join(err.replace("│", " ").split())
 
 
+def test_rows_for_a_sweep_cannot_be_piped(piped: Piped) -> None:
+    Path("run.yaml").write_text("unused")
+    assert piped("sweep run.yaml --dataset -", "{}") == (
+        2,
+        "",
+        "error: --dataset: trials in other processes cannot read standard input; write the rows to a file\n",
+    )
+
+
+def test_rows_for_an_export_are_read_from_standard_input(colours: Any, piped: Piped) -> None:
+    Path("zero.yaml").write_text(yaml.safe_dump(colours.config(trainer={"type": "none"})))
+    status, _, said = piped("export zero.yaml --to merged --output merged --dataset -", "")
+    assert (status, said) == (
+        2,
+        "error: standard input is empty; pipe the rows into the command, or name a file after --dataset\n",
+    )
+
+
 def test_convert_reads_standard_input(piped: Piped) -> None:
     text = "base_model: m\nmodel_type: llm\ninput_features: [{name: a, type: text}]\n"
     text += "output_features: [{name: b, type: text}]\n"
