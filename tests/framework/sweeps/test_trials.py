@@ -1,11 +1,9 @@
 """Tests of sweeps with real processes: kills, workers, interruptions, failures, and the command line."""
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,37 @@ import yaml
 from partita import Model
 from partita.runs.sweep_record import read_result
 
-from ...forks import ENVIRONMENT
+from ...forks import COMMAND, Fork, Forks
 from ...json_lines import log_of
 from ...seeds import session_seed
-from .small_sweeps import COMMAND, steps_of, sweep, trials_of, write_file
+from .small_sweeps import steps_of, trials_of, write_file
 
 pytestmark = pytest.mark.long
 
 
-def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(colours: Any, tmp_path: Path) -> None:
+class Sweeps:
+    """Starts `partita sweep` in a folder, as forks of a process that has imported the libraries."""
+
+    def __init__(self, forks: Forks, folder: Path) -> None:
+        self.forks, self.folder = forks, folder
+
+    def start(self, *words: object) -> Fork:
+        return self.forks.start(COMMAND, "partita", "sweep", *words, folder=self.folder)
+
+    def run(self, *words: object) -> "subprocess.CompletedProcess[str]":
+        return self.forks.run(COMMAND, "partita", "sweep", *words, folder=self.folder, timeout=280)
+
+
+@pytest.fixture
+def sweeps(forks: Forks, tmp_path: Path) -> Sweeps:
+    return Sweeps(forks, tmp_path)
+
+
+def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(
+    colours: Any, sweeps: Sweeps, tmp_path: Path
+) -> None:
     file = write_file(colours, tmp_path, pruner={"type": "median", "startup_trials": 2})
-    done = sweep(file, folder=tmp_path)
+    done = sweeps.run(file)
     assert done.returncode == 0, done.stderr
     assert "best: trial " in done.stdout
     whole = trials_of(tmp_path / "sweeps" / "colours")
@@ -34,18 +52,14 @@ def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(colours: 
     chance = random.Random(session_seed())
     killed = tmp_path / "killed"
     for attempt in range(3):
-        program = subprocess.Popen(
-            [*COMMAND, str(file), "--folder", str(killed), "--workers", str(1 + attempt % 2), "--quiet"],
-            cwd=tmp_path,
-            env=os.environ | ENVIRONMENT,
-        )
+        program = sweeps.start(file, "--folder", killed, "--workers", 1 + attempt % 2, "--quiet")
         ended, logged = len(list(killed.glob("trials/*/trial.json"))), chance.randrange(8)
         while len(list(killed.glob("trials/*/trial.json"))) <= ended and not steps_of(killed, logged):
             assert program.poll() is None
             time.sleep(0.01)
         program.send_signal(signal.SIGKILL)
         program.wait()
-    done = sweep(file, "--folder", killed, "--workers", 2, folder=tmp_path)
+    done = sweeps.run(file, "--folder", killed, "--workers", 2)
     assert done.returncode == 0, done.stderr
     assert trials_of(killed) == whole
     for one in whole:
@@ -53,9 +67,9 @@ def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(colours: 
         assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]
 
 
-def test_a_trial_is_the_run_that_train_makes_with_its_values(colours: Any, tmp_path: Path) -> None:
+def test_a_trial_is_the_run_that_train_makes_with_its_values(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:
     file = write_file(colours, tmp_path, trials=2)
-    done = sweep(file, "--json", folder=tmp_path)
+    done = sweeps.run(file, "--json")
     assert done.returncode == 0, done.stderr
     best = json.loads(done.stdout)["best"]
     run = tmp_path / "sweeps" / "colours" / best["run"]
@@ -68,15 +82,9 @@ def test_a_trial_is_the_run_that_train_makes_with_its_values(colours: Any, tmp_p
     assert result.curve[-1].share == 1
 
 
-def test_an_interrupted_sweep_ends_with_130_and_leaves_no_process(colours: Any, tmp_path: Path) -> None:
+def test_an_interrupted_sweep_ends_with_130_and_leaves_no_process(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:
     file = write_file(colours, tmp_path)
-    program = subprocess.Popen(
-        [*COMMAND, str(file), "--workers", "2"],
-        cwd=tmp_path,
-        env=os.environ | ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    program = sweeps.start(file, "--workers", "2")
     while not steps_of(tmp_path / "sweeps" / "colours", 2):
         assert program.poll() is None
         time.sleep(0.01)
@@ -90,9 +98,9 @@ def test_an_interrupted_sweep_ends_with_130_and_leaves_no_process(colours: Any, 
     assert "interrupted" in {json.loads(path.read_text())["status"] for path in running}
 
 
-def test_trials_that_have_just_been_started_are_interrupted(colours: Any, tmp_path: Path) -> None:
+def test_trials_that_have_just_been_started_are_interrupted(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:
     file = write_file(colours, tmp_path)
-    program = subprocess.Popen([*COMMAND, str(file), "--workers", "2"], cwd=tmp_path, env=os.environ | ENVIRONMENT)
+    program = sweeps.start(file, "--workers", "2")
     while not (tmp_path / "sweeps" / "colours" / "sweep.json").exists():
         assert program.poll() is None
         time.sleep(0.01)
@@ -109,9 +117,9 @@ def works_in(pid: str, folder: Path) -> bool:
         return False
 
 
-def test_a_sweep_whose_trials_all_fail_ends_with_1_and_the_reason(colours: Any, tmp_path: Path) -> None:
+def test_a_sweep_whose_trials_all_fail_ends_with_1_and_the_reason(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:
     file = write_file(colours, tmp_path, trials=2)
-    done = sweep(file, "--set", "base_model=missing", folder=tmp_path)
+    done = sweeps.run(file, "--set", "base_model=missing")
     assert done.returncode == 1
     assert "error: none of 2 trials has a result; trial 0: " in done.stderr
     assert "missing" in done.stderr
@@ -119,7 +127,7 @@ def test_a_sweep_whose_trials_all_fail_ends_with_1_and_the_reason(colours: Any, 
 
 
 def test_a_sweep_whose_rows_have_changed_is_refused_and_continues_with_the_old_rows(
-    colours: Any, tmp_path: Path
+    colours: Any, sweeps: Sweeps, tmp_path: Path
 ) -> None:
     file = write_file(colours, tmp_path, trials=1)
     config, rows = yaml.safe_load(file.read_text()), tmp_path / "rows.jsonl"
@@ -127,7 +135,7 @@ def test_a_sweep_whose_rows_have_changed_is_refused_and_continues_with_the_old_r
     file.write_text(yaml.safe_dump(config))
     written = "".join(f"{json.dumps(row)}\n" for row in colours.rows(160))
     rows.write_text(written)
-    program = subprocess.Popen([*COMMAND, str(file), "--quiet"], cwd=tmp_path, env=os.environ | ENVIRONMENT)
+    program = sweeps.start(file, "--quiet")
     folder = tmp_path / "sweeps" / "colours"
     while not list(folder.glob("trials/*/checkpoints/step-*/*")):
         assert program.poll() is None
@@ -136,27 +144,19 @@ def test_a_sweep_whose_rows_have_changed_is_refused_and_continues_with_the_old_r
     program.wait()
 
     rows.write_text(written.replace("red", "rot"))
-    refused = sweep(file, folder=tmp_path)
+    refused = sweeps.run(file)
     assert refused.returncode == 2
     assert "error: the training rows have changed since sweeps/colours/trials/000-" in refused.stderr
     assert " was trained: 128 rows then, 128 rows now with other content; restore them, or " in refused.stderr
     assert not list(folder.glob("trials/*/trial.json"))
 
     rows.write_text(written)
-    assert sweep(file, folder=tmp_path).returncode == 0
+    assert sweeps.run(file).returncode == 0
 
 
-def test_train_refuses_a_file_with_a_sweep(colours: Any, tmp_path: Path) -> None:
+def test_train_refuses_a_file_with_a_sweep(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:
     file = write_file(colours, tmp_path)
-    environment = os.environ | ENVIRONMENT
-    done = subprocess.run(
-        [sys.executable, "-m", "partita", "train", str(file)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = sweeps.forks.run(COMMAND, "partita", "train", file, folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.endswith(
         f"{file}: sweep: describes several runs, and this is a verb for one; run partita sweep FILE, name the run "
