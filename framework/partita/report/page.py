@@ -1,8 +1,9 @@
 """The HTML of reports: one file that needs neither a network nor scripts, for light and dark mode."""
 
 from collections.abc import Sequence
+from functools import cache
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from partita.report.charts import CHART_STYLE
 from partita.report.page_head import HEAD
@@ -166,6 +167,12 @@ def render_page(title: str, *, lead: str, sections: Sequence[Section], facts: st
         sections: The sections in order.
         facts: A quiet line below the title.
     """
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    text = environment.from_string(PAGE).render(title=title, lead=lead, facts=facts, sections=sections)
+    text = page_template().render(title=title, lead=lead, facts=facts, sections=sections)
     return text.encode("utf8", "replace").decode()  # half of a surrogate pair, which JSON can hold, is no UTF-8
+
+
+@cache
+def page_template() -> Template:
+    """Return the compiled template of a page."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(PAGE)

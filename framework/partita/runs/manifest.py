@@ -3,8 +3,9 @@
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def reasons_of(error: ValidationError) -> str:
     return "; ".join(f"{key}: {json.dumps(reason)}" for key, reason in reasons.items())
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """Return the versions of Python and of the packages that affect results."""
     installed = {"python": platform.python_version()}
     for name in PACKAGES:
