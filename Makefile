@@ -19,11 +19,12 @@ help:
 	@echo "make latest  put the newest transformers, peft, accelerate and datasets into the environment, for the next tests"
 	@echo "make lock    resolve pyproject.toml again into requirements.lock and requirements-dev.lock"
 
+# Modules are compiled when they are first imported: compiling all of them takes longer than the rest.
 $(READY): requirements-torch.txt requirements-dev.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "partita needs Python 3.11 or newer; make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --requirement requirements-torch.txt
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-torch.txt
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes --requirement requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $(READY)
 
