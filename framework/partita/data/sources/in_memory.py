@@ -10,7 +10,7 @@ from typing import Any
 
 from partita.data.parts import load_part, source_digest
 from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store, digest, hash_rows
-from partita.data.sources.python_datasets import MapStore, is_map_style, is_stream, rows_of_stream, splits_of
+from partita.data.sources.python_datasets import MapStore, errors_of, is_map_style, is_stream, rows_of_stream, splits_of
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource
 
@@ -33,9 +33,14 @@ def open_in_memory(dataset: Any, *, name: str) -> Rows:
     return Rows(store, columns=columns, keys=RowKeys.counted(name, len(store)), fingerprint=fingerprint)
 
 
+def is_frame(dataset: Any) -> bool:
+    """Return whether an object is a pandas frame, without importing pandas."""
+    return type(dataset).__module__.split(".")[0] == "pandas" and type(dataset).__name__ == "DataFrame"
+
+
 def store_of(dataset: Any) -> tuple[Store, list[str]]:
     kind = type(dataset).__module__.split(".")[0], type(dataset).__name__
-    if kind == ("pandas", "DataFrame"):
+    if is_frame(dataset):
         return FrameStore(dataset), [str(column) for column in dataset.columns]
     if kind == ("datasets", "Dataset"):
         return DatasetStore(dataset), list(dataset.column_names)
@@ -88,9 +93,9 @@ def open_custom(source: CustomSource, *, folder: Path, name: str) -> Rows:
     if callable(getattr(instance, "read", None)) and not callable(getattr(instance, "rows", None)):
         raise DataError(f"{source.target} is read as a stream; write streaming: true, or give it a method rows()")
     check_iterable(instance, source.target)
-    rows = instance.rows() if callable(getattr(instance, "rows", None)) else instance
-    once = isinstance(rows, Iterator)
-    return open_in_memory(list(rows) if once else rows, name=name)
+    with errors_of(source.target):
+        rows = instance.rows() if callable(getattr(instance, "rows", None)) else instance
+        return open_in_memory(list(rows) if isinstance(rows, Iterator) else rows, name=name)
 
 
 def make_source(source: CustomSource, *, folder: Path) -> Any:
@@ -123,4 +128,6 @@ def iterable_of(custom: Any, target: str) -> Iterable[Any]:
         rows = rows()
     if not isinstance(rows, Iterable) or isinstance(rows, str | bytes | Mapping):
         raise DataError(f"{target}.rows gave a {type(rows).__name__}; return an iterable of dicts")
+    if is_frame(rows):
+        raise DataError(f"{target}.rows gave a pandas frame, which is not streamed; leave out streaming: true")
     return rows

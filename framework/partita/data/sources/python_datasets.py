@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from partita.data.rows import ListStore, digest, hash_rows
 from partita_schema.common.text import describe_error
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, PartitaError
 
 SPLIT_OF_NAME = {
     **dict.fromkeys(("0", "train", "training"), "training"),
@@ -83,12 +84,19 @@ def rows_of_stream(dataset: Any) -> Iterator[Any]:
         DataError: If the object can be read only once, such as a generator, or raises an exception itself.
     """
     refuse_iterator(dataset)
-    try:
+    with errors_of(name_of(dataset)):
         yield from dataset() if inspect.isgeneratorfunction(dataset) else dataset
-    except DataError:
+
+
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Raise DataError with the name of a user's program for an exception that it raises itself."""
+    try:
+        yield
+    except PartitaError:
         raise
-    except Exception as error:  # a program of the user
-        raise DataError(f"{name_of(dataset)} raised {describe_error(error)}") from error
+    except Exception as error:
+        raise DataError(f"{name} raised {describe_error(error)}") from error
 
 
 def refuse_iterator(dataset: Any) -> None:

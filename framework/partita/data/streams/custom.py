@@ -24,6 +24,7 @@ from partita.data.sources.in_memory import check_iterable, content_of, iterable_
 from partita.data.sources.python_datasets import (
     MapStore,
     content_of_stream,
+    errors_of,
     is_hf_stream,
     is_map_style,
     name_of,
@@ -44,7 +45,9 @@ def open_custom_stream(source: CustomSource, *, folder: Path, least_shards: int)
         DataError: If it lacks the methods.
     """
     made, name = make_source(source, folder=folder), source.target.partition(":")[2]
-    rows = made.rows() if callable(getattr(made, "rows", None)) and not callable(getattr(made, "read", None)) else made
+    has_rows = callable(getattr(made, "rows", None)) and not callable(getattr(made, "read", None))
+    with errors_of(source.target):
+        rows = made.rows() if has_rows else made
     if is_hf_stream(rows):
         return DatasetsStream(rows, name=name, content=content_of_stream(rows), least_shards=least_shards)
     content = content_of(made, source)
@@ -138,6 +141,10 @@ class CustomStream:
                 yield self._row(row, shard, index), [index, after]
 
     def _rows(self, shard: int, index: int, position: Any) -> Iterator[tuple[Any, Any]]:
+        with errors_of(self._target):
+            yield from self._rows_of_class(shard, index, position)
+
+    def _rows_of_class(self, shard: int, index: int, position: Any) -> Iterator[tuple[Any, Any]]:
         if not self._by_shard:
             yield from ((row, 0) for row in skip_rows(self._iterable(), index))
             return

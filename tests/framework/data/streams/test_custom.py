@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from partita.data.run_data import open_stream
+from partita.data.sources.sources import open_rows
 from partita.data.streams.base import Stream
 from partita.data.streams.interleaved_reader import InterleavedReader
 from partita_schema.errors import ConfigError, DataError
@@ -94,6 +95,27 @@ class OnceInRows:
 class Text:
     def rows(self):
         return "text"
+
+
+class Frame:
+    def rows(self):
+        import pandas as pd
+
+        return pd.DataFrame({"number": [1, 2]})
+
+
+class Gone:
+    def __init__(self, late):
+        self.late = late
+
+    def rows(self):
+        if not self.late:
+            raise ValueError("the database is gone")
+        return self.rows_until_it_is_gone()
+
+    def rows_until_it_is_gone(self):
+        yield {"number": 1}
+        raise ValueError("the database is gone")
 '''
 
 
@@ -204,3 +226,25 @@ def test_errors_of_a_class_are_reported(folder: Path) -> None:
         list(stream_of(folder, "Wrong", item=({"a": 1}, "there")).read(0, None))
     with pytest.raises(ConfigError, match=r"has no class Squars; did you mean Squares"):
         stream_of(folder, "Squars")
+
+
+def test_a_frame_is_not_streamed(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"Frame\.rows gave a pandas frame, which is not streamed; leave out streaming"):
+        group(stream_of(folder, "Frame")).take(1)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_exception_of_a_class_is_an_error_with_its_name(folder: Path, late: bool, streaming: bool) -> None:
+    module = next(folder.glob("sources_*.py")).stem
+    source = {"type": "custom", "target": f"{module}:Gone", "options": {"late": late}}
+
+    def read() -> Any:
+        if streaming:
+            return group(stream_of(folder, "Gone", late=late)).take(2)
+        return open_rows(source, folder=folder)
+
+    with pytest.raises(DataError) as caught:
+        read()
+    assert str(caught.value) == f"{module}:Gone raised ValueError: the database is gone"
+    assert isinstance(caught.value.__cause__, ValueError)
