@@ -163,6 +163,6 @@ class PipedInput:
     def _line(self) -> str:
         """Return a line with its end, or an empty text after the last one."""
         try:
-            return sys.stdin.buffer.readline().decode("utf8")
+            return sys.stdin.buffer.readline().decode("utf-8-sig")  # without a byte order mark
         except UnicodeDecodeError as error:
             raise DataError(f"standard input is not UTF-8 ({error}); convert it") from error

@@ -16,7 +16,7 @@ from partita.serving.engine import ServingEngine
 from partita.serving.errors import RequestError
 from partita.serving.openai_format import TokenTexts, event_of
 from partita.serving.request_queue import AnswerRequest
-from partita_schema.errors import ModelError, RowError
+from partita_schema.errors import RowError
 from partita_schema.sections.outputs.grammar_rules import mistake_in
 
 
@@ -101,14 +101,11 @@ class EngineRequests:
                 "response_format and required tools need continuous batching, which is not available here: "
                 f"{self.core.why_batches}",
             )
+        mistake = mistake_in(options.grammar)
+        if mistake is not None:
+            raise RequestError(400, f"answers cannot be held to the JSON schema of this request ({mistake})")
         lm: Any = self.core.lm
-        try:
-            lm.grammar(options.grammar, ends=answer_ends(lm, options))
-        except ModelError:
-            mistake = mistake_in(options.grammar)
-            if mistake is None:
-                raise
-            raise RequestError(400, f"answers cannot be held to the JSON schema of this request ({mistake})") from None
+        lm.grammar(options.grammar, ends=answer_ends(lm, options))
 
 
 def sampling_key(seed: int | None, choice: int) -> bytes:

@@ -173,6 +173,7 @@ def test_a_model_cannot_control_the_terminal() -> None:
 ERRORS = {
     "red\n/save\n": "error: write the file after the command, such as /save chat.jsonl",
     "/save chat.jsonl\n": "error: there is no answer to save yet; write a message first",
+    "\ufeff/regenerate\n": "error: there is no answer to generate again; write a message first",
     "/regenerate\n": "error: there is no answer to generate again; write a message first",
     "/usr/bin is red\n": (
         "error: there is no command /usr; write one of /system, /regenerate, /reset, /save, /help, /quit, or "

@@ -18,7 +18,7 @@ from partita.backends.endpoint.protocol import AnswerError
 from partita.backends.endpoint.receiving import Response
 from partita.backends.endpoint.redaction import Redaction
 from partita.backends.row_server import generator
-from partita.backends.row_server.description import RowServer
+from partita.backends.row_server.description import RowServer, why_refused
 from partita.backends.row_server.sender import RowSender
 from partita.data.sources.sources import open_rows
 from partita.serving.engine import ServingEngine
@@ -404,6 +404,11 @@ def test_a_missing_column_and_too_many_rows(model: Model, server: RunningServer)
     message = "batch_size is 1,025, and a request to a server has at most 1,024 rows; write at most that"
     with pytest.raises(DataError, match=message):
         client_of(model).predict(ROWS, server=server.url, batch_size=1025)
+
+
+def test_the_reason_of_a_server_that_refuses_this_client_is_in_the_error() -> None:
+    reason = "the header Host names another machine; ask 127.0.0.1, or start the server with --token"
+    assert str(why_refused("http://a:1", 403, reason, None)) == f"http://a:1 refuses this client: {reason}"
 
 
 def test_the_token_of_a_server(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

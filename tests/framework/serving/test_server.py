@@ -349,6 +349,11 @@ BAD_BODIES = [
         {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
         'answers cannot be held to the JSON schema of this request (Unimplemented keys: ["not"])',
     ),
+    (
+        "/v1/chat/completions",
+        {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
+        "answers cannot be held to the JSON schema of this request (no text fits it)",
+    ),
     ("/v1/completions", {"prompt": "a", "unknown": None}, "unknown: this server does not read this key; leave it out"),
     ("/v1/completions", {"prompt": None}, "prompt: Field required"),
     ("/tokenize", {"prompt": 5}, "prompt: Input should be a valid string"),

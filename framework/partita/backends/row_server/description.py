@@ -113,7 +113,9 @@ def why_refused(address: str, status: int, message: str, token: str | None) -> P
         message: The server's message.
         token: The token that was sent.
     """
-    if status in (401, 403):
+    if status == 403:
+        return ModelError(f"{address} refuses this client: {message}")
+    if status == 401:
         if token is None:
             return ModelError(f"{address} needs its token; set the environment variable {TOKEN} to it")
         return ModelError(f"{address} does not take the token in {TOKEN}; set it to that of the server")

@@ -6,6 +6,7 @@ could write line breaks forever, and training targets contain none.
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -13,6 +14,8 @@ SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator
 
 NO_FORCING = '%llguidance {"no_forcing": true}'
 """Make the model choose forced text token by token too, because tokenizers differ in how they split it."""
+START = "start:"
+"""The first rule of a grammar."""
 LEAD = r"[ \n]{1,2}"
 """Optional white space before an answer, because some tokenizers start every text with a space."""
 
@@ -25,19 +28,24 @@ def whole_grammar(start: str, rules: Iterable[str], *, lead: bool = True) -> str
         rules: The rules, each with its name.
         lead: Whether white space may precede the answer.
     """
-    first = [f"start: LEAD? {start}", f"LEAD: /{LEAD}/"] if lead else [f"start: {start}"]
+    first = [f"{START} LEAD? {start}", f"LEAD: /{LEAD}/"] if lead else [f"{START} {start}"]
     return "\n".join((NO_FORCING, *first, *rules))
 
 
+@lru_cache(maxsize=64)
 def mistake_in(grammar: str) -> str | None:
-    """Return why llguidance rejects a grammar, or None if it accepts it."""
-    from llguidance import LLMatcher
+    """Return why answers cannot follow a grammar, or None if they can."""
+    from llguidance import LLMatcher, LLTokenizer
 
-    wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(grammar))
-    if not wrong:
-        return None
-    # The first line has the position in the grammar and then the error; the other lines show the grammar.
-    return str(messages[0].partition("\n")[0].rpartition("JSON schema: ")[2])
+    compiled = LLMatcher.grammar_from_lark(grammar)
+    wrong, messages = LLMatcher.validate_grammar_with_warnings(compiled)
+    if wrong:
+        # The first line has the position in the grammar and then the error; the other lines show the grammar.
+        return str(messages[0].partition("\n")[0].rpartition("JSON schema: ")[2])
+    without_lead = LLMatcher.grammar_from_lark(grammar.replace(f"{START} LEAD? ", f"{START} ", 1))
+    matcher = LLMatcher(LLTokenizer("byte"), without_lead, log_level=0)
+    matcher.compute_bitmask()
+    return "no text fits it" if matcher.is_error() else None
 
 
 def json_rule(rule: str, schema: Mapping[str, Any]) -> str:
