@@ -24,7 +24,7 @@ from partita_schema.sections.backend import RayBackendConfig
 
 POST = "post"
 """Name of the worker thread that receives rows while another one answers."""
-POSTED = ("hand", "end")
+POSTED = ("add_rows", "end")
 """Methods that run in the receiving thread."""
 
 
@@ -71,7 +71,7 @@ class RayWorkerBackend:
 
     def submit(self, worker: int, number: int, work_items: Sequence[WorkItem]) -> None:
         """Send rows to the worker's receiving thread."""
-        self.post(worker, "hand", number, list(work_items))
+        self.post(worker, "add_rows", number, list(work_items))
 
     def end(self, worker: int, number: int, *, now: bool) -> None:
         """End a job after all rows that were sent; with `now`, drop rows that have not started."""

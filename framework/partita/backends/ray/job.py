@@ -32,7 +32,7 @@ class Assignments:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.dealt = 0
+        self.next_index = 0
         """Items before this index have been assigned at least once."""
         self.returned: list[int] = []
         """A heap of items returned by lost workers."""
@@ -41,7 +41,7 @@ class Assignments:
     @property
     def left(self) -> int:
         """Number of unassigned items."""
-        return self.total - self.dealt + len(self.returned)
+        return self.total - self.next_index + len(self.returned)
 
     @property
     def done(self) -> bool:
@@ -55,9 +55,9 @@ class Assignments:
     def assign(self, worker: Hashable, wanted: int) -> list[int]:
         """Assign the next items of the plan to a worker, at most `wanted`."""
         indices = [heapq.heappop(self.returned) for _ in range(min(wanted, len(self.returned)))]
-        end = min(self.total, self.dealt + max(0, wanted - len(indices)))
-        indices += range(self.dealt, end)
-        self.dealt = end
+        end = min(self.total, self.next_index + max(0, wanted - len(indices)))
+        indices += range(self.next_index, end)
+        self.next_index = end
         self.assigned.setdefault(worker, set()).update(indices)
         return indices
 
@@ -175,11 +175,11 @@ class WorkerPoolJob:
             self.pool.worker_backend.start_job(worker.number, self.worker_job)
         most = min(self.batch_size(workers[0]), self.share(1)) if workers else 0
         # The longest rows are assigned round-robin, so that all workers get some.
-        dealt: dict[int, list[int]] = {worker.number: [] for worker in workers}
+        by_worker: dict[int, list[int]] = {worker.number: [] for worker in workers}
         for _ in range(most):
             for worker in workers:
-                dealt[worker.number] += self.assignments.assign(worker.number, 1)
-        for number, indices in dealt.items():
+                by_worker[worker.number] += self.assignments.assign(worker.number, 1)
+        for number, indices in by_worker.items():
             self.send(number, indices)
         self.submit(workers)
 

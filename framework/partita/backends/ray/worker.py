@@ -62,14 +62,14 @@ class GenerationModel:
 
 
 class Worker:
-    """One inference process. `hand` and `end` are called in another thread while it answers."""
+    """One inference process. `add_rows` and `end` are called in another thread while it answers."""
 
     def __init__(self) -> None:
         """Create the worker; loads nothing yet."""
-        self.mail = Mail(0)
+        self.inbox = Inbox(0)
         self.changing = threading.Lock()
-        self.remarks: deque[LogMessage] = deque()
-        listen(self.remarks)
+        self.log_messages: deque[LogMessage] = deque()
+        listen(self.log_messages)
         self._tuner: BatchSizeTuner | None = None
 
     def where(self) -> WorkerLocation:
@@ -81,7 +81,7 @@ class Worker:
         world = DistributedEnv(local_rank, local_ranks, local_rank, local_ranks)
         threads = own_threads(world, cores=available_cores(), environment={"OMP_NUM_THREADS": order.threads})
         torch.set_num_threads(threads)
-        self.order, self.neighbours = order, SharedMachine(local_ranks)
+        self.order, self.machine_group = order, SharedMachine(local_ranks)
         tokenizer = order.tokenizer
         if tokenizer is None:
             tokenizer = load_tokenizer(order.config, folder=order.folder, texts=tuple, saved=order.saved)
@@ -158,32 +158,32 @@ class Worker:
         budget.token_budget = worker_job.token_budget
         work = self.in_slots if worker_job.engine == "slots" else self.in_batches
         with tuner.guard(size):
-            for batch in work(worker_job, self.mail_of(worker_job.number), budget):
-                yield from self.said()
+            for batch in work(worker_job, self.inbox_of(worker_job.number), budget):
+                yield from self.take_log_messages()
                 yield batch
         tuner.after(BatchSizes(generation=size))
-        yield from self.said()
+        yield from self.take_log_messages()
 
-    def hand(self, number: int, work_items: Sequence[WorkItem]) -> None:
+    def add_rows(self, number: int, work_items: Sequence[WorkItem]) -> None:
         """Receive more rows for job `number`."""
-        self.mail_of(number).put(work_items)
+        self.inbox_of(number).put(work_items)
 
     def end(self, number: int, *, now: bool) -> None:
         """Receive no more rows for job `number`; with `now`, drop rows that have not started."""
-        self.mail_of(number).end(now=now)
+        self.inbox_of(number).end(now=now)
 
     # Running a job
 
-    def mail_of(self, number: int) -> "Mail":
-        """Return the mailbox of a job; its first message may arrive before the job starts."""
+    def inbox_of(self, number: int) -> "Inbox":
+        """Return the inbox of a job; its first message may arrive before the job starts."""
         with self.changing:
-            if number > self.mail.number:
-                self.mail = Mail(number)
-            return self.mail if number == self.mail.number else Mail(number)  # rows of a finished job are dropped
+            if number > self.inbox.number:
+                self.inbox = Inbox(number)
+            return self.inbox if number == self.inbox.number else Inbox(number)  # rows of a finished job are dropped
 
-    def in_slots(self, worker_job: WorkerJob, mail: "Mail", budget: BatchBudget) -> Iterator[BatchResult]:
+    def in_slots(self, worker_job: WorkerJob, inbox: "Inbox", budget: BatchBudget) -> Iterator[BatchResult]:
         """Answer rows in slots, which stay open while there are rows."""
-        rows = HandedRows(mail, worker_job.rows)
+        rows = ReceivedRows(inbox, worker_job.rows)
         work = RowRequests(
             rows.lengths,
             rows.new_tokens,
@@ -193,20 +193,20 @@ class Worker:
             num_samples=worker_job.num_samples,
             prefix_groups=worker_job.prefix_groups,
         )
-        while mail.wait():
+        while inbox.wait():
             settings = GenerationSettings(
-                worker_job.options, budget, worker_job.seed, stopping=lambda: mail.is_left_alone
+                worker_job.options, budget, worker_job.seed, stopping=lambda: inbox.is_cancelled
             )
             run = Scheduler(self.lm, work, settings, rows=rows)
             for batch in run.completions():
                 rows.forget(result.row for result in batch.results)
                 yield batch
 
-    def in_batches(self, worker_job: WorkerJob, mail: "Mail", budget: BatchBudget) -> Iterator[BatchResult]:
+    def in_batches(self, worker_job: WorkerJob, inbox: "Inbox", budget: BatchBudget) -> Iterator[BatchResult]:
         """Answer sorted batches one after the other."""
         settings = GenerationSettings(worker_job.options, budget, worker_job.seed)
-        while mail.wait():
-            work_item = mail.next()
+        while inbox.wait():
+            work_item = inbox.next()
             prompts = dict(zip(work_item.rows, work_item.prompts, strict=True))
             keys = dict(zip(work_item.rows, work_item.keys, strict=True))
             yield from StaticBatch(
@@ -224,16 +224,16 @@ class Worker:
         """Return the tuner that finds batch sizes and guards memory; reused while model and options do not change."""
         pipeline = GenerationModel(self.order.config, self.order.folder, self.lm, options, max_new_tokens)
         if self._tuner is None or self._tuner.pipeline != pipeline:
-            self._tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.neighbours)
+            self._tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.machine_group)
         return self._tuner
 
-    def said(self) -> Iterator[LogMessage]:
+    def take_log_messages(self) -> Iterator[LogMessage]:
         """Yield the log messages since the last call."""
-        while self.remarks:
-            yield self.remarks.popleft()
+        while self.log_messages:
+            yield self.log_messages.popleft()
 
 
-class Mail:
+class Inbox:
     """Received rows of a job that have not started. One thread puts, another one takes."""
 
     def __init__(self, number: int) -> None:
@@ -242,7 +242,7 @@ class Mail:
         self.work_items: deque[WorkItem] = deque()
         self.changed = threading.Condition()
         self.is_ended = False
-        self.is_left_alone = False
+        self.is_cancelled = False
         """Whether to drop rows that have not started."""
 
     def put(self, work_items: Sequence[WorkItem]) -> None:
@@ -254,14 +254,14 @@ class Mail:
     def end(self, *, now: bool) -> None:
         """Receive no more rows; with `now`, take no more either."""
         with self.changed:
-            self.is_ended, self.is_left_alone = True, self.is_left_alone or now
+            self.is_ended, self.is_cancelled = True, self.is_cancelled or now
             self.changed.notify()
 
     def wait(self) -> bool:
         """Wait for rows to take; return False if there will be none."""
         with self.changed:
             self.changed.wait_for(lambda: self.work_items or self.is_ended)
-            return bool(self.work_items) and not self.is_left_alone
+            return bool(self.work_items) and not self.is_cancelled
 
     def next(self) -> WorkItem:
         """Return the first work item; call `wait` first."""
@@ -276,14 +276,14 @@ class Mail:
             return taken
 
 
-class HandedRows:
+class ReceivedRows:
     """Received rows as a source for the slots; lengths of a row are known after it was taken."""
 
     left = True
 
-    def __init__(self, mail: Mail, rows: int) -> None:
+    def __init__(self, inbox: Inbox, rows: int) -> None:
         """`rows` is the number of rows in the data."""
-        self.mail = mail
+        self.inbox = inbox
         # Pages are allocated when written to: a worker sees only a part of the rows.
         self.lengths = np.zeros(rows, dtype=np.int32)
         self.new_tokens = np.zeros(rows, dtype=np.int32)
@@ -292,7 +292,7 @@ class HandedRows:
     def take(self, wanted: int) -> list[int]:
         """Return all received rows, even more than requested: they belong to this worker only."""
         taken = []
-        for work_item in self.mail.take():
+        for work_item in self.inbox.take():
             for row, ids, new_tokens, key in zip(
                 work_item.rows, work_item.prompts, work_item.new_tokens, work_item.keys, strict=True
             ):
@@ -315,11 +315,11 @@ class HandedRows:
             del self.known[row]
 
 
-def listen(remarks: deque[LogMessage]) -> None:
+def listen(log_messages: deque[LogMessage]) -> None:
     """Collect the warnings of partita's packages, and keep other log output off the screen."""
     show_log(quiet=True)
     for name in PACKAGES:
-        logging.getLogger(name).handlers = [LogForwarder(remarks.append, logging.WARNING)]
+        logging.getLogger(name).handlers = [LogForwarder(log_messages.append, logging.WARNING)]
 
 
 def select_prompts(prompts: Mapping[int, list[int]], rows: Sequence[int]) -> list[list[int]]:

@@ -203,8 +203,8 @@ class WorkerPool:
                 f"({describe_worker(worker)}) because: {clip(reason, most=LONGEST_REASON)}. The answers so far are "
                 "saved; check that the machine has enough memory, and rerun the same command to resume"
             )
-        dealt = f", and its work is assigned again: {counted(rows, 'row')}" if rows else ""
-        logger.warning("%s is gone; a new one replaces it%s", describe_worker(worker), dealt)
+        requeued = f", and its work is assigned again: {counted(rows, 'row')}" if rows else ""
+        logger.warning("%s is gone; a new one replaces it%s", describe_worker(worker), requeued)
 
     def stop(self, worker: WorkerState) -> None:
         """Stop a worker."""
