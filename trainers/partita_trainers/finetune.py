@@ -127,7 +127,11 @@ class FinetuneRun:
         )
         if self.engine.shards is not None:
             local_numel, world_size = self.engine.shards.local_numel, self.process_group.world_size
-            logger.info("%d processes share the weights: about %s numbers each", world_size, f"{local_numel:,}")
+            logger.info(
+                "the weights are sharded over %d processes (FSDP): about %s parameters each",
+                world_size,
+                f"{local_numel:,}",
+            )
             self.run.note(parameters_per_process=local_numel)
         self.splitter = MicroBatchSplitter()
         self.losses = LossHistory()

@@ -47,7 +47,7 @@ class Interruption:
         if self.requested:
             raise KeyboardInterrupt
         self.record()
-        logger.info("%s; once more to stop at once", self.message)
+        logger.info("%s; interrupt again to stop now", self.message)
 
     def record(self) -> None:
         """Record that a stop was requested now."""

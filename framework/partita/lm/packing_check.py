@@ -78,11 +78,12 @@ def find_isolation(lm: TextModel) -> Isolation:
                 "packed rows are kept apart by %s: logits as alone, but for %.1e of their spread", isolation, error
             )
             return isolation
-    problem = "takes no positions" if errors[0] is None else f"changes its logits by {min(filter(None, errors)):.0%}"
-    raise ModelError(
-        f"data.batching.type: rows cannot be packed: {name} {problem} where another row stands before one in its line; "
-        f"{ADVICE}"
+    problem = (
+        "takes no positions, which tell where a row begins"
+        if errors[0] is None
+        else f"changes the logits of a row by {min(filter(None, errors)):.0%} if another row precedes it"
     )
+    raise ModelError(f"data.batching.type: rows cannot be packed: {name} {problem}; {ADVICE}")
 
 
 def rounding_limit(lm: LoadedModel) -> float:

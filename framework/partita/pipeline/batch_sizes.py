@@ -311,7 +311,7 @@ class BatchSizeTuner:
     def work(self, purpose: Purpose, size: BatchSize | None) -> Iterator[BatchBudget]:
         """Guard memory during work of a purpose and yield its budget; a size must have been found."""
         if size is None:
-            raise AssertionError(f"no batch size was looked for, for {purpose}")
+            raise AssertionError(f"no batch size was found for {purpose}")
         budget = self.budget(purpose, size)
         with budget.guard():
             yield budget

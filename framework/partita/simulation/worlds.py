@@ -44,7 +44,7 @@ class BackgroundCloser:
             try:
                 close()
             except Exception as error:
-                logger.debug("an environment has raised at its end: %s: %s", type(error).__name__, error)
+                logger.debug("close() of an environment failed: %s: %s", type(error).__name__, error)
 
         thread = threading.Thread(target=close_and_log, name="partita-closing", daemon=True)
         with self.lock:

@@ -194,7 +194,8 @@ class Data(ConfigModel):
                 raise rule_error(f"{key} rows are all needed each time; remove streaming", at=f"{key}.streaming")
         kinds = {bool(getattr(part.source, "streaming", False)) for part in self.mix or ()}
         if len(kinds) > 1:
-            raise rule_error("a mix has streams alone or none; write streaming: true for all of its sources", at="mix")
+            message = "the sources of a mix are all streamed, or none is; write streaming: true for all of them"
+            raise rule_error(message, at="mix")
         if self.streaming and self.split is not None:
             raise rule_error(
                 "a stream is not divided; remove split, and write validation for rows to validate on", at="split"

@@ -261,7 +261,7 @@ def test_started_rows_are_finished_and_the_job_resumes_later(
     lm, rows = ScriptedModel(Asked(number)), make_rows(QUESTIONS)
     with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.INFO):
         predict(lm, rows)
-    assert "finishing the rows in progress, for 20 s at most; once more to stop at once" in caplog.messages
+    assert "finishing the rows in progress, for 20 s at most; interrupt again to stop now" in caplog.messages
     assert signal.getsignal(number) == before
     predictions = predict(lm, rows)
     assert predictions.stats.resumed == 8, "two batches of four"

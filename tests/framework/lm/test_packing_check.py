@@ -140,14 +140,16 @@ def test_a_recurrent_model_is_refused(small, base_folder: Path, tmp_path: Path) 
         lm.check_packing()
     text = str(caught.value)
     assert text.startswith("data.batching.type: rows cannot be packed: MambaForCausalLM ")
-    assert text.endswith("where another row stands before one in its line; write data.batching: {type: bucket}")
+    assert text.endswith("if another row precedes it; write data.batching: {type: bucket}")
 
 
 def test_a_model_that_attends_across_packed_rows_is_refused_before_and_during_training(small) -> None:
     lm = small.load(small.config())
     passed = lm.base.model.forward
     lm.base.model.forward = lambda *args, position_ids=None, attention_mask=None, **kwargs: passed(*args, **kwargs)
-    with pytest.raises(ModelError, match=r"LlamaForCausalLM changes its logits by \d+% where another row stands"):
+    with pytest.raises(
+        ModelError, match=r"LlamaForCausalLM changes the logits of a row by \d+% if another row precedes it"
+    ):
         lm.check_packing()
     with pytest.raises(ModelError, match="rows cannot be packed"):
         lm.loss(lm.module, rows_and_lines(small)[1])

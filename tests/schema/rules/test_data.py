@@ -48,7 +48,7 @@ def mix(*sources: Any, **more: Any) -> dict[str, Any]:
         ({"test": STREAM}, "data.test.streaming: test rows are all needed each time; remove streaming"),
         (
             mix(STREAM, "b.csv"),
-            "data.mix: a mix has streams alone or none; write streaming: true for all of its sources",
+            "data.mix: the sources of a mix are all streamed, or none is; write streaming: true for all of them",
         ),
         (
             {"source": STREAM, "split": {"type": "random"}},

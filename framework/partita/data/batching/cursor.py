@@ -76,7 +76,7 @@ class Cursor:
         ]
         if changed:
             raise ResumeError(
-                "the run cannot continue, since its batches would be others than before. Changed (old -> new):\n"
+                "the run cannot be resumed, because its batches would differ. Changed (old -> new):\n"
                 + "\n".join(changed)
                 + "\nUndo the change, or start a new run (another --run)"
             )

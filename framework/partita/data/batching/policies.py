@@ -243,7 +243,7 @@ def token_budget_policy(batching: TokenBudgetBatching, batch_size: int, max_toke
     written = batching.max_tokens
     budget = max_tokens if written == "auto" else written
     if budget is None:
-        raise AssertionError("the tokens of a batch were not looked for")
+        raise AssertionError("data.batching.max_tokens was not resolved")
     return TokenBudget(
         budget,
         window=batching.window,
@@ -257,7 +257,7 @@ def token_budget_policy(batching: TokenBudgetBatching, batch_size: int, max_toke
 def pack_policy(batching: PackBatching, batch_size: int, max_tokens: int | None) -> Policy:
     line = batching.max_tokens or max_tokens
     if line is None:
-        raise AssertionError("the tokens of a line were not looked for")
+        raise AssertionError("data.batching.max_tokens was not resolved")
     return Pack(line, lines=batch_size, window=batching.window)
 
 

@@ -259,7 +259,7 @@ class Slots:
             and self.recomputed_rows > FEW_ROWS
             and self.recomputed_tokens > MOST_RECOMPUTED * self.tokens_prefilled
         ):
-            logger.debug("two tokens are as likely too often: from here on all sums are those of the library")
+            logger.debug("near ties are too frequent; from here on torch computes all products with plain weights")
             self.careful = False
             if self.uses_fast_products:
                 # Near ties are not checked any more, so nothing of the faster products may stay in the cache.

@@ -83,7 +83,7 @@ def test_another_plan_is_refused_with_the_changes() -> None:
         Cursor(PARTS).check({"files": "f1", "tokenizer": "t2", "seed": "43", "window": "8"})
 
     assert str(error.value) == (
-        "the run cannot continue, since its batches would be others than before. Changed (old -> new):\n"
+        "the run cannot be resumed, because its batches would differ. Changed (old -> new):\n"
         "  tokenizer: t1 -> t2\n"
         "  seed: 42 -> 43\n"
         "  window: none -> 8\n"
@@ -120,7 +120,7 @@ def test_strict_refuses_another_plan_and_lists_the_other_settings() -> None:
         continued(SAVED, CHANGED, resume="strict")
 
     assert str(error.value) == (
-        "the run cannot continue, since its batches would be others than before. Changed (old -> new):\n"
+        "the run cannot be resumed, because its batches would differ. Changed (old -> new):\n"
         "  seed: 42 -> 43\n"
         "Undo the change, or start a new run (another --run), or keep the weights and write data.resume: restart_epoch "
         "to begin epoch 3 again, or data.resume: fresh to begin the data again"

@@ -579,7 +579,7 @@ def test_a_changed_file_is_reported(tmp_path: Path) -> None:
     cursor = next(iter(make(folder).steps())).state_dict
     write_shards(folder, [31])
 
-    with pytest.raises(ResumeError, match="the run cannot continue, since its batches would be others than before"):
+    with pytest.raises(ResumeError, match="the run cannot be resumed, because its batches would differ"):
         make(folder).load_state_dict(cursor)
     restarted = make(folder, resume="restart_epoch")
     restarted.load_state_dict(cursor)
