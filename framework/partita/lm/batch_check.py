@@ -21,7 +21,7 @@ import torch
 from partita.lm.base import PADDED, BatchSupport, GenerationRequest
 from partita.lm.generation import end_token_ids
 from partita.lm.loaded_model import TextModel
-from partita.lm.packing_check import rounding_limit
+from partita.lm.logit_check import REFUSALS, largest_or_infinity, random_rows, rounding_limit, spread_of, too_small
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.batch_size.device_errors import is_out_of_memory
 
@@ -31,12 +31,6 @@ LENGTHS = (9, 1, 5, 9)
 """Tokens of the prompts; the first and the last have equal length."""
 STEPS = 2
 """Number of tokens after each prompt."""
-REFUSALS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, AssertionError)
-"""Exceptions that models raise for unsupported inputs."""
-TOO_SMALL = (
-    f"{len(LENGTHS)} rows of {max(LENGTHS) + STEPS} tokens do not fit in memory next to the model; free some, or write "
-    "quantization: {bits: 4} or a smaller base_model"
-)
 
 
 class ForcedLogits:
@@ -59,7 +53,7 @@ def find_batch_support(lm: TextModel) -> BatchSupport:
         OutOfMemory: Even the short rows do not fit, which says nothing about the model.
     """
     name = type(lm.base).__name__
-    rows = random_rows(lm)
+    rows = prompts_with_answers(lm)
     alone = [logits_of(lm, [row]) for row in rows]
     if any(logits is None for logits in alone):
         return BatchSupport("one row", f"{name} cannot be checked: it does not continue rows of random tokens")
@@ -75,7 +69,7 @@ def find_batch_support(lm: TextModel) -> BatchSupport:
 
 def check_causal(lm: TextModel) -> None:
     """Raise ModelError if logits depend on later tokens of the row or on padding."""
-    row = random_rows(lm)[0]
+    row = prompts_with_answers(lm)[0]
     short, pad = row[: len(row) // 2], lm.tokenizer.pad_token_id
 
     def logits() -> Iterator[torch.Tensor]:
@@ -102,10 +96,10 @@ def check_context(lm: TextModel, logits: Iterator[torch.Tensor], *, where: str, 
             alone, *longer = logits
     except REFUSALS as refusal:
         if is_out_of_memory(refusal):
-            raise OutOfMemory(TOO_SMALL) from refusal
+            raise OutOfMemory(too_small(len(LENGTHS), max(LENGTHS) + STEPS)) from refusal
         logger.debug("the loss was not checked: %s", refusal)
         return
-    error = max(relative_error(alone, other[: len(alone)]) for other in longer)
+    error = max(worst_error(alone, other[: len(alone)]) for other in longer)
     logger.debug("%s and padding that follow change logits by %.1e of their spread", where, error)
     if error > rounding_limit(lm):
         raise ModelError(
@@ -145,28 +139,24 @@ def changes(error: float) -> str:
     return f"changes its logits by {error:.0%}" if error >= 0.01 else f"changes its logits by {error:.2%}"
 
 
-def random_rows(lm: TextModel) -> list[list[int]]:
+def prompts_with_answers(lm: TextModel) -> list[list[int]]:
     """Return prompts with their next tokens, without end tokens, at which `generate` would stop."""
-    chance = torch.Generator().manual_seed(0)
     ends = end_token_ids(lm.base, tokenizer=lm.tokenizer)
-    ordinary = torch.tensor([token for token in lm.token_ids if token not in ends] or lm.token_ids)
-    lengths = [length + STEPS for length in LENGTHS]
-    return [ordinary[torch.randint(len(ordinary), (length,), generator=chance)].tolist() for length in lengths]
+    token_ids = [token for token in lm.token_ids if token not in ends] or lm.token_ids
+    return [row.tolist() for row in random_rows(token_ids, [length + STEPS for length in LENGTHS])]
 
 
 def largest_error(lm: TextModel, rows: list[list[int]], alone: list[Any]) -> float:
     """Return the error of batched logits against those of single rows; infinity if the model raises."""
     together = logits_of(lm, rows)
-    worst = relative_error(torch.cat(alone), together) if together is not None else float("inf")
+    worst = worst_error(torch.cat(alone), together) if together is not None else float("inf")
     logger.debug("%s rows in a batch: logits as alone, but for %.1e of their spread", len(rows), worst)
     return worst
 
 
-def relative_error(wanted: torch.Tensor, found: torch.Tensor) -> float:
+def worst_error(wanted: torch.Tensor, found: torch.Tensor) -> float:
     """Return the root mean square difference of logits [..., V] over their spread, at worst; infinity for NaN."""
-    spread = (wanted - wanted.mean(dim=-1, keepdim=True)).std()
-    worst = float(((found - wanted).square().mean(dim=-1).sqrt() / spread).max())
-    return worst if worst == worst else float("inf")
+    return largest_or_infinity((found - wanted).square().mean(dim=-1).sqrt() / spread_of(wanted))
 
 
 @torch.no_grad()
@@ -194,7 +184,7 @@ def logits_of(lm: TextModel, rows: list[list[int]]) -> torch.Tensor | None:
             output = lm.base.generate(**prompts.inputs, generation_config=settings, logits_processor=forced)
     except REFUSALS as refusal:
         if is_out_of_memory(refusal):
-            raise OutOfMemory(TOO_SMALL) from refusal
+            raise OutOfMemory(too_small(len(LENGTHS), max(LENGTHS) + STEPS)) from refusal
         logger.debug("%s rows in a batch: %s", len(rows), refusal)
         return None
     return torch.stack([step.double() for step in output.logits], dim=1)

@@ -20,7 +20,7 @@ import torch
 
 from partita.lm.attention_windows import AttentionSpan, spans_of
 from partita.lm.loaded_model import LoadedModel
-from partita.lm.packing_check import logits_of, relative_error, rounding_limit
+from partita.lm.logit_check import REFUSALS, logits_of, random_rows, relative_error, rounding_limit
 from partita.lm.transformers_internals import attention_of
 from partita_trainers.base import Batch
 
@@ -71,7 +71,7 @@ def branch_error(lm: LoadedModel) -> float | None:
             ends_BT = ends_of_sight(batch.position_ids_BT).to(lm.device)
             inputs = branch_inputs(batch.position_ids_BT.to(lm.device), ends_BT, model=lm.base)
             together_BTV = outputs_of(lm, batch.input_ids_BT.to(lm.device), **inputs)
-        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as refusal:
+        except REFUSALS as refusal:
             logger.debug("branches with a mask: %s", refusal)
             return None
     return relative_error(together_BTV[batch.labels_BT != -100], alone_NTV[rows.labels_BT != -100])
@@ -88,17 +88,16 @@ def outputs_of(lm: LoadedModel, ids_BT: torch.Tensor, **inputs: Any) -> torch.Te
 
 def probe_rows(token_ids: Any) -> Batch:
     """Return two random rows with two branches each, packed in one line, and once more in another with padding."""
-    chance = torch.Generator().manual_seed(0)
-    ordinary = torch.tensor(token_ids)
-    ids, labels, positions = list[torch.Tensor](), list[int](), list[torch.Tensor]()
+    lengths = [prompt + sum(branches) for prompt, branches in zip(PROMPT_LENGTHS, BRANCH_LENGTHS, strict=True)]
+    labels, positions = list[int](), list[torch.Tensor]()
     for prompt, branches in zip(PROMPT_LENGTHS, BRANCH_LENGTHS, strict=True):
-        ids.append(ordinary[torch.randint(len(ordinary), (prompt + sum(branches),), generator=chance)])
         labels += [0] * prompt + [1] * sum(branches)
         positions += [torch.arange(prompt), *(prompt + torch.arange(branch) for branch in branches)]
-    ids_T, positions_T, is_label_T = torch.cat(ids), torch.cat(positions), torch.tensor(labels).bool()
-    first = PROMPT_LENGTHS[0] + sum(BRANCH_LENGTHS[0])
+    ids_T, positions_T = torch.cat(random_rows(token_ids, lengths)), torch.cat(positions)
+    is_label_T = torch.tensor(labels).bool()
+    first = lengths[0]
     shorter = torch.arange(len(ids_T)) < first
-    ids_BT = torch.stack([ids_T, torch.where(shorter, ids_T, ordinary[0])])
+    ids_BT = torch.stack([ids_T, torch.where(shorter, ids_T, token_ids[0])])
     is_label_BT = torch.stack([is_label_T, is_label_T & shorter])
     return Batch(
         ids_BT,

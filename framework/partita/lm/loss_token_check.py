@@ -9,8 +9,8 @@ import torch
 
 from partita.lm.last_layer import last_layer
 from partita.lm.loaded_model import TextModel
+from partita.lm.logit_check import REFUSALS, logits_of, random_rows, relative_error, rounding_limit
 from partita.lm.loss_token_layer import ATTENTION, LossTokenHook
-from partita.lm.packing_check import logits_of, relative_error, rounding_limit
 from partita.lm.transformers_internals import attention_of
 from partita_schema.sections.trainer import FinetuneTrainer
 
@@ -64,16 +64,14 @@ def selection_error(lm: TextModel, layer: LossTokenHook) -> float | None:
     It is the root mean square, divided by the standard deviation of the logits. Returns None if the model does not
     support it.
     """
-    chance = torch.Generator().manual_seed(0)
-    ordinary = torch.tensor(lm.token_ids)
-    ids_BT = ordinary[torch.randint(len(ordinary), (LINES, LENGTH), generator=chance)].to(lm.device)
+    ids_BT = torch.stack(random_rows(lm.token_ids, [LENGTH] * LINES)).to(lm.device)
     indices_K = torch.tensor(SELECTED)
     with lm.evaluating():
         try:
             all_KV = logits_of(lm.module, ids_BT).flatten(0, 1)[indices_K]
             with layer.only(indices_K):
                 selected_1KV = logits_of(lm.module, ids_BT)
-        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as refusal:
+        except REFUSALS as refusal:
             logger.debug("the last layer for selected tokens: %s", refusal)
             return None
     if selected_1KV.shape != (1, *all_KV.shape):

@@ -12,11 +12,9 @@ import logging
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
-from partita.lm.loaded_model import LoadedModel, TextModel
-from partita.lm.precision import quantized_layers
-from partita.lm.products.int8_linear import int8_layers
+from partita.lm.loaded_model import TextModel
+from partita.lm.logit_check import REFUSALS, logits_of, random_rows, relative_error, rounding_limit
 from partita.lm.transformers_internals import attention_of
 from partita_schema.errors import ModelError
 from partita_schema.rules.adapters import NOT_PACKED
@@ -28,12 +26,6 @@ Isolation = Literal["positions", "mask"]
 
 LENGTHS = (7, 9)
 """Tokens of the two rows."""
-TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
-"""Relative error of the logits that rounding can explain, by dtype of unquantized weights."""
-ROUGH_TOLERANCE = 0.03
-"""The same for other dtypes, and for weights that bitsandbytes quantized."""
-INT8_TOLERANCE = 0.06
-"""The same if inputs are rounded to int8; 0.02 was measured in a model of 12 layers."""
 ADVICE = "write data.batching: {type: bucket}"
 
 
@@ -86,14 +78,6 @@ def find_isolation(lm: TextModel) -> Isolation:
     raise ModelError(f"data.batching.type: rows cannot be packed: {name} {problem}; {ADVICE}")
 
 
-def rounding_limit(lm: LoadedModel) -> float:
-    """Return the relative error of a model's logits that rounding can explain."""
-    if int8_layers(lm.module):
-        return INT8_TOLERANCE
-    exact = not quantized_layers(lm.module)
-    return TOLERANCE.get(lm.base.dtype, ROUGH_TOLERANCE) if exact else ROUGH_TOLERANCE
-
-
 def sees_all_before(config: Any) -> bool:
     """Return whether every layer has full causal attention, so that one mask is right for all of them."""
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
@@ -108,37 +92,19 @@ def isolation_error(lm: TextModel, isolation: Isolation) -> float | None:
     Two lines contain the rows in either order, followed by a padding token. Returns None if the model rejects the
     inputs.
     """
-    chance = torch.Generator().manual_seed(0)
-    ordinary = torch.tensor(lm.token_ids)
-    first, second = (ordinary[torch.randint(len(ordinary), (length,), generator=chance)] for length in LENGTHS)
-    end = torch.full((2,), int(ordinary[0]))
-    lines = [torch.cat([first, second, end[:1]]), torch.cat([second, first, end[:1]])]
-    positions = [
-        torch.cat([torch.arange(len(row)) for row in rows])
-        for rows in ((first, second, end[:1]), (second, first, end[:1]))
-    ]
-    ids_BT, positions_BT = torch.stack(lines).to(lm.device), torch.stack(positions).to(lm.device)
+    first, second = random_rows(lm.token_ids, LENGTHS)
+    padding = torch.tensor(lm.token_ids[:1])
+    lines = [(first, second, padding), (second, first, padding)]
+    ids_BT = torch.stack([torch.cat(rows) for rows in lines]).to(lm.device)
+    positions_BT = torch.stack([torch.cat([torch.arange(len(row)) for row in rows]) for rows in lines]).to(lm.device)
     inputs = packed_inputs(positions_BT, isolation=isolation, model=lm.base)
     with lm.evaluating():
         alone = [logits_of(lm.module, row[None].to(lm.device))[0] for row in (first, second)]
         try:
             packed = logits_of(lm.module, ids_BT, **inputs)
-        except (TypeError, ValueError, RuntimeError, IndexError) as refusal:
+        except REFUSALS as refusal:
             logger.debug("packed rows by %s: %s", isolation, refusal)
             return None
     a, b = LENGTHS
     together = [packed[0, :a], packed[0, a : a + b], packed[1, :b], packed[1, b : a + b]]
     return relative_error(torch.cat(together), torch.cat([*alone, *alone[::-1]]))
-
-
-def relative_error(together_NV: torch.Tensor, alone_NV: torch.Tensor) -> float | None:
-    """Return the root mean square difference of logits over their spread; None if it is not finite."""
-    spread = (alone_NV - alone_NV.mean(dim=-1, keepdim=True)).std()
-    error = (together_NV - alone_NV).square().mean().sqrt() / spread
-    return float(error) if torch.isfinite(error) else None
-
-
-def logits_of(module: nn.Module, ids_BT: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
-    """Return the logits [B, T, V] of a forward pass without KV cache, in float64."""
-    logits: torch.Tensor = module(input_ids=ids_BT, use_cache=False, **given).logits.double()
-    return logits

@@ -18,6 +18,7 @@ from partita.lm.batch_decoding import BatchDecoder, StopStrings
 from partita.lm.batch_prompts import BatchPrompts
 from partita.lm.generation import beam_search, generation_settings, may_run_past_context
 from partita.lm.loaded_model import TextModel
+from partita.lm.logit_check import random_rows
 from partita.lm.sampler import Sampler
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Timing
@@ -140,9 +141,7 @@ def worst_requests(
         new_tokens: New tokens per row.
         support: Whether rows of different lengths can share a batch: then the last prompt is a token shorter.
     """
-    ordinary = torch.tensor(lm.token_ids)
-    chance = torch.Generator().manual_seed(rows)
-    ids_BS = ordinary[torch.randint(len(ordinary), (rows, prompt_tokens), generator=chance)].tolist()
+    ids_BS = [row.tolist() for row in random_rows(lm.token_ids, [prompt_tokens] * rows, seed=rows)]
     if rows > 1 and prompt_tokens > 1 and support.rows == "padded":
         ids_BS[-1] = ids_BS[-1][1:]
     return [GenerationRequest(input_ids=ids, max_new_tokens=new_tokens) for ids in ids_BS]

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import torch
 
-from partita.lm.batch_check import check_context, random_rows
+from partita.lm.batch_check import check_context, prompts_with_answers
 from partita.lm.loaded_model import TextModel
 
 
 def check_sides(lm: TextModel) -> None:
     """Raise ModelError if logits depend on later tokens of the decoder, or on padding after the prompt."""
-    prompt, row = random_rows(lm)[1:3]
+    prompt, row = prompts_with_answers(lm)[1:3]
     short = row[: len(row) // 2]
 
     def logits() -> Iterator[torch.Tensor]:

@@ -13,9 +13,8 @@ import torch
 
 from partita.lm.attention_windows import window_set_to
 from partita.lm.base import GenerationOptions
-from partita.lm.batch_check import REFUSALS
 from partita.lm.loaded_model import TextModel
-from partita.lm.packing_check import rounding_limit
+from partita.lm.logit_check import REFUSALS, largest_or_infinity, random_rows, rounding_limit, spread_of, too_small
 from partita.lm.slots.attention import attends
 from partita.lm.slots.slots import Slots, SlotSupport
 from partita.lm.transformers_internals import attention_of, is_stateful
@@ -28,10 +27,7 @@ PREFIX = 3
 LENGTHS = (9, 5, 7)
 """Tokens of the prompts, including the shared prefix."""
 STEPS = 2
-TOO_SMALL = (
-    f"{len(LENGTHS)} rows of {max(LENGTHS) + STEPS} tokens do not fit in memory next to the model; free some, or write "
-    "quantization: {bits: 4} or a smaller base_model"
-)
+TOO_SMALL = too_small(len(LENGTHS), max(LENGTHS) + STEPS)
 OTHER_WINDOWS = ("window_size", "keep_window_size", "floor_scale")
 """Config keys of GPT-Neo, Doge and Llama 4: lengths beyond which the mask or the scale of a token changes in a way that
 slots do not implement."""
@@ -153,9 +149,7 @@ def largest_difference(lm: TextModel, compute: Callable[[list[list[int]]], Seque
         compute: Returns the logits of a few rows with a common prefix: of each row after the prompt, after each further
             token, and possibly after the last one once more.
     """
-    chance = torch.Generator().manual_seed(0)
-    ordinary = torch.tensor(lm.token_ids)
-    rows = [ordinary[torch.randint(len(ordinary), (length + STEPS,), generator=chance)].tolist() for length in LENGTHS]
+    rows = [row.tolist() for row in random_rows(lm.token_ids, [length + STEPS for length in LENGTHS])]
     rows = [[*rows[0][:PREFIX], *row[PREFIX:]] for row in rows]
     with lm.evaluating():
         alone = []
@@ -164,15 +158,13 @@ def largest_difference(lm: TextModel, compute: Callable[[list[list[int]]], Seque
             logits = lm.base(input_ids=ids, use_cache=False).logits[0, -STEPS - 1 :].double()
             alone.append(torch.cat([logits, logits[-1:]]))
         otherwise = compute(rows)
-    spread = torch.cat(alone)
-    spread = (spread - spread.mean(dim=-1, keepdim=True)).std()
+    spread = spread_of(torch.cat(alone))
     errors = [
         (there[step].double() - here[step]).square().mean().sqrt() / spread
         for here, there in zip(alone, otherwise, strict=True)
         for step in range(len(there))
     ]
-    worst = float(torch.stack(errors).max())
-    return worst if worst == worst else float("inf")
+    return largest_or_infinity(torch.stack(errors))
 
 
 def read_in_slots(slots: Slots, rows: list[list[int]]) -> list[list[torch.Tensor]]:

@@ -11,6 +11,7 @@ import torch
 
 from partita.lm.base import SHORTEST_PREFIX, GenerationOptions, SlotRequest
 from partita.lm.loaded_model import TextModel
+from partita.lm.logit_check import random_rows
 from partita.lm.row import Row
 from partita.lm.slots.slots import Slots, SlotSupport
 from partita.lm.worst_case import ENOUGH_SECONDS, STEPS, TIMED_STEPS
@@ -195,5 +196,4 @@ def prefix_tokens(lm: TextModel, count: int) -> list[int]:
 
 def seeded_tokens(lm: TextModel, count: int) -> torch.Tensor:
     """Return random tokens [count], the same for the same count."""
-    ordinary = torch.tensor(lm.token_ids)
-    return ordinary[torch.randint(len(ordinary), (count,), generator=torch.Generator().manual_seed(count))]
+    return random_rows(lm.token_ids, [count], seed=count)[0]

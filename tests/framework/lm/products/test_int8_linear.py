@@ -13,8 +13,8 @@ from torch import nn
 from partita.lm import number_formats
 from partita.lm.base import GenerationOptions
 from partita.lm.exporting import identity
+from partita.lm.logit_check import INT8_TOLERANCE, TOLERANCE, rounding_limit
 from partita.lm.number_formats import Int8Speed
-from partita.lm.packing_check import INT8_TOLERANCE, TOLERANCE, rounding_limit
 from partita.lm.products import int8_linear
 from partita.lm.products.int8_linear import (
     FBGEMM,
