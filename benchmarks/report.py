@@ -16,7 +16,7 @@ from pathlib import Path
 from harness import Limit, Result, Row, call, main
 
 from partita.runs.manifest import versions
-from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
 from partita_schema.common.checksums import sealed
 from partita_schema.load import load_config
 from partita_schema.records import FORMAT_VERSION
@@ -100,22 +100,22 @@ def step_of(step: int, chance: random.Random) -> Row:
     }
 
 
-def classified(index: int, chance: random.Random, share: float) -> RowResult:
+def classified(index: int, chance: random.Random, share: float) -> RecordedRow:
     """Return a row of the classifier; `share` of them are right."""
     reference = chance.choice(LABELS)
     value = reference if chance.random() < share else chance.choice(LABELS)
     result = {"team": OutputResult(reference, value, reference == value)}
-    return RowResult(f"rows.jsonl:{index}", words(chance, 20), value, round(chance.random(), 6), 3, result)
+    return RecordedRow(f"rows.jsonl:{index}", words(chance, 20), value, round(chance.random(), 6), 3, result)
 
 
-def compared(index: int, chance: random.Random, share: float) -> RowResult:
+def compared(index: int, chance: random.Random, share: float) -> RecordedRow:
     """Return a pair; in `share` of them the chosen answer is preferred."""
     rewards = sorted((chance.gauss(0, 1), chance.gauss(0, 1)), reverse=chance.random() < share)
     numbers = {"rewards/chosen": rewards[0], "rewards/rejected": rewards[1]}
     numbers |= {"logps/chosen": -50 * chance.random(), "logps/rejected": -50 * chance.random()}
     of_row = numbers | {"rejected": words(chance, chance.randint(3, 20))}
     result = {"answer": OutputResult(words(chance, chance.randint(3, 20)), None, None, of_row=of_row)}
-    return RowResult(f"rows.jsonl:{index}", words(chance, 20), None, chance.random(), 40, result)
+    return RecordedRow(f"rows.jsonl:{index}", words(chance, 20), None, chance.random(), 40, result)
 
 
 def words(chance: random.Random, count: int) -> str:
@@ -136,7 +136,7 @@ class Kind:
     config: Row
     outputs: dict[str, str]
     """Type of each output."""
-    row: Callable[[int, random.Random, float], RowResult]
+    row: Callable[[int, random.Random, float], RecordedRow]
     metrics: Callable[[random.Random], Row] = lambda _: {}
     """Further metrics of a step."""
 

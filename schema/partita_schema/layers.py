@@ -48,7 +48,7 @@ class Layers:
 
 
 @dataclass
-class Reader:
+class LayerReader:
     """Reads files and those that they extend."""
 
     problems: list[Problem] = field(default_factory=list)
@@ -133,7 +133,7 @@ def read_layers(source: ConfigSource) -> Layers:
         ConfigError: A file cannot be read, or extends itself.
     """
     sources = [source] if isinstance(source, str | Path | Mapping | Config) else several(source)
-    reader, trees, text, main = Reader(), list[Node](), None, None
+    reader, trees, text, main = LayerReader(), list[Node](), None, None
     for one in sources:
         if isinstance(one, Config):
             trees.append(tree_of(one.model_dump(mode="json", exclude_unset=True)))

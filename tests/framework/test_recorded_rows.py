@@ -20,7 +20,7 @@ from partita.pipeline.evaluate import LocalEvaluator, evaluate_dataset
 from partita.pipeline.row_recorder import MAX_PROMPT, MAX_SCORES, RecordedEvaluation, best_scores
 from partita.report.evaluation import SplitResults, read_evaluation
 from partita.report.measures import measures_of
-from partita.runs.row_results import EvaluationHeader, RowResult, RowSpool, evaluation_path, read_header
+from partita.runs.row_results import EvaluationHeader, RecordedRow, RowSpool, evaluation_path, read_header
 from partita_schema.errors import WriteError
 from partita_schema.load import load_config
 from partita_trainers.batch_size.cache import Cache
@@ -114,7 +114,7 @@ def train(name: str, run: Path, **trainer: Any) -> tuple[Model, list[dict[str, A
     return model, rows
 
 
-def read(run: Path, split: str = "test") -> tuple[EvaluationHeader, list[RowResult]]:
+def read(run: Path, split: str = "test") -> tuple[EvaluationHeader, list[RecordedRow]]:
     path = evaluation_path(run, split)
     return read_header(path), read_rows(path)
 
@@ -124,7 +124,7 @@ def metrics_of(run: Path) -> dict[str, Any]:
     return metrics
 
 
-def check_losses(rows: list[RowResult], loss: float) -> None:
+def check_losses(rows: list[RecordedRow], loss: float) -> None:
     """Check that the mean over all loss tokens is the loss of the evaluation."""
     pairs = [(row.loss, row.tokens) for row in rows]
     assert all(loss is not None and tokens for loss, tokens in pairs)

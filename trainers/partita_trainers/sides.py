@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Rows(Protocol):
+class SideRows(Protocol):
     """The part of a `Batch` that this module reads."""
 
     @property
@@ -41,7 +41,7 @@ class Sides:
         return Sides(self.input_ids_BS.to(device), self.attention_mask_BS.to(device), self.labels_BT.to(device))
 
 
-def split_sides(batch: Rows) -> Sides:
+def split_sides(batch: SideRows) -> Sides:
     """Split the rows of a batch at their first labels. Padding of the prompts has the id 0, which is masked."""
     import torch
 

@@ -21,7 +21,7 @@ from partita.pipeline.eval_dataset import EvalDataset
 from partita.runs.row_results import (
     EvaluationHeader,
     OutputResult,
-    RowResult,
+    RecordedRow,
     RowSpool,
     completeness,
     evaluation_path,
@@ -180,7 +180,7 @@ class RowRecorder:
             answer: The generated text.
             outputs: The results of the outputs.
         """
-        result = RowResult(
+        result = RecordedRow(
             key=self._rows.key(index),
             prompt=shortened(readable_inputs(self._config, row), MAX_PROMPT),
             context=earlier_turns(self._config, row),

@@ -10,7 +10,7 @@ from partita.report.evaluation import Evaluation, OutputColumn, read_evaluation
 from partita.report.row_shares import EPISODE
 from partita.report.simulated import HISTORIES, transcript_files
 from partita.runs.listing import SPLITS, RunSummary
-from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, OutputResult, RowResult
+from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, OutputResult, RecordedRow
 from partita.simulation.report import numbers_of
 from partita_schema.common.checksums import DamagedError, unsealed_line
 from partita_schema.common.text import counted, nearest
@@ -231,12 +231,12 @@ def rows_of(episodes: Sequence[Episode], history: str) -> Evaluation:
     return evaluation
 
 
-def row_of(episode: Episode) -> RowResult:
+def row_of(episode: Episode) -> RecordedRow:
     """Return an episode as the result of a row."""
     said = [message["content"] for message in episode.messages if message["role"] == "user"]
     numbers = {} if episode.status == "failed" else numbers_of(episode)
     value = {name: number for name, number in numbers.items() if name != "success"}
-    return RowResult(
+    return RecordedRow(
         episode.key,
         prompt=shortened(said[0] if said else "", MAX_TEXT),
         answer=shortened(last_answer(episode), MAX_TEXT),

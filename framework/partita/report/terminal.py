@@ -63,7 +63,7 @@ ASCII = Letters(
 
 
 @dataclass(frozen=True)
-class Chart:
+class TerminalChart:
     """A bar chart over rows."""
 
     title: str
@@ -81,7 +81,7 @@ class Chart:
     """Rows with a sign on the level instead of a bar, and its name in `Letters.signs`."""
 
 
-def draw(chart: Chart, *, width: int, height: int, letters: Letters) -> list[str]:
+def draw(chart: TerminalChart, *, width: int, height: int, letters: Letters) -> list[str]:
     """Draw a chart: the title, lines of bars, the axis, its numbers, and the marks.
 
     Args:
@@ -105,7 +105,7 @@ def draw(chart: Chart, *, width: int, height: int, letters: Letters) -> list[str
     return [line.ljust(width)[:width] for line in (chart.title, *lines, *feet)]
 
 
-def label_lines(chart: Chart, *, top: float, height: int) -> list[str]:
+def label_lines(chart: TerminalChart, *, top: float, height: int) -> list[str]:
     """Return the labels left of the vertical axis, the highest line first: those of the level and the top."""
     labels = [""] * height
     labels[0] = chart.show(top)
@@ -115,7 +115,7 @@ def label_lines(chart: Chart, *, top: float, height: int) -> list[str]:
     return labels
 
 
-def grid(chart: Chart, *, top: float, columns: int, height: int, letters: Letters) -> list[str]:
+def grid(chart: TerminalChart, *, top: float, columns: int, height: int, letters: Letters) -> list[str]:
     """Return the lines between the axes, the highest first.
 
     Args:
@@ -171,7 +171,7 @@ def numbers(max_rows: int, *, columns: int) -> str:
     return "".join(text)
 
 
-def pointers(chart: Chart, *, columns: int, letters: Letters) -> str:
+def pointers(chart: TerminalChart, *, columns: int, letters: Letters) -> str:
     """Return a mark in the column of each marked number of rows; of two in one column, the first."""
     text = [" "] * columns
     for name, rows in reversed(list(chart.marks.items())):
@@ -237,11 +237,11 @@ def charts(size: BatchSize, *, width: int, letters: Letters) -> list[str]:
     return [line.rstrip() for line in lines] + textwrap.wrap(legend(size, letters), width)
 
 
-def memory_chart(size: BatchSize) -> Chart:
+def memory_chart(size: BatchSize) -> TerminalChart:
     """Return the chart of memory over rows."""
     budget = budget_in_sight(size)
     hidden = size.budget_bytes is not None and budget is None
-    return Chart(
+    return TerminalChart(
         title="memory taken" + (f", of {bytes_text(size.budget_bytes)}" if hidden else ""),
         bars=[(probe.rows, used) for probe, used in memory_points(size) if probe.verdict == "fits"],
         max_rows=max_rows(size),
@@ -252,9 +252,9 @@ def memory_chart(size: BatchSize) -> Chart:
     )
 
 
-def speed_chart(size: BatchSize) -> Chart:
+def speed_chart(size: BatchSize) -> TerminalChart:
     """Return the chart of rows per second over rows."""
-    return Chart(
+    return TerminalChart(
         title="rows a second",
         bars=speed_points(size),
         max_rows=max_rows(size),

@@ -44,7 +44,7 @@ class OutputResult:
 
 
 @dataclass(frozen=True)
-class RowResult:
+class RecordedRow:
     """The result of one row."""
 
     key: str
@@ -111,7 +111,7 @@ def evaluation_path(run: Path, split: str, *, base: bool = False) -> Path:
     return run / FOLDER / f"{split}{BASE if base else ''}.jsonl"
 
 
-def write_row_results(path: Path, header: EvaluationHeader, rows: Iterable[RowResult]) -> None:
+def write_row_results(path: Path, header: EvaluationHeader, rows: Iterable[RecordedRow]) -> None:
     """Write the results of an evaluation; the file appears once it is complete.
 
     Raises:
@@ -137,7 +137,7 @@ class RowSpool:
         self._starts_N = np.full(rows, -1, dtype=np.int64)
         self._digests_N = np.zeros((rows, DIGEST_BYTES), dtype=np.uint8)
 
-    def add(self, index: int, row: RowResult, *, content: bytes) -> None:
+    def add(self, index: int, row: RecordedRow, *, content: bytes) -> None:
         """Add a row.
 
         Args:
@@ -183,10 +183,10 @@ def recorded_header(path: Path) -> EvaluationHeader | None:
         return None
 
 
-def line_of(record: EvaluationHeader | RowResult) -> bytes:
+def line_of(record: EvaluationHeader | RecordedRow) -> bytes:
     """Return a record as a line."""
     values = dict(vars(record))
-    if isinstance(record, RowResult):
+    if isinstance(record, RecordedRow):
         values["outputs"] = {name: values_of(output) for name, output in record.outputs.items()}
         if not record.context:
             del values["context"]

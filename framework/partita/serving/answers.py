@@ -10,14 +10,14 @@ from partita.generation.predictions import Answer
 from partita.generation.prompts import PromptRows
 from partita.lm.base import Generated
 from partita.serving.engine import STOPPING, EngineStoppedError, ServingEngine, Ticket, TooManyWaitingError
-from partita.serving.errors import RequestError
+from partita.serving.errors import ApiError
 from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest
 from partita.serving.row_jobs import RowJob
 
 
-def submit_error(error: Exception) -> RequestError:
+def submit_error(error: Exception) -> ApiError:
     """Return the response to a request that the engine does not accept."""
-    return RequestError(429 if isinstance(error, TooManyWaitingError) else 503, str(error))
+    return ApiError(429 if isinstance(error, TooManyWaitingError) else 503, str(error))
 
 
 class AsyncEngine:
@@ -33,7 +33,7 @@ class AsyncEngine:
         If the caller stops early, the answers are cancelled.
 
         Raises:
-            RequestError: The engine does not accept the requests, or the answers take too long.
+            ApiError: The engine does not accept the requests, or the answers take too long.
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, AnswerPiece | AnswerEnd]]()
         end = loop.time() + self.max_seconds
@@ -67,11 +67,11 @@ class AsyncEngine:
                     ticket.cancel()
 
     async def answers(self, requests: Sequence[AnswerRequest]) -> list[Generated]:
-        """Return whole answers. Raise RequestError if one is missing."""
+        """Return whole answers. Raise ApiError if one is missing."""
         return [checked(end) for end in await self.ends(requests)]
 
     async def ends(self, requests: Sequence[AnswerRequest]) -> list[AnswerEnd]:
-        """Return whole answers, or why there is none. Raise RequestError if the engine has stopped."""
+        """Return whole answers, or why there is none. Raise ApiError if the engine has stopped."""
         found: dict[int, AnswerEnd] = {}
         async with aclosing(self.events(requests)) as events:
             async for index, event in events:
@@ -85,7 +85,7 @@ class AsyncEngine:
         """Return the answers to rows, in their order.
 
         Raises:
-            RequestError: The engine does not accept the rows, or they take too long.
+            ApiError: The engine does not accept the rows, or they take too long.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Sequence[Answer]] = loop.create_future()
@@ -113,9 +113,9 @@ class AsyncEngine:
         finally:
             job.cancelled = not future.done() or future.cancelled()
 
-    def too_slow(self) -> RequestError:
+    def too_slow(self) -> ApiError:
         """Return the response to a request that took too long."""
-        return RequestError(504, f"no answer within {self.max_seconds:g} s; ask for fewer tokens, or try again later")
+        return ApiError(504, f"no answer within {self.max_seconds:g} s; ask for fewer tokens, or try again later")
 
 
 def call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) -> None:
@@ -125,8 +125,8 @@ def call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) 
 
 
 def checked(event: AnswerEnd) -> Generated:
-    """Return the answer in an end event. Raise RequestError if there is none."""
+    """Return the answer in an end event. Raise ApiError if there is none."""
     if event.generated is None:
         status = 503 if event.error == STOPPING else 500
-        raise RequestError(status, event.error or "no answer")
+        raise ApiError(status, event.error or "no answer")
     return event.generated

@@ -29,7 +29,7 @@ from partita.serving.bodies import (
     reason_of,
 )
 from partita.serving.engine import ServingEngine
-from partita.serving.errors import NO_COLUMN, OTHER_MODEL, RequestError
+from partita.serving.errors import NO_COLUMN, OTHER_MODEL, ApiError
 from partita.serving.guard import RequestGuard
 from partita.serving.limits import ServerLimits
 from partita.serving.metrics import ServerMetrics
@@ -120,11 +120,11 @@ class Api:
             found = (await asyncio.to_thread(self._description))["fingerprint"]
             if found != body.fingerprint:
                 message = f"the rows are for the model {body.fingerprint}, and this server has {found}"
-                raise RequestError(400, message, param="fingerprint", code=OTHER_MODEL)
+                raise ApiError(400, message, param="fingerprint", code=OTHER_MODEL)
         try:
             rows = self.rows.open(body.rows, body.keys)
         except DataError as error:
-            raise RequestError(400, str(error), param="rows", code=NO_COLUMN) from None
+            raise ApiError(400, str(error), param="rows", code=NO_COLUMN) from None
         return await self._unless_gone(request, self._predictions(body, rows))
 
     def _description(self) -> dict[str, Any]:
@@ -171,23 +171,23 @@ class Api:
         return PlainTextResponse(self.metrics.text(), media_type=self.metrics.media_type)
 
     async def _body(self, request: Request, kind: type[AnyBody]) -> AnyBody:
-        """Return the body of a request. Raise RequestError if it is not valid."""
+        """Return the body of a request. Raise ApiError if it is not valid."""
         content = await request.body()
         try:
             body = kind.model_validate_json(content)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             param = str(first["loc"][0]) if first["loc"] else None
-            raise RequestError(400, reason_of(first), param=param) from None
+            raise ApiError(400, reason_of(first), param=param) from None
         repeated = repeated_key(content)
         if repeated is not None:
-            raise RequestError(400, repeated)
+            raise ApiError(400, repeated)
         return body
 
     def _check_model(self, name: str | None) -> None:
-        """Raise RequestError if a request names another model."""
+        """Raise ApiError if a request names another model."""
         if name not in (None, self.state.name):
-            raise RequestError(
+            raise ApiError(
                 404, f"no model is named {name!r}; this server has {self.state.name!r}", code="model_not_found"
             )
 
@@ -215,7 +215,7 @@ async def until_gone(request: Request) -> None:
 
 async def refused(request: Request, error: Exception) -> Response:
     """Return the response to a refused request."""
-    assert isinstance(error, RequestError)
+    assert isinstance(error, ApiError)
     return error.response()
 
 
@@ -223,8 +223,8 @@ async def refused_by_partita(request: Request, error: Exception) -> Response:
     """Return the response to a request that names what the model cannot do, or that is invalid."""
     if isinstance(error, JobError):
         logger.error("a request failed: %s", error)
-        return RequestError(500, str(error)).response()
-    return RequestError(400, str(error)).response()
+        return ApiError(500, str(error)).response()
+    return ApiError(400, str(error)).response()
 
 
 async def not_found(request: Request, error: Exception) -> Response:
@@ -234,7 +234,7 @@ async def not_found(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not for {request.url.path}"
     else:
         message = f"there is nothing at {request.url.path}; GET /v1/models, POST /v1/chat/completions or /predict"
-    response = RequestError(error.status_code, message).response()
+    response = ApiError(error.status_code, message).response()
     response.headers.update(error.headers or {})
     return response
 
@@ -246,11 +246,11 @@ async def gone(request: Request, error: Exception) -> Response:
 
 async def failed(request: Request, error: Exception) -> Response:
     """Return the response to a request that failed without a fault of the client."""
-    return RequestError(500, "the server failed; its log says why").response()
+    return ApiError(500, "the server failed; its log says why").response()
 
 
 HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
-    RequestError: refused,
+    ApiError: refused,
     PartitaError: refused_by_partita,
     HTTPException: not_found,
     ClientDisconnect: gone,

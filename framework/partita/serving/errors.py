@@ -25,7 +25,7 @@ NO_COLUMN = "missing_column"
 """Code of the error of rows that lack a column."""
 
 
-class RequestError(Exception):
+class ApiError(Exception):
     """A request that is refused, with the status and the sentence of the response."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:

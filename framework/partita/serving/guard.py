@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from partita.serving.errors import RequestError
+from partita.serving.errors import ApiError
 from partita.serving.hosts import why_foreign
 from partita.serving.limits import ServerLimits
 from partita.serving.metrics import ServerMetrics
@@ -59,7 +59,7 @@ class RequestGuard:
             self.check_site(scope)
             self.check_token(scope)
             body = await self.read_body(scope, receive)
-        except RequestError as error:
+        except ApiError as error:
             headers = {"Connection": "close"} if error.status in (408, 413) else {}
             response = error.response()
             response.headers.update(headers)
@@ -71,7 +71,7 @@ class RequestGuard:
             self.metrics.count(scope["path"], status, time.perf_counter() - started)
 
     def check_site(self, scope: Scope) -> None:
-        """Raise RequestError if no token is needed and a page of another site may have sent the request."""
+        """Raise ApiError if no token is needed and a page of another site may have sent the request."""
         if self.token is not None:
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in (b"host", b"origin")}
@@ -80,22 +80,22 @@ class RequestGuard:
         except ValueError:
             reason = "the header Host or Origin is not valid"
         if reason is not None:
-            raise RequestError(403, reason)
+            raise ApiError(403, reason)
 
     def check_token(self, scope: Scope) -> None:
-        """Raise RequestError if a request lacks the token."""
+        """Raise ApiError if a request lacks the token."""
         path = scope["path"]
         if self.token is None or path in self.public or ("/" in self.public and not path.startswith(API)):
             return
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         if not secrets.compare_digest(given, b"Bearer " + self.token.encode()):
-            raise RequestError(401, "send the header Authorization: Bearer TOKEN with the token of this server")
+            raise ApiError(401, "send the header Authorization: Bearer TOKEN with the token of this server")
 
     async def read_body(self, scope: Scope, receive: Receive) -> Receive | None:
         """Read the body of a request; return a function that receives it, or None if the client is gone.
 
         Raises:
-            RequestError: The body is too large or arrives too slowly.
+            ApiError: The body is too large or arrives too slowly.
         """
         most = self.limits.body_bytes
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
@@ -114,7 +114,7 @@ class RequestGuard:
                     if size > most:
                         raise too_large(most)
         except TimeoutError:
-            raise RequestError(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
+            raise ApiError(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
         messages: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def body() -> Message:
@@ -123,6 +123,6 @@ class RequestGuard:
         return body
 
 
-def too_large(most: int) -> RequestError:
+def too_large(most: int) -> ApiError:
     """Return the response to a body that is too large."""
-    return RequestError(413, f"the body is larger than {most:,} bytes; send less at a time")
+    return ApiError(413, f"the body is larger than {most:,} bytes; send less at a time")

@@ -13,7 +13,7 @@ from partita.generation.text_stream import overlap
 from partita.lm.base import Generated, TokenLogprob
 from partita.serving.answers import AsyncEngine, checked
 from partita.serving.bodies import ChatBody, ResponseFormat, ToolChoice
-from partita.serving.errors import RequestError
+from partita.serving.errors import ApiError
 from partita.serving.openai_format import DONE, ResponseHead, chat_choice, chat_logprobs, event_of, usage_of
 from partita.serving.openai_requests import EngineRequests, streamed
 from partita.serving.request_queue import AnswerPiece, AnswerRequest
@@ -85,7 +85,7 @@ class ChatAnswers:
         """Format of the calls of the model."""
         template = self.core.prompts.template
         if template is None:
-            raise RequestError(400, "tools need a model with a chat template", param="tools")
+            raise ApiError(400, "tools need a model with a chat template", param="tools")
         return call_form(template, self.core.tokenizer)
 
     async def chat(self, body: ChatBody) -> Response:
@@ -94,7 +94,7 @@ class ChatAnswers:
         grammar = tools.grammar if tools is not None else None
         if body.response_format is not None and body.response_format.type != "text":
             if tools is not None:
-                raise RequestError(400, "response_format and tools exclude each other", param="response_format")
+                raise ApiError(400, "response_format and tools exclude each other", param="response_format")
             grammar = grammar_of(body.response_format)
         shown = tools.tools if tools is not None else ()
         ids = await asyncio.to_thread(self.core.prompts.encode, body.messages, tools=shown)
@@ -172,14 +172,14 @@ class ChatAnswers:
         try:
             defined = tools_of(body.tools, "tools")
         except FormatError as error:
-            raise RequestError(400, str(error), param="tools") from None
+            raise ApiError(400, str(error), param="tools") from None
         for tool in defined:
             check_parameters(tool["function"])
         called = defined
         if isinstance(choice, ToolChoice):
             called = [tool for tool in defined if tool["function"]["name"] == choice.function.name]
             if not called:
-                raise RequestError(400, f"tool_choice: no tool is named {choice.function.name}", param="tool_choice")
+                raise ApiError(400, f"tool_choice: no tool is named {choice.function.name}", param="tool_choice")
         must_call = choice == "required" or isinstance(choice, ToolChoice)
         return AskedTools(
             defined, form, call_grammar(called, form=form) if must_call else None, body.parallel_tool_calls
@@ -187,20 +187,20 @@ class ChatAnswers:
 
 
 def check_parameters(function: Mapping[str, Any]) -> None:
-    """Raise RequestError if the parameters of a tool are not a JSON Schema."""
+    """Raise ApiError if the parameters of a tool are not a JSON Schema."""
     try:
         check_json_schema(function.get("parameters") or {})
     except ValueError as error:
-        raise RequestError(400, f"tools: the parameters of {function['name']}: {error}", param="tools") from None
+        raise ApiError(400, f"tools: the parameters of {function['name']}: {error}", param="tools") from None
 
 
 def grammar_of(form: ResponseFormat) -> str:
-    """Return the grammar of answers in this form. Raise RequestError if its schema is not valid."""
+    """Return the grammar of answers in this form. Raise ApiError if its schema is not valid."""
     if form.json_schema is None:
         return whole_grammar("value", [json_rule("value", {"type": "object"})])
     schema = form.json_schema.schema_
     try:
         check_json_schema(schema)
     except ValueError as error:
-        raise RequestError(400, f"response_format.json_schema: {error}", param="response_format") from None
+        raise ApiError(400, f"response_format.json_schema: {error}", param="response_format") from None
     return whole_grammar("value", [json_rule("value", schema)])

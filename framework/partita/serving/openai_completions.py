@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from partita.lm.base import TokenLogprob
 from partita.serving.answers import AsyncEngine, checked
 from partita.serving.bodies import CompletionBody
-from partita.serving.errors import RequestError
+from partita.serving.errors import ApiError
 from partita.serving.openai_format import DONE, ResponseHead, completion_logprobs, event_of, usage_of
 from partita.serving.openai_requests import EngineRequests, streamed
 from partita.serving.request_queue import AnswerPiece, AnswerRequest
@@ -97,9 +97,9 @@ class CompletionAnswers:
         for prompt in body.prompts:
             ids = tokenizer(prompt, verbose=False)["input_ids"] if isinstance(prompt, str) else prompt
             if not ids:
-                raise RequestError(400, "a prompt is empty; write at least a character", param="prompt")
+                raise ApiError(400, "a prompt is empty; write at least a character", param="prompt")
             self.requests.check_tokens(ids)
             prompts.append(list(ids))
         if not prompts:
-            raise RequestError(400, "there is no prompt", param="prompt")
+            raise ApiError(400, "there is no prompt", param="prompt")
         return prompts

@@ -13,7 +13,7 @@ from partita.lm.generation import answer_ends
 from partita.serving.bodies import SamplingBody
 from partita.serving.chat_prompts import sampling_options
 from partita.serving.engine import ServingEngine
-from partita.serving.errors import RequestError
+from partita.serving.errors import ApiError
 from partita.serving.openai_format import TokenTexts, event_of
 from partita.serving.request_queue import AnswerRequest
 from partita_schema.errors import RowError
@@ -66,7 +66,7 @@ class EngineRequests:
             room = core.context_tokens - len(prompt)
             if room < 1 or (limit is not None and limit > room):
                 wanted = f" and max_tokens {limit:,}" if limit is not None and room >= 1 else ""
-                raise RequestError(
+                raise ApiError(
                     400,
                     f"the prompt has {len(prompt):,} tokens{wanted}, and the context holds {core.context_tokens:,}; "
                     "shorten it, or write a smaller max_tokens",
@@ -79,31 +79,31 @@ class EngineRequests:
         return requests
 
     def check_tokens(self, ids: Sequence[int]) -> None:
-        """Raise RequestError if one of these is not a token of the model."""
+        """Raise ApiError if one of these is not a token of the model."""
         size = self.core.lm.vocabulary_size
         wrong = next((token for token in ids if not 0 <= token < size), None)
         if wrong is not None:
-            raise RequestError(400, f"{wrong} is not a token of this model, which has {size:,}")
+            raise ApiError(400, f"{wrong} is not a token of this model, which has {size:,}")
 
     def check_writes(self) -> None:
-        """Raise RequestError if the model writes no text."""
+        """Raise ApiError if the model writes no text."""
         config = self.core.parts.config
         if config.head_output is not None or config.scores_answers:
-            raise RequestError(400, "the model writes no text; send rows to /predict")
+            raise ApiError(400, "the model writes no text; send rows to /predict")
 
     def _check_options(self, options: GenerationOptions) -> None:
-        """Raise RequestError or ModelError if a grammar cannot be used."""
+        """Raise ApiError or ModelError if a grammar cannot be used."""
         if options.grammar is None:
             return
         if self.core.why_batches is not None:
-            raise RequestError(
+            raise ApiError(
                 400,
                 "response_format and required tools need continuous batching, which is not available here: "
                 f"{self.core.why_batches}",
             )
         mistake = mistake_in(options.grammar)
         if mistake is not None:
-            raise RequestError(400, f"answers cannot be held to the JSON schema of this request ({mistake})")
+            raise ApiError(400, f"answers cannot be held to the JSON schema of this request ({mistake})")
         lm: Any = self.core.lm
         lm.grammar(options.grammar, ends=answer_ends(lm, options))
 
@@ -125,8 +125,8 @@ async def streamed(parts: AsyncGenerator[bytes]) -> Response:
             try:
                 async for part in rest:
                     yield part
-            except (RequestError, RowError) as error:
-                yield event_of(error.content if isinstance(error, RequestError) else {"error": {"message": str(error)}})
+            except (ApiError, RowError) as error:
+                yield event_of(error.content if isinstance(error, ApiError) else {"error": {"message": str(error)}})
 
     return StreamingResponse(
         content(), media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -21,7 +21,7 @@ from partita.simulation.registry import AGENTS, factory
 from partita.simulation.rollout import Rollout
 from partita.simulation.turn_answers import build_turn_answers
 from partita.simulation.turns import TurnEncoder
-from partita.simulation.worlds import Conversation, World
+from partita.simulation.worlds import AgentConversation, World
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.sections.agents import (
     CustomWorldConfig,
@@ -79,12 +79,12 @@ def agent_key(section: Simulation, name: str) -> str:
     return f"simulation.agents.{'others.' if name in section.agents.others else ''}{name}"
 
 
-def build_conversation(section: Simulation) -> Conversation:
+def build_conversation(section: Simulation) -> AgentConversation:
     """Build the world of a user simulation or of self-play."""
     world = section.world
     assert isinstance(world, UserSimWorldConfig | SelfPlayWorldConfig)
     (other,) = other_agents(section)
-    return Conversation(
+    return AgentConversation(
         other,
         max_turns=section.max_turns,
         done=world.done,

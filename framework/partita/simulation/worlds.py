@@ -264,7 +264,7 @@ def failure(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class AgentConversation:
     """World in which two agents alternate until one ends the dialogue or has nothing more to say."""
 
     other: str

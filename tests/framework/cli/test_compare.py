@@ -13,7 +13,7 @@ from partita.report.comparison_table import disagreement_lines, one_line, p_text
 from partita.report.disagreements import Disagreement
 from partita.report.measures import MetricEstimate
 from partita.report.statistics import Difference, Interval
-from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
 
 from ..conftest import Command
 from ..run_directories import MakeRun
@@ -39,7 +39,7 @@ def evaluated(make_run: MakeRun, name: str, *, right: int, text: str = "ticket",
     """Write a run with 40 rows, of which the first `right` are right."""
     folder = make_run(name, **run)
     rows = [
-        RowResult(f"r:{i}", f"{text} {i}", outputs={"team": OutputResult("a", "a" if i < right else text, i < right)})
+        RecordedRow(f"r:{i}", f"{text} {i}", outputs={"team": OutputResult("a", "a" if i < right else text, i < right)})
         for i in range(40)
     ]
     header = EvaluationHeader("test", "result", "f", outputs={"team": "category"})

@@ -10,7 +10,7 @@ from typing import Any
 from partita.data.episode import Episode
 from partita.report.transcript_page import write_page
 from partita.runs.manifest import versions
-from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
 from partita.simulation.report import SimulationReport, outcomes_of
 from partita.simulation.run import SimulationResult
 from partita.simulation.transcripts import write_lines
@@ -18,7 +18,7 @@ from partita_schema.common.checksums import sealed
 from partita_schema.load import load_config
 from partita_schema.records import FORMAT_VERSION
 
-Results = Sequence[RowResult]
+Results = Sequence[RecordedRow]
 LABELS = ("billing", "shipping", "returns")
 
 
@@ -109,11 +109,11 @@ def log_line(step: int) -> str:
 
 def rows_of(
     count: int, output: Callable[[random.Random], Mapping[str, OutputResult]], *, seed: int = 1
-) -> list[RowResult]:
+) -> list[RecordedRow]:
     """Return rows with the outputs that a function draws."""
     chance = random.Random(seed)
     return [
-        RowResult(f"row-{index}", f"Message {index}: where is it?", "an answer", chance.random(), 2, output(chance))
+        RecordedRow(f"row-{index}", f"Message {index}: where is it?", "an answer", chance.random(), 2, output(chance))
         for index in range(count)
     ]
 

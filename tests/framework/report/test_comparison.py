@@ -20,7 +20,7 @@ from partita.report.measures import MetricEstimate, measures_of
 from partita.report.run_record import read_run
 from partita.report.sections.headline import headline
 from partita.report.statistics import Difference, Interval, right_difference
-from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
 from partita.simulation.transcripts import write_lines
 from partita_schema.errors import DataError, PartitaError
 
@@ -36,7 +36,7 @@ def evaluated(make_run: MakeRun) -> Evaluated:
     """Return a function that writes a run with the results of rows of a split."""
 
     def make(
-        name: str, rows: Sequence[RowResult], *, split: str = "test", kinds: dict[str, str] | None = None, **run: Any
+        name: str, rows: Sequence[RecordedRow], *, split: str = "test", kinds: dict[str, str] | None = None, **run: Any
     ) -> Path:
         folder = make_run(name, **run)
         header = EvaluationHeader(split, "result", "f", outputs=kinds or {"team": "category"})
@@ -46,14 +46,16 @@ def evaluated(make_run: MakeRun) -> Evaluated:
     return make
 
 
-def teams(answers: str, *, first: int = 2, **more: Any) -> list[RowResult]:
+def teams(answers: str, *, first: int = 2, **more: Any) -> list[RecordedRow]:
     """Return rows whose references are sales, support, sales, ...; `+` is right, `-` wrong, `?` unreadable."""
     rows = []
     for number, mark in enumerate(answers):
         truth, wrong = TEAMS[number % 2], TEAMS[1 - number % 2]
         value = {"+": truth, "-": wrong, "?": None}[mark]
         output = OutputResult(truth, value, mark == "+")
-        rows.append(RowResult(f"rows.csv:{number + first}", f"ticket {number}", "?", **more, outputs={"team": output}))
+        rows.append(
+            RecordedRow(f"rows.csv:{number + first}", f"ticket {number}", "?", **more, outputs={"team": output})
+        )
     return rows
 
 
@@ -154,8 +156,8 @@ def test_the_verdict_knows_the_direction_of_a_metric(metric: str, value: float, 
 
 
 def test_losses_count_by_their_tokens_and_lower_is_better(evaluated: Evaluated) -> None:
-    def rows(change: float) -> list[RowResult]:
-        return [RowResult(f"{i}", loss=1 + (i % 5) / 5 + change, tokens=1 + i % 3) for i in range(60)]
+    def rows(change: float) -> list[RecordedRow]:
+        return [RecordedRow(f"{i}", loss=1 + (i % 5) / 5 + change, tokens=1 + i % 3) for i in range(60)]
 
     a, b = (evaluated(name, rows(change), kinds={"team": "category"}) for name, change in (("a", 0), ("b", -0.2)))
     loss = metric(compare_runs([a, b]), "loss")
@@ -165,9 +167,9 @@ def test_losses_count_by_their_tokens_and_lower_is_better(evaluated: Evaluated) 
 
 
 def test_numbers_are_compared_by_their_errors(evaluated: Evaluated) -> None:
-    def rows(error: float) -> list[RowResult]:
+    def rows(error: float) -> list[RecordedRow]:
         return [
-            RowResult(str(i), outputs={"price": OutputResult(i, i + error * (1 + i % 4), False)}) for i in range(50)
+            RecordedRow(str(i), outputs={"price": OutputResult(i, i + error * (1 + i % 4), False)}) for i in range(50)
         ]
 
     kinds = {"price": "number"}
@@ -199,9 +201,9 @@ def test_rows_in_which_runs_differ_alternate_between_those_that_either_run_has_r
 
 
 def test_several_outputs_are_compared_one_by_one_and_together(evaluated: Evaluated) -> None:
-    def rows(teams: str, prices: str) -> list[RowResult]:
+    def rows(teams: str, prices: str) -> list[RecordedRow]:
         return [
-            RowResult(
+            RecordedRow(
                 str(number),
                 outputs={
                     "team": OutputResult("sales", "sales" if team == "+" else "support", team == "+"),
@@ -223,18 +225,18 @@ def test_several_outputs_are_compared_one_by_one_and_together(evaluated: Evaluat
 
 def test_a_run_without_answers_is_compared_by_its_losses(evaluated: Evaluated) -> None:
     rows = teams("+-+-", loss=1.0, tokens=1)
-    unanswered = [RowResult(row.key, loss=0.5, tokens=1) for row in rows]
+    unanswered = [RecordedRow(row.key, loss=0.5, tokens=1) for row in rows]
     comparison = compare_runs([evaluated("a", rows), evaluated("b", unanswered)])
     assert (comparison.rows, [one.metric for one in comparison.pairs[0].metrics]) == (4, ["loss"])
     assert metric(comparison, "loss").second == 0.5
 
 
 def test_texts_are_compared_by_exact_matches_and_rouge(evaluated: Evaluated) -> None:
-    def rows(answer: str) -> list[RowResult]:
+    def rows(answer: str) -> list[RecordedRow]:
         metrics = TextMetrics()
         metrics.add("one two", answer, valid=True)
         output = OutputResult("one two", answer, False, of_row=metrics.of_row)
-        return [RowResult(str(i), "", answer, outputs={"reply": output}) for i in range(20)]
+        return [RecordedRow(str(i), "", answer, outputs={"reply": output}) for i in range(20)]
 
     kinds = {"reply": "text"}
     comparison = compare_runs([evaluated("a", rows("three"), kinds=kinds), evaluated("b", rows("one"), kinds=kinds)])
@@ -244,16 +246,16 @@ def test_texts_are_compared_by_exact_matches_and_rouge(evaluated: Evaluated) -> 
 
 
 def test_scores_are_not_compared_by_exact_matches(evaluated: Evaluated) -> None:
-    rows = [RowResult(str(i), loss=1.0, outputs={"score": OutputResult(1.0, 0.9, False)}) for i in range(5)]
+    rows = [RecordedRow(str(i), loss=1.0, outputs={"score": OutputResult(1.0, 0.9, False)}) for i in range(5)]
     kinds = {"score": "score"}
     comparison = compare_runs([evaluated("a", rows, kinds=kinds), evaluated("b", rows, kinds=kinds)])
     assert [one.metric for one in comparison.pairs[0].metrics] == ["score.mse", "loss"]
 
 
 def test_embeddings_are_compared_by_the_ranks_of_their_rows_unless_some_rows_are_missing(evaluated: Evaluated) -> None:
-    def rows(ranks: Sequence[int]) -> list[RowResult]:
+    def rows(ranks: Sequence[int]) -> list[RecordedRow]:
         return [
-            RowResult(
+            RecordedRow(
                 str(index), loss=1.0, tokens=1, outputs={"vector": OutputResult(None, None, of_row={"rank": rank})}
             )
             for index, rank in enumerate(ranks)
@@ -282,7 +284,7 @@ def test_only_common_rows_are_compared_and_the_others_are_counted(evaluated: Eva
 
 
 def test_rows_whose_references_changed_are_left_out(evaluated: Evaluated) -> None:
-    changed = [*teams("++++")[:3], RowResult("rows.csv:5", outputs={"team": OutputResult("other", "other", True)})]
+    changed = [*teams("++++")[:3], RecordedRow("rows.csv:5", outputs={"team": OutputResult("other", "other", True)})]
     comparison = compare_runs([evaluated("a", teams("++++")), evaluated("b", changed)])
     assert comparison.rows == 3
     assert comparison.notes[0] == "1 common row with different references left out"
@@ -293,13 +295,13 @@ def test_rows_whose_references_changed_are_left_out(evaluated: Evaluated) -> Non
     [
         (teams("+++", first=100), r"different test rows \(a 4, b 3\), none of them in common"),
         (
-            [RowResult("rows.csv:2", outputs={"team": OutputResult("other", "x", False)})],
+            [RecordedRow("rows.csv:2", outputs={"team": OutputResult("other", "x", False)})],
             r"different test rows \(a 4, b 1\), none of them with the same references",
         ),
     ],
     ids=["keys", "references"],
 )
-def test_runs_without_common_rows_are_refused(rows: list[RowResult], reason: str, evaluated: Evaluated) -> None:
+def test_runs_without_common_rows_are_refused(rows: list[RecordedRow], reason: str, evaluated: Evaluated) -> None:
     a, b = evaluated("a", teams("++++")), evaluated("b", rows)
     advice = "; evaluate all of them on the same file with partita evaluate RUN --dataset FILE"
     with pytest.raises(DataError, match=f"^the runs were evaluated on {reason}{advice}$"):

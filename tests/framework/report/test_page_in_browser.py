@@ -21,7 +21,7 @@ from partita.report.compare_page import write_page
 from partita.report.comparison import compare_runs
 from partita.report.run_page import write_report
 from partita.report.sweep_page import write_sweep_page
-from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
 from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
 from partita.runs.sweep_result import SweepResult
 from partita_trainers.base import TrainResult
@@ -243,7 +243,7 @@ def write_embeddings(folder: Path) -> Path:
     ranks = [1, 1, 2, 5, 1, 30] * 5
     outputs = [OutputResult(None, None, of_row={"rank": rank}) for rank in ranks]
     rows = [
-        RowResult(f"row-{index}", "Where is it?", None, 1 / (index + 1), 1, {"vector": output})
+        RecordedRow(f"row-{index}", "Where is it?", None, 1 / (index + 1), 1, {"vector": output})
         for index, output in enumerate(outputs)
     ]
     return write_report(write_run(folder, outputs={"vector": "embedding"}, results=rows))
@@ -252,7 +252,7 @@ def write_embeddings(folder: Path) -> Path:
 def write_language_model(folder: Path) -> Path:
     """Write the report of a run that continues texts, with metrics without an interval."""
     rows = [
-        RowResult(f"stories.jsonl:{index}", "Once upon a time " * 9, None, 1 + index / 9, 40) for index in range(30)
+        RecordedRow(f"stories.jsonl:{index}", "Once upon a time " * 9, None, 1 + index / 9, 40) for index in range(30)
     ]
     config = {"data": {"batching": {"type": "chunk"}}, "base_model": {"type": "scratch", "context_length": 64}}
     run = write_run(folder, results=rows, config=config, steps=2000)
@@ -423,7 +423,7 @@ def hostile_trial(number: int, text: str, *, error: str) -> Trial:
     return Trial(number, values, result=TrialResult("done", float(number), curve=curve))
 
 
-def with_other_values(rows: list[RowResult], *, seed: int) -> list[RowResult]:
+def with_other_values(rows: list[RecordedRow], *, seed: int) -> list[RecordedRow]:
     """Return rows half of whose values are unreadable."""
     chance = random.Random(seed)
 
@@ -436,9 +436,9 @@ def with_other_values(rows: list[RowResult], *, seed: int) -> list[RowResult]:
 def test_hostile_rows_of_a_comparison_stay_inside_the_viewport_and_run_nothing(tmp_path: Path) -> None:
     chance, hostile = random.Random(1), hostile_strings()
 
-    def rows(share: float) -> list[RowResult]:
+    def rows(share: float) -> list[RecordedRow]:
         return [
-            RowResult(
+            RecordedRow(
                 text, text, text, 1.0, 2, {"team": OutputResult(text, chance.choice(hostile), chance.random() < share)}
             )
             for text in hostile

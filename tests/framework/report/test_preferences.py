@@ -10,7 +10,7 @@ from partita.report.comparison import compare_runs
 from partita.report.evaluation import read_evaluations
 from partita.report.measures import measure_rows
 from partita.report.run_record import PREFERENCE_VALUES, STEP_VALUES, read_steps
-from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
 
 from .made_runs import (
     PAIR_METRICS,
@@ -24,11 +24,11 @@ from .made_runs import (
 from .pages import page_of
 
 
-def one_pair(key: str, *, chosen: float, rejected: float) -> RowResult:
+def one_pair(key: str, *, chosen: float, rejected: float) -> RecordedRow:
     """Return a pair with these rewards."""
     of_row = {"rewards/chosen": chosen, "rewards/rejected": rejected, "logps/chosen": -3.5, "logps/rejected": -2.25}
     output = OutputResult("the parcel is late", None, of_row=of_row | {"rejected": "it was lost"})
-    return RowResult(key, f"Where is {key}?", None, 0.5, 1, {"reply": output})
+    return RecordedRow(key, f"Where is {key}?", None, 0.5, 1, {"reply": output})
 
 
 def test_curves_show_margins_accuracies_and_both_log_probabilities(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_wrong_pairs_of_a_reward_model_are_listed_with_their_scores(tmp_path: Pa
     for key, chosen, rejected in (("a", 0.5, 0.25), ("b", -0.25, 1.0)):
         of_row = {"rewards/chosen": chosen, "rewards/rejected": rejected} | {"rejected": "it was lost"}
         outputs = {"reply": OutputResult("the parcel is late", None, of_row=of_row)}
-        rows.append(RowResult(key, f"Where is {key}?", None, 0.5, 1, outputs))
+        rows.append(RecordedRow(key, f"Where is {key}?", None, 0.5, 1, outputs))
     config = {
         "base_model": "org/model",
         "output_features": [{"name": "reply", "type": "preference", "head": "linear"}],
@@ -147,9 +147,9 @@ def test_a_run_without_wrong_pairs_says_so(tmp_path: Path) -> None:
 
 
 def test_labelled_answers_that_moved_in_the_wrong_direction_are_listed(tmp_path: Path) -> None:
-    def answer(key: str, *, reward: float, is_good: int) -> RowResult:
+    def answer(key: str, *, reward: float, is_good: int) -> RecordedRow:
         output = OutputResult(f"answer {key}", None, of_row={"reward": reward, "logp": -2.5, "is_good": is_good})
-        return RowResult(key, f"Where is {key}?", None, 0.5, 1, {"reply": output})
+        return RecordedRow(key, f"Where is {key}?", None, 0.5, 1, {"reply": output})
 
     rows = [
         answer("a", reward=0.5, is_good=1),

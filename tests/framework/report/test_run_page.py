@@ -15,7 +15,7 @@ from partita.report.evaluation import BLOCK, blocks_of_lines
 from partita.report.run_page import try_to_write_report, write_report
 from partita.report.run_record import read_run, values_of
 from partita.report.sections.training import loss_unit
-from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
 from partita_schema.common.checksums import sealed
 from partita_schema.errors import DataError, PartitaError
 from partita_schema.load import load_config
@@ -98,7 +98,7 @@ def test_the_first_sentence_has_the_metric_that_the_list_of_runs_shows(tmp_path:
 
 
 def test_pairs_without_inputs_have_no_perplexity(tmp_path: Path) -> None:
-    results = [RowResult(str(index), "Once upon a time", None, 0.5 + index / 100, 40) for index in range(30)]
+    results = [RecordedRow(str(index), "Once upon a time", None, 0.5 + index / 100, 40) for index in range(30)]
     pairs = {"output_features": [{"name": "answer", "type": "preference"}], "trainer": {"type": "preference"}}
 
     page = page_of(write_run(tmp_path / "run", results=results, config={"input_features": [], **pairs}))
@@ -108,8 +108,8 @@ def test_pairs_without_inputs_have_no_perplexity(tmp_path: Path) -> None:
 
 
 def test_a_lower_loss_is_better(tmp_path: Path) -> None:
-    results = [RowResult(str(index), "Once upon a time", None, 1.0 + index / 100, 40) for index in range(30)]
-    base = [RowResult(str(index), "Once upon a time", None, 3.0 + index / 50, 40) for index in range(30)]
+    results = [RecordedRow(str(index), "Once upon a time", None, 1.0 + index / 100, 40) for index in range(30)]
+    base = [RecordedRow(str(index), "Once upon a time", None, 3.0 + index / 50, 40) for index in range(30)]
 
     page = page_of(write_run(tmp_path / "run", results=results, base=base))
 
@@ -122,7 +122,7 @@ def test_a_lower_loss_is_better(tmp_path: Path) -> None:
 
 
 def test_metrics_without_an_interval_are_named_with_the_reason(tmp_path: Path) -> None:
-    rows = [RowResult(str(index), "Once", None, 1.0, 4) for index in range(9)]
+    rows = [RecordedRow(str(index), "Once", None, 1.0, 4) for index in range(9)]
     run = write_run(tmp_path / "run", results=rows)
     recorded = {"loss": 1.0, "perplexity": 2.718, "bits_per_byte": 0.4, "custom": 3.0}
     write_row_results(evaluation_path(run, "test"), EvaluationHeader("test", "result", "f", metrics=recorded), rows)
@@ -147,7 +147,7 @@ def test_scores_of_many_labels_have_curves_without_an_interval(tmp_path: Path) -
 
 
 def test_rows_of_another_evaluation_are_not_compared(tmp_path: Path) -> None:
-    base = [RowResult("other", outputs={"team": OutputResult("billing", "billing", True)})]
+    base = [RecordedRow("other", outputs={"team": OutputResult("billing", "billing", True)})]
 
     page = page_of(
         write_run(
@@ -363,7 +363,7 @@ def test_samples_of_pairs_show_both_answers(tmp_path: Path) -> None:
 
 def test_the_largest_errors_of_numbers_and_rows_without_one_come_first(tmp_path: Path) -> None:
     values = {"a": 1.0, "b": 50.0, "c": None}
-    results = [RowResult(key, outputs={"price": OutputResult(1.5, value, False)}) for key, value in values.items()]
+    results = [RecordedRow(key, outputs={"price": OutputResult(1.5, value, False)}) for key, value in values.items()]
 
     page = page_of(write_run(tmp_path / "run", outputs={"price": "number"}, results=results))
 
@@ -375,7 +375,7 @@ def test_the_largest_errors_of_numbers_and_rows_without_one_come_first(tmp_path:
 def test_the_largest_numbers_have_a_page(tmp_path: Path) -> None:
     pairs = [(3.0, 1e308), (1e308, -1e308), (-1e308, 5.0), (2.0, 2.0)]
     results = [
-        RowResult(str(index), "How much is it?", str(value), outputs={"price": OutputResult(truth, value, False)})
+        RecordedRow(str(index), "How much is it?", str(value), outputs={"price": OutputResult(truth, value, False)})
         for index, (truth, value) in enumerate(pairs)
     ]
 
@@ -385,7 +385,7 @@ def test_the_largest_numbers_have_a_page(tmp_path: Path) -> None:
 
 
 def test_the_words_that_differ_from_the_reference_are_marked(tmp_path: Path) -> None:
-    results = [RowResult("a", outputs={"summary": OutputResult("the parcel is late", "the parcel was late", False)})]
+    results = [RecordedRow("a", outputs={"summary": OutputResult("the parcel is late", "the parcel was late", False)})]
 
     page = page_of(write_run(tmp_path / "run", outputs={"summary": "text"}, results=results))
 
@@ -394,7 +394,7 @@ def test_the_words_that_differ_from_the_reference_are_marked(tmp_path: Path) -> 
 
 def test_wrong_rows_of_dialogues_have_the_turns_before(tmp_path: Path) -> None:
     output, context = OutputResult("two teas", "two beers", False), "user: two teas\nassistant: here they are"
-    row = RowResult("a", "the bill please", "two beers", outputs={"reply": output}, context=context)
+    row = RecordedRow("a", "the bill please", "two beers", outputs={"reply": output}, context=context)
 
     page = page_of(write_run(tmp_path / "run", outputs={"reply": "text"}, results=[row]))
 
@@ -412,7 +412,7 @@ def test_wrong_rows_of_dialogues_have_the_turns_before(tmp_path: Path) -> None:
 )
 def test_long_answers_are_shortened(kind: str, reference: Any, value: Any, tmp_path: Path) -> None:
     output = OutputResult(reference, value, False)
-    rows = [RowResult(str(index), "Why?", "", 1.0, 2, {"answer": output}) for index in range(25)]
+    rows = [RecordedRow(str(index), "Why?", "", 1.0, 2, {"answer": output}) for index in range(25)]
     folder = write_run(tmp_path / "run", outputs={"answer": kind}, results=rows)
 
     page = page_of(folder)
@@ -423,7 +423,7 @@ def test_long_answers_are_shortened(kind: str, reference: Any, value: Any, tmp_p
 
 def test_json_values_are_compared_line_by_line(tmp_path: Path) -> None:
     reference, value = {"day": "friday", "guests": 2}, {"day": "monday", "guests": 2}
-    results = [RowResult("a", outputs={"booking": OutputResult(reference, value, False)})]
+    results = [RecordedRow("a", outputs={"booking": OutputResult(reference, value, False)})]
 
     page = page_of(write_run(tmp_path / "run", outputs={"booking": "json"}, results=results))
 
@@ -522,7 +522,7 @@ def test_many_labels_are_joined_in_the_confusion_matrix(tmp_path: Path) -> None:
 def test_a_label_may_be_named_like_an_answer_without_one(tmp_path: Path) -> None:
     pairs = [("(none)", "(none)"), ("(none)", None), ("billing", "(none)"), ("billing", "billing")]
     results = [
-        RowResult(
+        RecordedRow(
             str(index), "Where is it?", value, outputs={"team": OutputResult(reference, value, reference == value)}
         )
         for index, (reference, value) in enumerate(pairs)
@@ -603,7 +603,7 @@ def write_everything(folder: Path, strings: list[str]) -> Path:
     chance = random.Random(4)
     labels = strings[:12] if len(set(strings)) > 1 else [f"label {index}" for index in range(12)]
     results = [
-        RowResult(
+        RecordedRow(
             f"{index} {text}",
             prompt=text,
             answer=text,
@@ -744,7 +744,7 @@ def test_blocks_are_whole_lines(size: int, tmp_path: Path) -> None:
 
 
 def test_the_damaged_line_of_a_large_file_is_named(tmp_path: Path) -> None:
-    rows = [RowResult(str(index), "x" * 300) for index in range(3000)]
+    rows = [RecordedRow(str(index), "x" * 300) for index in range(3000)]
     folder = write_run(tmp_path / "run", results=rows)
     path = evaluation_path(folder, "test")
     lines = path.read_bytes().splitlines(keepends=True)

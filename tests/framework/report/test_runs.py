@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from partita import DataError, Runs
-from partita.runs.row_results import EvaluationHeader, OutputResult, RowResult, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
 
 from ..run_directories import MakeRun
 
@@ -18,7 +18,7 @@ def folder(make_run: MakeRun, tmp_path: Path) -> Path:
     """Return a folder with the runs a, b and damaged."""
     for name, right in (("a", 12), ("b", 5)):
         run = make_run(name, note={"metrics": {"test": {"loss": 1 / right, "team.accuracy": right / 20}}, "steps": 4})
-        rows = [RowResult(str(i), outputs={"team": OutputResult("x", "x", i < right)}) for i in range(20)]
+        rows = [RecordedRow(str(i), outputs={"team": OutputResult("x", "x", i < right)}) for i in range(20)]
         header = EvaluationHeader("test", "result", "f", outputs={"team": "category"})
         write_row_results(evaluation_path(run, "test"), header, rows)
     (make_run("damaged") / "manifest.json").write_text("{")

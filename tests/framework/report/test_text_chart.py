@@ -3,9 +3,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.report.terminal import ASCII, UNICODE, Chart, Letters, draw
+from partita.report.terminal import ASCII, UNICODE, Letters, TerminalChart, draw
 
-EIGHT = Chart(
+EIGHT = TerminalChart(
     title="speed",
     bars=((1, 10.0), (2, 20.0), (4, 30.0), (8, 40.0)),
     max_rows=8,
@@ -14,7 +14,7 @@ EIGHT = Chart(
 )
 
 
-def drawn(chart: Chart, *, width: int, height: int, letters: Letters) -> list[str]:
+def drawn(chart: TerminalChart, *, width: int, height: int, letters: Letters) -> list[str]:
     return [line.rstrip() for line in draw(chart, width=width, height=height, letters=letters)]
 
 
@@ -98,7 +98,7 @@ def test_every_chart_has_the_given_size_and_uses_only_its_characters(
 ) -> None:
     most = max([1, *refused, *(rows for rows, _ in bars)])
     signs = [(rows, "out of memory") for rows in refused]
-    chart = Chart("t", bars, most, "{:.3g}".format, {"best": 1, "fits": most}, level=level, signs=signs)
+    chart = TerminalChart("t", bars, most, "{:.3g}".format, {"best": 1, "fits": most}, level=level, signs=signs)
     lines = draw(chart, width=width, height=height, letters=letters)
     assert len(lines) == height + 4
     assert {len(line) for line in lines} == {width}

@@ -8,7 +8,7 @@ from partita.report.evaluation import read_evaluation
 from partita.runs.row_results import (
     EvaluationHeader,
     OutputResult,
-    RowResult,
+    RecordedRow,
     evaluation_path,
     read_header,
     write_row_results,
@@ -19,12 +19,12 @@ from ..recorded_results import read_rows
 
 HEADER = EvaluationHeader(split="test", model="result", fingerprint="f", step=3, outputs={"label": "category"})
 ROWS = [
-    RowResult(
+    RecordedRow(
         "rows.csv:2", "a\nprompt \u2028", "yes", 0.5, 2, {"label": OutputResult("yes", "yes", True, {"yes": -0.1})}
     ),
-    RowResult("rows.csv:3", "", None, None, None, {}),
-    RowResult("rows.csv:4", "b", "no", outputs={"label": OutputResult("yes", "no", False, None, {"query": "q"})}),
-    RowResult("rows.csv:5", "the bill", context="user: two teas\nassistant: here they are"),
+    RecordedRow("rows.csv:3", "", None, None, None, {}),
+    RecordedRow("rows.csv:4", "b", "no", outputs={"label": OutputResult("yes", "no", False, None, {"query": "q"})}),
+    RecordedRow("rows.csv:5", "the bill", context="user: two teas\nassistant: here they are"),
 ]
 
 

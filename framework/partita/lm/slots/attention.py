@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from partita.lm.slots.cheapest_split import cheapest_split
-from partita.lm.slots.decode_products import DecodePass, Span, decode_products
+from partita.lm.slots.decode_products import DecodePass, SlotSpan, decode_products
 from partita.lm.slots.kv_cache import CacheLayout
 from partita.lm.transformers_internals import ATTENTION, attention_of, attention_settings
 
@@ -128,7 +128,7 @@ def attend_rows(
         window: Window of the layer in tokens; None if it has none.
     """
     spans = [
-        Span(slice(start, end), slice(max(layout.prefix, layout.first_seen(start, end, window)), width))
+        SlotSpan(slice(start, end), slice(max(layout.prefix, layout.first_seen(start, end, window)), width))
         for start, end, width in layout.chunks
     ]
     has_prefix = layout.prefix > layout.first_seen(0, len(query_NHGD), window)
@@ -151,7 +151,7 @@ def attend_groups(
     mask_N11W: torch.Tensor,
     scaling: float | None,
     *,
-    spans: Sequence[Span],
+    spans: Sequence[SlotSpan],
 ) -> torch.Tensor:
     """Return the attention output of single tokens [N, H, G, D] in bfloat16.
 

@@ -47,7 +47,7 @@ BATCHED = "attention of new tokens uses batched products"
 logger = logging.getLogger(__name__)
 
 
-class Span(NamedTuple):
+class SlotSpan(NamedTuple):
     """Rows that attend to the same positions of their slots."""
 
     rows: slice
@@ -58,7 +58,7 @@ class DecodePass(NamedTuple):
     """What single new tokens of several rows attend to in a layer."""
 
     layout: CacheLayout
-    spans: Sequence[Span]
+    spans: Sequence[SlotSpan]
     key_NHWD: torch.Tensor
     value_NHWD: torch.Tensor
     mask_N11W: torch.Tensor
@@ -263,7 +263,7 @@ def measure(group: int, size: int) -> dict[str, Any]:
     layout = CacheLayout(slots=rows, tokens=MEASURED_SLOT)
     query, mask = torch.ones(rows, 1, group, size), torch.zeros(rows, 1, 1, MEASURED_TOKENS)
     spans = [
-        Span(slice(start, min(start + MEASURED_ROWS, rows)), slice(0, MEASURED_TOKENS))
+        SlotSpan(slice(start, min(start + MEASURED_ROWS, rows)), slice(0, MEASURED_TOKENS))
         for start in range(0, rows, MEASURED_ROWS)
     ]
     layers = [

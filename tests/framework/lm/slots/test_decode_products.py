@@ -18,7 +18,7 @@ from partita.lm.slots.decode_products import (
     DecodePass,
     DecodeProducts,
     GatheredProducts,
-    Span,
+    SlotSpan,
     gathering_is_faster,
     is_in_slots,
     measure,
@@ -60,7 +60,11 @@ def test_rows_of_several_spans_attend_to_their_own_tokens(kind: str, group: int,
     torch.manual_seed(0)
     held = torch.randn(2, first + ROWS, HEADS, TOKENS, SIZE)[:, first:]
     query, mask = torch.randn(ROWS, HEADS, group, SIZE), masked(LENGTHS)
-    spans = [Span(slice(0, 3), slice(0, 19)), Span(slice(3, 4), slice(0, 1)), Span(slice(4, 7), slice(0, 12))]
+    spans = [
+        SlotSpan(slice(0, 3), slice(0, 19)),
+        SlotSpan(slice(3, 4), slice(0, 1)),
+        SlotSpan(slice(4, 7), slice(0, 12)),
+    ]
     layout = CacheLayout(slots=first + ROWS, tokens=TOKENS)
     found = attend(PRODUCTS[kind](DecodePass(layout, spans, *held, mask, group)), query)
     expected = scaled_dot_product_attention(query.double(), *held.double(), attn_mask=mask.double())
@@ -70,7 +74,7 @@ def test_rows_of_several_spans_attend_to_their_own_tokens(kind: str, group: int,
 
 def test_layers_with_other_masks_or_heads_are_not_confused() -> None:
     torch.manual_seed(0)
-    layout, spans = CacheLayout(slots=ROWS, tokens=TOKENS), [Span(slice(0, ROWS), slice(0, TOKENS))]
+    layout, spans = CacheLayout(slots=ROWS, tokens=TOKENS), [SlotSpan(slice(0, ROWS), slice(0, TOKENS))]
     for heads, group, window in ((2, 3, TOKENS), (2, 3, 4), (3, 2, 4), (2, 3, 4), (6, 1, TOKENS)):
         held, query = torch.randn(2, ROWS, heads, TOKENS, SIZE), torch.randn(ROWS, heads, group, SIZE)
         mask = masked(LENGTHS, window=window)
@@ -80,7 +84,7 @@ def test_layers_with_other_masks_or_heads_are_not_confused() -> None:
 
 
 def test_layers_with_the_same_mask_and_heads_share_the_pairs_until_the_next_pass() -> None:
-    layout, spans = CacheLayout(slots=ROWS, tokens=TOKENS), [Span(slice(0, ROWS), slice(0, TOKENS))]
+    layout, spans = CacheLayout(slots=ROWS, tokens=TOKENS), [SlotSpan(slice(0, ROWS), slice(0, TOKENS))]
     held, mask = torch.randn(2, ROWS, HEADS, TOKENS, SIZE), masked(LENGTHS)
     given = DecodePass(layout, spans, *held, mask, 1)
     first, second = (GatheredProducts(given) for _ in range(2))
@@ -96,7 +100,7 @@ def test_only_keys_and_values_in_slots_and_in_float32_are_gathered(
     faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_products, "gathering_is_faster", lambda group, size: faster)
-    layout, spans = CacheLayout(slots=ROWS, tokens=TOKENS), [Span(slice(0, ROWS), slice(0, 12))]
+    layout, spans = CacheLayout(slots=ROWS, tokens=TOKENS), [SlotSpan(slice(0, ROWS), slice(0, 12))]
     mask = masked(LENGTHS)
 
     def chosen(held: torch.Tensor) -> type[DecodeProducts]:
@@ -135,11 +139,11 @@ def test_torch_does_not_warn_about_sparse_tensors_also_if_the_measurement_was_re
     gathering_is_faster(1, 32)
     code = """
 import torch
-from partita.lm.slots.decode_products import DecodePass, GatheredProducts, Span, gathering_is_faster
+from partita.lm.slots.decode_products import DecodePass, GatheredProducts, SlotSpan, gathering_is_faster
 from partita.lm.slots.kv_cache import CacheLayout
 gathering_is_faster(1, 32)
 held, mask = torch.zeros(2, 1, 1, 4, 8), torch.zeros(1, 1, 1, 4)
-layout, spans = CacheLayout(slots=1, tokens=4), [Span(slice(0, 1), slice(0, 4))]
+layout, spans = CacheLayout(slots=1, tokens=4), [SlotSpan(slice(0, 1), slice(0, 4))]
 given = DecodePass(layout, spans, *held, mask, 1)
 assert GatheredProducts(given).scores(held[0, :, :, :1])[0].shape == (1, 1, 1, 4)
 """
