@@ -88,15 +88,15 @@ class Sampler:
             row.matcher = grammar.matcher()
 
     def choose(
-        self, logits_NV: torch.Tensor, rows: Sequence[Row], *, doubts: bool = False
+        self, logits_NV: torch.Tensor, rows: Sequence[Row], *, find_near_ties: bool = False
     ) -> tuple[torch.Tensor, list[int]]:
         """Return the next token of each row [N], -1 for rows without one, and the rows with a near tie.
 
-        Near ties are found only if `doubts` is set. Only log probabilities change the state of a row, so without them
-        the call can be repeated.
+        Near ties are found only if `find_near_ties` is set. Only log probabilities change the state of a row, so
+        without them the call can be repeated.
         """
         scores_NV = logits_NV.float()
-        means_N = scores_NV.mean(-1) if doubts and not self.do_sample else None  # before scores are masked
+        means_N = scores_NV.mean(-1) if find_near_ties and not self.do_sample else None  # before scores are masked
         if self.by_row:
             scores_NV = torch.cat([self.process(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
         elif self.least:

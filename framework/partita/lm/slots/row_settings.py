@@ -93,13 +93,15 @@ class SettingsOfRows:
         return self.kept[name]
 
 
-def choose_tokens(logits_NV: torch.Tensor, rows: Sequence[Row], *, doubts: bool) -> tuple[torch.Tensor, list[int]]:
+def choose_tokens(
+    logits_NV: torch.Tensor, rows: Sequence[Row], *, find_near_ties: bool
+) -> tuple[torch.Tensor, list[int]]:
     """Return the next token of each row [N], chosen together for rows with the same settings, and near ties.
 
     Args:
         logits_NV: Logits of the rows.
         rows: The rows.
-        doubts: Whether to find near ties, of rows whose logits are not exact.
+        find_near_ties: Whether to find near ties, of rows whose logits are not exact.
     """
     by_settings: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
@@ -107,14 +109,14 @@ def choose_tokens(logits_NV: torch.Tensor, rows: Sequence[Row], *, doubts: bool)
     if len(by_settings) == 1:
         settings = rows[0].settings
         chosen: tuple[torch.Tensor, list[int]] = settings.sampler.choose(
-            logits_NV, rows, doubts=doubts and not settings.exact
+            logits_NV, rows, find_near_ties=find_near_ties and not settings.exact
         )
         return chosen
-    tokens_N, doubtful = torch.empty(len(rows), dtype=torch.long, device=logits_NV.device), list[int]()
+    tokens_N, near_ties = torch.empty(len(rows), dtype=torch.long, device=logits_NV.device), list[int]()
     for indices in by_settings.values():
         settings, group_M = rows[indices[0]].settings, torch.tensor(indices, device=logits_NV.device)
         tokens_N[group_M], close = settings.sampler.choose(
-            logits_NV[group_M], [rows[index] for index in indices], doubts=doubts and not settings.exact
+            logits_NV[group_M], [rows[index] for index in indices], find_near_ties=find_near_ties and not settings.exact
         )
-        doubtful += [indices[index] for index in close]
-    return tokens_N, doubtful
+        near_ties += [indices[index] for index in close]
+    return tokens_N, near_ties

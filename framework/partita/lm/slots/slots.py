@@ -111,7 +111,7 @@ class Slots:
         """Whether passes of rows without exact settings may use faster products."""
         self.pass_uses_fast_products = self.uses_fast_products and not self.settings.default.exact
         """Whether the current pass uses them."""
-        self.careful = True
+        self.checks_near_ties = True
         """Whether rows that reuse a cache are recomputed at near ties."""
         last = last_layer(lm.base) if support.narrows_prefill else None
         self.last_tokens = LastTokenHook(last[0], number=last[1]) if last is not None else None
@@ -249,18 +249,20 @@ class Slots:
 
     def choose(self, logits_NV: torch.Tensor, rows: Sequence[Row], *, first: int) -> torch.Tensor:
         """Return the next token of each row [N], recomputed with torch's products at near ties."""
-        doubts = self.careful and (self.pass_uses_fast_products or any(row.request.reuses_cache for row in rows))
-        tokens_N, doubtful = choose_tokens(logits_NV, rows, doubts=doubts)
-        for index in doubtful:
+        find_near_ties = self.checks_near_ties and (
+            self.pass_uses_fast_products or any(row.request.reuses_cache for row in rows)
+        )
+        tokens_N, near_ties = choose_tokens(logits_NV, rows, find_near_ties=find_near_ties)
+        for index in near_ties:
             logits_1V = self.recompute(rows[index], slot=first + index)
             tokens_N[index] = rows[index].settings.sampler.choose(logits_1V, [rows[index]])[0][0]
         if (
-            doubts
+            find_near_ties
             and self.recomputed_rows > FEW_ROWS
             and self.recomputed_tokens > MOST_RECOMPUTED * self.tokens_prefilled
         ):
             logger.debug("near ties are too frequent; from here on torch computes all products with plain weights")
-            self.careful = False
+            self.checks_near_ties = False
             if self.uses_fast_products:
                 # Near ties are not checked any more, so nothing of the faster products may stay in the cache.
                 for slot, row in enumerate([*self.rows[:first], *rows]):

@@ -130,7 +130,7 @@ class WorstSlots:
         if count > 1:
             prompts[-1] = prompts[-1][1:] or prompts[-1]
         logits = self.slots.forward(prompts, first=0, start=self.slots.prefix)
-        self.sampler.choose(logits, self.rows[:count], doubts=self.slots.pass_uses_fast_products)
+        self.sampler.choose(logits, self.rows[:count], find_near_ties=self.slots.pass_uses_fast_products)
         return now(self.device) - started
 
     def fill(self) -> None:
@@ -151,7 +151,7 @@ class WorstSlots:
         for step in range(steps):
             started = now(self.device)
             logits = self.slots.extend(ids_B1, lengths=[length + step] * len(self.rows))
-            tokens, _ = self.sampler.choose(logits, self.rows, doubts=self.slots.pass_uses_fast_products)
+            tokens, _ = self.sampler.choose(logits, self.rows, find_near_ties=self.slots.pass_uses_fast_products)
             for row, token in zip(self.rows, tokens.tolist(), strict=True):
                 row.new.append(max(0, token))
             seconds.append(now(self.device) - started)
