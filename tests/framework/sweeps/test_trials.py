@@ -47,6 +47,7 @@ def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(
     done = sweeps.run(file)
     assert done.returncode == 0, done.stderr
     assert "best: trial " in done.stdout
+    assert " --dataset ROWS --output FILE" in " ".join(done.stdout.split())
     whole = trials_of(tmp_path / "sweeps" / "colours")
     assert {one["state"] for one in whole} == {"done", "pruned"}
     chance = random.Random(session_seed())
