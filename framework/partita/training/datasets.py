@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from partita.data.describe import DataPlan
 from partita.data.dialogue import expanded
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
@@ -20,6 +19,7 @@ from partita.data.training_shape import TrainingShape
 from partita.generation.predict import READING_IS_SHOWN, ShowProgress
 from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
+from partita.training.data_plan import DataPlan
 from partita.training.plan import plan_of_loader
 from partita_schema.common.text import counted
 from partita_schema.sections.batching import separates_rows

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita.data.describe import DataPlan, plan_of_rows, plan_of_stream
 from partita.data.dialogue import expanded
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
@@ -15,6 +14,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita.data.training_rows import LoaderSetup, batch_rows, configured_row_tokenizer
 from partita.data.training_shape import TrainingShape
 from partita.lm.encoders import heads_of_encoder
+from partita.training.data_plan import DataPlan, plan_of_rows, plan_of_stream
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import DataError

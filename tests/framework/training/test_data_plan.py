@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from partita.cli.main import app
 from partita.data.batching.policies import build_policy
-from partita.data.describe import DataPlan, plan_of_rows, plan_of_stream
+from partita.training.data_plan import DataPlan, plan_of_rows, plan_of_stream
 from partita.training.plan import plan_of_file
 from partita_schema.errors import DataError
 from partita_schema.load import load_config
