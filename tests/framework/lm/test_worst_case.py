@@ -539,14 +539,14 @@ def peaks(rows, prompt, new, slots, base={}, sections={}, options={}, prefix=0):
             rows, prompt_tokens=prompt, new_tokens=new, options=chosen, shared_tokens=prefix
         )
 
-    # What is imported and set up once would add to the first peak.
-    lm.generate_worst_case(2, prompt_tokens=prompt, new_tokens=new, options=chosen, shared_tokens=prefix)
-    found = []
-    for work in (worst, whole, worst):
-        with memory.measure() as peak:
-            work()
-        found.append(peak.used_bytes)
-    return found[1], min(found[::2])
+    # What is imported and set up once only adds to the first peak.
+    found = [float("inf")] * 2
+    for _ in range(2):
+        for place, work in enumerate((whole, worst)):
+            with memory.measure() as peak:
+                work()
+            found[place] = min(found[place], peak.used_bytes)
+    return found
 
 def forked(case):
     # A process whose heap no other case has used.
