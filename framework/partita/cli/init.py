@@ -14,6 +14,7 @@ from partita_schema.templates import LEARNED, TASKS, template
 
 if TYPE_CHECKING:
     from partita.data.first_rows import FirstRows
+    from partita.data.proposal import Proposal
 
 PLACEHOLDER = "train.jsonl"
 """Path of the rows if none is named."""
@@ -29,13 +30,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a commented run.yaml for the columns of the data. On a terminal, ask for missing flags."""
-    if folder.suffix in (".yaml", ".yml") and not folder.is_dir():
-        raise DataError(
-            f"{folder} is the name of a file; name the folder in which to write run.yaml, such as {folder.stem}"
-        )
-    file = folder / "run.yaml"
-    if file.exists():
-        raise DataError(f"{file} exists; remove it or name another folder")
+    file = free_file(folder)
     if task is not None and task not in TASKS:
         raise ConfigError([Problem("--task", f"got {task}; write one of {', '.join(TASKS)}")])
     named = data is not None
@@ -49,39 +44,79 @@ def init(
     if rows and (proposal is None or chosen_task != proposal.task):
         proposal = rows.propose(chosen_task)
     model = ask(model, "Model: Hub id, folder, or scratch", default="meta-llama/Llama-3.2-1B-Instruct")
-    if train is False and chosen_task in LEARNED:
-        message = f"the task {chosen_task} learns from answers; write --train, or --task answer"
-        raise ConfigError([Problem("--zero-shot", message)])
-    if train is None and chosen_task not in LEARNED:
-        train = model == "scratch" or ask(None, "Train it", default="yes", choices=("yes", "no")) == "yes"
+    trains = choose_training(train, task=chosen_task, model=model)
+    # Relative paths are resolved against the file's folder.
+    source = os.path.relpath(data, folder) if Path(data).exists() or matches_files(data) else data
+    features, ignore_keys = (proposal.features, proposal.ignore_keys) if proposal else (None, ())
+    text = template(chosen_task, model=model, data=source, train=trains, features=features, ignore_keys=ignore_keys)
+    write_new(file, text)
+    print_columns(data, rows, proposal, task=chosen_task, file=file, named=named)
+    print(f"wrote {file}; next: partita validate {shlex.quote(str(file))}")
+
+
+def free_file(folder: Path) -> Path:
+    """Return the path of the file to write. Raise DataError if it exists, or if the folder is named like a file."""
+    if folder.suffix in (".yaml", ".yml") and not folder.is_dir():
+        raise DataError(
+            f"{folder} is the name of a file; name the folder in which to write run.yaml, such as {folder.stem}"
+        )
+    file = folder / "run.yaml"
+    if file.exists():
+        raise DataError(f"{file} exists; remove it or name another folder")
+    return file
+
+
+def choose_training(train: bool | None, *, task: str, model: str) -> bool:
+    """Return whether the file trains: as the flag says, else as the task needs it, else as the user answers.
+
+    Raises:
+        ConfigError: `--zero-shot` for a task that learns from answers.
+    """
+    if task in LEARNED:
+        if train is False:
+            message = f"the task {task} learns from answers; write --train, or --task answer"
+            raise ConfigError([Problem("--zero-shot", message)])
+        return True
+    if train is None:
+        return model == "scratch" or ask(None, "Train it", default="yes", choices=("yes", "no")) == "yes"
+    return train
+
+
+def write_new(file: Path, text: str) -> None:
+    """Write the file, and create its folder. Raise WriteError if that is not possible."""
     from partita.runs.files import writing
 
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    # Relative paths are resolved against the file's folder.
-    known = Path(data).exists()
-    source = os.path.relpath(data, folder) if known or matches_files(data) else data
-    features = proposal.features if proposal else None
-    ignore_keys = proposal.ignore_keys if proposal else ()
-    text = template(
-        chosen_task, model=model, data=source, train=train is not False, features=features, ignore_keys=ignore_keys
-    )
-    file.write_text(text, encoding="utf-8")
+    with writing(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def print_columns(
+    data: str, rows: "FirstRows | None", proposal: "Proposal | None", *, task: str, file: Path, named: bool
+) -> None:
+    """Print what was found about the columns of the data, and warnings.
+
+    Args:
+        data: The rows, as the user named them.
+        rows: Their columns; None if they were not read.
+        proposal: The features that were proposed; None if no columns fit the task.
+        task: The task.
+        file: The file that was written.
+        named: Whether the user named the rows.
+    """
+    warning = proposal.warning if proposal is not None else rows.warning if rows is not None else ""
     if proposal is not None:
         print(f"{data}: {proposal.summary}")
-        if proposal.warning:
-            print(f"warning: {data}: {proposal.warning}", file=sys.stderr)
-    elif rows:
+    elif rows is not None:
         columns = (
             f"its columns ({shortened(', '.join(rows.names), 300)}) do not" if rows.names else "it has no columns that"
         )
-        print(f"{data}: {columns} fit the task {chosen_task}; replace the example features in {file}")
-        if rows.warning:
-            print(f"warning: {data}: {rows.warning}", file=sys.stderr)
+        print(f"{data}: {columns} fit the task {task}; replace the example features in {file}")
     elif named:
-        what = "a folder" if known else "no file on this machine"
+        what = "a folder" if Path(data).exists() else "no file on this machine"
         print(f"{data} is {what}, so its columns are not known; replace the example features in {file}")
-    print(f"wrote {file}; next: partita validate {shlex.quote(str(file))}")
+    if warning:
+        print(f"warning: {data}: {warning}", file=sys.stderr)
 
 
 def matches_files(data: str) -> bool:
