@@ -68,39 +68,43 @@ class DataPlan:
         if self.rows is not None:
             rows, tokens = counted(self.rows, f"training {self.unit}"), counted(self.tokens or 0, "token")
             return f"{rows}, {tokens}, longest {self.longest:,}"
+        shards, groups = counted(self.shards or 1, "shard"), counted(self.shard_groups or 1, "shard group")
         return (
-            f"a stream of {counted(self.shards or 1, 'shard')} in {counted(self.shard_groups or 1, 'shard group')}; "
-            "its "
-            f"first {counted(self.measured_rows, self.unit)}: {self.mean_tokens:,.0f} tokens on average, longest "
-            f"{self.longest:,}"
+            f"a stream of {shards} in {groups}; its first {counted(self.measured_rows, self.unit)}: "
+            f"{self.mean_tokens:,.0f} tokens on average, longest {self.longest:,}"
         )
 
 
-def plan_of_rows(
+def plan_of(
     lengths: np.ndarray,
     *,
     batching: Batching,
     policy: Policy,
     batches_per_step: int,
-    steps_per_epoch: int,
     steps: int | None,
+    steps_per_epoch: int | None = None,
+    shards: int | None = None,
+    shard_groups: int | None = None,
     reason: str = "",
 ) -> DataPlan:
-    """Return the plan of rows by index.
+    """Return the plan of training rows.
 
     Args:
-        lengths: Tokens of each row of an epoch.
+        lengths: Tokens of each row of an epoch; of a stream, of its first rows.
         batching: The batching section; not auto.
         policy: The policy built from it.
         batches_per_step: Batches in one optimizer step, over all ranks.
-        steps_per_epoch: Optimizer steps in one epoch.
         steps: Optimizer steps of the run; None if nothing limits it.
+        steps_per_epoch: Optimizer steps in one epoch; None for a stream.
+        shards: Number of shards of a stream; None for rows by index.
+        shard_groups: Number of shard groups of a stream.
         reason: Why this batching was chosen.
     """
-    padding, left_out = expected_batches(lengths, policy)
+    is_stream = shards is not None
+    padding, left_out = (expected_padding(lengths, policy), 0.0) if is_stream else expected_batches(lengths, policy)
     return DataPlan(
-        rows=len(lengths),
-        tokens=int(lengths.sum()),
+        rows=None if is_stream else len(lengths),
+        tokens=None if is_stream else int(lengths.sum()),
         mean_tokens=float(lengths.mean()),
         longest=int(lengths.max()),
         measured_rows=len(lengths),
@@ -112,55 +116,10 @@ def plan_of_rows(
         batches_per_step=batches_per_step,
         steps_per_epoch=steps_per_epoch,
         steps=steps,
-        unit=unit_of(batching),
-    )
-
-
-def plan_of_stream(
-    lengths: np.ndarray,
-    *,
-    batching: Batching,
-    policy: Policy,
-    batches_per_step: int,
-    steps: int | None,
-    shards: int,
-    shard_groups: int,
-    reason: str = "",
-) -> DataPlan:
-    """Return the plan of streamed rows.
-
-    Args:
-        lengths: Tokens of each of the first rows.
-        batching: The batching section; not auto.
-        policy: The policy built from it.
-        batches_per_step: Batches in one optimizer step, over all ranks.
-        steps: Optimizer steps of the run; None if nothing limits it.
-        shards: Number of shards.
-        shard_groups: Number of shard groups.
-        reason: Why this batching was chosen.
-    """
-    return DataPlan(
-        rows=None,
-        tokens=None,
-        mean_tokens=float(lengths.mean()),
-        longest=int(lengths.max()),
-        measured_rows=len(lengths),
-        batching=batching_text(batching, policy),
-        reason=reason,
-        window=policy.window,
-        padding=expected_padding(lengths, policy),
-        batches_per_step=batches_per_step,
-        steps_per_epoch=None,
-        steps=steps,
         shards=shards,
         shard_groups=shard_groups,
-        unit=unit_of(batching),
+        unit="chunk" if batching.type == "chunk" else "row",
     )
-
-
-def unit_of(batching: Batching) -> str:
-    """Return what a batch consists of."""
-    return "chunk" if batching.type == "chunk" else "row"
 
 
 def batching_text(batching: Batching, policy: Policy) -> str:

@@ -14,7 +14,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita.data.training_rows import LoaderSetup, batch_rows, configured_row_tokenizer
 from partita.data.training_shape import TrainingShape
 from partita.lm.encoders import heads_of_encoder
-from partita.training.data_plan import DataPlan, plan_of_rows, plan_of_stream
+from partita.training.data_plan import DataPlan, plan_of
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import DataError
@@ -88,7 +88,7 @@ def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Loa
         size: The batch size.
         loader: The loader of the rows.
     """
-    return plan_of_rows(
+    return plan_of(
         shape.lengths_of_epoch(),
         batching=shape.batching,
         policy=shape.policy(size.rows, max_tokens=size.max_tokens),
@@ -109,7 +109,7 @@ def plan_streams(config: Config, shape: TrainingShape, size: BatchSize, plan: Sh
         plan: The plan of the shards.
     """
     trainer = config.trainer
-    return plan_of_stream(
+    return plan_of(
         shape.lengths,
         batching=shape.batching,
         policy=plan.policy,

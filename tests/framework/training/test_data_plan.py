@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from partita.cli.main import app
 from partita.data.batching.policies import build_policy
-from partita.training.data_plan import DataPlan, plan_of_rows, plan_of_stream
+from partita.training.data_plan import DataPlan, plan_of
 from partita.training.plan import plan_of_file
 from partita_schema.errors import DataError
 from partita_schema.load import load_config
@@ -26,7 +26,7 @@ def describe(written: dict[str, Any], *, max_tokens: int | None = None, **change
     batching = TypeAdapter(Batching).validate_python(written)
     policy = build_policy(batching, batch_size=4, max_tokens=max_tokens)
     given: dict[str, Any] = {"batches_per_step": 1, "steps_per_epoch": 25, "steps": 75}
-    return plan_of_rows(LENGTHS, batching=batching, policy=policy, **(given | changes))
+    return plan_of(LENGTHS, batching=batching, policy=policy, **(given | changes))
 
 
 def test_rows_and_batches_are_reported_in_two_lines() -> None:
@@ -73,7 +73,7 @@ def test_the_reason_for_the_batching_is_reported_after_it() -> None:
 
 def test_a_stream_is_described_by_its_first_rows() -> None:
     batching = TypeAdapter(Batching).validate_python({"type": "bucket"})
-    plan = plan_of_stream(
+    plan = plan_of(
         LENGTHS,
         batching=batching,
         policy=build_policy(batching, batch_size=4),
