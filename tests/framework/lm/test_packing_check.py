@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from partita.lm import packing_check
 from partita.lm.neftune import row_lengths
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import Architecture
@@ -141,6 +142,16 @@ def test_a_recurrent_model_is_refused(small, base_folder: Path, tmp_path: Path) 
     text = str(caught.value)
     assert text.startswith("data.batching.type: rows cannot be packed: MambaForCausalLM ")
     assert text.endswith("if another row precedes it; write data.batching: {type: bucket}")
+
+
+def test_a_model_that_takes_no_positions_is_refused(small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_check, "isolation_error", lambda lm, isolation: None)
+    with pytest.raises(ModelError) as caught:
+        packing_check.find_isolation(small.load(small.config()))
+    assert str(caught.value) == (
+        "data.batching.type: rows cannot be packed: LlamaForCausalLM takes no positions, which tell where a row "
+        "begins; write data.batching: {type: bucket}"
+    )
 
 
 def test_a_model_that_attends_across_packed_rows_is_refused_before_and_during_training(small) -> None:

@@ -248,7 +248,7 @@ def test_runs_of_the_same_file_in_another_folder_are_not_used_unless_that_folder
     assert unfinished_sibling("run", **place, file="run.yaml", used=tmp_path, with_changes=True) is None
     run_of_the_other_folder("done")
     assert choose_folder("run", **place) == ChosenRun(tmp_path / "runs" / "run-2")
-    assert find_finished("run", **place) == (None, [f"folder of the file: {there} -> {here}"])
+    assert find_finished("run", **place) == (None, [f"folder of the configuration: {there} -> {here}"])
     there.rename(tmp_path / "moved")
     assert find_finished("run", **place)[0] == tmp_path / "runs" / "run"
 

@@ -58,6 +58,14 @@ def test_all_or_no_json_outputs_of_an_object_are_constrained() -> None:
     assert problems({"name": "first", "type": "json"}, {**JSON, "decoder": {}}) == []
 
 
+def test_a_schema_that_no_text_fits_is_refused() -> None:
+    endless = {"anyOf": [{"$ref": "#"}]}
+    for outputs in ((held(endless),), ({"name": "t", "type": "text"}, held(endless))):
+        assert len(reported := problems(*outputs)) == 1
+        assert "answers cannot be held to this json_schema (no text fits it); fix json_schema, or remove" in reported[0]
+    assert problems(held({"type": "object", "properties": {"a": {"$ref": "#"}}})) == []
+
+
 @pytest.mark.parametrize(
     "schema",
     [

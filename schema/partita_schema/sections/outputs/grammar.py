@@ -26,6 +26,6 @@ def answer_grammar(outputs: Sequence[OutputBase], *, labels: Mapping[str, Sequen
 
 
 def grammar_mistake(output: OutputBase) -> str | None:
-    """Return why llguidance rejects the grammar of an output, or None if it accepts it."""
+    """Return why answers cannot follow the grammar of an output, or None if they can."""
     grammar = answer_grammar([output], labels={})
     return mistake_in(grammar) if grammar is not None else None

@@ -15,7 +15,7 @@ SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator
 NO_FORCING = '%llguidance {"no_forcing": true}'
 """Make the model choose forced text token by token too, because tokenizers differ in how they split it."""
 START = "start:"
-"""The first rule of a grammar."""
+"""Beginning of the first rule of a grammar."""
 LEAD = r"[ \n]{1,2}"
 """Optional white space before an answer, because some tokenizers start every text with a space."""
 
@@ -42,6 +42,7 @@ def mistake_in(grammar: str) -> str | None:
     if wrong:
         # The first line has the position in the grammar and then the error; the other lines show the grammar.
         return str(messages[0].partition("\n")[0].rpartition("JSON schema: ")[2])
+    # White space before an answer fits even if no answer does.
     without_lead = LLMatcher.grammar_from_lark(grammar.replace(f"{START} LEAD? ", f"{START} ", 1))
     matcher = LLMatcher(LLTokenizer("byte"), without_lead, log_level=0)
     matcher.compute_bitmask()

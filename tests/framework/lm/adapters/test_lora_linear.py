@@ -1,7 +1,10 @@
 """Tests of fused LoRA layers: the results of peft's forward."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +63,36 @@ def test_without_an_adapter_peft_is_not_imported(monkeypatch: pytest.MonkeyPatch
 
     assert fuse_lora(nn.Linear(2, 2)) == 0
     assert "peft" not in sys.modules
+
+
+PROGRAM = """
+import sys
+from partita import Model
+
+features = {"input_features": [{"name": "text"}], "output_features": [{"name": "answer", "type": "text"}]}
+rows = [{"text": letter, "answer": letter} for letter in "abcdefgh"]
+base = {"type": "scratch", "size": "nano", "tokenizer": "byte", "context_length": 32}
+model = Model({"base_model": base, **features, "trainer": {"type": "finetune", "max_steps": 1}}, quiet=True)
+model.train(rows, run="run")
+model.predict(rows)
+model.evaluate(rows)
+print({"peft", "bitsandbytes"} & set(sys.modules))
+"""
+
+
+@pytest.mark.long
+def test_no_verb_imports_peft_without_an_adapter(tmp_path: Path) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
 @pytest.mark.parametrize(
