@@ -1,11 +1,10 @@
-"""What the tests of a model on a few random rows share: the rows, the error of the logits, and its limit.
+"""What all checks of a model on a few random rows share: the rows, the error of the logits, and its limit.
 
-They find out, before the first use, whether a model computes the same in a batch, in slots, or with packed rows as for
-a row alone.
+The checks run once, before the first use. They find out whether the model computes the same logits for rows in a batch,
+in slots or in a packed sequence as for each row alone.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -46,7 +45,7 @@ def logits_of(module: nn.Module, ids_BT: torch.Tensor, **inputs: torch.Tensor) -
 
 
 def spread_of(logits_NV: torch.Tensor) -> torch.Tensor:
-    """Return the standard deviation of logits from the mean of their token."""
+    """Return the standard deviation of logits [..., V], each around the mean of its token."""
     return (logits_NV - logits_NV.mean(dim=-1, keepdim=True)).std()
 
 
@@ -57,14 +56,14 @@ def relative_error(found_NV: torch.Tensor, alone_NV: torch.Tensor) -> float | No
 
 
 def too_small(rows: int, tokens: int) -> str:
-    """Return the message of a device that has no room for the rows of a test."""
+    """Return the error message of a device that has no memory for the rows of a check."""
     return (
         f"{rows} rows of {tokens} tokens do not fit in memory next to the model; free some, or write "
         "quantization: {bits: 4} or a smaller base_model"
     )
 
 
-def largest_or_infinity(errors: Any) -> float:
-    """Return the largest error of a tensor; infinity if one is NaN."""
+def largest_or_infinity(errors: torch.Tensor) -> float:
+    """Return the largest error; infinity if one is NaN."""
     worst = float(errors.max())
     return worst if worst == worst else float("inf")

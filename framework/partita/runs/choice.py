@@ -119,13 +119,13 @@ def find_finished(name: str, *, config: Config, origin: Path, base: Path) -> tup
             there = manifest.get("config", {})
             apart = differences(there, settings, without=(*USE_KEYS, *result_keys(there, settings)))
             if is_of_another_folder(manifest, origin):
-                apart.insert(0, f"folder of the file: {manifest['folder']} -> {origin.resolve()}")
+                apart.insert(0, f"folder of the configuration: {manifest['folder']} -> {origin.resolve()}")
             newest = folder if not apart else newest
     return newest, apart
 
 
 def is_of_another_folder(manifest: Mapping[str, Any], origin: Path) -> bool:
-    """Return whether a run is of a file in another folder. False if that folder is gone, as after a move."""
+    """Return whether the configuration file of a run lies in another folder; False if that folder no longer exists."""
     recorded = Path(manifest.get("folder") or origin)
     return recorded.is_dir() and recorded.resolve() != origin.resolve()
 

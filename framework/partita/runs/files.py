@@ -77,7 +77,7 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
-    """Append all of the data to a file. On any error, an interrupt included, restore the size of the file."""
+    """Append all of the data to a file, or nothing: after an error or Ctrl-C the file has its previous size."""
     size, rest = os.fstat(descriptor).st_size, memoryview(data)
     try:
         while rest:  # a full disk may take a part, and the next call raises

@@ -108,9 +108,9 @@ class Sweep:
 
 
 def open_rows(plan: SweepPlan, dataset: Any) -> None:
-    """Open the rows of a new sweep, so that rows that cannot be read are an error before any trial fails of it.
+    """Open the rows of a new sweep once. If they cannot be read, all trials would fail.
 
-    Rows that differ between trials, or do not exist yet, are left to the trials.
+    Nothing is opened if the sweep varies the data, or if the rows come from elsewhere, such as a simulation.
 
     Raises:
         DataError: They cannot be read.

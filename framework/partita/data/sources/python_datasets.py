@@ -90,7 +90,7 @@ def rows_of_stream(dataset: Any) -> Iterator[Any]:
 
 @contextmanager
 def errors_of(name: str) -> Iterator[None]:
-    """Raise DataError with the name of a user's program for an exception that it raises itself."""
+    """Raise a DataError that names the user's class or function for any exception of its code."""
     try:
         yield
     except PartitaError:

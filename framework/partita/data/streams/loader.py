@@ -122,8 +122,8 @@ class StreamLoader:
         self._statistics = Statistics()
         self._counted: Mapping[str, int] = NOTHING_COUNTED
         self.counted_epoch: int | None = 0
-        """The epoch whose rows are counted and checked: the first, or the first after a change of the data, which is
-        None until a step is requested."""
+        """The epoch whose rows are counted and checked: the first one, or the first one after the data changed. In the
+        second case it is None until a step is requested."""
         self._started = False
 
     @property
