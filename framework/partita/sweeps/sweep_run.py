@@ -150,7 +150,8 @@ class SweepRun:
         if self.quiet:
             return
         start = "finished" if self.finished else "continued" if self.begun else "new"
-        counts = f", {self.ended} already ended" if start == "continued" else ""
+        ended = f"{self.ended} already ended" if self.ended else "none has ended yet"
+        counts = f", {ended}" if start == "continued" else ""
         fields = {
             "event": "sweep",
             "directory": str(self.folder),

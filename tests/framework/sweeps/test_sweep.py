@@ -354,7 +354,7 @@ def test_the_first_line_of_a_sweep_says_whether_trials_have_begun(
 
     assert caplog.messages == [
         f"sweep folder: {tmp_path} (2 trials, new)",
-        f"sweep folder: {tmp_path} (2 trials, continued, 0 already ended)",
+        f"sweep folder: {tmp_path} (2 trials, continued, none has ended yet)",
     ]
 
 
