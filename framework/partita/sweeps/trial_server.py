@@ -18,6 +18,8 @@ from partita.sweeps.trial import TrialOrder, execute
 PARENT_DEATH_SIGNAL = 1
 """Option of prctl on Linux."""
 LIBRARIES = ("torch", "transformers", "accelerate", "partita.backends.open", "partita.training.run")
+ADAPTER_LIBRARIES = ("peft",)
+"""Imported before the first trial with an adapter."""
 
 
 class TrialServer:
@@ -47,6 +49,8 @@ class TrialServer:
             self.end_all(signal.SIGINT)
             self.connection.send(None)
             return
+        if order.config.get("adapter") is not None:
+            load(ADAPTER_LIBRARIES)
         ours, theirs = Pipe(duplex=False)
         # A trial that is interrupted before it has its handler gets the signal as soon as it has.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -106,9 +110,9 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def load_libraries() -> None:
-    """Import what every trial needs."""
-    for library in LIBRARIES:
+def load(libraries: Sequence[str]) -> None:
+    """Import libraries here, so that no fork needs to."""
+    for library in libraries:
         importlib.import_module(library)
 
 
@@ -116,7 +120,7 @@ def main(arguments: Sequence[str]) -> None:
     """Serve the connection whose file descriptor is the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    load_libraries()
+    load(LIBRARIES)
     TrialServer(Connection(int(arguments[0]))).serve()
 
 

@@ -21,6 +21,8 @@ from .small_sweeps import steps_of, trials_of, write_file
 
 pytestmark = pytest.mark.long
 
+ADAPTER = "adapter={type: lora}"
+
 
 class Sweeps:
     """Starts `partita sweep` in a folder, as forks of a process that has imported the libraries."""
@@ -31,8 +33,11 @@ class Sweeps:
     def start(self, *words: object) -> Fork:
         return self.forks.start(COMMAND, "partita", "sweep", *words, folder=self.folder)
 
-    def run(self, *words: object) -> "subprocess.CompletedProcess[str]":
-        return self.forks.run(COMMAND, "partita", "sweep", *words, folder=self.folder, timeout=280)
+    def run(self, *words: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+        settings = self.forks.environment | environment
+        return self.forks.run(
+            COMMAND, "partita", "sweep", *words, folder=self.folder, environment=settings, timeout=280
+        )
 
 
 @pytest.fixture
@@ -70,17 +75,22 @@ def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(
 
 def test_a_trial_is_the_run_that_train_makes_with_its_values(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:
     file = write_file(colours, tmp_path, trials=2)
-    done = sweeps.run(file, "--json")
+    done = sweeps.run(file, "--json", "--set", ADAPTER, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0, done.stderr
     best = json.loads(done.stdout)["best"]
     run = tmp_path / "sweeps" / "colours" / best["run"]
-    overrides = ["sweep=null", *(f"{key}={value}" for key, value in best["values"].items())]
+    overrides = ["sweep=null", ADAPTER, *(f"{key}={value}" for key, value in best["values"].items())]
     Model(file, overrides=overrides, quiet=True).train(run=tmp_path / "run")
     assert [line["loss"] for line in log_of(run)] == [line["loss"] for line in log_of(tmp_path / "run")]
     assert len(Model.load(run, quiet=True).predict(colours.rows(3))) == 3
     result = read_result(run)
     assert result is not None
     assert result.curve[-1].share == 1
+    log = (run / "trial.log").read_text(encoding="utf8")
+    imported = {line.split("|")[-1].strip() for line in log.splitlines() if "|" in line}
+    assert "partita.report.run_page" in imported, "the log has no imports"
+    large = {"torch", "transformers", "peft", "accelerate"}
+    assert not imported & large, "the process that starts the trials has imported these"
 
 
 def test_an_interrupted_sweep_ends_with_130_and_leaves_no_process(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:
