@@ -49,12 +49,18 @@ class Commands(TyperGroup):
     """The commands, whose options are refused in plain words."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """Call a command; a wrong value is reported without the prefix of pydantic."""
+        """Call a command; a wrong value is reported without the prefix of pydantic.
+
+        Raises:
+            RuntimeError: A file ended early, such as a damaged module of a library.
+        """
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")
             raise
+        except EOFError as error:  # typer takes it for the end of standard input, and says only "Aborted!"
+            raise RuntimeError(f"a file ended early: {error}") from error
 
 
 app = typer.Typer(

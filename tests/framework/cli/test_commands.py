@@ -1,6 +1,7 @@
 """Tests of the `partita` command: exit status, output, files, and what goes to which stream."""
 
 import json
+import marshal
 import os
 import pty
 import re
@@ -451,6 +452,17 @@ def test_a_value_that_an_option_does_not_have_is_refused_in_plain_words() -> Non
     assert refused.exit_code == 2
     assert "Invalid value for '--stdin-format': 'foo' is not one of 'jsonl', 'csv'" in refused.output
     assert "Value error" not in refused.output
+
+
+def test_a_module_that_was_cut_is_no_end_of_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_module() -> None:
+        marshal.loads(b"")
+
+    monkeypatch.setattr("partita_schema.reference.json_schema_text", read_module)
+    result = CliRunner().invoke(app, ["schema"])
+    assert "Aborted" not in result.output
+    assert isinstance(result.exception, RuntimeError)
+    assert str(result.exception) == "a file ended early: EOF read where object expected"
 
 
 def test_help_of_each_command_lists_every_flag() -> None:
