@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+UV := $(VENV)/uv/bin/uv
+LOCKED := --no-deps --require-hashes --requirement
 LLAMA_CPP := $(VENV)/llama.cpp
 
 .PHONY: help demo test test-long test-all check format docs lock clean package latest
@@ -19,14 +21,20 @@ help:
 	@echo "make latest  put the newest transformers, peft, accelerate and datasets into the environment, for the next tests"
 	@echo "make lock    resolve pyproject.toml again into requirements.lock and requirements-dev.lock"
 
-# Modules are compiled when they are first imported: compiling all of them takes longer than the rest.
+# uv installs packages in a seventh of pip's time. It does not read the configuration of pip, which may be what finds the
+# packages here; then pip does it. Modules are compiled when they are first imported: all of them would take longer.
 $(READY): requirements-torch.txt requirements-dev.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "partita needs Python 3.11 or newer; make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-torch.txt
-	$(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes --requirement requirements-dev.lock
+	{ $(MAKE) $(UV) && $(UV) pip install --quiet --python $(BIN)/python $(LOCKED) requirements-dev.lock; } \
+		|| $(BIN)/python -m pip install --quiet --no-compile $(LOCKED) requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $(READY)
+
+$(UV):
+	$(PYTHON) -m venv $(VENV)/uv
+	$(VENV)/uv/bin/python -m pip install --quiet uv==0.13.9
 
 # The converter of llama.cpp. Without it, the tests of GGUF files are skipped.
 $(LLAMA_CPP): requirements-llama-cpp.txt $(READY)
@@ -70,18 +78,16 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 package: $(READY)
-	VENV=$(VENV) .ci/package
+	VENV=$(VENV) UV=$(UV) .ci/package
 
 latest: $(READY)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint requirements-torch.txt transformers peft accelerate datasets
 
 # Pins that still fit are kept; remove a line, or a file, to take newer versions.
-COMPILE = $(VENV)/uv/bin/uv pip compile pyproject.toml --quiet --generate-hashes --universal --python-version 3.11 \
+COMPILE = $(UV) pip compile pyproject.toml --quiet --generate-hashes --universal --python-version 3.11 \
 	--no-emit-package torch --constraint requirements-torch.txt --custom-compile-command "make lock"
 
-lock:
-	test -x $(VENV)/uv/bin/uv || $(PYTHON) -m venv $(VENV)/uv
-	$(VENV)/uv/bin/python -m pip install --quiet uv
+lock: $(UV)
 	$(COMPILE) --extra chat --extra serve --output-file requirements.lock
 	$(COMPILE) --extra dev --constraint requirements.lock --output-file requirements-dev.lock
 

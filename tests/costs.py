@@ -45,9 +45,8 @@ def descendants(pid: int) -> Iterator[int]:
     """Yield a process and all its descendants."""
     yield pid
     try:
-        children = [
-            int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
-        ]
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        children = [int(child) for thread in threads for child in (thread / "children").read_bytes().split()]
     except (FileNotFoundError, ProcessLookupError):
         return
     for child in children:
