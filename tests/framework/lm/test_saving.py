@@ -160,6 +160,21 @@ def test_a_merged_adapter_is_a_plain_model_that_answers_the_same(small, adapter:
     assert abs(small.held_out_loss(read) - learned) < 0.02 * abs(learned - start) + 2e-5
 
 
+def test_adapters_of_all_weights_of_experts_are_merged(small, tmp_path: Path) -> None:
+    adapter = {"type": "lora", "r": 4, "postprocessor": {"merge_adapter_into_base_model": True}}
+    config = small.config(architecture="mixtral", adapter=adapter)
+    lm = small.load(config)
+    adapted = {name.split(".lora_")[0] for name, one in lm.module.named_parameters() if one.requires_grad}
+    assert any(name.endswith("experts.base_layer") for name in adapted), "two weights of a layer have an adapter"
+    with torch.no_grad():
+        for parameter in lm.module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.sign(torch.randn_like(parameter)))
+    lm.save(tmp_path)
+    read = small.load(config, saved=tmp_path, trainable=False)
+    assert small.held_out_loss(read) == pytest.approx(small.held_out_loss(lm), abs=1e-4)
+
+
 def test_a_saved_new_model_with_an_adapter_can_be_moved(small, tmp_path: Path) -> None:
     config = small.config(adapter={"type": "lora"})
     lm = small.load(config)

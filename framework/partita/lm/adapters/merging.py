@@ -5,6 +5,7 @@ layer to unit vectors, which is exact for every adapter that is linear in its in
 """
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,12 +44,22 @@ def plain_model(base: Any) -> "PreTrainedModel":
     first, last = (weights.get(plain_name(names.get(layer, "") + ".weight")) for layer in (embedding, output))
     if first is not None and last is not None and not torch.equal(first, last):
         config.tie_word_embeddings = False
+        weights = with_own_storage(weights)
     with torch.device("meta"):
         merged = type(base)(config)
     own = merged.state_dict()
     merged.load_state_dict({name: weights[name] for name in own}, assign=True)
     merged.tie_weights()
     return merged
+
+
+def with_own_storage(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return weights that share no storage: of tensors that do, only one would be saved."""
+    copied, seen = dict[str, torch.Tensor](), set[int]()
+    for name, weight in weights.items():
+        copied[name] = weight.clone() if weight.data_ptr() in seen else weight
+        seen.add(weight.data_ptr())
+    return copied
 
 
 def merged_weights(base: nn.Module) -> dict[str, torch.Tensor]:
@@ -83,13 +94,20 @@ def plain_name(name: str) -> str:
 
 
 def merged_layer(layer: Any) -> dict[str, torch.Tensor]:
-    """Return weight and bias of a layer with its adapter merged, by name."""
-    base = layer.get_base_layer()
-    if is_quantized(base):
+    """Return the weights of a layer with its adapter merged, by name.
+
+    Adapters of several weights of a layer, such as those of experts, are nested in each other.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if is_quantized(layer.get_base_layer()):
         return probed_layer(layer)
-    single = copy.deepcopy(layer)
-    single.merge(safe_merge=False)
-    return dict(single.get_base_layer().named_parameters())
+    nested = [copy.deepcopy(layer)]
+    while isinstance(nested[-1].base_layer, BaseTunerLayer):
+        nested.append(nested[-1].base_layer)
+    for one in reversed(nested):
+        one.merge(safe_merge=False)
+    return dict(nested[0].get_base_layer().named_parameters())
 
 
 def probed_layer(layer: Any) -> dict[str, torch.Tensor]:
