@@ -4,9 +4,10 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from partita_schema.sections.optimization import Optimizer
-from partita_trainers.optimizers import build_optimizers
+from partita_trainers.optimizers import build_optimizers, embedding_names
 
 SHAPES = {"embed.weight": (5, 3), "layer.weight": (3, 3), "layer.bias": (3,), "norm.weight": (3,), "gate": (1,)}
 
@@ -29,7 +30,7 @@ def test_every_optimizer_of_the_schema_takes_steps_against_the_gradient(kind: st
     assert all(bool((parameter < 1).all()) for parameter in parameters.values())
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam"])
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
 def test_weight_decay_applies_only_to_matrices(kind: str) -> None:
     parameters, optimizers = build(type=kind, weight_decay=0.5)
     for parameter in parameters.values():
@@ -39,6 +40,25 @@ def test_weight_decay_applies_only_to_matrices(kind: str) -> None:
     for name, parameter in parameters.items():
         expected = 1 - 0.1 * 0.5 if parameter.ndim == 2 else 1.0
         torch.testing.assert_close(parameter.detach(), torch.full(SHAPES[name], expected))
+
+
+def test_weight_decay_does_not_gather_in_the_momentum_of_sgd() -> None:
+    parameters, [optimizer] = build(type="sgd", momentum=0.9, weight_decay=0.1)
+    for _ in range(20):
+        for parameter in parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    torch.testing.assert_close(parameters["layer.weight"].detach(), torch.full((3, 3), (1 - 0.1 * 0.1) ** 20))
+
+
+@pytest.mark.parametrize(("kind", "lookups"), [("t5", ["relative_attention_bias", "shared"]), ("bart", ["shared"])])
+def test_muon_is_not_for_embeddings_whatever_their_names(kind: str, lookups: list[str]) -> None:
+    sizes = {"num_layers": 1} if kind == "t5" else {"encoder_layers": 1, "decoder_layers": 1}
+    config = AutoConfig.for_model(kind, vocab_size=8, d_model=16, **sizes)
+    module = AutoModelForSeq2SeqLM.from_config(config)
+    names = {name.split(".")[-2] for name in embedding_names(module)}
+    assert names >= set(lookups)
+    assert names.isdisjoint({"q", "wi", "wo", "q_proj", "fc1"})
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "lion", "schedule_free_adamw"])

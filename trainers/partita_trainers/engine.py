@@ -18,7 +18,7 @@ from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.device_copies import PrefetchingModel
 from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, WeightedMean
-from partita_trainers.optimizers import build_optimizers, set_learning_rate
+from partita_trainers.optimizers import build_optimizers, embedding_names, set_learning_rate
 from partita_trainers.preserved_state import clear_gradients
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 from partita_trainers.sharding import Shards, communication_errors, full_params, full_state, full_tensor
@@ -88,7 +88,13 @@ class TrainEngine:
             self.optimizers.clear()
             self.accelerator.free_memory()  # its list would keep them alive, and unscale their gradients too
         parameters = {name: p for name, p in self.lm.module.named_parameters() if p.requires_grad}
-        built = build_optimizers(self.config.optimizer, parameters, learning_rate=1e-4, device=self.device)
+        built = build_optimizers(
+            self.config.optimizer,
+            parameters,
+            learning_rate=1e-4,
+            device=self.device,
+            embeddings=embedding_names(self.lm.module),
+        )
         self.optimizers.extend(self.accelerator.prepare_optimizer(one, device_placement=False) for one in built)
 
     @property

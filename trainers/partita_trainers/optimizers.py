@@ -4,7 +4,7 @@ Muon trains matrices only and is combined with AdamW for other parameters. The r
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,12 @@ NO_DECAY = ("bias", "norm", "ln_")
 
 
 def build_optimizers(
-    config: OptimizerConfig, parameters: Parameters, *, learning_rate: float, device: torch.device
+    config: OptimizerConfig,
+    parameters: Parameters,
+    *,
+    learning_rate: float,
+    device: torch.device,
+    embeddings: Collection[str] = (),
 ) -> list[torch.optim.Optimizer]:
     """Build the optimizers of all trained `parameters`, given by name.
 
@@ -30,10 +35,11 @@ def build_optimizers(
         parameters: Trained parameters by name.
         learning_rate: Initial learning rate.
         device: Device of the parameters; fused and paged variants depend on it.
+        embeddings: Names of the weights of embeddings and of the output layer, which Muon is not for.
     """
     if config.type != "muon":
         return [build_one(config, groups(parameters, config.weight_decay), learning_rate=learning_rate, device=device)]
-    matrices = {name: p for name, p in parameters.items() if p.ndim == 2 and not is_embedding(name)}
+    matrices = {name: p for name, p in parameters.items() if p.ndim == 2 and not is_embedding(name, embeddings)}
     others = {name: p for name, p in parameters.items() if name not in matrices}
     built: list[torch.optim.Optimizer] = []
     if matrices:
@@ -54,9 +60,17 @@ def build_optimizers(
     return built
 
 
-def is_embedding(name: str) -> bool:
-    """Return whether a parameter name is that of an embedding or output layer."""
-    return any(part in name for part in ("embed", "wte", "wpe", "lm_head"))
+def embedding_names(module: torch.nn.Module) -> set[str]:
+    """Return the names of the weights of all embeddings and of the output layer of a model."""
+    output = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    layers = [part for part in module.modules() if part is output or isinstance(part, torch.nn.Embedding)]
+    weights = {id(weight) for layer in layers for weight in layer.parameters()}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in weights}
+
+
+def is_embedding(name: str, embeddings: Collection[str]) -> bool:
+    """Return whether a parameter is that of an embedding or output layer, or of an adapter of one."""
+    return name in embeddings or any(part in name for part in ("embed", "wte", "wpe", "lm_head"))
 
 
 def groups(parameters: Parameters, weight_decay: float) -> list[dict[str, Any]]:
@@ -94,7 +108,7 @@ def build_one(
             return torch.optim.Adam(param_groups, fused=config.fused, decoupled_weight_decay=True, **options)
         case "sgd":
             momentum = config.momentum or 0.0
-            return torch.optim.SGD(
+            return DecoupledSGD(
                 param_groups, lr=learning_rate, momentum=momentum, nesterov=bool(config.nesterov), fused=config.fused
             )
         case "adafactor":
@@ -108,6 +122,27 @@ def build_one(
             return optimizer
         case _:
             return build_bitsandbytes(config.type, param_groups, options, device=device)
+
+
+class DecoupledSGD(torch.optim.SGD):
+    """SGD with decoupled weight decay (Loshchilov and Hutter 2019), as `weight_decay` promises.
+
+    torch's adds it to the gradient, and thus to the momentum, in which it accumulates.
+    """
+
+    def __init__(self, param_groups: list[dict[str, Any]], **options: Any) -> None:
+        super().__init__(
+            [{**group, "weight_decay": 0.0, "decay": group["weight_decay"]} for group in param_groups], **options
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Shrink the parameters that have a gradient, then take a step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and group["decay"]:
+                    parameter.mul_(1 - group["lr"] * group["decay"])
+        return super().step(closure)
 
 
 def build_bitsandbytes(
