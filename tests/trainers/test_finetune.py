@@ -187,7 +187,9 @@ def test_training_stops_when_patience_ends_and_the_best_weights_are_restored(mak
         assert torch.equal(mine, best)
 
 
-def test_a_run_that_stopped_early_is_not_continued(make_work: Any) -> None:
+def test_a_run_that_stopped_early_is_continued_only_for_more_steps(
+    make_work: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     calls = []
 
     def evaluate(split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> dict[str, float]:
@@ -197,8 +199,12 @@ def test_a_run_that_stopped_early_is_not_continued(make_work: Any) -> None:
     first = make_work(evaluate=evaluate, epochs=20, early_stop=2)
     run(first)
     again = make_work(evaluate=evaluate, epochs=20, early_stop=2)
-    assert run(again).steps == first.run.log[-1]["step"]
+    with caplog.at_level("INFO"):
+        assert run(again).steps == first.run.log[-1]["step"]
     assert again.run.log == []
+    assert f"stopping after step {first.run.log[-1]['step']} of 120: no better loss in 2 evaluations" in caplog.text
+    onward = run(make_work(evaluate=evaluate, epochs=21, early_stop=2))
+    assert onward.steps > first.run.log[-1]["step"], "more epochs are asked for"
 
 
 def test_an_unknown_metric_is_reported_with_the_known_ones(make_work: Any) -> None:

@@ -43,7 +43,8 @@ def test_cosine_is_half_way_in_the_middle() -> None:
         ({"decay": "wsd"}, 100, 10 / 101),
         ({"decay": "exponential", "decay_rate": 0.5, "decay_steps": 10}, 30, 0.125),
         ({"decay": "exponential"}, 1, 0.96),
-        ({"decay": "inverse_sqrt"}, 99, 1 / math.sqrt(100)),
+        ({"decay": "inverse_sqrt"}, 1, 1.0),
+        ({"decay": "inverse_sqrt"}, 100, 1 / math.sqrt(100)),
     ],
 )
 def test_each_decay_follows_its_formula(options: dict[str, object], step: int, expected: float) -> None:

@@ -168,6 +168,8 @@ class FinetuneRun:
         cursor, state = self.restore_checkpoint(step)
         self.batches.load_state_dict(cursor)
         self.validation.load_state_dict(state["validation"])
+        if state["total_steps"] != self.schedule.total:  # more steps are asked for, as with a stop of callbacks
+            self.validation.evaluations_without_improvement = 0
         self.splitter.load_state_dict(state.get("cutting", {}))
         self.sources.load_state_dict(state.get("sources", {}))
         self.timed_steps = state.get("timed_steps", [])
@@ -249,6 +251,8 @@ class FinetuneRun:
     def train_loop(self) -> None:
         """Take the remaining steps, and evaluate and save when due."""
         total = self.schedule.total
+        if self.stopped_early:
+            self.log_stop()
         if self.step >= total or self.stopped_early:
             return
         with (
@@ -342,6 +346,7 @@ class FinetuneRun:
             cursor=cursor,
             trainer={
                 "step": self.step,
+                "total_steps": self.schedule.total,
                 "learning_rate": self.learning_rate,
                 "scaler": scaler.state_dict() if scaler is not None else None,
                 "validation": self.validation.state_dict(),

@@ -116,8 +116,9 @@ def learning_rate_share(scheduler: LearningRateScheduler, *, step: int, total_st
     elif scheduler.decay == "wsd":
         shape = min(1.0, (1 - progress) / WSD_DECAY)
     elif scheduler.decay == "inverse_sqrt":
-        start = max(1, warmup)
-        return max(floor, math.sqrt(start / (start + after)))
+        # Without warmup, the first step has the peak.
+        start, since = (warmup, after) if warmup else (1, after - 1)
+        return max(floor, math.sqrt(start / (start + since)))
     else:
         every = scheduler.decay_steps or max(1, total_steps // 100)
         rate = scheduler.decay_rate if scheduler.decay_rate is not None else 0.96

@@ -100,8 +100,8 @@ class LearningRateScheduler(ConfigModel):
     warmup_steps: NonNegativeInt | None = None
     """Number of optimizer steps used for linear warmup, instead of warmup_fraction."""
     min_ratio: Fraction | None = None
-    """Final learning rate as a fraction of learning_rate, which the last step has. Default: 0.1 for cosine, otherwise
-    0, which is reached after the last step."""
+    """Final learning rate as a fraction of learning_rate, which the last step has; the lower limit for exponential and
+    inverse_sqrt. Default: 0.1 for cosine, otherwise 0, which linear and wsd reach after the last step."""
     decay_rate: Positive | None = None
     """Factor applied to the learning rate every decay_steps (exponential). Default: 0.96."""
     decay_steps: PositiveInt | None = None
