@@ -1,6 +1,7 @@
 """The output type json: find the JSON value in an answer and validate it."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -52,7 +53,13 @@ class JsonReader(Reader):
         return self.check(member)
 
     def check(self, value: Any) -> Any:
-        """Return the value unchanged. Raise ReadError, with the path in the value, if it violates the schema."""
+        """Return the value unchanged.
+
+        Raises:
+            ReadError: It holds a number that no float can, or violates the schema; with the path in the value.
+        """
+        if not is_finite(value):
+            raise ReadError("a number is too large")
         if self._validator is None:
             return value
         try:
@@ -62,6 +69,15 @@ class JsonReader(Reader):
         if mistake is not None:
             raise ReadError(mistake[:MAX_REASON])
         return value
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether all numbers of a JSON value are finite. A float reads 1e400 as infinity."""
+    if isinstance(value, dict):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 class JsonMetrics(Metrics):
@@ -113,10 +129,10 @@ class SlotMetrics:
 
     def __init__(self) -> None:
         self.rows = self.right_rows = 0
-        self.true_counts: Counter[str] = Counter()
-        self.answer_counts: Counter[str] = Counter()
-        self.right_counts: Counter[str] = Counter()
-        self.wrong_rows: Counter[str] = Counter()
+        self.true_counts: Counter[SlotPath] = Counter()
+        self.answer_counts: Counter[SlotPath] = Counter()
+        self.right_counts: Counter[SlotPath] = Counter()
+        self.wrong_rows: Counter[SlotPath] = Counter()
 
     def add(self, truth: Any, value: Any, *, right: bool) -> None:
         """Add one row; `value` is None if the answer is unreadable."""
@@ -137,7 +153,7 @@ class SlotMetrics:
         wrong, count = sum(self.wrong_rows[path] for path in slots), self.rows * len(slots)
         total = self.true_counts.total() + self.answer_counts.total()
         by_slot = {
-            f"slot.{path}": 2 * self.right_counts[path] / (self.true_counts[path] + self.answer_counts[path])
+            f"slot.{'.'.join(path)}": 2 * self.right_counts[path] / (self.true_counts[path] + self.answer_counts[path])
             for path in slots[:MAX_FIELDS]
         }
         return {
@@ -148,16 +164,18 @@ class SlotMetrics:
         }
 
 
-def slots_of(value: Any, path: str = "") -> dict[str, str]:
+SlotPath = tuple[str, ...]
+"""The keys of a slot, from the outermost."""
+
+
+def slots_of(value: Any, path: SlotPath = ()) -> dict[SlotPath, str]:
     """Return the values of a state by path, in their canonical form. A value that is no object has no slots."""
     if not isinstance(value, dict):
         return {}
-    slots: dict[str, str] = {}
+    slots: dict[SlotPath, str] = {}
     for name, content in value.items():
-        inner = f"{path}{name}"
-        slots |= (
-            slots_of(content, f"{inner}.") if isinstance(content, dict) and content else {inner: canonical(content)}
-        )
+        inner = (*path, str(name))
+        slots |= slots_of(content, inner) if isinstance(content, dict) and content else {inner: canonical(content)}
     return slots
 
 
@@ -171,6 +189,6 @@ def _whole(value: Any) -> Any:
         return {str(name): _whole(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_whole(item) for item in value]
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+    if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.outputs.json import MAX_FIELDS, canonical, slots_of
+from partita.outputs.json import MAX_FIELDS, SlotPath, canonical, slots_of
 from partita.outputs.ranking import Document, normalized_gain, reciprocal_rank
 from partita.outputs.text import ROUGE
 from partita.report.evaluation import OutputColumn
@@ -14,6 +14,8 @@ from partita.report.resampling import Blocks, Estimates, ratio
 
 ROUNDING = 1e-12
 """Variance of references, as a share of that of all rows, up to which they are taken as equal."""
+PRECISION = 1e-15
+"""Standard deviation of references, as a share of their mean, up to which they are taken as equal."""
 DEPTHS = (1, 5, 10)
 """Ranks that the recall of embeddings is reported for."""
 ORDERS = 4
@@ -33,7 +35,7 @@ def number_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
     sums_R5 = blocks.sums(valid_N.astype(np.float64), np.abs(errors_N), errors_N**2, centered_N, centered_N**2)
     count, absolute, squares, truth, truth_squares = sums_R5.T
     mse_R, variance_R = ratio(squares, count), ratio(truth_squares, count) - ratio(truth, count) ** 2
-    variance_R[variance_R <= ROUNDING * variance_R[0] + (ROUNDING * center) ** 2] = 0.0  # what rounding has left
+    variance_R[variance_R <= ROUNDING * variance_R[0] + (PRECISION * center) ** 2] = 0.0  # what rounding has left
     r2_R = 1 - ratio(mse_R, variance_R)
     if not variance_R[0]:
         r2_R[0] = 0.0 if mse_R[0] else 1.0
@@ -127,9 +129,9 @@ def field_metrics(fields: dict[str, list[tuple[int, bool]]], blocks: Blocks) -> 
 
 
 def slot_metrics(
-    wanted: Sequence[dict[str, str]],
-    answered: Sequence[dict[str, str]],
-    shared: Sequence[Sequence[str]],
+    wanted: Sequence[dict[SlotPath, str]],
+    answered: Sequence[dict[SlotPath, str]],
+    shared: Sequence[Sequence[SlotPath]],
     objects: Sequence[bool],
     blocks: Blocks,
 ) -> Estimates:
@@ -154,7 +156,7 @@ def slot_metrics(
     wrong_RS, sizes_R = counts_of(wrong, codes, blocks), blocks.sums(np.array(objects, dtype=np.float64))[:, 0]
     total_R = true_RS.sum(axis=1) + answered_RS.sum(axis=1)
     by_slot = {
-        f"slot.{path}": ratio(2 * shared_RS[:, code], true_RS[:, code] + answered_RS[:, code])
+        f"slot.{'.'.join(path)}": ratio(2 * shared_RS[:, code], true_RS[:, code] + answered_RS[:, code])
         for path, code in list(codes.items())[:MAX_FIELDS]
     }
     return {
@@ -164,7 +166,9 @@ def slot_metrics(
     }
 
 
-def counts_of(rows: Sequence[Sequence[str] | dict[str, str]], codes: dict[str, int], blocks: Blocks) -> np.ndarray:
+def counts_of(
+    rows: Sequence[Sequence[SlotPath] | dict[SlotPath, str]], codes: dict[SlotPath, int], blocks: Blocks
+) -> np.ndarray:
     """Return how often each slot occurs in each resample, [R + 1, S + 1]; the last column has slots without a code."""
     places = [(row, codes.get(path, len(codes))) for row, paths in enumerate(rows) for path in paths]
     places_M2 = np.array(places, dtype=np.int64).reshape(-1, 2)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from partita.outputs.json import JsonMetrics, canonical
+from partita.outputs.base import ReadError
+from partita.outputs.json import JsonMetrics, JsonReader, canonical
 
 STATES: list[tuple[dict[str, Any], Any]] = [
     ({"area": "north", "stars": 4}, {"area": "north", "stars": 4}),  # all right
@@ -55,6 +56,23 @@ def test_states_without_any_slot_have_the_joint_accuracy_as_their_slot_scores() 
     results = results_of([({}, {}), ({}, None)])
 
     assert results["joint_accuracy"] == results["slot_accuracy"] == results["slot_f1"] == 0.5
+
+
+def test_a_dot_in_a_key_is_no_path() -> None:
+    results = results_of([({"a": {"b": 2}}, {"a.b": 2})])
+
+    assert (results["exact_match"], results["slot_f1"], results["slot.a.b"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("first", "second"), [(10**16, 1e16), (2.0**53, 2**53), (1, 1.0)])
+def test_whole_numbers_are_equal_however_they_are_written(first: float, second: float) -> None:
+    assert canonical({"a": first}) == canonical({"a": second})
+
+
+@pytest.mark.parametrize("text", ['{"a": 1e400}', "[1, [-1e999]]", "1e400"])
+def test_a_number_that_no_float_holds_is_unreadable(text: str) -> None:
+    with pytest.raises(ReadError, match="a number is too large"):
+        JsonReader(None).read(text)
 
 
 def test_values_that_are_no_objects_have_no_slots() -> None:
