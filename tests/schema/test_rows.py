@@ -107,6 +107,11 @@ def test_lower_case_is_applied() -> None:
     assert schema.load({"q": "ABC", "o": "ABC"}) == {"q": "abc", "o": "ABC"}
 
 
+def test_lower_case_is_applied_to_the_known_labels_too() -> None:
+    schema = schema_of("{name: o, type: category, preprocessing: {lowercase: true}, decoder: {labels: [Good, BAD]}}")
+    assert [schema.load({"q": "a", "o": label})["o"] for label in ("Good", "bad")] == ["good", "bad"]
+
+
 def test_labels_are_stripped_and_must_be_known() -> None:
     assert value_of("category", " good ") == "good"
     assert reason_of("category", "great") == "column o: 'great' is none of the labels good, bad"

@@ -28,6 +28,7 @@ from partita.runs.files import writing
 from partita.runs.waiting import waiting
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
+from partita_schema.rules.features import METRICS_OF_MODEL
 from partita_trainers.base import TrainResult
 from partita_trainers.process_group import synchronized_errors
 
@@ -206,7 +207,10 @@ class Backend(ABC):
         if evaluation.loss is None:
             return metrics
         named = tuple(f"{name}." for name in outputs)
-        return {**metrics, "model": {key: value for key, value in evaluation.loss.items() if not key.startswith(named)}}
+        return {
+            **metrics,
+            METRICS_OF_MODEL: {key: value for key, value in evaluation.loss.items() if not key.startswith(named)},
+        }
 
 
 def predict_dataset(

@@ -18,9 +18,6 @@ from partita.cli.options import (
 )
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
 
-ALL_OUTPUTS = "model"
-"""Key of the metrics of all outputs together in the result of `Model.evaluate`."""
-
 
 def evaluate(
     sources: FilesOrRun,
@@ -40,6 +37,8 @@ def evaluate(
     log_json: LogJson = False,
 ) -> None:
     """Generate answers for labeled rows and compute metrics."""
+    from partita_schema.rules.features import METRICS_OF_MODEL
+
     model = start_model(
         sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=dataset == STREAM
     )
@@ -53,7 +52,7 @@ def evaluate(
         for name, value in values.items()
         if isinstance(value, float)
     }
-    rows = {name.removeprefix(f"{ALL_OUTPUTS}."): value for name, value in named.items()}
+    rows = {name.removeprefix(f"{METRICS_OF_MODEL}."): value for name, value in named.items()}
     print_metrics({"value": rows}, as_json=False, title="metrics")
     for output, values in scores.items():
         print_label_tables(output, values)

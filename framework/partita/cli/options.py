@@ -213,8 +213,10 @@ def print_label_tables(output: str, metrics: Mapping[str, Any]) -> None:
 
 def format_cell(name: str, value: float | None) -> str:
     """Format a cell of the table: counts as integers, other values with four decimals, or digits if they are small."""
+    from partita.report.number_text import is_count
+
     if value is None:
         return ""
-    if name.rpartition(".")[2] in ("n", "skipped", "queries"):
+    if is_count(name):
         return f"{value:,.0f}"
     return f"{value:.4g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"

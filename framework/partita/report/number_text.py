@@ -6,11 +6,17 @@ COUNTS = ("n", "skipped", "queries")
 """Metrics that are numbers of rows."""
 
 
+def is_count(name: str) -> bool:
+    """Return whether a metric is a number of rows. A field of a JSON value may be named like one."""
+    *parents, last = name.split(".")
+    return last in COUNTS and not {"field", "slot"} & set(parents)
+
+
 def as_number(name: str, value: float | None) -> str:
     """Format a metric: counts as integers, other values with up to four digits; empty without a value."""
     if not isinstance(value, int | float) or math.isnan(value):
         return ""
-    if name.rpartition(".")[2] in COUNTS:
+    if is_count(name):
         return f"{value:,.0f}"
     if abs(value) >= 1000:
         return f"{value:,.0f}"

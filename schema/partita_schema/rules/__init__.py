@@ -11,7 +11,7 @@ from partita_schema.rules.endpoint import refused_by_endpoint
 from partita_schema.rules.features import (
     duplicate_names,
     features_next_to_a_dialogue,
-    outputs_named_like_other_columns,
+    outputs_with_names_in_use,
     prompts_of_dialogues,
     simulation_without_dialogue,
 )
@@ -41,7 +41,7 @@ from partita_schema.sections.config_sections import ConfigSections
 
 RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     duplicate_names,
-    outputs_named_like_other_columns,
+    outputs_with_names_in_use,
     language_modelling_conflicts,
     chunk_conflicts,
     leaked_answers,

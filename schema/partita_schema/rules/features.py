@@ -8,6 +8,8 @@ from partita_schema.sections.prompt import SPECIAL_FIELDS
 
 RESULT_COLUMNS = ("key", "status", "error", "finish_reason", "tokens", "logprob", "reward", "samples")
 """Columns of predictions that describe a row and its answer."""
+METRICS_OF_MODEL = "model"
+"""Name of the metrics of all outputs together, such as the loss."""
 VALUE_COLUMNS = ("_raw", "_probability", "_probabilities", "_spans", "_score", "_rejected_score")
 """Endings of further columns that an output may have in predictions."""
 NO_DIALOGUE = "no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it"
@@ -27,14 +29,16 @@ def duplicate_names(config: ConfigSections) -> Iterator[Refusal]:
             seen.add(feature.name)
 
 
-def outputs_named_like_other_columns(config: ConfigSections) -> Iterator[Refusal]:
-    """Yield outputs whose name is that of another column of predictions."""
+def outputs_with_names_in_use(config: ConfigSections) -> Iterator[Refusal]:
+    """Yield outputs whose name is that of another column of predictions, or of the metrics of the model."""
     names = {feature.name for feature in config.output_features}
     for index, feature in enumerate(config.output_features):
         at = f"output_features.{index}.name"
         advice = f"write another name, and column: {feature.source_column}"
         if feature.name in RESULT_COLUMNS:
             yield at, f"predictions have a column {feature.name} of their own; {advice}"
+        if feature.name == METRICS_OF_MODEL:
+            yield at, f"the loss and other metrics of the whole model are named {METRICS_OF_MODEL}; {advice}"
         owner = next((name for name in names for end in VALUE_COLUMNS if feature.name == name + end), None)
         if owner is not None:
             yield at, f"predictions of {owner} have a column {feature.name}; {advice}"

@@ -43,6 +43,8 @@ def test_numbers_have_three_digits(number: float | None, text: str) -> None:
         ("price.mse", 12345.6, "12,346"),
         ("team.n", 400.0, "400"),
         ("dialogues.n", 1200.0, "1,200"),
+        ("order.field.n", 0.6667, "0.667"),
+        ("order.slot.drinks.skipped", 0.25, "0.250"),
         ("loss", None, ""),
         ("loss", float("nan"), ""),
     ],

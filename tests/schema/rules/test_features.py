@@ -23,6 +23,11 @@ def test_an_output_has_no_name_of_a_column_that_predictions_have(name: str) -> N
     assert problems_of(raw({"name": f"{name}_2", "type": "text", "column": name})) == []
 
 
+def test_an_output_has_not_the_name_of_the_metrics_of_the_model() -> None:
+    message = "the loss and other metrics of the whole model are named model; write another name, and column: model"
+    assert problems_of(raw({"name": "model", "type": "text"})) == [f"output_features[0].name: {message}"]
+
+
 @pytest.mark.parametrize("ending", ["raw", "probability", "probabilities", "spans", "score", "rejected_score"])
 def test_an_output_has_no_name_of_a_column_of_another_output(ending: str) -> None:
     both = [{"name": "team", "type": "text"}, {"name": f"team_{ending}", "type": "text"}]

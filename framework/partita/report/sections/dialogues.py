@@ -6,7 +6,7 @@ from partita.data.episode import Episode
 from partita.report.charts import SHARES, Curve, Table, curve_chart
 from partita.report.compared_rows import rows_of
 from partita.report.measures import MetricEstimate, main_measure, measure_rows
-from partita.report.number_text import COUNTS, as_number
+from partita.report.number_text import as_number, is_count
 from partita.report.row_shares import SUCCESS
 from partita.report.run_record import RunRecord
 from partita.report.section import Charts, Link, NamedTable, Paragraph, Part, Section
@@ -98,7 +98,7 @@ def cells_of(name: str, columns: Columns, measures: Sequence[MetricEstimate | No
         return cells
     if measures[1] is not None and measures[1].difference is not None:
         return [*cells, with_interval(name, measures[1].difference, sign="+")]
-    if name.rpartition(".")[2] in COUNTS or None in values:
+    if is_count(name) or None in values:
         return [*cells, ""]
     first, second = (value or 0.0 for value in values)
     return [*cells, f"{'+' if second > first else ''}{as_number(name, second - first)}"]

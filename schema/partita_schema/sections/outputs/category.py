@@ -130,7 +130,7 @@ class CategoryOutput(OutputBase):
 
     def cell_reader(self) -> ReadCell:
         read, labels = text_reader(lowercase=self.preprocessing.lowercase), self.labels
-        known = None if labels is None else frozenset(labels)
+        known = None if labels is None else frozenset(map(self._written, labels))
 
         def read_label(value: Any) -> str:
             label = read(str(value).lower() if isinstance(value, bool) else value).strip()
