@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from partita import Model
@@ -209,6 +210,19 @@ def test_the_prompt_of_a_dialogue_is_the_last_question(tmp_path: Path) -> None:
     assert rows[1].key == "test.jsonl:1#2"
     assert [row.outputs["reply"].reference for row in rows] == answers
     assert rows[0].key == "test.jsonl:1#1"
+
+
+def test_the_content_of_a_row_is_that_of_the_data_whatever_the_model_reads_of_it(tmp_path: Path) -> None:
+    frame = pd.DataFrame([row | {"object": None, "parts": None} for row in make_rows(30)])
+    frame.to_parquet(tmp_path / "test.parquet")
+    contents = []
+    for name, column in (("text", "text"), ("reply", "reply")):
+        config = simple(CATEGORY, data={"test": str(tmp_path / "test.parquet")}, trainer={"type": "none"})
+        config["input_features"] = [{"name": name, "type": "text", "column": column}]
+        Model(config, quiet=True).train(frame.to_dict("records"), run=tmp_path / name)
+        contents.append({row.key: row.content for row in read(tmp_path / name)[1]})
+    assert contents[0] == contents[1]
+    assert len(set(contents[0].values())) == len(contents[0].values()) - 30 + frame.drop_duplicates("text").shape[0]
 
 
 def test_encoder_decoders_have_losses_of_rows(tmp_path: Path) -> None:

@@ -204,7 +204,8 @@ class RowRecorder:
         of_objective = self._of_row(scored.index, scored.truth)
         if of_objective is not None:
             of_row = {**(of_row or {}), **of_objective}
-        return OutputResult(reference, scored.answer.decoded.values[name], right, best, of_row)
+        value, is_read = scored.answer.decoded.values[name], name not in scored.answer.decoded.errors
+        return OutputResult(reference, value, right, best, of_row, is_null=value is None and is_read)
 
 
 @contextmanager

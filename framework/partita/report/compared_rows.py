@@ -75,7 +75,7 @@ def load_rows(runs: Sequence[RunSummary], *, split: str | None) -> ComparedRows:
     if any(len(rows) < len(evaluation) for rows, evaluation in zip(indices, loaded, strict=True)):
         notes += drop_ranks(loaded)
     selected = [evaluation.select(chosen_rows) for evaluation, chosen_rows in zip(loaded, indices, strict=True)]
-    return ComparedRows(names, chosen, outputs, selected, notes)
+    return ComparedRows(names, chosen, outputs, selected, notes + keep_common_numbers(selected))
 
 
 def drop_ranks(evaluations: Sequence[Evaluation]) -> list[str]:
@@ -86,6 +86,23 @@ def drop_ranks(evaluations: Sequence[Evaluation]) -> list[str]:
         for name in names:
             evaluation.outputs[name].of_rows = []
     return [f"{name} is not compared, because its ranks are among all rows of an evaluation" for name in sorted(names)]
+
+
+def keep_common_numbers(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Remove the numbers of dialogues that another run does not have, as of failed ones; return a note of it."""
+    columns = [one.outputs[EPISODE] for one in evaluations if EPISODE in one.outputs]
+    if not columns:
+        return []
+    changed = 0
+    for index, row in enumerate(zip(*(column.values for column in columns), strict=True)):
+        common = set.intersection(*map(set, row))
+        changed += any(len(numbers) > len(common) for numbers in row)
+        for column, numbers in zip(columns, row, strict=True):
+            column.values[index] = {name: number for name, number in numbers.items() if name in common}
+    if not changed:
+        return []
+    which = f"{counted(changed, 'dialogue')} failed in a run or without a number there"
+    return [f"{which}: success counts a failed dialogue as 0, and other means are over dialogues with all numbers"]
 
 
 def evaluations_of(folder: Path) -> dict[str, Load]:
@@ -160,7 +177,7 @@ def common_outputs(names: Sequence[str], evaluations: Sequence[Evaluation]) -> d
 def common_rows(
     names: Sequence[str], evaluations: Sequence[Evaluation], split: str
 ) -> tuple[list[list[int]], list[str]]:
-    """Return the indices of the rows that all runs have with the same references, and notes of those left out.
+    """Return the indices of the rows that are the same in all runs, with their references, and notes of those left out.
 
     Args:
         names: Names of the runs.
@@ -172,10 +189,11 @@ def common_rows(
     """
     places = [places_of(evaluation.keys) for evaluation in evaluations]
     shared = [key for key in places[0] if all(key in one for one in places)]
-    keys = [key for key in shared if have_same_references(evaluations, [one[key] for one in places])]
+    equal = [key for key in shared if have_same_content(evaluations, [one[key] for one in places])]
+    keys = [key for key in equal if have_same_references(evaluations, [one[key] for one in places])]
     counts = ", ".join(f"{name} {len(one):,}" for name, one in zip(names, places, strict=True))
     if not keys:
-        why = "with the same references" if shared else "in common"
+        why = "with the same references" if equal else "with the same content" if shared else "in common"
         raise DataError(
             f"the runs were evaluated on different {split} rows ({counts}), none of them {why}; evaluate all of them "
             "on the same file with partita evaluate RUN --dataset FILE"
@@ -186,9 +204,9 @@ def common_rows(
             f"the runs were evaluated on different {split} rows ({counts}); only the {len(shared):,} common ones are "
             "compared"
         )
-    if len(keys) < len(shared):
-        changed = counted(len(shared) - len(keys), "common row")
-        notes.append(f"{changed} with different references left out")
+    for fewer, more, what in ((equal, shared, "content"), (keys, equal, "references")):
+        if len(fewer) < len(more):
+            notes.append(f"{counted(len(more) - len(fewer), 'common row')} with different {what} left out")
     return [[one[key] for key in keys] for one in places], notes
 
 
@@ -199,6 +217,11 @@ def places_of(keys: Sequence[str]) -> dict[tuple[str, int], int]:
         seen[key] = seen.get(key, 0) + 1
         places[key, seen[key]] = index
     return places
+
+
+def have_same_content(evaluations: Sequence[Evaluation], indices: Sequence[int]) -> bool:
+    """Return whether a row is the same in the data of all runs, and has not only the same key."""
+    return len({one.contents[index] for one, index in zip(evaluations, indices, strict=True)}) == 1
 
 
 def have_same_references(evaluations: Sequence[Evaluation], indices: Sequence[int]) -> bool:
@@ -219,7 +242,10 @@ def read_episodes(path: Path) -> list[Episode]:
             try:
                 episodes.append(from_line(unsealed_line(line.rstrip(b"\n"))))
             except (DamagedError, KeyError, TypeError):
-                raise DataError(f"{path}, line {number}, is damaged; simulate again with --fresh") from None
+                raise DataError(
+                    f"{path}, line {number}, is damaged; run the same partita simulate command again, which writes it "
+                    "anew"
+                ) from None
     return episodes
 
 

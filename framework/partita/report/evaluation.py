@@ -33,6 +33,8 @@ class OutputColumn:
     """Log probability of the most probable labels, None where labels were not scored; may be empty if none were."""
     of_rows: list[Mapping[str, Any] | None] = field(default_factory=list)
     """What each row contributes to metrics, see `OutputResult.of_row`; may be empty if no row does."""
+    nulls: list[bool] = field(default_factory=list)
+    """Whether the value of each row was read, and is null in JSON."""
 
     @property
     def rights_N(self) -> np.ndarray:
@@ -49,6 +51,8 @@ class Evaluation:
     prompts: list[str] = field(default_factory=list)
     contexts: list[str] = field(default_factory=list)
     """What was said before the prompt; "" outside of dialogues."""
+    contents: list[str] = field(default_factory=list)
+    """Hash of each row in the data; "" of a simulated dialogue."""
     answers: list[str | None] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
@@ -80,6 +84,7 @@ class Evaluation:
         self.keys += map(itemgetter("key"), rows)
         self.prompts += map(itemgetter("prompt"), rows)
         self.contexts += [row.get("context", "") for row in rows]
+        self.contents += [row.get("content", "") for row in rows]
         self.answers += map(itemgetter("answer"), rows)
         self.losses += map(itemgetter("loss"), rows)
         self.tokens += map(itemgetter("tokens"), rows)
@@ -91,6 +96,7 @@ class Evaluation:
             column.rights += map(itemgetter("right"), outputs)
             column.scores += map(itemgetter("scores"), outputs)
             column.of_rows += [output.get("of_row") for output in outputs]
+            column.nulls += [output.get("is_null", False) for output in outputs]
 
     def expected(self) -> "Evaluation":
         """Return the rows whose answer the model should give: not those whose answer is labelled bad."""
@@ -127,6 +133,7 @@ class Evaluation:
                 chosen(column.rights),
                 chosen(column.scores) if column.scores else [],
                 chosen(column.of_rows) if column.of_rows else [],
+                chosen(column.nulls),
             )
             for name, column in self.outputs.items()
         }
@@ -135,6 +142,7 @@ class Evaluation:
             chosen(self.keys),
             chosen(self.prompts),
             chosen(self.contexts),
+            chosen(self.contents),
             chosen(self.answers),
             chosen(self.losses),
             chosen(self.tokens),
@@ -216,9 +224,10 @@ def read_evaluations(folder: Path) -> list[SplitResults]:
 
 def paired(result: Evaluation, base: Evaluation | None) -> tuple[Evaluation, Evaluation | None]:
     """Return the results of the base model in the order of the others; None if its rows are others."""
-    if base is None or base.keys == result.keys:
+    if base is None or (base.keys == result.keys and base.contents == result.contents):
         return result, base
-    places = {key: index for index, key in enumerate(base.keys)}
-    if any(key not in places for key in result.keys):
+    places = {row: index for index, row in enumerate(zip(base.keys, base.contents, strict=True))}
+    rows = list(zip(result.keys, result.contents, strict=True))
+    if any(row not in places for row in rows):
         return result, None
-    return result, base.select([places[key] for key in result.keys])
+    return result, base.select([places[row] for row in rows])

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from partita.report.evaluation import Evaluation, SplitResults
-from partita.report.number_text import COUNTS
+from partita.report.number_text import is_count
 from partita.report.resampling import Blocks, difference_of, interval_of
 from partita.report.row_metrics import estimates_of
 from partita.report.row_shares import shares_of
@@ -128,7 +128,9 @@ def measure_rows(
     shares = [shares_of(evaluation) for evaluation in models]
     estimates = [estimates_of(evaluation, blocks, is_plain_text=is_plain_text) for evaluation in models]
     measures = [measure_share(name, [one.get(name) for one in shares]) for name in shares[0]]
-    measures += [measure_estimate(name, [one.get(name) for one in estimates]) for name in estimates[0]]
+    measures += [
+        measure_estimate(name, [one.get(name) for one in estimates], rows=len(result)) for name in estimates[0]
+    ]
     places = {name: place for place, name in enumerate(result.outputs)}
     return sorted(measures, key=lambda measure: order_of(measure.metric, places))
 
@@ -167,20 +169,21 @@ def share_of(rows_N: np.ndarray) -> Interval:
     return share_interval(int(rows_N.sum()), len(rows_N))
 
 
-def measure_estimate(name: str, values: Sequence[np.ndarray | None]) -> MetricEstimate:
+def measure_estimate(name: str, values: Sequence[np.ndarray | None], *, rows: int) -> MetricEstimate:
     """Return a metric that was resampled.
 
     Args:
         name: Name of the metric.
         values: Its value over all rows and over each resample, by model, each [R + 1]; None if a model does not have
             the metric.
+        rows: Number of rows.
     """
     result_R, reference_R = values[0], values[1] if len(values) > 1 else None
     assert result_R is not None
     if reference_R is None:
         return MetricEstimate(name, interval_of(result_R))
     known = math.isfinite(result_R[0]) and math.isfinite(reference_R[0])
-    difference = difference_of(reference_R, result_R) if known else None
+    difference = difference_of(reference_R, result_R, rows=rows) if known else None
     return MetricEstimate(name, interval_of(result_R), interval_of(reference_R), difference)
 
 
@@ -194,7 +197,7 @@ def measures_of(results: SplitResults, *, is_plain_text: bool = False, may_have_
     """
     values, base = recorded(results.result), {} if results.base is None else recorded(results.base)
     measured = {one.metric: one for one in measure_rows(results.result, results.base, is_plain_text=is_plain_text)}
-    names = [name for name in dict.fromkeys((*values, *measured)) if name.rpartition(".")[2] not in COUNTS]
+    names = [name for name in dict.fromkeys((*values, *measured)) if not is_count(name)]
     names.sort(key=lambda name: name.partition("/")[0] == "loss")  # the metrics of outputs first
     measures = [
         measured[name]

@@ -39,8 +39,9 @@ def readable_rows(column: OutputColumn, is_answered_N: np.ndarray) -> Mapping[st
         column: An output.
         is_answered_N: Whether the model has answered each row.
     """
-    # The value of an answer that is null in JSON is None, too; it is right or wrong like any other.
-    is_missing_N = np.array([value is None for value in column.values], dtype=bool) & (column.rights_N != 1)
+    is_missing_N = np.array([value is None for value in column.values], dtype=bool) & ~np.array(
+        column.nulls, dtype=bool
+    )
     invalid_N, errors_N = is_missing_N & is_answered_N, is_missing_N & ~is_answered_N
     rows = {"invalid": invalid_N, "errors": errors_N}
     if column.type == "json":

@@ -24,6 +24,8 @@ FORMAT = 1
 FINITE = json.JSONEncoder(allow_nan=False)
 DIGEST_BYTES = 16
 """Bytes of the digest of a row."""
+CONTENT_BYTES = 8
+"""Bytes of `RecordedRow.content`."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class OutputResult:
 
     reference: Any
     value: Any
-    """None if the answer is unreadable or missing."""
+    """None if the answer is unreadable or missing, or null in JSON."""
     right: bool | None = None
     """Whether the metrics of the type count the value as right; None if they do not count right values."""
     scores: Mapping[str, float] | None = None
@@ -41,6 +43,8 @@ class OutputResult:
     """What the row contributes to metrics that follow from reference and value only after a long computation, or not
     at all, by name: ROUGE and the counts of BLEU of a text, the query of a score, the rank of an embedding, the rewards
     and log-probabilities of a pair with its rejected answer, those of a labelled answer."""
+    is_null: bool = False
+    """Whether the value was read, and is null in JSON."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class RecordedRow:
     """By output name; empty if no answer was generated."""
     context: str = ""
     """The turns of a dialogue before the prompt, of which the end is kept."""
+    content: str = ""
+    """Hash of the row as it is in the data, by which rows with the same key in other data are told apart."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +148,15 @@ class RowSpool:
 
         Args:
             index: Index of the row in the split.
-            row: Its result.
-            content: The row as it is in the data, for the fingerprint.
+            row: Its result; the hash of its content is set here.
+            content: The row as it is in the data.
         """
         self._starts_N[index] = self._file.tell()
         key = row.key.encode("utf-8", "surrogatepass")
         name = blake2b(len(key).to_bytes(8, "little") + key + content, digest_size=DIGEST_BYTES)
         self._digests_N[index] = np.frombuffer(name.digest(), dtype=np.uint8)
-        self._file.write(line_of(row))
+        hashed = blake2b(content, digest_size=CONTENT_BYTES).hexdigest()
+        self._file.write(line_of(replace(row, content=hashed)))
 
     def write(self, path: Path, header: EvaluationHeader) -> None:
         """Write the results in the order of the rows; the number of rows and the fingerprint are set here.
@@ -188,8 +195,9 @@ def line_of(record: EvaluationHeader | RecordedRow) -> bytes:
     values = dict(vars(record))
     if isinstance(record, RecordedRow):
         values["outputs"] = {name: values_of(output) for name, output in record.outputs.items()}
-        if not record.context:
-            del values["context"]
+        for name in ("context", "content"):
+            if not values[name]:
+                del values[name]
     try:
         text = FINITE.encode(values)  # several times as fast as what replaces NaN
     except ValueError:
@@ -198,10 +206,12 @@ def line_of(record: EvaluationHeader | RecordedRow) -> bytes:
 
 
 def values_of(output: OutputResult) -> dict[str, Any]:
-    """Return the result of an output as JSON; `of_row` only if there is any."""
+    """Return the result of an output as JSON; `of_row` and `is_null` only if there is any."""
     values = dict(vars(output))
     if output.of_row is None:
         del values["of_row"]
+    if not output.is_null:
+        del values["is_null"]
     return values
 
 

@@ -290,16 +290,27 @@ def test_rows_whose_references_changed_are_left_out(evaluated: Evaluated) -> Non
     assert comparison.notes[0] == "1 common row with different references left out"
 
 
+def test_rows_that_only_have_the_same_key_are_left_out(evaluated: Evaluated) -> None:
+    a = evaluated("a", [replace(row, content=f"hash {row.key}") for row in teams("++++")])
+    edited = [replace(row, content="other" if row.key == "rows.csv:5" else f"hash {row.key}") for row in teams("++++")]
+    comparison = compare_runs([a, evaluated("b", edited)])
+    assert (comparison.rows, comparison.notes[0]) == (3, "1 common row with different content left out")
+
+
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
+        (
+            [replace(row, content="other") for row in teams("+++")],
+            r"different test rows \(a 4, b 3\), none of them with the same content",
+        ),
         (teams("+++", first=100), r"different test rows \(a 4, b 3\), none of them in common"),
         (
             [RecordedRow("rows.csv:2", outputs={"team": OutputResult("other", "x", False)})],
             r"different test rows \(a 4, b 1\), none of them with the same references",
         ),
     ],
-    ids=["keys", "references"],
+    ids=["content", "keys", "references"],
 )
 def test_runs_without_common_rows_are_refused(rows: list[RecordedRow], reason: str, evaluated: Evaluated) -> None:
     a, b = evaluated("a", teams("++++")), evaluated("b", rows)
@@ -535,7 +546,7 @@ def test_dialogues_are_compared_by_success_and_by_their_numbers(make_run: MakeRu
     success, reward = metric(comparison, "success"), metric(comparison, "reward")
     assert (comparison.split, comparison.subject) == ("predicted", "8 dialogues with predicted history")
     assert (success.first, success.second, success.p) == (0.25, 0.875, mcnemar([[2, 0], [5, 1]], exact=True).pvalue)
-    assert (reward.first, reward.second) == pytest.approx((2.5 / 7, 7.5 / 8))
+    assert (reward.first, reward.second) == pytest.approx((2.5 / 7, 6.5 / 7))
     assert comparison.pairs[0].agreement[0].only_second == 5
     first = comparison.pairs[0].disagreements[0]
     assert (first.key, first.prompt, first.first, first.second, first.better) == (
@@ -554,9 +565,20 @@ def test_dialogues_of_a_model_that_was_not_trained_are_compared_without_settings
     assert comparison.notes[0] == "the settings are not compared, because elsewhere did not record them"
 
 
+def test_numbers_of_dialogues_are_compared_where_both_runs_have_them(make_run: MakeRun) -> None:
+    a, b = simulated(make_run, "a", [None, 1, 0]), simulated(make_run, "b", [0.5, 1, 0])
+    comparison = compare_runs([a, b])
+    reward = metric(comparison, "reward")
+    assert (reward.first, reward.second) == (0.5, 0.5)
+    assert comparison.notes[0] == (
+        "1 dialogue failed in a run or without a number there: success counts a failed dialogue as 0, and other means "
+        "are over dialogues with all numbers"
+    )
+
+
 def test_a_damaged_dialogue_is_an_error_with_its_line(make_run: MakeRun) -> None:
     a, b = simulated(make_run, "a", [1, 0]), simulated(make_run, "b", [1, 0])
     path = b / "transcripts" / "predicted.jsonl"
     path.write_bytes(path.read_bytes().replace(b"task 1", b"task 2"))
-    with pytest.raises(DataError, match=r"predicted\.jsonl, line 2, is damaged; simulate again with --fresh"):
+    with pytest.raises(DataError, match=r"predicted\.jsonl, line 2, is damaged; run the same partita simulate command"):
         compare_runs([a, b])

@@ -246,18 +246,19 @@ def test_rows_without_an_answer_are_errors_and_unreadable_answers_invalid() -> N
     outputs = [
         OutputResult({"a": 1}, {"a": 1}, True),
         OutputResult({"a": 1}, None, False),
-        OutputResult(None, None, True),
+        OutputResult(None, None, True, is_null=True),
+        OutputResult({"a": 1}, None, False, is_null=True),
     ]
     evaluation = evaluation_of("json", [*outputs, OutputResult({"a": 1}, None, False)])
-    evaluation.answers[3] = None
+    evaluation.answers[4] = None
 
     shares = {name: rows_N.tolist() for name, rows_N in shares_of(evaluation).items()}
 
     assert shares == {
-        "out.exact_match": [1, 0, 1, 0],
-        "out.invalid": [0, 1, 0, 0],
-        "out.errors": [0, 0, 0, 1],
-        "out.valid": [1, 0, 1, 0],
+        "out.exact_match": [1, 0, 1, 0, 0],
+        "out.invalid": [0, 1, 0, 0, 0],
+        "out.errors": [0, 0, 0, 0, 1],
+        "out.valid": [1, 0, 1, 1, 0],
     }
 
 

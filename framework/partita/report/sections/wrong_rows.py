@@ -129,9 +129,10 @@ def compared(results: SplitResults, output: str, index: int) -> Passage:
     """
     evaluation, column = results.result, results.result.outputs[output]
     value = column.values[index]
+    unreadable = value is None and not column.nulls[index]
     answer = evaluation.answers[index] if value is None else text_of(value, cut=False)
     pieces = word_diff(text_of(column.references[index], cut=False), answer or "", by_line=column.type == "json")
-    facts = [("Note", "the answer cannot be read as a value")] if value is None else []
+    facts = [("Note", "the answer cannot be read as a value")] if unreadable else []
     return Passage(title_of(evaluation, index), pieces, before=prompt_of(evaluation, index), facts=facts)
 
 
@@ -156,7 +157,7 @@ def text_of(value: Any, *, cut: bool = True) -> str:
     if value is None:
         return "(none)"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.12g}"
     if not cut and isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False, indent=2)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
