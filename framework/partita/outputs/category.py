@@ -2,7 +2,9 @@
 
 Configured rules are applied first, in their order. Labels without a rule match if the answer equals the label, else
 if it is the only label that occurs in the answer as a whole word. If one label contains another ("not good" and
-"good"), the longer one counts. Matching ignores case, unless two labels differ only in case.
+"good"), the longer one counts. Matching ignores case, the way a dash or an accented letter is encoded, and whether a
+label has a hyphen or a space between words, unless two labels differ only in that. A number at the start or end of
+a label does not match inside a longer one (1 in "-1" or "0.1").
 """
 
 import math
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip
 from partita.outputs.label_counts import LabelCounts
 from partita.outputs.label_scores import LabelScores, label_table
+from partita.outputs.number import DASHES
 from partita_schema.sections.outputs.category import CategoryOutput, Match
 
 if TYPE_CHECKING:
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 MARKS = " \t\r\n.,;:!?\"'`*()[]<>\u2018\u2019\u201c\u201d"
 """Characters that may surround a label."""
+HYPHENS = str.maketrans(dict.fromkeys(DASHES, "-"))
+LEADING_SIGN = re.compile(r"\A(\s*-)[^\S\n](?=[0-9])")
+JOINT = re.compile(r"(?<=\w)(?!(?<=[0-9])[-\s][0-9])[-\s](?=\w)")
+"""A hyphen or a space between words."""
 SPARE_TOKENS = 8
 """Extra tokens around a label, for an answer such as "The label is positive."."""
 
@@ -81,10 +88,12 @@ class LabelReader(Reader):
         self.fallback = fallback
         self._rules = [(label, match, _rule_pattern(match)) for label, match in (rules or {}).items()]
         plain = [label for label in self.labels if label not in (rules or {})]
-        folded = Counter(label.casefold() for label in plain)
-        self._exact = {label: label for label in plain}
-        self._folded = {label.casefold(): label for label in plain if folded[label.casefold()] == 1}
-        self._words = [(label, _word_pattern(label, any_case=folded[label.casefold()] == 1)) for label in plain]
+        self._forms = {form: _unique(plain, form) for form in (str, _plain, _folded, _joined)}
+        any_case, any_joint = (set(self._forms[form].values()) for form in (_folded, _joined))
+        self._words = [
+            (label, _word_pattern(_plain(label), any_case=label in any_case, any_joint=label in any_joint))
+            for label in plain
+        ]
 
     def read(self, text: str) -> str:
         """Return the label, or the fallback. Raise ReadError if there is neither."""
@@ -105,12 +114,12 @@ class LabelReader(Reader):
         return super().missing(reason) if self.fallback is None else self.fallback
 
     def _by_rule(self, text: str) -> str | None:
-        stripped = text.strip().casefold()
+        folded = _composed(text).casefold()
         for label, match, pattern in self._rules:
             if match.type == "exact":
-                holds = stripped == match.value.strip().casefold()
+                holds = folded.strip() == _composed(match.value).strip().casefold()
             elif match.type == "contains":
-                holds = match.value.casefold() in text.casefold()
+                holds = _composed(match.value).casefold() in folded
             else:
                 holds = pattern is not None and pattern.search(text) is not None
             if holds:
@@ -118,30 +127,68 @@ class LabelReader(Reader):
         return None
 
     def _equal(self, text: str) -> str | None:
-        for candidate in (text.strip(), text.strip(MARKS)):
-            label = self._exact.get(candidate) or self._folded.get(candidate.casefold())
-            if label is not None:
-                return label
+        # A point at the start may be a decimal one.
+        for candidate in (text.strip(), text.rstrip(MARKS).lstrip(MARKS.replace(".", ""))):
+            for form, labels in self._forms.items():
+                label = labels.get(form(candidate))
+                if label is not None:
+                    return label
         return None
 
     def _standing(self, text: str) -> list[str]:
         """Return the labels that occur in the text as whole words, in order, except those inside a longer one."""
-        spans = [(label, *match.span()) for label, pattern in self._words for match in pattern.finditer(text)]
+        text = _plain(text)
+        labels: dict[tuple[int, int], list[str]] = {}
+        for label, pattern in self._words:
+            for match in pattern.finditer(text):
+                labels.setdefault(match.span(), []).append(label)
+        standing, furthest = set(), -1
+        for start, end in sorted(labels, key=lambda span: (span[0], -span[1])):
+            if end > furthest:
+                standing.update(labels[start, end])
+                furthest = end
+        return [label for label in self.labels if label in standing]
 
-        def inside(start: int, end: int) -> bool:
-            return any(low <= start and end <= high and high - low > end - start for _, low, high in spans)
 
-        return list(dict.fromkeys(label for label, start, end in spans if not inside(start, end)))
+def _composed(text: str) -> str:
+    """Return the text with each accent as a part of its letter."""
+    return unicodedata.normalize("NFC", text)
+
+
+def _plain(text: str) -> str:
+    """Return the composed text with hyphens for dashes, and no space after the sign of a number at its start."""
+    return LEADING_SIGN.sub(r"\1", _composed(text).translate(HYPHENS))
+
+
+def _folded(text: str) -> str:
+    return _plain(text).casefold()
+
+
+def _joined(text: str) -> str:
+    return JOINT.sub(" ", _folded(text))
+
+
+def _unique(labels: Sequence[str], form: Callable[[str], str]) -> dict[str, str]:
+    """Return the labels by a form of theirs, without those that share it."""
+    counts = Counter(map(form, labels))
+    return {form(label): label for label in labels if counts[form(label)] == 1}
 
 
 def _rule_pattern(match: Match) -> re.Pattern[str] | None:
     return re.compile(match.value, re.IGNORECASE) if match.type == "regex" else None
 
 
-def _word_pattern(label: str, *, any_case: bool) -> re.Pattern[str]:
+def _word_pattern(label: str, *, any_case: bool, any_joint: bool) -> re.Pattern[str]:
+    """Return the pattern of a label as a whole word, or as a whole number where it starts or ends with a digit."""
     before = r"(?<!\w)" if _needs_boundary(label[0]) else ""
     after = r"(?!\w)" if _needs_boundary(label[-1]) else ""
-    return re.compile(before + re.escape(label) + after, re.IGNORECASE if any_case else 0)
+    if re.match(r"[-+]?[0-9]", label):
+        # A hyphen after a letter ("class-1") is no sign.
+        before = r"(?<![\w.])(?:(?<!-)|(?<=[^\W\d_]-))(?<![0-9][,+])"
+    if label[-1] in "0123456789":
+        after = r"(?!\w|[-+.,][0-9])"
+    words = JOINT.split(label) if any_joint else [label]
+    return re.compile(before + r"[-\s]".join(map(re.escape, words)) + after, re.IGNORECASE if any_case else 0)
 
 
 def _needs_boundary(character: str) -> bool:

@@ -1,8 +1,9 @@
 """The output type number: find the number in an answer.
 
 Supported are decimal numbers with a sign, also before a currency symbol (`-$5`), thousands separators, an exponent,
-and a scale (`12.5k`, `2 million`). Numeric dates are skipped. A letter that may be a scale or a unit (`3M`, `300K`)
-makes the answer unreadable, because the value would be a guess.
+and a scale (`12.5k`, `2 million`). Numeric dates are skipped. If the value would be a guess, the answer is unreadable:
+after a letter or word that may be a scale or a unit (`3M`, `300 K`), and if the number continues in a way that has
+several readings (`12,5`, `1.2.3`) or is not supported (`1.5 x 10^6`).
 """
 
 import math
@@ -17,21 +18,41 @@ from partita_schema.sections.outputs.number import NumberDecoder, NumberOutput
 if TYPE_CHECKING:
     from partita.lm.heads.base import Head
 
-SEPARATORS = ",_'\u2019 \u00a0\u202f"
+SPACES = " \u00a0\u2009\u202f"
+SEPARATORS = f",_'\u2019{SPACES}"
 """Thousands separators; a number must use the same one throughout."""
+DASHES = "-\u2010\u2011\u2012\u2013\u2212\uff0d"
+"""Characters that are written for a minus."""
+CURRENCIES = "$\u20ac\u00a3\u00a5\u20b9"
 SCALES = {"k": 3, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-"""Powers of ten by the letter or word directly after a number."""
+"""Powers of ten by the letter or word after a number."""
 
-# A sign directly after a digit, a letter or a bracket is an operator ("5-3"), not part of the number.
+# At the start of an answer that is no list, a sign may have a space after it. Directly after a digit, a letter, a
+# bracket or a unit it is an operator or a range ("5-3", "10%-20%"), not part of the number.
+SIGN = (
+    rf"\A\s*[{DASHES}][{SPACES}](?!(?s:.*)\n[ \t]*[{DASHES}][{SPACES}])(?:[{CURRENCIES}][{SPACES}]?)?"
+    rf"|(?<![\w)\]%\u00b0])(?<![0-9][{CURRENCIES}])(?<![0-9][{SPACES}][{CURRENCIES}])"
+    rf"[{DASHES}+](?:[{CURRENCIES}][{SPACES}]?)?"
+)
+SUPERSCRIPTS = r"\u00b2\u00b3\u00b9\u2070-\u207e"
+EXPONENT = rf"(?:[{SPACES}]?\^[{SPACES}]?[{DASHES}+({{]*[0-9]+\}}?|\*\*[{DASHES}+]?[0-9]+|[{SUPERSCRIPTS}]+)"
+# The rest of 12,5, 1,00,000 and 1.2.3, also in LaTeX, of 2\u00bd, of 10^6 and of 1.5 x 10^6.
+REST = (
+    r"(?:(?:,?\\[,!]|\{,\}|[,._'\u2019])[0-9]+)+"
+    rf"|[{SPACES}]?[\u00bc-\u00be\u2150-\u215e]"
+    rf"|{EXPONENT}"
+    rf"|[{SPACES}]?(?:[x*\u00b7\u00d7\u22c5]|\\times|\\cdot)[{SPACES}]?10{EXPONENT}"
+)
 NUMBER = re.compile(
-    rf"(?P<sign>(?<![\w)\]])[-+\u2212](?:[$\u20ac\u00a3\u00a5\u20b9] ?)?)?"
+    rf"(?P<sign>{SIGN})?"
     rf"(?P<digits>[1-9][0-9]{{0,2}}(?P<separator>[{SEPARATORS}])[0-9]{{3}}(?:(?P=separator)[0-9]{{3}})*(?![0-9])"
     rf"(?:\.[0-9]+)?"
     rf"|[0-9]+(?:\.[0-9]+)?"
-    rf"|(?<![0-9])\.[0-9]+)"
-    rf"(?:(?P<power>[eE][-+]?[0-9]+)"
-    rf"|(?P<letter>k)\b|[- \u00a0]?(?P<word>(?i:thousand|million|billion|trillion))\b"
-    rf"|(?P<unclear>(?:[KMB]|[bm]n)\b))?"
+    rf"|(?<![0-9.])\.[0-9]+)"
+    rf"(?:[eE](?P<power>[{DASHES}+]?[0-9]+))?"
+    rf"(?:(?P<rest>{REST})"
+    rf"|[{SPACES}]?(?P<letter>k)\b|[-{SPACES}]?(?P<word>(?i:thousand|million|billion|trillion))(?i:s?)\b"
+    rf"|[{SPACES}]?(?P<unclear>[KMB]|(?i:[bm]n|hundreds?|dozens?|lakhs?|crores?))\b)?"
 )
 DATE = re.compile(
     r"(?<![\w./-])(?:[0-9]{4}([-/.])[0-9]{1,2}\1[0-9]{1,2}|[0-9]{1,2}([-/.])[0-9]{1,2}\2[0-9]{4})(?![0-9]|[-/][0-9])"
@@ -110,25 +131,34 @@ def _numbers(text: str) -> Iterator[re.Match[str]]:
 
 
 def _value(number: re.Match[str]) -> float:
-    """Return the value of a match. Raise ReadError if its scale is ambiguous."""
+    """Return the value of a match. Raise ReadError if it is ambiguous."""
+    scale = (number["letter"] or number["word"] or "").lower()
+    power = number["power"]
+    if number["rest"] or (scale and power):
+        raise ReadError(
+            f"{clip(number.group().strip())} has several readings or is not supported; ask for plain digits with a "
+            "decimal point in the prompt, or say with decoder.regex what counts"
+        )
     if number["unclear"]:
         raise ReadError(
-            f"{clip(number.group())} may hold a scale or a unit; ask for all digits in the prompt, or say with "
+            f"{clip(number.group().strip())} may hold a scale or a unit; ask for all digits in the prompt, or say with "
             "decoder.regex what counts"
         )
-    sign = "-" if number["sign"] and number["sign"][0] in "-\u2212" else ""
-    digits = sign + number["digits"].translate({ord(mark): None for mark in SEPARATORS})
-    scale = (number["letter"] or number["word"] or "").lower()
-    value = float(f"{digits}e{SCALES[scale]}" if scale else digits + (number["power"] or ""))
+    sign = -1 if set(DASHES) & set(number["sign"] or "") else 1
+    digits = number["digits"].translate({ord(mark): None for mark in SEPARATORS})
+    exponent = SCALES[scale] if scale else (power or "0").translate({ord(mark): "-" for mark in DASHES})
+    value = sign * float(f"{digits}e{exponent}")
     if scale:
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
-    # Above 2**53 a float, and with it the rest of the program, cannot represent every integer.
-    whole = digits.lstrip("-").isdigit() and not number["power"] and abs(value) < 2**53
-    return int(digits) if whole else value
+    whole = not power and "." not in digits and math.isfinite(value)
+    return sign * int(digits.lstrip("0") or "0") if whole else value
 
 
 class NumberMetrics(Metrics):
-    """exact_match; over the numeric answers mae, mse and rmse (infinite without any) and r2."""
+    """exact_match; over the numeric answers mae, mse and rmse (infinite without any) and r2.
+
+    Whole numbers match if they are equal, others up to a relative difference of 1e-9.
+    """
 
     def __init__(self) -> None:
         self.right = 0
@@ -141,7 +171,7 @@ class NumberMetrics(Metrics):
         error = float(value) - float(truth)
         self.errors.append(abs(error))
         self.truths.append(float(truth))
-        right = math.isclose(value, truth, rel_tol=1e-9, abs_tol=1e-12)
+        right = _is_right(value, truth)
         self.right += right
         return right
 
@@ -166,3 +196,15 @@ class NumberMetrics(Metrics):
         if not variance or min(self.truths) == max(self.truths):  # the mean of equal numbers may differ from them
             return 0.0 if mse else 1.0
         return 1 - mse / variance
+
+
+def _is_right(value: float, truth: float) -> bool:
+    """Return whether a number is the true one; one that is not whole is only compared up to rounding."""
+    if not _is_whole(truth):
+        return math.isclose(value, truth, rel_tol=1e-9)
+    return value == truth if _is_whole(value) else math.isclose(value, truth, rel_tol=1e-15, abs_tol=1e-12)
+
+
+def _is_whole(number: float) -> bool:
+    """Return whether a number is an integer; floats above 2**53 may be rounded."""
+    return isinstance(number, int) or (number.is_integer() and abs(number) < 2**53)

@@ -1,6 +1,7 @@
 """The output type text: the whole answer."""
 
 import re
+import unicodedata
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,9 @@ from partita_schema.sections.outputs.text import TextOutput
 ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
 """ROUGE metrics and their names in the library."""
 
-WORD = re.compile(r"[^\W_]+")
+MARK = "\u0300"
+"""Takes the place of each combining mark, which is not a word character of `re`."""
+WORD = re.compile(rf"[^\W_](?:[^\W_]|{MARK})*")
 
 
 class TextType(OutputType[TextOutput]):
@@ -87,5 +90,7 @@ class TextMetrics(Metrics):
 
 class _Words:
     def tokenize(self, text: str) -> list[str]:
-        """Return the lowercased runs of letters and digits."""
-        return WORD.findall(text.lower())
+        """Return the lowercased runs of letters and digits, with their combining marks."""
+        text = unicodedata.normalize("NFC", text.lower())
+        shape = "".join(MARK if unicodedata.category(letter) in ("Mn", "Mc") else letter for letter in text)
+        return [text[word.start() : word.end()] for word in WORD.finditer(shape)]

@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import pytest
@@ -59,6 +60,57 @@ def test_labels_that_end_in_punctuation_are_found() -> None:
     assert [reader.read(text) for text in ("written in C++.", "written in C", "it is c#")] == ["C++", "C", "C#"]
 
 
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("\u22121", "-1"),
+        ("\u20131", "-1"),
+        ("- 1", "-1"),
+        ("The label is \u22121.", "-1"),
+        ("+1", "1"),
+        ("class-1", "1"),
+        ("It is 1, not more.", "1"),
+        ("(0)", "0"),
+    ],
+)
+def test_a_label_that_is_a_number_is_read_with_its_sign(text: str, label: str) -> None:
+    assert LabelReader(["-1", "0", "1"]).read(text) == label
+
+
+@pytest.mark.parametrize("text", ["-1", "\u22121", "- 1", "0.99", "0,9", "-0.2", ".1", "10", "2+1", "0-1"])
+def test_a_label_inside_a_longer_number_does_not_match(text: str) -> None:
+    with pytest.raises(ReadError, match="no label in"):
+        LabelReader(["0", "1"]).read(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["non\u2011toxic", "Non\u2013toxic", "Non toxic.", "It is non\ntoxic", "it is non-toxic"]
+)
+@pytest.mark.parametrize("label", ["non-toxic", "non toxic", "non\u2011toxic"])
+def test_a_label_of_several_words_has_any_hyphen_or_a_space(text: str, label: str) -> None:
+    assert LabelReader(["toxic", label]).read(text) == label
+
+
+def test_labels_that_differ_only_in_hyphens_are_distinguished() -> None:
+    reader = LabelReader(["re-sign", "re sign", "5-10"])
+    assert [reader.read(text) for text in ("Re-sign", "please re sign", "5\u201310")] == ["re-sign", "re sign", "5-10"]
+    with pytest.raises(ReadError, match="no label"):
+        reader.read("5 10")
+
+
+def test_letters_match_in_each_encoding_of_their_accents() -> None:
+    for label in ("caf\u00e9", "cafe\u0301"):
+        reader = LabelReader([label, "bar"], rules={"bar": rule(value="th\u00e9")})
+        assert [reader.read(text) for text in ("Cafe\u0301", "un caf\u00e9.", "the\u0301")] == [label, label, "bar"]
+
+
+def test_a_long_answer_with_many_labels_is_read_in_a_moment() -> None:
+    start = time.process_time()
+    with pytest.raises(ReadError, match="several labels"):
+        LabelReader(["cat", "dog"]).read("cat dog " * 20_000)
+    assert time.process_time() - start < 5
+
+
 def test_labels_in_a_script_without_spaces_are_found() -> None:
     assert LabelReader(["正面", "负面"]).read("这条评论是正面的") == "正面"
 
@@ -73,6 +125,13 @@ def test_rules_are_tried_in_their_order() -> None:
     assert reader.read("I want my money back for ORDER 12") == "refund"
     assert reader.read("where is Order #12?") == "order"
     assert reader.read(" y ") == "yes"
+
+
+def test_a_rule_takes_hyphens_as_they_are_written() -> None:
+    reader = LabelReader(["minus", "other"], rules={"minus": rule(value="- 1"), "other": rule(value="\u2013")})
+    assert [reader.read(text) for text in ("- 1", "a - 1", "-1 \u2013")] == ["minus", "minus", "other"]
+    with pytest.raises(ReadError, match="no label"):
+        reader.read("-1")
 
 
 def test_a_label_without_a_rule_uses_the_default_rule() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.outputs.base import ReadError
-from partita.outputs.number import NumberReader
+from partita.outputs.number import NumberMetrics, NumberReader
 from partita_schema.sections.outputs.number import NumberDecoder
 
 
@@ -25,12 +25,25 @@ def read(text: str, **options: Any) -> float:
         ("1.5e-3 m", 0.0015),
         ("about .25", 0.25),
         ("12\u202f500 km", 12500),
+        ("12\u2009500 km", 12500),
         ("5-3", 5),
-        ("1,2,3", 1),
-        ("1,2345", 1),
+        ("12, 13 and 14", 12),
+        ("on 3, 5 people came", 3),
+        ("10.5.", 10.5),
+        ("3.5%", 3.5),
+        ("**10**", 10),
+        ("it is...5", 5),
+        ("1e\u22125", 0.00001),
         ("#### 72", 72),
         ("-$5", -5),
-        ("- $5", 5),
+        ("- $5", -5),
+        ("- 5", -5),
+        (" \u2013 5 degrees", -5),
+        ("\u20135", -5),
+        ("\uff0d7", -7),
+        ("- 5 apples\n- 3 pears", 5),
+        ("it is - 5", 5),
+        ("(5)", 5),
         ("-\u20ac 5.50", -5.5),
         ("$-5", -5),
         ("5-$3", 5),
@@ -41,26 +54,27 @@ def read(text: str, **options: Any) -> float:
         ("1 0000", 1),
         ("2024 100 times", 2024),
         ("1_000_000", 1000000),
-        ("1_00", 1),
         ("1'000", 1000),
         ("1,000 500", 1000),
-        ("0,500", 0),
         ("12.5k", 12500),
         ("$12.5k a year", 12500),
         ("0.1k", 100),
         ("1.0001k", 1000.1),
+        ("5 k", 5000),
         ("5km", 5),
+        ("5 m", 5),
+        ("300 Km", 300),
         ("2.5 million people", 2500000),
         ("3-Million", 3000000),
-        ("4 millions", 4),
-        ("2e3 million", 2000),
+        ("4 millions", 4000000),
+        ("1.5 Thousands", 1500),
+        ("2 billions", 2000000000),
         ("2024-05-03: 7", 7),
         ("on 2024/5/3 at 12:30, 8 came", 12),
         ("2024-05-03T12:30:01.5, then 9", 9),
         ("3.5.2024 -> 10", 10),
         ("03/05/2024 11 12", 11),
         ("10-4-2", 10),
-        ("1.2.3", 1.2),
         ("2024", 2024),
     ],
 )
@@ -74,6 +88,37 @@ def test_a_whole_number_is_an_int_and_another_is_not() -> None:
     assert isinstance(read("1e2"), float)
 
 
+def test_a_whole_number_keeps_all_its_digits() -> None:
+    assert read("id 9007199254740993") == 9007199254740993
+    assert read("-123,456,789,012,345,678,901") == -123456789012345678901
+    assert read("0" * 5000 + "1") == 1
+
+
+@pytest.mark.parametrize(
+    ("truth", "value", "right"),
+    [
+        (1700000000, 1700000000, True),
+        (1700000000, 1700000001, False),
+        (1700000000, 1700000001.0, False),
+        (1700000000, 1700000000.5, False),
+        (9007199254740992, 9007199254740993, False),
+        (10**23, 1e23, True),
+        (3, 3.0, True),
+        (3, 3.0000000000000004, True),
+        (0.3, 0.1 + 0.2, True),
+        (1234567.5, 1234567.5001, True),
+        (1e-13, 7e-13, False),
+        (1e-13, 0, False),
+        (0, 1e-13, True),
+        (0, 1e-6, False),
+    ],
+)
+def test_whole_numbers_match_exactly_and_others_up_to_rounding(truth: float, value: float, right: bool) -> None:
+    metrics = NumberMetrics()
+    assert metrics.add(truth, value, valid=True) == right
+    assert metrics.results(1)["exact_match"] == right
+
+
 def test_the_last_number_is_read_if_requested() -> None:
     assert read("3 + 4 = 7", pick="last") == 7
 
@@ -82,13 +127,18 @@ def test_a_minus_after_a_digit_is_not_a_sign() -> None:
     assert read("10-4", pick="last") == 4
 
 
+@pytest.mark.parametrize("text", ["pages 3 - 5", "pages 3\u20135", "3%\u20135%", "3\u20ac-5\u20ac", "$3-$5"])
+def test_a_dash_in_a_range_is_not_a_sign(text: str) -> None:
+    assert read(text, pick="last") == 5
+
+
 @pytest.mark.parametrize("text", ["2024-05-03", "due 3.5.2024", "5/3/2024", "2024-05-03 12:30"])
 def test_a_date_is_not_a_number(text: str) -> None:
     with pytest.raises(ReadError, match="no number in"):
         read(text)
 
 
-@pytest.mark.parametrize("text", ["3M", "$300K", "2B", "1.5bn", "about 4mn"])
+@pytest.mark.parametrize("text", ["3M", "$300K", "2B", "1.5bn", "about 4mn", "$3 M", "5 K", "3 B", "5 bn", "5 mn"])
 def test_an_ambiguous_letter_after_a_number_is_an_error(text: str) -> None:
     with pytest.raises(ReadError) as error:
         read(text)
@@ -97,7 +147,49 @@ def test_an_ambiguous_letter_after_a_number_is_an_error(text: str) -> None:
         f"{number!r} may hold a scale or a unit; ask for all digits in the prompt, or say with decoder.regex what "
         "counts"
     )
-    assert read(text, regex=r"([0-9.]+)[KMBbm]") == float(number.rstrip("KMBbmn"))
+    assert read(text, regex=r"([0-9.]+) ?[KMBbm]") == float(number.rstrip(" KMBbmn"))
+
+
+@pytest.mark.parametrize("text", ["5 hundred", "2 dozens", "3 lakh", "4 Crores"])
+def test_a_number_word_without_a_scale_is_an_error(text: str) -> None:
+    with pytest.raises(ReadError, match="may hold a scale or a unit"):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("12,5", "0,75", "0,500", "2,5", "1,2,3", "1,2345", "1.234,56", "1 250,00", "1.250.000", "1,00,000"),
+        *(
+            "12,34,567",
+            "1_00",
+            "1.2.3",
+            "1{,}000",
+            r"1\,000",
+            "2\u00bd",
+            "10^6",
+            "10\u2076",
+            "10**6",
+            "1e3k",
+            "2e3 million",
+        ),
+        *("1.5 \u00d7 10^6", "1.5x10^6", r"1.5 \times 10^{6}", "1.5 x 10^-6", "1.5\u00b710\u2076"),
+    ],
+)
+@pytest.mark.parametrize("pick", ["first", "last"])
+def test_a_number_that_goes_on_with_several_readings_is_an_error(text: str, pick: str) -> None:
+    with pytest.raises(ReadError) as error:
+        read(f"total {text}", pick=pick)
+    assert str(error.value) == (
+        f"{text!r} has several readings or is not supported; ask for plain digits with a decimal point in the prompt, "
+        "or say with decoder.regex what counts"
+    )
+
+
+def test_only_the_picked_number_must_have_one_reading() -> None:
+    assert read("1 of 2,50") == 1
+    with pytest.raises(ReadError, match="'2,50' has several readings"):
+        read("1 of 2,50", pick="last")
 
 
 def test_a_scaled_whole_number_is_an_int() -> None:
@@ -156,7 +248,7 @@ def test_any_text_gives_a_finite_number_or_a_reason(text: str) -> None:
     try:
         number = read(text)
     except ReadError:
-        with pytest.raises(ReadError, match=r"number|scale or a unit"):
+        with pytest.raises(ReadError, match=r"number|scale or a unit|several readings"):
             read(text)
         number = read(f"{text} 0", pick="last")
     assert math.isfinite(number)

@@ -1,0 +1,38 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rouge_score.rouge_scorer import RougeScorer
+
+from partita.outputs.text import ROUGE, TextMetrics
+
+SCORER = RougeScorer(list(ROUGE.values()))
+
+
+def rouge(truth: str, answer: str) -> dict[str, float]:
+    metrics = TextMetrics()
+    metrics.add(truth, answer, valid=True)
+    return {name: metrics.results(1)[name] for name in ROUGE}
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "score"),
+    [
+        ("\u0915\u0940", "\u0915\u093f", 0),  # two Hindi syllables, with vowel signs of the category Mc
+        ("\u0bae\u0bca\u0bb4\u0bbf", "\u0bae\u0bca\u0bb4", 0),
+        ("\u0915\u0940 \u0939\u093f\u0902\u0926\u0940", "\u0939\u093f\u0902\u0926\u0940", 2 / 3),
+        ("caf\u00e9", "cafe\u0301", 1),
+        ("\u2764\ufe0f ok", "ok", 1),
+    ],
+)
+def test_marks_belong_to_their_word_in_rouge(truth: str, answer: str, score: float) -> None:
+    assert rouge(truth, answer)["rouge_1"] == pytest.approx(score)
+
+
+@given(*[st.text(alphabet=st.sampled_from("abAB01 ._-'\n"), max_size=20)] * 2)
+def test_rouge_of_ascii_equals_the_library(truth: str, answer: str) -> None:
+    scores = SCORER.score(truth.strip(), answer)
+    assert rouge(truth, answer) == {name: scores[kind].fmeasure for name, kind in ROUGE.items()}
+
+
+def test_text_without_spaces_is_compared_in_whole_phrases() -> None:
+    assert rouge("\u6211\u559c\u6b22\u82f9\u679c\u3002\u597d", "\u6211\u559c\u6b22\u68a8\u3002\u597d")["rouge_1"] == 0.5
