@@ -62,7 +62,8 @@ def build_optimizers(
 
 def embedding_names(module: torch.nn.Module) -> set[str]:
     """Return the names of the weights of all embeddings and of the output layer of a model."""
-    output = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    find_output: Any = getattr(module, "get_output_embeddings", lambda: None)
+    output = find_output()
     layers = [part for part in module.modules() if part is output or isinstance(part, torch.nn.Embedding)]
     weights = {id(weight) for layer in layers for weight in layer.parameters()}
     return {name for name, parameter in module.named_parameters() if id(parameter) in weights}
