@@ -46,7 +46,7 @@ def chat(
     )
     check_has_text_answers(model.config)
     from partita.model import open_engine
-    from partita.serving.chat_prompts import sampling_options
+    from partita.serving.chat_prompts import NO_EFFECT, ineffective_setting, sampling_options
     from partita.serving.conversation import Conversation
     from partita.serving.terminal_chat import HINT, ChatSettings, TerminalChat
 
@@ -58,6 +58,10 @@ def chat(
         )
     more = {} if top_p is None else {"top_p": top_p}
     options = sampling_options(engine.options, temperature=temperature, more=more)
+    if ineffective_setting(options, more) is not None:
+        raise PartitaError(
+            f"{NO_EFFECT.format('--top-p')}; write --temperature with a number above 0, or leave --top-p out"
+        )
     settings = ChatSettings(options, max_new_tokens or engine.default_new_tokens, seed)
     with engine:
         if is_interactive:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 SHORTEST_PREFIX = 8
 """Smallest number of tokens that several prompts begin with and that are prefilled once."""
+LEAST_TEMPERATURE = 1e-5
+"""Decoding is greedy below this temperature, as in vLLM: scores that are divided by less are infinite."""
 
 
 class BatchSupport(NamedTuple):
@@ -133,8 +135,9 @@ class GenerationOptions:
 
     @property
     def do_sample(self) -> bool:
-        """Whether tokens are sampled."""
-        return bool(self.arguments.get("do_sample"))
+        """Whether tokens are sampled; below `LEAST_TEMPERATURE`, they are not."""
+        temperature = self.arguments.get("temperature")
+        return bool(self.arguments.get("do_sample")) and (temperature is None or temperature >= LEAST_TEMPERATURE)
 
     @property
     def beams(self) -> int:

@@ -4,14 +4,18 @@ SentencePiece-style tokenizers (Llama 2, Mistral 7B, TinyLlama, Phi-3) add a spa
 space when decoding. Neither is right for text that follows other text: `yes` after `Answer:` is not ` yes`. Such text
 is encoded after an anchor, whose tokens are dropped. Both sides of a boundary that no token crosses are tokenized
 independently, so the tokens are those that the joined text has there.
+
+With byte fallback, a token may be one byte of a character. The tokenizers library decodes adjacent bytes together: if
+one character is incomplete, it loses all of them. Here only the incomplete character is lost, as in Python.
 """
 
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
@@ -21,9 +25,22 @@ CONTROLS = "\x01\x02\x03"
 """Characters that no token of an ordinary vocabulary contains; byte fallback encodes each as one token."""
 MAX_ANCHORS = 8
 """Maximum number of neutral characters to try before a text is encoded without an anchor."""
+INCOMPLETE = "\ufffd"
+"""What incomplete characters are decoded to."""
 
-_decoding_anchors: "WeakKeyDictionary[Any, list[int]]" = WeakKeyDictionary()
-"""Tokens before completions when decoding, by tokenizer; empty if leading spaces are kept."""
+
+class Decoding(NamedTuple):
+    """What decoding with a tokenizer needs."""
+
+    anchor: list[int]
+    """Tokens before completions; empty if leading spaces are kept."""
+    byte_of: dict[int, int]
+    """Bytes of tokens, by token; empty without byte fallback."""
+    special: frozenset[int]
+    """Tokens without text."""
+
+
+_decodings: "WeakKeyDictionary[Any, Decoding]" = WeakKeyDictionary()
 
 
 class Continuation:
@@ -107,15 +124,54 @@ class Continuation:
 
 def decode_continuation(tokenizer: Any, ids: Sequence[int]) -> str:
     """Decode tokens as they follow other text, without special tokens."""
-    if tokenizer not in _decoding_anchors:
+    anchor = decoding_of(tokenizer).anchor
+    if not anchor or not ids:
+        return decode_text(tokenizer, ids)
+    before = len(tokenizer.decode(anchor, skip_special_tokens=True))
+    return decode_text(tokenizer, [*anchor, *ids])[before:]
+
+
+def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Decode tokens as a whole text, without special tokens; a character that is incomplete becomes one U+FFFD."""
+    text = str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    if INCOMPLETE not in text or not decoding_of(tokenizer).byte_of:
+        return text
+    return str(tokenizer.decode(with_complete_characters(tokenizer, ids), skip_special_tokens=True))
+
+
+def with_complete_characters(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """Return the tokens of a text, with the bytes of U+FFFD instead of those of each incomplete character."""
+    _, byte_of, special = decoding_of(tokenizer)
+    token_of = {byte: token for token, byte in byte_of.items()}
+    has_token = tokenizer.backend_tokenizer.id_to_token
+    shown = [token for token in ids if token not in special and has_token(token) is not None]
+    complete = list[int]()
+    for are_bytes, group in groupby(shown, key=byte_of.__contains__):
+        if are_bytes:
+            text = bytes(byte_of[token] for token in group).decode(errors="replace")
+            complete += [token_of[byte] for byte in text.encode()]
+        else:
+            complete += group
+    return complete
+
+
+def decoding_of(tokenizer: Any) -> Decoding:
+    """Return what decoding with a tokenizer needs, which is found once."""
+    if tokenizer not in _decodings:
         kinds = {step.get("type") for step in steps(tokenizer.backend_tokenizer.decoder)}
         strips = not kinds.isdisjoint({"Strip", "Metaspace"})
-        _decoding_anchors[tokenizer] = decoding_anchor(Continuation(tokenizer)) if strips else []
-    anchor = _decoding_anchors[tokenizer]
-    if not anchor or not ids:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
-    before = len(tokenizer.decode(anchor, skip_special_tokens=True))
-    return str(tokenizer.decode([*anchor, *ids], skip_special_tokens=True))[before:]
+        anchor = decoding_anchor(Continuation(tokenizer)) if strips else []
+        special = frozenset(token for token, added in tokenizer.added_tokens_decoder.items() if added.special)
+        byte_of = byte_tokens(tokenizer, without=special) if "ByteFallback" in kinds else {}
+        _decodings[tokenizer] = Decoding(anchor, byte_of, special)
+    return _decodings[tokenizer]
+
+
+def byte_tokens(tokenizer: Any, *, without: Collection[int]) -> dict[int, int]:
+    """Return the bytes of the tokens of byte fallback; empty if those of U+FFFD are missing."""
+    tokens = [tokenizer.backend_tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+    known = {token: byte for byte, token in enumerate(tokens) if token is not None and token not in without}
+    return known if set(INCOMPLETE.encode()) <= set(known.values()) else {}
 
 
 def decoding_anchor(continuation: Continuation) -> list[int]:

@@ -256,7 +256,7 @@ def generation_settings(
 
     names = ["guidance_scale"]
     if options.beams > 1:
-        names += ["num_beams", *BEAMS, "do_sample", *SAMPLING, "renormalize_logits"]
+        names += ["num_beams", *BEAMS, "renormalize_logits", *(("do_sample", *SAMPLING) if options.do_sample else ())]
     return GenerationConfig(
         **{name: options.arguments[name] for name in names if name in options.arguments},
         max_new_tokens=max_new_tokens,

@@ -26,6 +26,9 @@ NO_TEMPLATE = (
     "rows to /predict"
 )
 NOT_A_CHAT = "the model writes no text to messages: {}; send rows to /predict"
+SAMPLING_ONLY: dict[str, float] = {"top_p": 1, "top_k": 0, "min_p": 0}
+"""Settings of requests that apply only to sampling, with the values that many clients send and that change nothing."""
+NO_EFFECT = "{} has no effect on greedy generation"
 
 
 class ChatPrompts:
@@ -125,6 +128,12 @@ def without_empty(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(message, Mapping):
         return message
     return {key: value for key, value in message.items() if value is not None}
+
+
+def ineffective_setting(options: GenerationOptions, settings: Mapping[str, Any]) -> str | None:
+    """Return the first of these settings that has no effect, because decoding is greedy; None if there is none."""
+    changing = (name for name, neutral in SAMPLING_ONLY.items() if settings.get(name, neutral) != neutral)
+    return None if options.do_sample else next(changing, None)
 
 
 def sampling_options(

@@ -112,7 +112,14 @@ def chat_logprobs(entries: Sequence[TokenLogprob], *, tokens: TokenTexts) -> dic
 
 
 def completion_logprobs(entries: Sequence[TokenLogprob], *, tokens: TokenTexts, start: int = 0) -> dict[str, Any]:
-    """Return log probabilities as a completion has them; `start` is the offset of the first token in the text."""
+    """Return log probabilities as a completion has them, among the most probable tokens also the chosen one.
+
+    Args:
+        entries: The tokens of the answer.
+        tokens: Texts of tokens.
+        start: Offset of the first token in the text.
+    """
+    chosen = [(*one.top, (one.token, one.logprob)) for one in entries]
     texts = [tokens.text(one.token) for one in entries]
     offsets, position = [], start
     for text in texts:
@@ -121,7 +128,7 @@ def completion_logprobs(entries: Sequence[TokenLogprob], *, tokens: TokenTexts, 
     return {
         "tokens": texts,
         "token_logprobs": [finite(one.logprob) for one in entries],
-        "top_logprobs": [{tokens.text(token): finite(value) for token, value in one.top} for one in entries],
+        "top_logprobs": [{tokens.text(token): finite(value) for token, value in shown} for shown in chosen],
         "text_offset": offsets,
     }
 

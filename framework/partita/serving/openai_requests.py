@@ -1,7 +1,7 @@
 """Requests of the OpenAI API as requests of the engine, and what chats and completions share."""
 
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from partita.lm.base import GenerationOptions
 from partita.lm.generation import answer_ends
 from partita.serving.bodies import SamplingBody
-from partita.serving.chat_prompts import sampling_options
+from partita.serving.chat_prompts import NO_EFFECT, ineffective_setting, sampling_options
 from partita.serving.engine import ServingEngine
 from partita.serving.errors import ApiError
 from partita.serving.openai_format import TokenTexts, event_of
@@ -61,22 +61,32 @@ class EngineRequests:
         )
         self.check_tokens([*body.stop_token_ids, *map(int, body.logit_bias or ())])
         self._check_options(options)
+        if body.temperature is None:
+            check_effect(options, body.settings)
         requests = []
-        for number, prompt in enumerate(prompts):
-            room = core.context_tokens - len(prompt)
-            if room < 1 or (limit is not None and limit > room):
-                wanted = f" and max_tokens {limit:,}" if limit is not None and room >= 1 else ""
-                raise ApiError(
-                    400,
-                    f"the prompt has {len(prompt):,} tokens{wanted}, and the context holds {core.context_tokens:,}; "
-                    "shorten it, or write a smaller max_tokens",
-                    code="context_length_exceeded",
-                )
+        for prompt in prompts:
+            room = self._room(prompt, limit)
             new_tokens = limit or min(core.default_new_tokens, room)
             for choice in range(body.n):
-                key = sampling_key(body.seed, number * body.n + choice)
+                key = sampling_key(body.seed, choice)
                 requests.append(AnswerRequest(list(prompt), new_tokens, options, key=key, streams=body.stream))
         return requests
+
+    def _room(self, prompt: Sequence[int], limit: int | None) -> int:
+        """Return how many tokens fit after a prompt. Raise ApiError if it is fewer than `limit`, or none."""
+        context = self.core.context_tokens
+        room = context - len(prompt)
+        if room >= (limit or 1):
+            return room
+        found = f"the prompt has {len(prompt):,} tokens"
+        if limit is None or room < 1:
+            reason = f"{found}, and the context holds {context:,} with the answer; shorten it"
+        else:
+            reason = (
+                f"{found} and max_tokens {limit:,}, and the context holds {context:,}; shorten it, or write a smaller "
+                "max_tokens"
+            )
+        raise ApiError(400, reason, code="context_length_exceeded")
 
     def check_tokens(self, ids: Sequence[int]) -> None:
         """Raise ApiError if one of these is not a token of the model."""
@@ -106,6 +116,13 @@ class EngineRequests:
             raise ApiError(400, f"answers cannot be held to the JSON schema of this request ({mistake})")
         lm: Any = self.core.lm
         lm.grammar(options.grammar, ends=answer_ends(lm, options))
+
+
+def check_effect(options: GenerationOptions, settings: Mapping[str, Any]) -> None:
+    """Raise ApiError if one of these settings of a request has no effect, because decoding is greedy."""
+    name = ineffective_setting(options, settings)
+    if name is not None:
+        raise ApiError(400, f"{NO_EFFECT.format(name)}; send a temperature above 0, or leave {name} out", param=name)
 
 
 def sampling_key(seed: int | None, choice: int) -> bytes:

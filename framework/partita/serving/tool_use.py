@@ -16,6 +16,10 @@ from partita_schema.errors import ModelError, RowError
 from partita_schema.sections.outputs.grammar_rules import json_rule, quoted, whole_grammar
 
 ARGUMENT_KEYS = ("arguments", "parameters")
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""JSON schema of the arguments of a tool without parameters."""
+ANNOTATIONS = {"type", "title", "description", "$schema"}
+"""Keys of a JSON schema that name no parameter."""
 
 
 class ToolCall(NamedTuple):
@@ -119,6 +123,12 @@ def calls_in(text: str, *, tools: Sequence[Mapping[str, Any]], form: CallForm) -
     return content, calls
 
 
+def arguments_schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the JSON schema of the arguments of a call: no arguments, if the parameters of the tool name none."""
+    said = {key for key, value in parameters.items() if value or key == "additionalProperties"}
+    return NO_ARGUMENTS if said <= ANNOTATIONS else parameters
+
+
 def call_grammar(tools: Sequence[Mapping[str, Any]], *, form: CallForm) -> str:
     """Return the grammar of an answer that is a call of one of these tools."""
     choices = [
@@ -126,7 +136,7 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], *, form: CallForm) -> str:
             "type": "object",
             "properties": {
                 "name": {"const": tool["function"]["name"]},
-                form.key: tool["function"].get("parameters") or {"type": "object"},
+                form.key: arguments_schema(tool["function"].get("parameters") or {}),
             },
             "required": ["name", form.key],
             "additionalProperties": False,

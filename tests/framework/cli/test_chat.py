@@ -138,6 +138,17 @@ def test_the_settings_reach_the_model(chat: Chat) -> None:
     assert err[-1].endswith("; the answer ended at the limit of 3 tokens")
 
 
+@pytest.mark.parametrize("words", [(), ("--temperature", "0")])
+def test_a_share_of_probability_has_no_effect_on_greedy_answers(chat: Chat, words: tuple[str, ...]) -> None:
+    code, out, err = chat("red\n", "--top-p", "0.5", "--seed", "3", *words)
+    assert (code, out) == (2, [])
+    assert err[-1] == (
+        "error: --top-p has no effect on greedy generation; write --temperature with a number above 0, or leave "
+        "--top-p out"
+    )
+    assert saved(chat, "red", "--top-p", "1", "--seed", "3") == saved(chat, "red")
+
+
 def test_an_answer_that_ended_at_the_limit_has_no_weight(chat: Chat) -> None:
     messages = saved(chat, "red", "--max-new-tokens", "2", "--set", "generation.min_new_tokens=2")
     assert messages[-1]["weight"] == 0

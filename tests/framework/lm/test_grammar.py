@@ -11,9 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from tokenizers import Tokenizer, decoders, normalizers
-from tokenizers.models import BPE
-from tokenizers.trainers import BpeTrainer
 
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
 from partita.lm.grammar import Grammar, token_bytes
@@ -21,7 +18,6 @@ from partita.lm.load_model import load_model
 from partita.lm.row import Row
 from partita.tokenizers.load import (
     CHARACTER,
-    PAD,
     UNKNOWN,
     WORD,
     byte_pair_backend,
@@ -35,6 +31,7 @@ from partita_schema.sections.outputs.grammar import answer_grammar
 from partita_schema.sections.outputs.grammar_rules import json_rule, whole_grammar
 
 from ...properties import ends, examples
+from .byte_fallback import sentencepiece_like
 
 SCHEMA = {
     "type": "object",
@@ -239,23 +236,6 @@ def test_options_for_free_text_have_no_constraint() -> None:
     assert options.unconstrained == replace(options, grammar=None)
     assert (options.constraint_hash != "", options.unconstrained.constraint_hash) == (True, "")
     assert options.constraint_hash != replace(options, grammar=grammar_of(None)).constraint_hash
-
-
-def sentencepiece_like() -> Any:
-    """Return a tokenizer with words marked by an underline, and byte fallback."""
-    backend = Tokenizer(BPE(byte_fallback=True, unk_token=UNKNOWN))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    backend.decoder = decoders.Sequence(steps)
-    special = [UNKNOWN, PAD, "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
-    backend.train_from_iterator(["some plain words and {marks} 12\n"] * 3, trainer)
-    for byte in special[3:]:
-        assert backend.token_to_id(byte) is not None
-    # The trainer marks bytes as special, which real tokenizers of this kind do not.
-    saved = json.loads(backend.to_str())
-    saved["added_tokens"] = saved["added_tokens"][:3]
-    return wrap(Tokenizer.from_str(json.dumps(saved)), max_length=None, unknown=UNKNOWN)
 
 
 TOKENIZERS = {

@@ -305,6 +305,27 @@ def test_a_token_without_probability_is_never_chosen(scores: list[float], chance
     assert torch.tensor(scores).softmax(-1)[token] > 0
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-38, 9e-6])
+def test_a_temperature_near_0_is_greedy(temperature: float, small: Any, lm: Any) -> None:
+    requests = small.slot_requests(*SIZES)
+    for beams in (2, 1):
+        arguments = {"do_sample": True, "top_k": 0, "top_p": 0.9, "num_beams": beams}
+        near = GenerationOptions(arguments | {"temperature": temperature})
+        greedy = GenerationOptions({"do_sample": False, "num_beams": beams})
+        assert not near.do_sample
+        wanted = lm.generate(requests[:1], greedy, seed=0)
+        assert [one.ids for one in lm.generate(requests[:1], near, seed=0)] == [one.ids for one in wanted]
+    slots = [sample(small, lm, requests, slots=3, options=options) for options in (near, greedy)]
+    assert slots[0] == slots[1]
+
+
+def test_the_lowest_temperature_of_sampling_does_not_overflow() -> None:
+    options = GenerationOptions({"do_sample": True, "top_k": 0, "temperature": 1e-5})
+    chooser, row = Sampler(options, ends=(), seed=0, device=CPU), Row(SlotRequest([1], 1, 0), uniforms=[0.5])
+    assert options.do_sample
+    assert chooser.choose(torch.tensor([[-3e4, 3e4, 2.9e4, -torch.inf]]), [row])[0].tolist() == [1]
+
+
 def test_many_small_probabilities_cover_a_large_vocabulary() -> None:
     chooser = Sampler(GenerationOptions({"do_sample": True, "top_k": 0}), ends=(), seed=0, device=CPU)
     scores_V = torch.zeros(150_001)

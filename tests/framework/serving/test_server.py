@@ -163,6 +163,17 @@ def test_log_probabilities_of_a_completion(client: OpenAI) -> None:
     assert (logprobs.text_offset or [])[0] == 0
 
 
+@pytest.mark.parametrize("top", [0, 2])
+def test_the_most_probable_tokens_of_a_completion_include_the_sampled_one(client: OpenAI, top: int) -> None:
+    asked = {"model": "small", "prompt": "two", "max_tokens": 20, "temperature": 5.0, "seed": 1, "logprobs": top}
+    logprobs = client.completions.create(**asked).choices[0].logprobs  # type: ignore[call-overload]
+    sizes = set()
+    for token, logprob, shown in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert shown[token] == logprob
+        sizes.add(len(shown))
+    assert max(sizes) == top + 1
+
+
 @pytest.mark.parametrize("is_held_back", [True, False])
 def test_log_probabilities_of_a_streamed_completion_are_those_of_the_whole_one(
     client: OpenAI, is_held_back: bool
@@ -189,6 +200,33 @@ def test_several_choices_and_seeds(client: OpenAI) -> None:
     assert len(set(first)) > 1
     assert texts(1) == first
     assert texts(2) != first
+
+
+def test_the_answer_to_a_prompt_does_not_depend_on_its_place(client: OpenAI) -> None:
+    def texts(*prompts: str) -> list[str]:
+        asked = {"model": "small", "max_tokens": 8, "temperature": 1.0, "n": 2, "seed": 3}
+        choices = client.completions.create(prompt=list(prompts), **asked).choices  # type: ignore[call-overload]
+        return [choice.text for choice in choices]
+
+    one, two = texts("one"), texts("two")
+    assert one[0] != one[1]
+    assert texts("one", "two", "one") == [*one, *two, *one]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"top_p": 1, "top_k": 0, "min_p": 0, "seed": 3},
+        {"top_k": -1},
+        {"temperature": 0, "top_p": 0.5},
+        {"temperature": 1e-40},
+    ],
+)
+def test_settings_of_clients_that_change_nothing_are_accepted(server: RunningServer, more: dict[str, Any]) -> None:
+    asked = {"prompt": "two", "max_tokens": 6}
+    [greedy] = post(server, "/v1/completions", asked).json()["choices"]
+    found = post(server, "/v1/completions", {**asked, **more, "n": 2}).json()["choices"]
+    assert [choice["text"] for choice in found] == [greedy["text"]] * 2
 
 
 def test_an_answer_of_a_json_schema(client: OpenAI) -> None:
@@ -229,6 +267,15 @@ def test_a_required_tool_is_called(client: OpenAI, streams: bool, choice: Any) -
     assert call.function.name == "weather"
     assert json.loads(call.function.arguments)["town"] in ("Oslo", "Rome")
     assert call.id.startswith("call_")
+
+
+def test_a_required_tool_without_parameters_is_called_without_arguments(server: RunningServer) -> None:
+    for parameters in ({}, {"parameters": {}}, {"parameters": {"type": "object", "properties": {}}}):
+        tool = {"type": "function", "function": {"name": "now", **parameters}}
+        asked = {"messages": USER, "tools": [tool], "tool_choice": "required", "temperature": 2.0, "seed": 1}
+        [choice] = post(server, "/v1/chat/completions", asked).json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert [call["function"] for call in choice["message"]["tool_calls"]] == [{"name": "now", "arguments": "{}"}]
 
 
 def test_a_chat_with_tool_results_is_answered(client: OpenAI) -> None:
@@ -392,7 +439,17 @@ BAD_BODIES = [
     (
         "/v1/completions",
         {"prompt": "a" * 1024},
-        "the prompt has 1,024 tokens, and the context holds 1,024; shorten it, or write a smaller max_tokens",
+        "the prompt has 1,024 tokens, and the context holds 1,024 with the answer; shorten it",
+    ),
+    (
+        "/v1/completions",
+        {"prompt": "a" * 1024, "max_tokens": 5},
+        "the prompt has 1,024 tokens, and the context holds 1,024 with the answer; shorten it",
+    ),
+    *(
+        (path, {**body, name: value}, f"{name} has no effect on greedy generation; send a temperature above 0, or ")
+        for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": USER}))
+        for name, value in (("top_p", 0.5), ("top_k", 3), ("min_p", 0.1))
     ),
     ("/v1/completions", [1], "Input should be an object"),
     ("/v1/chat/completions", {"messages": []}, "messages: List should have at least 1 item after validation, not 0"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from partita.data.formatting.chat import ChatTemplate
 from partita.serving.openai_chats import AskedTools
-from partita.serving.tool_use import CallForm, ToolCall, call_form, calls_in, objects_in
+from partita.serving.tool_use import NO_ARGUMENTS, CallForm, ToolCall, arguments_schema, call_form, calls_in, objects_in
 from partita_schema.errors import RowError
 
 from ..data.formatting.chat_templates import FAMILIES
@@ -74,6 +74,32 @@ def test_a_deeply_nested_text_is_no_call() -> None:
 
 def test_identifiers_of_calls_differ() -> None:
     assert len({ToolCall("time", "{}").as_openai()["id"] for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"type": "object"},
+        {"type": "object", "properties": {}},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": {}, "required": []},
+    ],
+)
+def test_a_tool_without_parameters_has_no_arguments(parameters: dict[str, Any]) -> None:
+    assert arguments_schema(parameters) == NO_ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "additionalProperties": {}},
+        {"type": "object", "properties": {}, "additionalProperties": False},
+        {"type": "object", "properties": {"town": {}}},
+        {"anyOf": [{"type": "object"}]},
+    ],
+)
+def test_parameters_of_a_tool_are_the_schema_of_its_arguments(parameters: dict[str, Any]) -> None:
+    assert arguments_schema(parameters) == parameters
 
 
 FORMS = {

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from partita.lm.base import BatchSupport, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_prompts import BatchPrompts, right_padded
+from partita.lm.continuation import decode_text
 from partita.lm.devices import seeded
 from partita.lm.encoder_decoder.check import check_sides
 from partita.lm.encoder_decoder.label_scoring import choose_labels
@@ -151,7 +152,7 @@ class EncoderDecoderModel(HuggingFaceModel):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of an answer's tokens: the beginning of a text, not its continuation."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        return decode_text(self.tokenizer, ids)
 
     def generate(
         self, requests: Sequence[GenerationRequest], options: GenerationOptions, *, seed: int
