@@ -17,6 +17,8 @@ AGENT = "agent"
 """Name of the main agent, the model that a simulation evaluates."""
 TO_AGENT = ("system", "checker")
 """Speakers whose messages only the main agent sees."""
+FULL_REWARD = 1 - 1e-9
+"""Reward from which an episode has succeeded: below 1, since ten rewards of 0.1 add up to 0.9999999999999999."""
 
 
 @dataclass
@@ -37,6 +39,8 @@ class EpisodeTurn:
     """The values of several outputs as JSON, in the form of `gold`."""
     correction: str | None = None
     """A better answer, if someone has written one into the transcript."""
+    is_cut: bool = False
+    """Whether the answer ended at the limit of new tokens."""
 
     @property
     def exact(self) -> bool | None:
@@ -130,7 +134,15 @@ class Episode:
             self.tokens[len(self.messages)] = tokens
         self.observe([{"role": "user", "content": text, ANSWER: answer}], agent=agent)
 
-    def act(self, text: str, tokens: tuple[int, ...], *, answer: str | None = None, values: str | None = None) -> None:
+    def act(
+        self,
+        text: str,
+        tokens: tuple[int, ...],
+        *,
+        answer: str | None = None,
+        values: str | None = None,
+        is_cut: bool = False,
+    ) -> None:
         """Append an answer of the main agent.
 
         Args:
@@ -138,6 +150,7 @@ class Episode:
             tokens: Its token ids.
             answer: What the model generated, if a turn has several outputs.
             values: The values of several outputs, as JSON.
+            is_cut: Whether the answer ended at the limit of new tokens.
 
         Raises:
             ValueError: `shows_gold` is set, and no gold answer is known.
@@ -146,7 +159,7 @@ class Episode:
             raise ValueError(
                 "history: gold needs the right answer of each turn: info['gold'], or episode.gold in a custom world"
             )
-        self.replies.append(EpisodeTurn(len(self.messages), text, tokens, self.gold, answer, values))
+        self.replies.append(EpisodeTurn(len(self.messages), text, tokens, self.gold, answer, values, is_cut=is_cut))
         self.gold = None  # it belongs to this answer; the next one needs its own
         message = {"role": "assistant", "content": text, "agent": AGENT, "train": True}
         self.messages.append(message | answer_part({ANSWER: answer}))
@@ -205,7 +218,7 @@ class Episode:
         if self.ok is not None:
             return self.ok
         if self.reward is not None:
-            return self.reward >= 1
+            return self.reward >= FULL_REWARD
         exact = [reply.exact for reply in self.replies]
         return all(exact) if exact and None not in exact else None
 
@@ -213,6 +226,7 @@ class Episode:
         """Return the transcript line as a dictionary, which is also a valid row of `messages` data."""
         answers = {reply.index: reply for reply in self.replies}
         tokens = self.tokens | {index: reply.tokens for index, reply in answers.items()}
+        cut = [reply.index for reply in self.replies if reply.is_cut]
         return {
             "dialogue": self.key,
             "task": self.task_key,
@@ -232,7 +246,7 @@ class Episode:
                 | ({"gold": answers[index].gold} if index in answers and answers[index].gold is not None else {})
                 for index, message in enumerate(self.messages)
             ],
-        }
+        } | ({"cut": cut} if cut else {})
 
 
 def answer_part(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,6 +282,7 @@ def from_line(line: Mapping[str, Any]) -> Episode:
             tokens, gold = tuple(message["tokens"]), message.get("gold")
             answer, values = message.get(ANSWER), message.get("values")
             turn = EpisodeTurn(index, message["content"], tokens, gold, answer, values, correction_in(message))
+            turn.is_cut = index in line.get("cut", ())
             episode.replies.append(turn)
     episode.reward, episode.ok, episode.rounds = line["reward"], line["ok"], line["rounds"]
     episode.metrics, episode.target = dict(line["metrics"]), line["target"]

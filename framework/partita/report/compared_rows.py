@@ -240,7 +240,7 @@ def read_episodes(path: Path) -> list[Episode]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                episodes.append(from_line(unsealed_line(line.rstrip(b"\n"))))
+                episodes.append(from_line(unsealed_line(line.rstrip(b"\n"), required=False)))
             except (DamagedError, KeyError, TypeError):
                 raise DataError(
                     f"{path}, line {number}, is damaged; run the same partita simulate command again, which writes it "

@@ -31,7 +31,7 @@ def read_simulations(folder: Path) -> dict[str, list[Episode]]:
     """Return the dialogues of finished simulations, by history."""
     episodes = {}
     for history, path in transcript_files(folder).items():
-        lines, _ = read_undamaged_lines(path, damaged="the report leaves them out")
+        lines, _ = read_undamaged_lines(path, damaged="the report leaves them out", edited=True)
         episodes[history] = [from_line(line) for line in lines if "dialogue" in line]
     return {history: dialogues for history, dialogues in episodes.items() if dialogues}
 

@@ -24,7 +24,8 @@ ROLES = ("system", "user", "assistant", "tool")
 class Environment(Protocol):
     """Interface of environments, which answer the model. A text in place of messages is one message of the user.
 
-    `info` may hold `gold`, the expected answer to the last message, and `metrics`, numbers by name.
+    `info` may hold `gold`, the expected answer to the last message, and `metrics`, numbers by name. An environment may
+    also have `close()`, which releases its resources after the episode.
     """
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> "tuple[str | Sequence[Message], Mapping[str, Any]]":
@@ -33,8 +34,12 @@ class Environment(Protocol):
     def step(self, action: str) -> "tuple[str | Sequence[Message], float | None, bool, bool, Mapping[str, Any]]":
         """Process the model's answer and return messages, reward (or None), terminated, truncated and info."""
 
-    def close(self) -> None:
-        """Release all resources at the end of the episode."""
+
+def close_program(program: Any) -> None:
+    """Close a program if it has a method `close`."""
+    close = getattr(program, "close", None)
+    if callable(close):
+        close()
 
 
 @dataclass(frozen=True)

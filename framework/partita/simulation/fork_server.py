@@ -27,7 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from partita.simulation.adapters import adapt, load_environment
-from partita.simulation.contract import Environment, check_reset_result, check_step_result, describe_program_error
+from partita.simulation.contract import (
+    Environment,
+    check_reset_result,
+    check_step_result,
+    close_program,
+    describe_program_error,
+)
 from partita_schema.sections.simulation import EnvironmentWorldConfig
 
 LENGTH = struct.Struct("!Q")
@@ -198,7 +204,7 @@ def host(make: Callable[..., Environment], connection: socket.socket) -> None:
                 else:
                     result = CALLS[method](environment, arguments)
                 answer = ("result", result)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 answer = ("raised", describe_program_error(error))
             send(connection, answer)
     flush_and_exit()
@@ -226,7 +232,7 @@ def step(environment: Any, arguments: Mapping[str, Any]) -> Any:
 
 def close(environment: Any, arguments: Mapping[str, Any]) -> None:
     """Close the environment."""
-    environment.close()
+    close_program(environment)
 
 
 CALLS = {"reset": reset, "step": step, "close": close}

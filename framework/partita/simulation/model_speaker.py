@@ -186,11 +186,11 @@ class ModelSpeaker:
             self.waiting.append(pending)
             return
         whole = self.whole(pending)
-        if turns.answers is None:
-            self.ended.append(TurnResult(result.row, whole.text, whole.ids))
-            return
-        spoken = turns.answers.spoken(whole.text)
-        self.ended.append(TurnResult(result.row, spoken.text, whole.ids, answer=spoken.answer, values=spoken.values))
+        turn = TurnResult(result.row, whole.text, whole.ids, is_cut=whole.finish_reason == "length")
+        if turns.answers is not None:
+            spoken = turns.answers.spoken(whole.text)
+            turn = turn._replace(text=spoken.text, answer=spoken.answer, values=spoken.values)
+        self.ended.append(turn)
 
     def whole(self, pending: PendingTurn) -> Generated:
         """Return all answers of a turn as one."""

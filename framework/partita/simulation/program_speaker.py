@@ -91,7 +91,7 @@ class ProgramSpeaker:
         def work() -> None:
             try:
                 call.replies = replies_of(program.act(contexts), count=len(contexts))
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 call.error = error
             call.is_over = True
             self.wake()

@@ -193,7 +193,7 @@ class Rollout:
         assert turn.tokens is not None, "the agent is a model"
         if self.answers is not None and active.episode.gold is not None:
             self.answers.check_gold(active.episode.gold)
-        active.episode.act(turn.text, turn.tokens, answer=turn.answer, values=turn.values)
+        active.episode.act(turn.text, turn.tokens, answer=turn.answer, values=turn.values, is_cut=turn.is_cut)
 
     # World steps, in threads
 
@@ -204,7 +204,7 @@ class Rollout:
             try:
                 request = next(active.play, None)
                 active.agent = active.agent if request is None else request.agent
-            except (Exception, SystemExit) as error:
+            except BaseException as error:  # a Ctrl-C of the user is raised in the main thread, and not here
                 active.error = error
             if active.is_over:
                 return  # the step timed out, and another thread has replaced this one
@@ -271,7 +271,7 @@ class Rollout:
         def close() -> None:
             try:
                 active.play.close()
-            except Exception as error:
+            except BaseException as error:
                 logger.debug("dialogue %s: %s at its end", active.episode.key, error)
 
         threading.Thread(target=close, daemon=True).start()

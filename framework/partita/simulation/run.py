@@ -24,6 +24,7 @@ from partita.simulation.build import (
 from partita.simulation.participants import (
     AgentModel,
     Participants,
+    answer_limit,
     build_programs,
     check_columns,
     find_sizes,
@@ -222,6 +223,7 @@ class SimulationRun:
             )
             finished = [transcripts.done[one.key] for one in episodes] if process_group.rank == 0 else []
         log_outcomes(history, outcomes, finished)
+        log_cut_answers(history, finished, limit=answer_limit(self.main.pipeline))
         return HistoryResult(outcomes, finished)
 
     def _finish(self, transcripts: Transcripts, episodes: Sequence[Episode]) -> RolloutOutcomes:
@@ -297,3 +299,16 @@ def log_outcomes(history: str, outcomes: RolloutOutcomes, finished: Sequence[Epi
     failed = next((episode for episode in reversed(finished) if episode.status == "failed"), None)
     if failed is not None:
         logger.warning("%s history: %s failed: %s", history, failed.key, failed.reason)
+
+
+def log_cut_answers(history: str, finished: Sequence[Episode], *, limit: int) -> None:
+    """Log how many answers of the model were cut off at the limit of new tokens."""
+    replies = [reply for episode in finished for reply in episode.replies]
+    cut = [reply for reply in replies if reply.is_cut]
+    earlier = sum(len(reply.tokens) < limit for reply in cut)
+    if cut:
+        logger.warning(
+            "%s history: %s of %s ended at the limit of %s (generation.max_new_tokens)%s",
+            *(history, f"{len(cut):,}", counted(len(replies), "answer"), counted(limit, "token")),
+            f", {earlier:,} of them earlier, at that of an output or of the dialogue" if earlier else "",
+        )

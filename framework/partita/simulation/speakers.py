@@ -33,6 +33,8 @@ class TurnResult(NamedTuple):
     """What the model generated, if a turn has several outputs."""
     values: str | None = None
     """The values of several outputs, as JSON."""
+    is_cut: bool = False
+    """Whether the text ended at the limit of new tokens."""
 
 
 class Speaker(Protocol):

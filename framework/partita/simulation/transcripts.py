@@ -6,13 +6,18 @@ not resume from the file. Each line ends with a checksum: the dialogue of a dama
 
 With several processes each rank has a separate file, such as `.predicted.rank-3.jsonl` next to that of rank 0. A
 simulation that starts, with any number of processes, first takes over the lines of all ranks.
+
+Users correct answers in the final file and remove the checksums of these lines. A simulation that is resumed keeps
+such lines. A file with lines that it cannot keep is copied before it is replaced.
 """
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count, zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +28,7 @@ from partita.runs.locks import try_lock
 from partita.runs.settings import differences
 from partita_schema.common.checksums import DamagedError, json_bytes, sealed_line, unsealed_line
 from partita_schema.common.files import replacing
-from partita_schema.common.text import counted
+from partita_schema.common.text import counted, describe_error
 from partita_schema.errors import ResumeError
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, main_process_first
 
@@ -132,8 +137,11 @@ class Transcripts:
     def absorb(self) -> None:
         """Move the dialogues of other ranks into this file and remove theirs. With `fresh` they are discarded.
 
+        With `fresh`, a final file that a user has edited is renamed.
         Raises ResumeError if one of the ranks is still running.
         """
+        if self.fresh:
+            self.set_edited_aside()
         for left in rank_files(self.partial_path):
             with left.open("rb") as file:
                 self.lock(file.fileno())
@@ -173,13 +181,54 @@ class Transcripts:
     def finish(self, keys: Sequence[str]) -> list[Episode]:
         """Write the dialogues of all ranks to the final file in the order of `keys`, and return them.
 
-        All other ranks must have closed their files.
+        Lines of these dialogues that a user has edited stay as they are; those returned are without the edits. All
+        other ranks must have closed their files.
         """
         self.fresh = False  # `fresh` applies to earlier dialogues, not to those of this simulation
         self.absorb()
         dialogues = [self.done[key] for key in keys]
-        write_lines(self.path, (dialogue.line() for dialogue in dialogues))
+        edited = self.edited_lines({dialogue.key: dialogue for dialogue in dialogues})
+
+        def lines() -> Iterator[bytes]:
+            return (edited.get(dialogue.key) or line_of(dialogue.line()) for dialogue in dialogues)
+
+        if not holds(self.path, lines()):
+            write_file(self.path, lines())
         return dialogues
+
+    def edited_lines(self, dialogues: Mapping[str, Episode]) -> dict[str, bytes]:
+        """Return the edited lines of `dialogues` in the final file, by key; copy the file if there are others."""
+        edited, problems = dict[str, bytes](), list[str]()
+        for number, line in unsealed_lines(self.path):
+            try:
+                episode = from_line(unsealed_line(line, required=False))
+                if episode.key in edited or not is_same(episode, dialogues.get(episode.key)):
+                    raise ValueError(f"{episode.key} is there twice, not of this simulation, or has other messages")
+                edited[episode.key] = line + b"\n"
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                reason = str(error) if isinstance(error, ValueError) else describe_error(error)
+                problems.append(f"\n  line {number}: {reason}")
+        if edited:
+            logger.info("%s: %s kept", self.path, counted(len(edited), "edited line"))
+        if problems:
+            copy = free_path(self.path)
+            with writing(self.path.parent):
+                shutil.copyfile(self.path, copy)
+            logger.warning(
+                "%s: %s not kept; the file as it was is %s: correct these lines there and copy them back:%s",
+                *(self.path, counted(len(problems), "edited or damaged line"), copy, "".join(problems)),
+            )
+        return edited
+
+    def set_edited_aside(self) -> None:
+        """Rename the final file if a user has edited it, so that it is not replaced."""
+        edited = sum(1 for _ in unsealed_lines(self.path))
+        if edited:
+            copy = free_path(self.path)
+            with writing(self.path.parent):
+                self.path.rename(copy)
+            lines = counted(edited, "edited or damaged line")
+            logger.warning("%s: the new simulation does not use its %s; the file is now %s", self.path, lines, copy)
 
 
 @contextmanager
@@ -232,12 +281,13 @@ def rank_files(partial_path: Path) -> list[Path]:
     return sorted(partial_path.parent.glob(f"{partial_path.stem}.rank-*{partial_path.suffix}"))
 
 
-def read_undamaged_lines(path: Path, *, damaged: str) -> tuple[list[dict[str, Any]], int]:
+def read_undamaged_lines(path: Path, *, damaged: str, edited: bool = False) -> tuple[list[dict[str, Any]], int]:
     """Return the undamaged lines of a file, and its size in bytes without a torn last line.
 
     Args:
         path: The file.
         damaged: What happens to damaged lines, for the warning.
+        edited: Whether a user may have edited lines, whose checksums are removed.
     """
     whole, newline, torn = path.read_bytes().rpartition(b"\n")
     if torn:
@@ -246,7 +296,7 @@ def read_undamaged_lines(path: Path, *, damaged: str) -> tuple[list[dict[str, An
     lines = list[dict[str, Any]]()
     for line in written:
         with suppress(DamagedError):
-            lines.append(unsealed_line(line))
+            lines.append(unsealed_line(line, required=not edited))
     if len(lines) < len(written):
         logger.warning("%s: %s; %s", path, counted(len(written) - len(lines), "damaged line"), damaged)
     return lines, len(whole) + len(newline)
@@ -259,6 +309,47 @@ def line_of(value: Mapping[str, Any]) -> bytes:
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Write a file of JSON lines atomically."""
+    write_file(path, map(line_of, lines))
+
+
+def write_file(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a file of lines atomically."""
     with writing(path.parent), replacing(path) as file:
-        for line in lines:
-            file.write(line_of(line))
+        file.writelines(lines)
+
+
+def holds(path: Path, lines: Iterable[bytes]) -> bool:
+    """Return whether a file exists and holds exactly these lines."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return all(one == other for one, other in zip_longest(file, lines))
+
+
+def unsealed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file, with their numbers, that have no valid checksum: those that a user has edited."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                unsealed_line(line.rstrip())
+            except DamagedError:
+                if line.strip():
+                    yield number, line.rstrip()
+
+
+def is_same(edited: Episode, dialogue: Episode | None) -> bool:
+    """Return whether an edited line is of a dialogue: it has its seed, and its messages up to corrections."""
+    return dialogue is not None and [edited.seed, *texts_of(edited)] == [dialogue.seed, *texts_of(dialogue)]
+
+
+def texts_of(episode: Episode) -> list[tuple[str, str]]:
+    """Return the role and text of each message."""
+    return [(message["role"], message["content"]) for message in episode.messages]
+
+
+def free_path(path: Path) -> Path:
+    """Return the first unused name for a copy of an edited file: `predicted.jsonl.edited-1`, `-2` and so on."""
+    names = (path.with_name(f"{path.name}.edited-{number}") for number in count(1))
+    return next(name for name in names if not name.exists())

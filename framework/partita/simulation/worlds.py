@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from partita.data.episode import AGENT, Episode
@@ -22,10 +23,12 @@ from partita.simulation.contract import (
     check_step_result,
     check_verdict,
     check_world_output,
+    close_program,
     describe_program_error,
     format_value,
     messages_of,
 )
+from partita_schema.common.text import describe_error
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +46,8 @@ class BackgroundCloser:
         def close_and_log() -> None:
             try:
                 close()
-            except Exception as error:
-                logger.debug("close() of an environment failed: %s: %s", type(error).__name__, error)
+            except BaseException as error:
+                logger.debug("close() of an environment failed: %s", describe_error(error))
 
         thread = threading.Thread(target=close_and_log, name="partita-closing", daemon=True)
         with self.lock:
@@ -120,7 +123,7 @@ class EnvironmentWorld:
                     return
         finally:
             # Also when the generator is closed early. In a thread: a slow `close` does not count against the episode.
-            self.closer.begin(environment.close)
+            self.closer.begin(partial(close_program, environment))
 
 
 class ReplayWorld:
@@ -181,7 +184,7 @@ class CustomWorld:
         """Close the user's generator, which releases its resources. Raises WorldError."""
         try:
             play.close()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise WorldError from error
 
     def start(self, episode: Episode) -> Play:
@@ -190,7 +193,7 @@ class CustomWorld:
             play = self.world.run(episode)
             if not isinstance(play, Generator):
                 raise ContractError(f"run gave {format_value(play)}; write it with yield")
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise WorldError from error
         return play
 
@@ -214,7 +217,7 @@ class CustomWorld:
         except ContractError as error:
             del episode.messages[before:]  # they may be no messages, and a failed episode is saved as well
             raise WorldError from error
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise WorldError from error
         return request
 
@@ -251,7 +254,7 @@ class CheckedWorld:
         """Return the checker's verdict. Raises CheckerError."""
         try:
             return check_verdict(self.checker.check(episode))
-        except Exception as error:
+        except BaseException as error:
             raise CheckerError from error
 
 

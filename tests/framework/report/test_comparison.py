@@ -576,6 +576,14 @@ def test_numbers_of_dialogues_are_compared_where_both_runs_have_them(make_run: M
     )
 
 
+def test_a_dialogue_that_was_corrected_by_hand_is_compared(make_run: MakeRun) -> None:
+    a, b = simulated(make_run, "a", [1, 0]), simulated(make_run, "b", [1, 0])
+    path = b / "transcripts" / "predicted.jsonl"
+    path.write_bytes(re.sub(rb', "checksum": "[0-9a-f]+"', b"", path.read_bytes(), count=1))
+    assert path.read_bytes().count(b"checksum") == 1
+    assert compare_runs([a, b]).rows == len(read_run(b).simulations["predicted"]) == 2
+
+
 def test_a_damaged_dialogue_is_an_error_with_its_line(make_run: MakeRun) -> None:
     a, b = simulated(make_run, "a", [1, 0]), simulated(make_run, "b", [1, 0])
     path = b / "transcripts" / "predicted.jsonl"

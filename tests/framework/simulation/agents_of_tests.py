@@ -1,5 +1,6 @@
 """Scripted agents for the tests of dialogues; they misbehave in some tasks."""
 
+import asyncio
 import random
 import time
 from collections.abc import Sequence
@@ -35,6 +36,13 @@ class Crowd:
         return [*replies, "more"] if self.misbehaves and 13 in numbers else replies
 
 
+class Cancelled:
+    """An agent whose call is cancelled."""
+
+    def reply(self, context: TurnContext) -> str | None:
+        raise asyncio.CancelledError
+
+
 class Single:
     """An agent that answers in one dialogue at a time."""
 
@@ -44,6 +52,13 @@ class Single:
 
 class Silent:
     """A class without the methods of an agent."""
+
+
+class CancelledChecker:
+    """A checker whose call is cancelled."""
+
+    def check(self, episode: Episode) -> Verdict:
+        raise asyncio.CancelledError("no more checks")
 
 
 class Strict:

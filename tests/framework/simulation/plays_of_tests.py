@@ -1,5 +1,6 @@
 """Custom worlds, rollouts and transcripts, as a user would write them; they misbehave in some tasks."""
 
+import asyncio
 import json
 import os
 import time
@@ -132,6 +133,15 @@ class Broken:
         if number == 6:
             raise SystemExit(3)
         yield RequestTurn()
+
+
+class Cancelling:
+    """A world that raises what is no `Exception`."""
+
+    def run(self, episode: Episode) -> Play:
+        episode.observe("say more")
+        yield RequestTurn()
+        raise (asyncio.CancelledError, KeyboardInterrupt)[episode.task["number"] % 2]
 
 
 class Mute:

@@ -133,6 +133,22 @@ def test_a_world_that_misbehaves_fails_only_its_dialogue(folder: Path, tmp_path:
     assert report.histories["predicted"].statuses == {"done": 34, "failed: world": 5, "failed: timeout": 1}
 
 
+def test_an_error_that_is_no_exception_fails_its_dialogue_at_once(folder: Path, tmp_path: Path) -> None:
+    simulated(folder, tmp_path / "world", world=world("Cancelling"), agents={}, tasks={"count": 2})
+    agents = {"user": {"type": "scripted", "program": "agents_of_tests:Cancelled"}}
+    simulated(folder, tmp_path / "agent", agents=agents, tasks={"count": 1})
+    checker = {"type": "agents_of_tests:CancelledChecker"}
+    simulated(folder, tmp_path / "checker", world=world("Quiz"), agents={}, tasks={"count": 1}, checker=checker)
+
+    reasons = [line["reason"] for name in ("world", "agent", "checker") for line in transcripts(tmp_path / name)]
+    assert reasons == [
+        "world: CancelledError",
+        "world: KeyboardInterrupt",
+        "agent user: CancelledError",
+        "checker: CancelledError: no more checks",
+    ]
+
+
 def test_a_world_that_fails_when_closed_fails_its_dialogue(folder: Path, tmp_path: Path) -> None:
     simulated(folder, tmp_path, world=world("Grudging"), agents={}, tasks={"count": 4}, max_turns=2)
 

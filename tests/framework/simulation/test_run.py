@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import signal
 import time
@@ -181,6 +182,49 @@ def test_an_environment_that_hangs_when_it_closes_blocks_nothing(
     assert "60 environments have not closed within 2 s (limits.step_seconds)" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "isolation"), [("Unclosable", "thread"), ("Stuck", "thread"), ("Unclosable", "process")]
+)
+def test_an_environment_needs_no_close_and_its_own_error_is_the_reason(
+    folder: Path, tmp_path: Path, name: str, isolation: str
+) -> None:
+    world = {"type": "environment", "environment": f"worlds_of_tests:{name}", "isolation": isolation}
+    simulated(folder, tmp_path, world=world, tasks={"count": 4})
+
+    assert [(line["status"], line["reason"]) for line in transcripts(tmp_path)] == [
+        ("done", None),
+        ("failed", "environment: OSError: the desk is closed"),
+        ("failed", "environment: CancelledError: the call was cancelled"),
+        ("failed", "environment: KeyboardInterrupt"),
+    ]
+
+
+def test_rewards_that_add_up_to_1_are_a_success(folder: Path, tmp_path: Path) -> None:
+    world = {"type": "environment", "environment": "worlds_of_tests:Generous"}
+    report = simulated(folder, tmp_path, world=world, tasks={"count": 1}, max_dialogue_tokens=96, max_turns=10)
+
+    assert transcripts(tmp_path)[0]["reward"] == sum([0.1] * 10) != 1
+    assert report.histories["predicted"].means["success"].mean == 1.0
+    almost = Episode("a", "a", {}, 1, reward=0.9999, status="done")
+    assert almost.succeeded is False
+
+
+def test_answers_that_were_cut_are_counted_also_when_resumed(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        caplog.clear()
+        simulated(folder, tmp_path, tasks={"count": 10})
+        lines = transcripts(tmp_path)
+        answers = [len(message["tokens"]) for line in lines for message in line["messages"] if "tokens" in message]
+        assert 0 < answers.count(5) < len(answers)
+        assert [len(line["messages"][index]["tokens"]) for line in lines for index in line.get("cut", ())] == (
+            [5] * answers.count(5)
+        )
+        warned = f"{answers.count(5)} of {len(answers)} answers ended at the limit of 5 tokens"
+        assert f"predicted history: {warned} (generation.max_new_tokens)" in caplog.messages
+
+
 def test_too_many_failures_end_a_simulation_with_the_reason(folder: Path, tmp_path: Path) -> None:
     world = {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"misbehaves": True}}
     limits = {"step_seconds": 3.0, "fail_fraction": 0.01}
@@ -198,6 +242,25 @@ import sys
 from partita import Model
 Model("run.yaml", quiet=True).simulate(sys.argv[1])
 """
+
+
+def test_an_interrupt_of_the_user_ends_a_simulation_with_its_dialogues_saved(
+    folder: Path, tmp_path: Path, forks: Forks
+) -> None:
+    world = {"type": "environment", "environment": "worlds_of_tests:Echo", "options": {"pause": 0.1}}
+    (folder / "run.yaml").write_text(json.dumps(settings(folder, world=world, tasks={"count": 600})), encoding="utf8")
+    process = forks.start(COMMAND, "partita", "simulate", "run.yaml", "--output", tmp_path, folder=folder)
+    growing, end = tmp_path / ".predicted.jsonl", time.monotonic() + 60
+    while (growing.read_bytes().count(b"\n") if growing.exists() else 0) < 3 and process.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait() == 130
+    assert "of 600 dialogues saved" in process.communicate()[1]
+    lines = read_json_lines(growing)[1:]
+    assert 2 <= len(lines) < 600
+    assert {line["status"] for line in lines} == {"done"}
 
 
 @pytest.mark.long
@@ -430,7 +493,7 @@ def test_the_command_prints_a_table_or_json(folder: Path, tmp_path: Path, forks:
     assert f"transcripts in {tmp_path}" in table.stdout
     assert "task-9" in (tmp_path / "index.html").read_text("utf8")
     result = json.loads(process.stdout)
-    assert process.stderr == ""
+    assert re.fullmatch(r"predicted history: \d+ of \d+ answers ended at the limit of 5 tokens .*\n", process.stderr)
     assert result["histories"]["predicted"]["dialogues"] == 10
     assert result["folder"] == str(tmp_path)
 

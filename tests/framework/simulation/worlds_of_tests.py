@@ -1,5 +1,6 @@
 """Environments for tests of dialogues; the number of a task decides whether they misbehave."""
 
+import asyncio
 import ctypes
 import os
 import random
@@ -59,6 +60,43 @@ class Endless(Echo):
     def step(self, action: str) -> Any:
         self.turns += 1
         return super().step(action)
+
+
+class Unclosable:
+    """An environment without `close`, which raises at the start of some episodes and is cancelled in others."""
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        self.number = task["number"]
+        if self.number == 1:
+            raise OSError("the desk is closed")
+        return "say red", {}
+
+    def step(self, action: str) -> Any:
+        if self.number == 2:
+            raise asyncio.CancelledError("the call was cancelled")
+        if self.number == 3:
+            raise KeyboardInterrupt
+        return "", 1.0, True, False, {}
+
+
+class Stuck(Unclosable):
+    """An environment whose `close` raises when it is looked up."""
+
+    @property
+    def close(self) -> Any:
+        raise KeyboardInterrupt
+
+
+class Generous(Echo):
+    """An environment that gives ten rewards of 0.1."""
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        self.left = 10
+        return "say red", {}
+
+    def step(self, action: str) -> Any:
+        self.left -= 1
+        return "say red", 0.1, not self.left, False, {}
 
 
 class Closed(Echo):

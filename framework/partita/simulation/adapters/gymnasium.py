@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.simulation.contract import ContractError, InterfaceError, Message, format_value
+from partita.simulation.contract import ContractError, InterfaceError, Message, close_program, format_value
 from partita_schema.errors import ConfigError, Problem
 from partita_trainers.registry import importable
 
@@ -56,9 +56,7 @@ class GymnasiumEnvironment:
 
     def close(self) -> None:
         """Close the program if it has a method `close`."""
-        close = getattr(self.program, "close", None)
-        if callable(close):
-            close()
+        close_program(self.program)
 
 
 def messages_of(observation: Any, method: str) -> list[Message]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
-from partita.simulation.contract import ContractError, InterfaceError, Message, format_value, messages_of
+from partita.simulation.contract import ContractError, InterfaceError, Message, close_program, format_value, messages_of
 from partita_schema.common.checksums import parse_json
 from partita_schema.common.text import nearest
 from partita_schema.json_values import json_validator, schema_mistake
@@ -89,8 +89,8 @@ class ToolEnvironment:
     def __init__(self, program: Any, tools: Tools) -> None:
         """`tools` are the tools of the program's class."""
         self.program, self.tools = program, tools
-        self.earned: float | None = None
-        """Total reward so far; None before the first."""
+        self.given = 0.0
+        """Sum of the rewards of all steps so far."""
         self.calls = self.errors = 0
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[list[Message], Mapping[str, Any]]:
@@ -145,14 +145,14 @@ class ToolEnvironment:
             earned = float(total)
         except (TypeError, ValueError):
             raise ContractError(f"the reward is {format_value(total)}; give a number or None") from None
-        before, self.earned = self.earned or 0.0, earned
-        return earned - before
+        # Relative to the sum that the episode has, so that rounding errors do not add up.
+        reward = earned - self.given
+        self.given += reward
+        return reward
 
     def close(self) -> None:
         """Close the program if it has a method `close`."""
-        close = getattr(self.program, "close", None)
-        if callable(close):
-            close()
+        close_program(self.program)
 
 
 def methods(kind: type) -> dict[str, Callable[..., Any]]:

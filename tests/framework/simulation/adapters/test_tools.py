@@ -134,6 +134,14 @@ def test_step_rewards_add_up_to_the_total_and_done_ends_the_dialogue() -> None:
     assert second.messages == [{"role": "tool", "content": '{"count": 6}'}]
 
 
+def test_rounding_errors_of_step_rewards_do_not_add_up() -> None:
+    counter = opened_environment(Counter, prompt="count")
+    numbers = (10, 6, 0, -17, 17, -12, 6)  # totals of 1, 1.6, 1.6, -0.1, 1.6, 0.4 and 1
+    rewards = [check_step_result(counter.step(called("add", number=number))).reward or 0.0 for number in numbers]
+
+    assert sum(rewards) == 1.0
+
+
 def test_the_prompt_of_a_task_precedes_the_text_of_reset() -> None:
     prompt = [{"role": "system", "content": "Be polite."}, {"role": "user", "content": "A guest comes."}]
     shop, counter = environment_of(Shop), environment_of(Counter)
