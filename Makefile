@@ -7,11 +7,12 @@ UV := $(VENV)/uv/bin/uv
 LOCKED := --no-deps --require-hashes --requirement
 LLAMA_CPP := $(VENV)/llama.cpp
 
-.PHONY: help demo test test-long test-all check format docs lock clean package latest
+.PHONY: help environment demo test test-long test-all check format docs lock clean package latest
 
 help:
+	@echo "make environment  install everything into $(VENV), as the other targets do if it is missing"
 	@echo "make demo    zero-shot, fine-tuning and prediction on a generated data set (about two minutes)"
-	@echo "make test    all tests but the long ones (about ten minutes on two cores)"
+	@echo "make test    all tests but the long ones (about 15 minutes on two cores)"
 	@echo "make test-long   the others, and more examples of properties"
 	@echo "make test-all    both"
 	@echo "make check   format, lint, types, import contracts"
@@ -45,6 +46,8 @@ $(LLAMA_CPP): requirements-llama-cpp.txt $(READY)
 	&& tar -xzf $@.download/*.tar.gz -C $@ --strip-components=3 --wildcards '*/vendor/llama.cpp/*.py' \
 	|| echo "llama.cpp was not downloaded"
 	rm -rf $@.download
+
+environment: $(READY)
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python examples/table_booking/demo.py
