@@ -59,6 +59,12 @@ def test_muon_is_not_for_embeddings_whatever_their_names(kind: str, lookups: lis
     names = {name.split(".")[-2] for name in embedding_names(module)}
     assert names >= set(lookups)
     assert names.isdisjoint({"q", "wi", "wo", "q_proj", "fc1"})
+    weights = dict(module.named_parameters())
+    options: dict[str, Any] = {"learning_rate": 0.1, "device": torch.device("cpu")}
+    muon, _ = build_optimizers(Optimizer(type="muon"), weights, embeddings=embedding_names(module), **options)
+    trained = {id(weight) for weight in muon.param_groups[0]["params"]}
+    assert id(module.get_input_embeddings().weight) not in trained
+    assert any(id(weight) in trained for weight in weights.values())
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "lion", "schedule_free_adamw"])
