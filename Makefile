@@ -22,8 +22,8 @@ help:
 	@echo "make latest  put the newest transformers, peft, accelerate and datasets into the environment, for the next tests"
 	@echo "make lock    resolve pyproject.toml again into requirements.lock and requirements-dev.lock"
 
-# uv installs packages in a seventh of pip's time. It does not read the configuration of pip, which may be what finds the
-# packages here; then pip does it. Modules are compiled when they are first imported: all of them would take longer.
+# uv installs packages in a seventh of the time that pip takes. It ignores the configuration of pip, so pip is tried if uv
+# fails. Modules are compiled when they are first imported, because compiling all of them takes longer.
 $(READY): requirements-torch.txt requirements-dev.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "partita needs Python 3.11 or newer; make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
