@@ -101,8 +101,10 @@ def keep_common_numbers(evaluations: Sequence[Evaluation]) -> list[str]:
             column.values[index] = {name: number for name, number in numbers.items() if name in common}
     if not changed:
         return []
-    which = f"{counted(changed, 'dialogue')} failed in a run or without a number there"
-    return [f"{which}: success counts a failed dialogue as 0, and other means are over dialogues with all numbers"]
+    affected = counted(changed, "dialogue")
+    return [
+        f"numbers that a run lacks, as for failed dialogues, are left out of {affected}; success counts failed as 0"
+    ]
 
 
 def evaluations_of(folder: Path) -> dict[str, Load]:
@@ -243,8 +245,7 @@ def read_episodes(path: Path) -> list[Episode]:
                 episodes.append(from_line(unsealed_line(line.rstrip(b"\n"), required=False)))
             except (DamagedError, KeyError, TypeError):
                 raise DataError(
-                    f"{path}, line {number}, is damaged; run the same partita simulate command again, which writes it "
-                    "anew"
+                    f"{path}, line {number}, is damaged; to restore it, run the same partita simulate command again"
                 ) from None
     return episodes
 

@@ -66,7 +66,7 @@ class RecordedRow:
     context: str = ""
     """The turns of a dialogue before the prompt, of which the end is kept."""
     content: str = ""
-    """Hash of the row as it is in the data, by which rows with the same key in other data are told apart."""
+    """Hash of all columns of the row. Rows with equal keys and different hashes come from different data."""
 
 
 @dataclass(frozen=True)

@@ -310,5 +310,5 @@ def log_cut_answers(history: str, finished: Sequence[Episode], *, limit: int) ->
         logger.warning(
             "%s history: %s of %s ended at the limit of %s (generation.max_new_tokens)%s",
             *(history, f"{len(cut):,}", counted(len(replies), "answer"), counted(limit, "token")),
-            f", {earlier:,} of them earlier, at that of an output or of the dialogue" if earlier else "",
+            f", and {earlier:,} of these at a smaller limit, of an output or of the dialogue" if earlier else "",
         )

@@ -141,7 +141,7 @@ class Transcripts:
         Raises ResumeError if one of the ranks is still running.
         """
         if self.fresh:
-            self.set_edited_aside()
+            self.rename_edited()
         for left in rank_files(self.partial_path):
             with left.open("rb") as file:
                 self.lock(file.fileno())
@@ -220,7 +220,7 @@ class Transcripts:
             )
         return edited
 
-    def set_edited_aside(self) -> None:
+    def rename_edited(self) -> None:
         """Rename the final file if a user has edited it, so that it is not replaced."""
         edited = sum(1 for _ in unsealed_lines(self.path))
         if edited:

@@ -571,8 +571,7 @@ def test_numbers_of_dialogues_are_compared_where_both_runs_have_them(make_run: M
     reward = metric(comparison, "reward")
     assert (reward.first, reward.second) == (0.5, 0.5)
     assert comparison.notes[0] == (
-        "1 dialogue failed in a run or without a number there: success counts a failed dialogue as 0, and other means "
-        "are over dialogues with all numbers"
+        "numbers that a run lacks, as for failed dialogues, are left out of 1 dialogue; success counts failed as 0"
     )
 
 
@@ -588,5 +587,7 @@ def test_a_damaged_dialogue_is_an_error_with_its_line(make_run: MakeRun) -> None
     a, b = simulated(make_run, "a", [1, 0]), simulated(make_run, "b", [1, 0])
     path = b / "transcripts" / "predicted.jsonl"
     path.write_bytes(path.read_bytes().replace(b"task 1", b"task 2"))
-    with pytest.raises(DataError, match=r"predicted\.jsonl, line 2, is damaged; run the same partita simulate command"):
+    with pytest.raises(
+        DataError, match=r"predicted\.jsonl, line 2, is damaged; to restore it, run the same partita simulate"
+    ):
         compare_runs([a, b])
