@@ -101,10 +101,10 @@ def keep_common_numbers(evaluations: Sequence[Evaluation]) -> list[str]:
             column.values[index] = {name: number for name, number in numbers.items() if name in common}
     if not changed:
         return []
-    affected = counted(changed, "dialogue")
-    return [
-        f"numbers that a run lacks, as for failed dialogues, are left out of {affected}; success counts failed as 0"
-    ]
+    left_out = (
+        f"numbers that one of the runs lacks, as for a failed dialogue, are left out ({counted(changed, 'dialogue')})"
+    )
+    return [f"{left_out}; for success, a failed dialogue counts as 0"]
 
 
 def evaluations_of(folder: Path) -> dict[str, Load]:

@@ -571,7 +571,8 @@ def test_numbers_of_dialogues_are_compared_where_both_runs_have_them(make_run: M
     reward = metric(comparison, "reward")
     assert (reward.first, reward.second) == (0.5, 0.5)
     assert comparison.notes[0] == (
-        "numbers that a run lacks, as for failed dialogues, are left out of 1 dialogue; success counts failed as 0"
+        "numbers that one of the runs lacks, as for a failed dialogue, are left out (1 dialogue); for success, a "
+        "failed dialogue counts as 0"
     )
 
 
