@@ -31,11 +31,12 @@ def main() -> None:
 
 def load() -> None:
     """Import the libraries that almost every program needs."""
-    import bitsandbytes  # noqa: F401
+    from partita_trainers.bitsandbytes_import import import_bitsandbytes
+
+    import_bitsandbytes()  # before peft
     import datasets  # noqa: F401
     import peft  # noqa: F401
     import rich.progress  # noqa: F401
-    import rouge_score.rouge_scorer  # noqa: F401  # imports nltk
     import sacrebleu.metrics  # noqa: F401
     from transformers import AutoTokenizer, GenerationMixin, LlamaForCausalLM  # noqa: F401
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from partita_schema.sections.optimization import Optimizer as OptimizerConfig
+from partita_trainers.bitsandbytes_import import import_bitsandbytes
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +158,7 @@ def build_bitsandbytes(
         options: Other arguments of the optimizer.
         device: Device of the parameters.
     """
+    import_bitsandbytes()
     import bitsandbytes as bnb
 
     if device.type == "cpu" and name.startswith("paged_"):

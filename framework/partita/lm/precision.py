@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from partita_schema.sections.quantization import BitsandbytesQuantization
+from partita_trainers.bitsandbytes_import import import_bitsandbytes
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
@@ -58,6 +59,7 @@ def bitsandbytes_config(
     """Convert the section to the config of transformers. `trained` names modules that are trained whole."""
     from transformers import BitsAndBytesConfig
 
+    import_bitsandbytes()
     skip = None if quantization.skip_modules is None and not trained else [*(quantization.skip_modules or ()), *trained]
     if quantization.bits == 8:
         return BitsAndBytesConfig(

@@ -3,14 +3,20 @@
 import re
 import unicodedata
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from partita.outputs.base import Metrics, OutputType, Reader, exact_sum
+from partita.outputs.rouge import ngram_f1, subsequence_f1
 from partita_schema.sections.outputs.text import TextOutput
 
-ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
-"""ROUGE metrics and their names in the library."""
+ROUGE: Mapping[str, Callable[[Sequence[str], Sequence[str]], float]] = {
+    "rouge_1": partial(ngram_f1, n=1),
+    "rouge_2": partial(ngram_f1, n=2),
+    "rouge_l": subsequence_f1,
+}
+"""ROUGE metrics of the words of a truth and of an answer, by name."""
 
 MARK = "\u0300"
 """Takes the place of each combining mark, which is not a word character of `re`."""
@@ -47,21 +53,18 @@ class TextMetrics(Metrics):
     """
 
     def __init__(self) -> None:
-        from rouge_score.rouge_scorer import RougeScorer
         from sacrebleu.metrics import BLEU
 
         self.right = 0
         self.rouge = {name: array("d") for name in ROUGE}
-        # Same as the library's tokenizer on English; letters of other scripts count as letters, too.
-        self.rouge_scorer = RougeScorer(list(ROUGE.values()), tokenizer=_Words())
         self.bleu = BLEU(effective_order=True)
         self.matches, self.totals = [0] * 4, [0] * 4
         self.answer_length = self.truth_length = 0
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         text, truth = str(value) if valid else "", str(truth).strip()
-        scores = self.rouge_scorer.score(truth, text)
-        rouge = {name: float(scores[kind].fmeasure) for name, kind in ROUGE.items()}
+        words = words_of(truth), words_of(text)
+        rouge = {name: score(*words) for name, score in ROUGE.items()}
         for name, score in rouge.items():
             self.rouge[name].append(score)
         counts = self.bleu.sentence_score(text, [truth])
@@ -88,9 +91,11 @@ class TextMetrics(Metrics):
         return {"exact_match": self.right / rows, **rouge, "bleu": score}
 
 
-class _Words:
-    def tokenize(self, text: str) -> list[str]:
-        """Return the lowercased runs of letters and digits, with their combining marks."""
-        text = unicodedata.normalize("NFC", text.lower())
-        shape = "".join(MARK if unicodedata.category(letter) in ("Mn", "Mc") else letter for letter in text)
-        return [text[word.start() : word.end()] for word in WORD.finditer(shape)]
+def words_of(text: str) -> list[str]:
+    """Return the lowercased runs of letters and digits, with their combining marks.
+
+    On English, they are those of the library rouge-score; letters of other scripts count as letters, too.
+    """
+    text = unicodedata.normalize("NFC", text.lower())
+    shape = "".join(MARK if unicodedata.category(letter) in ("Mn", "Mc") else letter for letter in text)
+    return [text[word.start() : word.end()] for word in WORD.finditer(shape)]

@@ -14,7 +14,7 @@ OF_ONE_DEVICE = ("partita_trainers.micro_batches", "partita.generation.scheduler
 """Loggers whose warnings concern one process; all other warnings are the same on every rank."""
 WARNING_LIBRARIES = (
     *("accelerate", "bitsandbytes", "datasets", "huggingface_hub", "matplotlib", "peft", "pyarrow", "ray"),
-    *("rouge_score", "sacrebleu", "schedulefree", "sentence_transformers", "sklearn", "tokenizers", "torch"),
+    *("sacrebleu", "schedulefree", "sentence_transformers", "sklearn", "tokenizers", "torch"),
     *("transformers", "importlib", "partita", "partita_trainers", "partita_schema"),
 )
 """Modules whose warnings are hidden: the libraries, and partita itself, because `stacklevel` points at the caller."""

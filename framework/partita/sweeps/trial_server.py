@@ -18,8 +18,6 @@ from partita.sweeps.trial import TrialOrder, execute
 PARENT_DEATH_SIGNAL = 1
 """Option of prctl on Linux."""
 LIBRARIES = ("torch", "transformers", "accelerate", "partita.backends.open", "partita.training.run")
-ADAPTER_LIBRARIES = ("peft",)
-"""Imported before the first trial with an adapter."""
 
 
 class TrialServer:
@@ -50,7 +48,7 @@ class TrialServer:
             self.connection.send(None)
             return
         if order.config.get("adapter") is not None:
-            load(ADAPTER_LIBRARIES)
+            load_adapter_libraries()
         ours, theirs = Pipe(duplex=False)
         # A trial that is interrupted before it has its handler gets the signal as soon as it has.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -114,6 +112,14 @@ def load(libraries: Sequence[str]) -> None:
     """Import libraries here, so that no fork needs to."""
     for library in libraries:
         importlib.import_module(library)
+
+
+def load_adapter_libraries() -> None:
+    """Import what trials with an adapter need."""
+    from partita_trainers.bitsandbytes_import import import_bitsandbytes
+
+    import_bitsandbytes()
+    load(["peft"])
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ from partita_schema.errors import ModelError
 from partita_schema.rules.encoder_decoders import VIRTUAL_TOKENS
 from partita_schema.sections import adapter as schema
 from partita_trainers.base import Batch
+from partita_trainers.bitsandbytes_import import import_bitsandbytes
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -97,6 +98,7 @@ def add_adapter(
     Raises:
         ModelError: The adapter does not fit the model.
     """
+    import_bitsandbytes()
     from peft import get_peft_model
 
     settings = peft_config(adapter, model=model)
@@ -153,6 +155,7 @@ def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool, pick
     Raises:
         ModelError: The adapter cannot be loaded.
     """
+    import_bitsandbytes()
     from peft import PeftConfig, PeftModel
     from peft.utils import load_peft_weights, set_peft_model_state_dict
 
