@@ -203,7 +203,7 @@ def judge(folder: str, name: str, kind: str) -> Row:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     os.chdir(folder)
-    number_formats.int8_speeds = lambda shapes: dict.fromkeys(shapes, Int8Speed(FBGEMM, math.inf))
+    number_formats.int8_speeds = lambda shapes, dtype: dict.fromkeys(shapes, Int8Speed(FBGEMM, math.inf))
     base = f"{folder}/run/model" if name == "trained" else str(SHARED / "models" / name)
     lm: Any = Model(task(base, **QUALITIES[kind]), quiet=True)._backend.parts().lm
     texts = texts_of(folder, name, lm)

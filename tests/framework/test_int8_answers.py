@@ -27,7 +27,7 @@ def test_a_finished_run_answers_in_int8_and_keeps_its_weights(
     colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speed = Int8Speed(available_libraries()[0], 2.0)
-    monkeypatch.setattr(number_formats, "int8_speeds", lambda shapes: dict.fromkeys(shapes, speed))
+    monkeypatch.setattr(number_formats, "int8_speeds", lambda shapes, dtype: dict.fromkeys(shapes, speed))
     rows, run = colours.rows(8), tmp_path / "run"
     Model(colours.config(), quiet=True).train(rows, run=run)
     saved = contents(run / "model")

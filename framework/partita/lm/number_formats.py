@@ -1,9 +1,9 @@
 """The number format of a model's weights, chosen by how fast matrix products are in it on this machine.
 
 `dtype: fastest` takes bfloat16 where it is clearly faster than float32. The quantization to int8 converts the layers
-whose shape is clearly faster on average over few rows and many, and not clearly slower for either. Measurements are
-kept, because answers depend on the choice: all processes on a machine, and a job that is resumed there, use the same
-formats.
+whose shape is clearly faster than in the dtype of the model, on average over a decode step and a prefill, and not
+clearly slower in either. Measurements are kept, because answers depend on the choice: all processes on a machine, and a
+job that is resumed there, use the same formats.
 """
 
 import logging
@@ -29,25 +29,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 """Increased when the measurement changes."""
 FLOAT32 = "float32"
 """Name of the format in measurements."""
 FOLDER = "number_formats"
 """Folder of the measurements in the cache directory of the user."""
+INT8_DTYPES = (torch.float32, torch.bfloat16)
+"""Dtypes of models that may have int8 layers."""
 WORTH_ROUNDING = 1.2
 """Minimum speedup in bfloat16 that outweighs its rounding."""
 WORTH_INT8 = 1.2
 """Minimum speedup of a layer in int8 that outweighs its rounding."""
 LEAST_INT8 = 0.8
 """Minimum speedup in int8 for each number of rows."""
-ROWS = (32, 256)
-"""Rows of the products that are measured in int8: a decode step, and a prefill."""
+ROWS = (128, 512)
+"""Rows of the products that are measured in int8, as in a job of many rows: a decode step, and a prefill."""
 NO_KERNEL = 1e6
 """Seconds recorded for a library that cannot compute a product."""
 MAX_WEIGHTS = 2**21
 """Maximum number of weights of a product; a larger layer is measured by its first outputs."""
-ROUNDS = 7
+ROUNDS = 9
 """Number of times that each format computes a product, in turn; the fastest counts."""
 
 
@@ -57,7 +59,7 @@ class Int8Speed(NamedTuple):
     library: Int8Library
     """The faster library."""
     speedup: float
-    """How many times as fast the layer is as in float32."""
+    """How many times as fast the layer is as in the dtype of the model."""
 
 
 class ChosenDtype(NamedTuple):
@@ -73,7 +75,7 @@ class ChosenDtype(NamedTuple):
         reason = "the measurement cannot be recorded"
         if self.times is not None:
             reason = f"matrix products are {self.times:.2f} times as fast in bfloat16 as in float32"
-        return f"{str(self.dtype).removeprefix('torch.')}: {reason}"
+        return f"{dtype_name(self.dtype)}: {reason}"
 
 
 def faster_dtype(device: torch.device) -> ChosenDtype:
@@ -84,8 +86,7 @@ def faster_dtype(device: torch.device) -> ChosenDtype:
         cache_path(FOLDER, key),
         key,
         measure=lambda: {
-            str(dtype).removeprefix("torch."): dtype_seconds(dtype, device=device)
-            for dtype in (torch.float32, torch.bfloat16)
+            dtype_name(dtype): dtype_seconds(dtype, device=device) for dtype in (torch.float32, torch.bfloat16)
         },
         read=lambda saved: (float(saved[FLOAT32]), float(saved["bfloat16"])),
         fallback="dtype: fastest means float32",
@@ -104,14 +105,19 @@ def chosen_formats(config: Config) -> dict[str, str]:
         chosen["model_parameters.dtype"] = faster_dtype(find_device(config.model_parameters)).text
     if isinstance(config.quantization, DynamicInt8Quantization):
         chosen["quantization.type"] = (
-            "measured when the model is loaded; layers that are slower in int8 stay in float32"
+            "measured when the model is loaded; layers that are not faster in int8 keep the dtype of the model"
         )
     return chosen
 
 
 def number_format(base: "PreTrainedModel") -> dict[str, Any]:
     """Return the number format of a base model for a manifest: its dtype, and the number of layers in int8."""
-    return {"dtype": str(base.dtype).removeprefix("torch."), "int8_layers": len(int8_layers(base))}
+    return {"dtype": dtype_name(base.dtype), "int8_layers": len(int8_layers(base))}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in files and messages."""
+    return str(dtype).removeprefix("torch.")
 
 
 @torch.no_grad()
@@ -131,39 +137,38 @@ def quantize_faster_layers(layers: Mapping[str, nn.Linear], section: DynamicInt8
     Returns:
         The number of converted layers.
     """
-    wanted = {name: layer for name, layer in layers.items() if can_be_int8(layer) and not is_skipped(name, section)}
-    shapes = sorted({tuple(layer.weight.shape) for layer in wanted.values()})
-    speeds = int8_speeds(shapes)
-    faster = {shape: speed for shape, speed in speeds.items() if speed.speedup >= WORTH_INT8}
-    described = {shape: f"{speed.speedup:.2f} by {speed.library.name}" for shape, speed in speeds.items()}
-    logger.debug("speed in int8 over that in float32, by the shape of the layer: %s", described)
-    slower: Counter[Shape] = Counter()
-    for layer in wanted.values():
-        shape = tuple(layer.weight.shape)
-        if shape in faster:
-            to_int8(layer, faster[shape].library)
+    wanted = [layer for name, layer in layers.items() if can_be_int8(layer) and not is_skipped(name, section)]
+    speeds: dict[tuple[torch.dtype, Shape], Int8Speed] = {}
+    for dtype in INT8_DTYPES:
+        shapes = {tuple(layer.weight.shape) for layer in wanted if layer.weight.dtype == dtype}
+        speeds |= {(dtype, shape): speed for shape, speed in int8_speeds(sorted(shapes), dtype).items()}
+    slower: Counter[tuple[torch.dtype, Shape]] = Counter()
+    for layer in wanted:
+        kind = layer.weight.dtype, tuple(layer.weight.shape)
+        if kind in speeds and speeds[kind].speedup >= WORTH_INT8:
+            to_int8(layer, speeds[kind].library)
         else:
-            slower[shape] += 1
+            slower[kind] += 1
     converted = len(wanted) - slower.total()
     logger.info("quantization: %s of %s in int8", f"{converted:,}", counted(len(wanted), "linear layer"))
-    for shape, count in slower.items():
+    for (dtype, shape), count in slower.items():
         size = " x ".join(f"{number:,}" for number in reversed(shape))
-        reason = why_float32(shape, speeds)
-        logger.info("quantization: %s of %s in float32: %s on this machine", counted(count, "layer"), size, reason)
+        kept = f"{counted(count, 'layer')} of {size} in {dtype_name(dtype)}"
+        logger.info("quantization: %s: %s on this machine", kept, why_not_int8(is_recorded=(dtype, shape) in speeds))
     return converted
 
 
-def why_float32(shape: Shape, speeds: Mapping[Shape, Int8Speed]) -> str:
-    """Return why a layer stays in float32, given the speeds in int8 that are known."""
-    if shape in speeds:
+def why_not_int8(*, is_recorded: bool) -> str:
+    """Return why a layer is not in int8, given whether its speed is recorded."""
+    if is_recorded:
         return "not clearly faster in int8"
     return "its speed in int8 cannot be recorded" if available_libraries() else "int8 products are not available"
 
 
-def can_be_int8(layer: nn.Linear) -> bool:
-    """Return whether a layer is a plain float32 layer on a CPU."""
+def can_be_int8(layer: nn.Module) -> bool:
+    """Return whether a layer is a linear layer on a CPU, with a weight in one of `INT8_DTYPES`."""
     plain = isinstance(layer, nn.Linear) and not isinstance(layer, Int8Linear)
-    return plain and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32
+    return plain and layer.weight.device.type == "cpu" and layer.weight.dtype in INT8_DTYPES
 
 
 def is_skipped(name: str, section: DynamicInt8Quantization) -> bool:
@@ -171,8 +176,8 @@ def is_skipped(name: str, section: DynamicInt8Quantization) -> bool:
     return any(skipped == name or skipped in name.split(".") for skipped in section.skip_modules)
 
 
-def int8_speeds(shapes: Sequence[Shape]) -> dict[Shape, Int8Speed]:
-    """Return the speed in int8 of layers of these shapes [O, I].
+def int8_speeds(shapes: Sequence[Shape], dtype: torch.dtype) -> dict[Shape, Int8Speed]:
+    """Return the speed in int8 of layers of these shapes [O, I] in a model of this dtype.
 
     The result is empty if int8 is not available or the measurement cannot be recorded.
     """
@@ -183,25 +188,30 @@ def int8_speeds(shapes: Sequence[Shape]) -> dict[Shape, Int8Speed]:
         "format": FORMAT,
         **cpu_description(),
         "rows": list(ROWS),
-        "formats": [FLOAT32, *(library.name for library in libraries)],
+        "formats": [dtype_name(dtype), *(library.name for library in libraries)],
         "shapes": list(map(list, shapes)),
     }
     found = cached_measurement(
         cache_path(FOLDER, key),
         key,
-        measure=lambda: [[format_seconds(shape, libraries, rows=rows) for rows in ROWS] for shape in shapes],
+        measure=lambda: [[format_seconds(shape, dtype, libraries, rows=rows) for rows in ROWS] for shape in shapes],
         read=lambda saved: {
-            shape: fastest_library(libraries, by_rows) for shape, by_rows in zip(shapes, saved, strict=True)
+            shape: fastest_library(libraries, by_rows, dtype) for shape, by_rows in zip(shapes, saved, strict=True)
         },
-        fallback="linear layers stay in float32",
+        fallback=f"linear layers stay in {dtype_name(dtype)}",
     )
+    for shape, speed in (found or {}).items():
+        times = f"{speed.speedup:.2f} times as fast in int8 by {speed.library.name} as in {dtype_name(dtype)}"
+        logger.debug("layers of shape %s: %s", list(shape), times)
     return found or {}
 
 
-def fastest_library(libraries: Sequence[Int8Library], by_rows: Sequence[Mapping[str, float]]) -> Int8Speed:
+def fastest_library(
+    libraries: Sequence[Int8Library], by_rows: Sequence[Mapping[str, float]], dtype: torch.dtype
+) -> Int8Speed:
     """Return the library with the largest speedup, given seconds by the format, for each number of rows."""
     speeds = [
-        Int8Speed(library, mean_speedup([seconds[FLOAT32] / seconds[library.name] for seconds in by_rows]))
+        Int8Speed(library, mean_speedup([seconds[dtype_name(dtype)] / seconds[library.name] for seconds in by_rows]))
         for library in libraries
     ]
     return max(speeds, key=lambda speed: speed.speedup)
@@ -213,10 +223,20 @@ def mean_speedup(speedups: Sequence[float]) -> float:
 
 
 @torch.no_grad()
-def format_seconds(shape: Shape, libraries: Sequence[Int8Library], *, rows: int) -> dict[str, float]:
-    """Return the seconds of a layer in float32, by the fastest library, and in int8 by each library."""
+def format_seconds(
+    shape: Shape, dtype: torch.dtype, libraries: Sequence[Int8Library], *, rows: int
+) -> dict[str, float]:
+    """Return the seconds of a layer in the dtype of the model, by the fastest library, and in int8 by each library.
+
+    Args:
+        shape: Shape [O, I] of the layer.
+        dtype: Dtype of its weight and inputs.
+        libraries: Libraries that compute it in int8.
+        rows: Number of rows.
+    """
     outputs, inputs = shape
-    weight_OI, x_NI = torch.randn(max(1, min(outputs, MAX_WEIGHTS // inputs)), inputs), torch.ones(rows, inputs)
+    weight_OI = torch.randn(max(1, min(outputs, MAX_WEIGHTS // inputs)), inputs).to(dtype)
+    x_NI = torch.ones(rows, inputs, dtype=dtype)
     in_int8: dict[str, Callable[[], object]] = {}
     for library in libraries:
         layer = int8_layer(weight_OI, library)
@@ -226,10 +246,10 @@ def format_seconds(shape: Shape, libraries: Sequence[Int8Library], *, rows: int)
             logger.debug("no int8 product of %s rows with %s by %s: %s", rows, shape, library.name, error)
         else:
             in_int8[library.name] = partial(layer, x_NI)
-    in_float32 = output_computations(x_NI, weight_OI)
-    seconds = shortest_seconds(in_float32 | in_int8, device=x_NI.device, rounds=ROUNDS)
+    plain = output_computations(x_NI, weight_OI)
+    seconds = shortest_seconds(plain | in_int8, device=x_NI.device, rounds=ROUNDS)
     return {
-        FLOAT32: min(seconds[name] for name in in_float32),
+        dtype_name(dtype): min(seconds[name] for name in plain),
         **{library.name: seconds.get(library.name, NO_KERNEL) for library in libraries},
     }
 

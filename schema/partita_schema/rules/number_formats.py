@@ -29,8 +29,8 @@ def int8_conflicts(config: ConfigSections) -> Iterator[Refusal]:
     """Yield keys that conflict with int8 layers."""
     if not isinstance(config.quantization, DynamicInt8Quantization):
         return
-    if config.model_parameters.dtype not in ("auto", "float32"):
-        reason = "layers with int8 weights take and return float32"
-        yield "model_parameters.dtype", f"{reason}; write auto, or remove quantization"
+    if config.model_parameters.dtype == "float16":
+        reason = "int8 layers are supported in models in float32 and bfloat16"
+        yield "model_parameters.dtype", f"{reason}; write auto, bfloat16 or fastest, or remove quantization"
     if config.head_output is not None:
         yield "quantization.type", "int8 layers are not supported with a head; remove quantization"

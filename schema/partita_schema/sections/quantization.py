@@ -42,10 +42,11 @@ class DynamicInt8Quantization(ConfigModel):
 
     type: Literal["int8_dynamic_activation_int8_weight"]
     """int8 weights, with a scale for each output; inputs are quantized to int8 when they are computed, with a scale for
-    each token. Layers that are not faster in int8 on this machine stay in float32. Answers, scores and losses differ
-    from those in float32."""
+    each token. Layers that are not faster in int8 on this machine keep the dtype of the model. Answers, scores and
+    losses differ from those without quantization. With model_parameters.dtype: fastest, what is not in int8 is computed
+    in bfloat16 where that is faster."""
     skip_modules: tuple[Name, ...] = ()
-    """Names of modules that stay in float32, such as lm_head. Default: none."""
+    """Names of modules that are not quantized, such as lm_head. Default: none."""
 
 
 def default_to_bitsandbytes(value: object) -> object:

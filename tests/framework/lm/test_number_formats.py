@@ -8,10 +8,12 @@ import torch
 
 from partita.lm import number_formats
 from partita.lm.number_formats import (
+    INT8_DTYPES,
     NO_KERNEL,
     WORTH_ROUNDING,
     Int8Speed,
     chosen_formats,
+    dtype_name,
     faster_dtype,
     fastest_library,
     format_seconds,
@@ -70,25 +72,35 @@ def test_float32_is_used_if_nothing_can_be_kept(tmp_path: Path, caplog: pytest.L
     (tmp_path / "cache").write_text("a file where the folder would be")
     with caplog.at_level("INFO"):
         assert faster_dtype(CPU) == (torch.float32, None)
-        assert int8_speeds([(64, 64)]) == {}
+        assert int8_speeds([(64, 64)], torch.float32) == {}
     assert "dtype: fastest means float32, because the measurement cannot be recorded" in caplog.text
     if available_libraries():
         assert "linear layers stay in float32, because the measurement cannot be recorded" in caplog.text
 
 
 @needs_both
-def test_shapes_are_measured_once_in_float32_and_int8(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", INT8_DTYPES, ids=dtype_name)
+def test_shapes_are_measured_once_in_the_dtype_of_the_model_and_in_int8(tmp_path: Path, dtype: torch.dtype) -> None:
     shapes = [(64, 32), (32, 64)]
-    assert set(int8_speeds(shapes)) == set(shapes)
+    assert set(int8_speeds(shapes, dtype)) == set(shapes)
     [path] = recorded(tmp_path)
-    few, many = {"float32": 3.0, "FBGEMM": 2.0, "oneDNN": 3.0}, {"float32": 6.0, "FBGEMM": 2.0, "oneDNN": 1.0}
+    few, many = (
+        {dtype_name(dtype): plain, "FBGEMM": 2.0, "oneDNN": other} for plain, other in [(3.0, 3.0), (6.0, 1.0)]
+    )
     keep(path, [[few, few], [few, many]])
-    assert int8_speeds(shapes) == {
+    assert int8_speeds(shapes, dtype) == {
         (64, 32): Int8Speed(FBGEMM, 1.5),
         (32, 64): Int8Speed(ONEDNN, pytest.approx((1 * 6) ** 0.5)),
     }
     path.write_bytes(b"{}")
-    assert set(int8_speeds(shapes)) == set(shapes)
+    assert set(int8_speeds(shapes, dtype)) == set(shapes)
+
+
+@needs_both
+def test_speeds_of_a_model_in_another_dtype_are_measured_separately(tmp_path: Path) -> None:
+    for dtype in INT8_DTYPES:
+        int8_speeds([(64, 32)], dtype)
+    assert len(recorded(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(("speedups", "expected"), [((0.8, 3.2), 1.6), ((0.79, 3.2), 0.79), ((3.0, 0.5), 0.5)])
@@ -102,7 +114,7 @@ def test_a_format_that_is_slow_for_few_rows_or_for_many_is_not_fast_on_average(
 def test_a_library_without_a_kernel_for_a_shape_is_not_chosen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seconds = format_seconds((64, 32), [FBGEMM, ONEDNN], rows=8)
+    seconds = format_seconds((64, 32), torch.float32, [FBGEMM, ONEDNN], rows=8)
     assert list(seconds) == ["float32", "FBGEMM", "oneDNN"]
     assert all(0 < one < 5 for one in seconds.values())
 
@@ -111,21 +123,22 @@ def test_a_library_without_a_kernel_for_a_shape_is_not_chosen(
 
     monkeypatch.setattr(ONEDNN, "multiply", refuse)
     with caplog.at_level("DEBUG"):
-        seconds = format_seconds((64, 32), [FBGEMM, ONEDNN], rows=8)
+        seconds = format_seconds((64, 32), torch.float32, [FBGEMM, ONEDNN], rows=8)
     assert seconds["oneDNN"] == NO_KERNEL
-    assert fastest_library([FBGEMM, ONEDNN], [seconds, seconds]).library is FBGEMM
+    assert fastest_library([FBGEMM, ONEDNN], [seconds, seconds], torch.float32).library is FBGEMM
     assert "no int8 product of 8 rows with (64, 32) by oneDNN: no primitive" in caplog.text
 
 
 def test_a_machine_without_int8_products_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(number_formats, "available_libraries", list)
-    assert int8_speeds([(64, 32)]) == {}
+    assert int8_speeds([(64, 32)], torch.float32) == {}
     assert not (tmp_path / "cache").exists()
 
 
 def test_explain_says_that_int8_is_measured_when_the_model_is_loaded() -> None:
     config = Config.model_validate(FILE | {"quantization": {"type": "int8_dynamic_activation_int8_weight"}})
     assert chosen_formats(config) == {
-        "quantization.type": "measured when the model is loaded; layers that are slower in int8 stay in float32"
+        "quantization.type": "measured when the model is loaded; layers that are not faster in int8 keep the "
+        "dtype of the model"
     }
     assert chosen_formats(Config.model_validate(FILE)) == {}

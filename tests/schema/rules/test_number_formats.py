@@ -50,12 +50,14 @@ def test_formats_for_answers_are_refused_in_training_and_allowed_for_a_finished_
     assert [problem.path for problem in caught.value.problems] == ["seed", "sed"]
 
 
-def test_int8_goes_with_float32_and_with_models_that_write_text() -> None:
+def test_int8_goes_with_all_dtypes_but_float16_and_with_models_that_write_text() -> None:
     message = (
-        "model_parameters.dtype: layers with int8 weights take and return float32; write auto, or remove quantization"
+        "model_parameters.dtype: int8 layers are supported in models in float32 and bfloat16; write auto, bfloat16 or "
+        "fastest, or remove quantization"
     )
-    assert problems_of(FILE | INT8 | {"model_parameters": {"dtype": "bfloat16"}}) == [message]
-    assert problems_of(FILE | INT8 | {"model_parameters": {"dtype": "float32"}}) == []
+    assert problems_of(FILE | INT8 | {"model_parameters": {"dtype": "float16"}}) == [message]
+    for dtype in ("auto", "float32", "bfloat16", "fastest"):
+        assert problems_of(FILE | INT8 | {"model_parameters": {"dtype": dtype}}) == []
     output = {"name": "b", "type": "category", "head": "linear"}
     message = "quantization.type: int8 layers are not supported with a head; remove quantization"
     assert problems_of(FILE | INT8 | {"output_features": [output]}) == [message]

@@ -193,7 +193,8 @@ def weight_levels() -> int:
 
 
 def packed(weight_OI: torch.Tensor, library: Int8Library, *, levels: int) -> Any:
-    """Quantize a float32 weight, and return it packed for the library."""
+    """Quantize a weight, and return it packed for the library."""
+    weight_OI = weight_OI.float()
     scale_O = weight_OI.abs().amax(1).clamp_min(MIN_ABSOLUTE_MAX).double() / levels
     return library.pack(weight_OI, scale_O)
 
@@ -221,7 +222,7 @@ class Int8Linear(nn.Linear):
 
 
 def to_int8(layer: nn.Linear, library: Int8Library) -> None:
-    """Replace the weight of a plain float32 CPU layer by an int8 weight of the library, in place."""
+    """Replace the weight of a plain CPU layer by an int8 weight of the library, in place."""
     layer_in_int8: Any = layer
     layer_in_int8.library = library
     layer_in_int8.packed = packed(layer.weight.detach(), library, levels=weight_levels())

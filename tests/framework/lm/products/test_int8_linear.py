@@ -52,7 +52,7 @@ def library(request: pytest.FixtureRequest) -> Int8Library:
 def int8_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert all layers, also those that are too small to be faster."""
     speed = Int8Speed(available_libraries()[-1], 2.0)
-    monkeypatch.setattr(number_formats, "int8_speeds", lambda shapes: dict.fromkeys(shapes, speed))
+    monkeypatch.setattr(number_formats, "int8_speeds", lambda shapes, dtype: dict.fromkeys(shapes, speed))
 
 
 def both(library: Int8Library, inputs: int, outputs: int, *, bias: bool = True) -> tuple[nn.Linear, Int8Linear]:
@@ -250,6 +250,37 @@ def test_answers_in_slots_equal_those_of_generate_for_a_row_alone(small: Any, ba
         assert found[request.row].generated.ids == small.greedy_alone(lm, request)
 
 
+def test_layers_of_a_model_in_bfloat16_are_in_int8_and_the_others_are_not(
+    small: Any, base_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_bfloat16 = {"model_parameters": {"dtype": "bfloat16"}, "trainer": {"type": "none"}}
+    plain = small.load(small.config(base_model=str(base_folder), **in_bfloat16), trainable=False)
+    with caplog.at_level("INFO"):
+        lm = loaded(small, base_folder, model_parameters=in_bfloat16["model_parameters"])
+    assert lm.base.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in lm.module.parameters()} == {torch.bfloat16}
+    count = len(int8_layers(lm.module))
+    assert count > 4
+    assert f"quantization: {count} of {count} linear layers in int8" in caplog.text
+    ids = torch.tensor([[5, 6, 7, 8]])
+    found, expected = lm.module(ids).logits, plain.module(ids).logits
+    assert found.dtype == torch.bfloat16
+    assert 0 < (found - expected).norm() < 0.06 * expected.norm()
+    requests = small.slot_requests(*[(length, 8) for length in (3, 9, 14, 5)])
+    answers = small.answer_in_slots(lm, requests, slots=2)
+    assert all(len(answers[request.row].generated.ids) == 8 for request in requests)
+
+
+def test_layers_that_stay_in_bfloat16_are_named_as_such(
+    small: Any, base_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(number_formats, "int8_speeds", lambda shapes, dtype: {})
+    with caplog.at_level("INFO"):
+        lm = loaded(small, base_folder, model_parameters={"dtype": "bfloat16"})
+    assert not int8_layers(lm.module)
+    assert "in bfloat16: its speed in int8 cannot be recorded on this machine" in caplog.text
+
+
 def test_slots_are_used_although_last_digits_decide_how_inputs_are_rounded(small: Any, base_folder: Path) -> None:
     support, errors = SlotSupport(narrows_prefill=True, shares_prefix=True), []
     plain = small.load(small.config(base_model=str(base_folder), trainer={"type": "none"}), trainable=False)
@@ -281,7 +312,7 @@ def test_named_modules_and_layers_that_are_not_faster_stay_in_float32(
     square = next(tuple(layer.weight.shape) for name, layer in int8_layers(lm.module) if "down_proj" in name)
     speeds = {True: Int8Speed(FBGEMM, 0.5), False: Int8Speed(FBGEMM, 1.5)}
     monkeypatch.setattr(
-        number_formats, "int8_speeds", lambda shapes: {shape: speeds[shape == square] for shape in shapes}
+        number_formats, "int8_speeds", lambda shapes, dtype: {shape: speeds[shape == square] for shape in shapes}
     )
     with caplog.at_level("INFO"):
         slower = loaded(small, base_folder)
