@@ -12,7 +12,7 @@ import torch
 from partita import Model
 from partita.data import DataLoader
 from partita.distributed.thread_group import ThreadGroup
-from partita_schema.errors import ConfigError, DataError
+from partita_schema.errors import ConfigError, DataError, ModelError
 
 from ..encoder_decoders import SIZES, save_encoder_decoder
 from ..json_lines import read_json_lines, write_json_lines
@@ -195,6 +195,20 @@ def test_a_token_budget_counts_both_sides(folders: Callable[[str], Path], stream
         sizes.add(batch.rows)
     assert sum(batch.rows for batch in batches) == 48
     assert len(sizes) > 1
+
+
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
+def test_an_adapter_of_a_module_that_is_not_used_names_those_with_its_weight(
+    folders: Callable[[str], Path], tmp_path: Path, architecture: str
+) -> None:
+    adapter = {"type": "lora", "r": 2, "target_modules": ["shared"]}
+    with pytest.raises(ModelError) as error:
+        Model(make_config(folders(architecture), adapter=adapter), quiet=True).train(ROWS, run=tmp_path / "run")
+    model = "model." if architecture == "bart" else ""
+    assert str(error.value) == (
+        f"adapter.target_modules: {model}shared is not used by this model; its weight is that of "
+        f"{model}encoder.embed_tokens, {model}decoder.embed_tokens, lm_head: write embed_tokens instead"
+    )
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from partita.lm.adapters.inits import initialize, linear_targets, prepare_init
-from partita.lm.adapters.names import check_names
+from partita.lm.adapters.names import check_names, check_tied_modules
 from partita.lm.architectures import check_pickles
 from partita.lm.heads.base import Head, head_modules
 from partita.lm.precision import bridge_types
@@ -114,7 +114,7 @@ def add_adapter(
         check_names(adapted, adapter, modules)
         hold_in_float32(adapted, own=own)
         bridge_types(adapted, dtype=model.dtype)
-        try_out(adapted)
+        check_tied_modules(adapted, try_out(adapted))
         initialize(adapted, adapter, batches=batches, original_weights=original_weights, tokenizer=tokenizer)
     trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
     if not trained:
@@ -134,13 +134,24 @@ def train_head(settings: "PeftConfig", head: Head, *, model: "PreTrainedModel") 
 
 
 @torch.no_grad()
-def try_out(adapted: "PeftModel") -> None:
-    """Run a forward pass over two tokens: some adapters fail only then, for example on 4-bit weights."""
+def try_out(adapted: "PeftModel") -> set[nn.Module]:
+    """Run a forward pass over two tokens: some adapters fail only then, for example on 4-bit weights.
+
+    Returns:
+        The modules that it has called.
+    """
     device = next(adapted.parameters()).device
     adapted.eval()
     ids_12 = torch.zeros(1, 2, dtype=torch.int64, device=device)
     more = {"decoder_input_ids": ids_12} if adapted.get_base_model().config.is_encoder_decoder else {}
-    adapted(input_ids=ids_12, use_cache=False, **more)
+    called = set[nn.Module]()
+    hooks = [module.register_forward_pre_hook(lambda module, _: called.add(module)) for module in adapted.modules()]
+    try:
+        adapted(input_ids=ids_12, use_cache=False, **more)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called
 
 
 def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool, pickles: bool = False) -> "PeftModel":

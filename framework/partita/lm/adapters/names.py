@@ -4,6 +4,9 @@ import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
+
 from partita_schema.common.text import nearest
 from partita_schema.errors import ModelError
 from partita_schema.sections import adapter as schema
@@ -30,6 +33,36 @@ def check_names(adapted: "PeftModel", adapter: schema.Adapter, modules: Collecti
         close = nearest(name.rpartition(".")[2], sorted({one.rpartition(".")[2] for one in known}))
         advice = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ModelError(f"adapter.{key}: {name} matches no module{advice}")
+
+
+def check_tied_modules(adapted: "PeftModel", called: Collection[nn.Module]) -> None:
+    """Raise ModelError if an adapted module is not used, but others that have its weight.
+
+    T5 and BART have such modules: their encoder and decoder have the weight of the embedding `shared`.
+
+    Args:
+        adapted: The model with the adapter.
+        called: The adapted modules that a forward pass has called.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    modules = dict(adapted.get_base_model().named_modules(remove_duplicate=False))
+    for name, layer in modules.items():
+        if not isinstance(layer, BaseTunerLayer) or layer in called:
+            continue
+        weight = getattr(layer.get_base_layer(), "weight", None)
+        tied = [other for other, module in modules.items() if weight is not None and has_weight(module, weight)]
+        others = [other.removesuffix(".base_layer") for other in tied if not other.startswith(f"{name}.")]
+        if others:
+            raise ModelError(
+                f"adapter.target_modules: {name} is not used by this model; its weight is that of "
+                f"{', '.join(others)}: write {others[0].rpartition('.')[2]} instead"
+            )
+
+
+def has_weight(module: nn.Module, weight: torch.Tensor) -> bool:
+    """Return whether a module itself has this weight."""
+    return any(parameter is weight for parameter in module.parameters(recurse=False))
 
 
 def wanted_names(adapter: schema.Adapter) -> Iterator[tuple[str, str, str]]:
