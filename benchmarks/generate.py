@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fixtures import read_rows, zero_shot
-from generate_contenders import CONTENDERS, OUR_INT8, Peers, compare_contenders, ratio, said
+from generate_contenders import CONTENDERS, OUR_INT8, OUR_INT8_FASTEST, Peers, compare_contenders, ratio, said
 from harness import SHARED, Limit, Result, Row, call, main, run_script
 
 NEW_TOKENS = 32
@@ -33,10 +33,13 @@ SOME_ROWS = {"tiny": 512, "small": 128}
 """Number of rows in the comparison with other libraries, spread over all."""
 QUICK_ROWS = {"tiny": 64, "small": 16}
 DOCUMENTS, OPENVINO, SORTED_32 = "documents", "OpenVINO GenAI fp32", "sorted, batches of 32"
+INT8 = {"quantization": {"type": "int8_dynamic_activation_int8_weight"}}
+FASTEST = {"model_parameters": {"dtype": "fastest"}}
 CONFIGURATIONS: dict[str, Row] = {
     "partita": {},
-    "partita, dtype: fastest": {"model_parameters": {"dtype": "fastest"}},
-    OUR_INT8: {"quantization": {"type": "int8_dynamic_activation_int8_weight"}},
+    "partita, dtype: fastest": FASTEST,
+    OUR_INT8: INT8,
+    OUR_INT8_FASTEST: INT8 | FASTEST,
 }
 """Sections of the config for each configuration of partita beside other libraries; the first is exact, in fp32."""
 
@@ -86,7 +89,8 @@ def tiny_rows(folder: Path, quick: bool) -> Result:
     times: tokens (of a batch, or of a step), rows (in a batch, or at once), slots. CTranslate2 has a static prompt for
     a shared prefix, OpenVINO prefix caching, llama.cpp the last prompt of each slot. `CPU s over ours` is the median of
     the ratios to partita in the same round, and `equal answers` counts texts equal to those of partita. The limits are
-    for the fastest contender in fp32 of which all answers are equal, and for int8 beside int8.
+    for the fastest contender in fp32 of which all answers are equal, and for int8 beside int8. With int8_bfloat16,
+    CTranslate2 computes what is not in int8 in bfloat16, as partita does with dtype: fastest.
     """
     return with_libraries(folder, "tiny", "rows", quick=quick)
 

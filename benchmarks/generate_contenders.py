@@ -48,6 +48,7 @@ SLOTS = both({"slots": 32}, {"slots": 64})
 CONTENDERS = (
     Contender("CTranslate2 fp32", "ctranslate2", "float32", True, TOKENS),
     Contender("CTranslate2 int8", "ctranslate2", "int8", False, TOKENS),
+    Contender("CTranslate2 int8_bfloat16", "ctranslate2", "int8_bfloat16", False, TOKENS),
     Contender("OpenVINO GenAI fp32", "openvino", "fp32", True, ROWS),
     Contender("OpenVINO GenAI int8", "openvino", "int8", False, ROWS),
     Contender("llama.cpp f32", "llama.cpp", "f32", True, SLOTS),
@@ -192,9 +193,13 @@ def equal(found: Sequence[Row], ours: Sequence[Row]) -> int:
     return min(sum(a == b for a, b in zip(run["texts"], ours[0]["texts"], strict=True)) for run in found)
 
 
-OUR_INT8 = "partita int8"
-INT8 = ("CTranslate2 int8", "llama.cpp q8_0")
-"""Contenders that our int8 has to be ahead of."""
+OUR_INT8, OUR_INT8_FASTEST = "partita int8", "partita int8, dtype: fastest"
+INT8 = {
+    "CTranslate2 int8": OUR_INT8,
+    "CTranslate2 int8_bfloat16": OUR_INT8_FASTEST,
+    "llama.cpp q8_0": OUR_INT8,
+}
+"""Contenders in int8, and which of ours has to be ahead of them."""
 LEAST = {("tiny", "rows"): 1.0, ("tiny", "shared"): 1.3, ("small", "rows"): 1.5, ("small", "shared"): 1.5}
 """Required ratio to the fastest exact contender."""
 
@@ -209,7 +214,8 @@ def limits_of(peers: Peers, runs: Mapping[str, list[Row]]) -> list[Limit]:
     if exact:
         best = min(exact.values())
         limits.append(Limit(f"{name}: over the fastest of them", round(best, 3), LEAST[peers.model, peers.work], "min"))
-    for who in INT8:
+    for who, our in INT8.items():
         if who in runs and who not in peers.reasons:
-            limits.append(Limit(f"{name}: int8 over {who}", round(ratio(runs[who], runs[OUR_INT8]), 3), 1.0, "min"))
+            what = f"{name}: {our.removeprefix('partita ')} over {who}"
+            limits.append(Limit(what, round(ratio(runs[who], runs[our]), 3), 1.0, "min"))
     return limits

@@ -17,11 +17,13 @@ NEW_TOKENS = 32
 ROWS = {"tiny": 512, "small": 64}
 ROUNDS = 3
 INT8 = {"quantization": {"type": "int8_dynamic_activation_int8_weight"}}
+FASTEST = {"model_parameters": {"dtype": "fastest"}}
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {},
     "int8": INT8,
     "bfloat16": {"model_parameters": {"dtype": "bfloat16"}},
-    "dtype: fastest": {"model_parameters": {"dtype": "fastest"}},
+    "dtype: fastest": FASTEST,
+    "int8, dtype: fastest": INT8 | FASTEST,
 }
 STORY_TOKENS = 256
 TEXTS = 64
@@ -102,12 +104,12 @@ def answer(folder: str, name: str, kind: str) -> Row:
     started = time.process_time()
     found = model.predict(rows, Path(folder, "answers.jsonl"), fresh=True)
     spent = time.process_time() - started
-    layers = len(int8_layers(lm.module))
+    layers, dtype = len(int8_layers(lm.module)), str(lm.base.dtype).removeprefix("torch.")
     return {
         "cpu": spent,
         "resident": resident,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "chosen": f"{layers} int8 layers" if layers else str(lm.base.dtype).removeprefix("torch."),
+        "chosen": f"{layers} int8 layers, else {dtype}" if layers else dtype,
         "answers": [row["response_raw"] for row in found],
     }
 
@@ -158,6 +160,7 @@ QUALITIES: dict[str, dict[str, Any]] = {
     "int8": INT8,
     "int8, lm_head in float32": {"quantization": {**INT8["quantization"], "skip_modules": ["lm_head"]}},
     "bfloat16": {"model_parameters": {"dtype": "bfloat16"}},
+    "int8, others in bfloat16": INT8 | {"model_parameters": {"dtype": "bfloat16"}},
 }
 
 

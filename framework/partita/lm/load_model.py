@@ -127,7 +127,7 @@ def prepare_module(
     fuse_lora(module)
     if isinstance(config.quantization, DynamicInt8Quantization):
         check_int8(base, loader.head, trainable=trainable, source=loader.source)
-        quantize_to_int8(module, layers, config.quantization)
+        quantize_to_int8(module, base, layers, config.quantization)
     module.eval()
     return module, initial
 
@@ -155,7 +155,10 @@ def check_int8(base: "PreTrainedModel", head: Head | None, *, trainable: bool, s
 
 
 def quantize_to_int8(
-    module: torch.nn.Module, layers: Mapping[str, torch.nn.Linear], section: DynamicInt8Quantization
+    module: torch.nn.Module,
+    base: "PreTrainedModel",
+    layers: Mapping[str, torch.nn.Linear],
+    section: DynamicInt8Quantization,
 ) -> None:
     """Convert layers to int8 that are faster in it, and free the memory of their weights in float32.
 
@@ -164,10 +167,11 @@ def quantize_to_int8(
 
     Args:
         module: The model with its adapter.
-        layers: Linear layers of the base model, by name.
+        base: The base model.
+        layers: Its linear layers, by name.
         section: The section of the file.
     """
-    if quantize_faster_layers(layers, section):
+    if quantize_faster_layers(base, layers, section):
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.clone()
 

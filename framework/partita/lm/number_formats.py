@@ -20,6 +20,7 @@ from partita.lm.devices import find_device
 from partita.lm.products.int8_linear import Int8Library, Int8Linear, available_libraries, int8_layers, to_int8
 from partita.lm.products.measurement_cache import cache_path, cached_measurement, cpu_description
 from partita.lm.products.speed import Shape, output_computations, shortest_seconds
+from partita.lm.shared_inputs import shared_inputs
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.sections.quantization import DynamicInt8Quantization
@@ -60,6 +61,22 @@ class Int8Speed(NamedTuple):
     """The faster library."""
     speedup: float
     """How many times as fast the layer is as in the dtype of the model."""
+
+
+class LayerGroup(NamedTuple):
+    """Layers with the same inputs, dtype and device."""
+
+    layers: Sequence[nn.Linear]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.layers[0].weight.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """The shape [O, I] of the weights together."""
+        return sum(layer.out_features for layer in self.layers), self.layers[0].in_features
 
 
 class ChosenDtype(NamedTuple):
@@ -127,35 +144,44 @@ def dtype_seconds(dtype: torch.dtype, *, device: torch.device) -> float:
     return min(shortest_seconds(output_computations(x_NI, weight_OI), device=device, rounds=ROUNDS).values())
 
 
-def quantize_faster_layers(layers: Mapping[str, nn.Linear], section: DynamicInt8Quantization) -> int:
+def quantize_faster_layers(
+    base: "PreTrainedModel", layers: Mapping[str, nn.Linear], section: DynamicInt8Quantization
+) -> int:
     """Convert layers to int8 whose shape is faster in it on this machine, and log which.
 
+    Layers with the same inputs are computed and measured as one.
+
     Args:
-        layers: Linear layers of the model without its adapter, by name.
+        base: The base model.
+        layers: Its linear layers, by name.
         section: The section of the file.
 
     Returns:
         The number of converted layers.
     """
-    wanted = [layer for name, layer in layers.items() if can_be_int8(layer) and not is_skipped(name, section)]
+    wanted = {name: layer for name, layer in layers.items() if can_be_int8(layer) and not is_skipped(name, section)}
+    groups = [LayerGroup([wanted[name] for name in names]) for names in shared_inputs(base, wanted)]
     speeds: dict[tuple[torch.dtype, Shape], Int8Speed] = {}
     for dtype in INT8_DTYPES:
-        shapes = {tuple(layer.weight.shape) for layer in wanted if layer.weight.dtype == dtype}
+        shapes = {group.shape for group in groups if group.dtype == dtype}
         speeds |= {(dtype, shape): speed for shape, speed in int8_speeds(sorted(shapes), dtype).items()}
-    slower: Counter[tuple[torch.dtype, Shape]] = Counter()
-    for layer in wanted:
-        kind = layer.weight.dtype, tuple(layer.weight.shape)
-        if kind in speeds and speeds[kind].speedup >= WORTH_INT8:
-            to_int8(layer, speeds[kind].library)
+    slower: Counter[tuple[str, str]] = Counter()
+    for group in groups:
+        speed = speeds.get((group.dtype, group.shape))
+        if speed is not None and speed.speedup >= WORTH_INT8:
+            to_int8(group.layers, speed.library)
         else:
-            slower[kind] += 1
+            slower.update((layer_text(layer), why_not_int8(is_recorded=speed is not None)) for layer in group.layers)
     converted = len(wanted) - slower.total()
     logger.info("quantization: %s of %s in int8", f"{converted:,}", counted(len(wanted), "linear layer"))
-    for (dtype, shape), count in slower.items():
-        size = " x ".join(f"{number:,}" for number in reversed(shape))
-        kept = f"{counted(count, 'layer')} of {size} in {dtype_name(dtype)}"
-        logger.info("quantization: %s: %s on this machine", kept, why_not_int8(is_recorded=(dtype, shape) in speeds))
+    for (layer, reason), count in slower.items():
+        logger.info("quantization: %s of %s: %s on this machine", counted(count, "layer"), layer, reason)
     return converted
+
+
+def layer_text(layer: nn.Linear) -> str:
+    """Return the shape and dtype of a layer."""
+    return f"{layer.in_features:,} x {layer.out_features:,} in {dtype_name(layer.weight.dtype)}"
 
 
 def why_not_int8(*, is_recorded: bool) -> str:
@@ -258,5 +284,5 @@ def int8_layer(weight_OI: torch.Tensor, library: Int8Library) -> nn.Linear:
     """Return a layer with this weight in int8."""
     layer = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight_OI)
-    to_int8(layer, library)
+    to_int8([layer], library)
     return layer

@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -199,35 +200,94 @@ def packed(weight_OI: torch.Tensor, library: Int8Library, *, levels: int) -> Any
     return library.pack(weight_OI, scale_O)
 
 
-class Int8Linear(nn.Linear):
-    """A linear layer with an int8 weight."""
+class LastProduct(NamedTuple):
+    """The last product of several layers."""
 
-    library: Int8Library
-    packed: Any
-    """The weight, packed for the library."""
+    x: torch.Tensor
+    y_NO: torch.Tensor
+    """The outputs of all layers."""
+    part: int
+    """Number of the layer that took its outputs last. Each takes them once: the model may change them in place."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x W^T + b [..., O], in the type of x."""
+
+class Int8Product:
+    """A product with an int8 weight: that of a layer, or those of several layers with the same inputs.
+
+    Inputs of several layers are quantized once, and multiplied by all weights together. This happens in the first
+    layer; the others find their outputs by the identity of their inputs. So a model must call them with the same
+    tensor, one after the other, and must not change it in between (`partita.lm.shared_inputs`).
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor], library: Int8Library) -> None:
+        """Quantize the weights [O, I] of the layers."""
+        self.library = library
+        self.ends = list(accumulate(len(weight_OI) for weight_OI in weights))
+        """First output after those of each layer."""
+        joined = weights[0] if len(weights) == 1 else torch.cat([weight_OI.detach() for weight_OI in weights])
+        self.packed = packed(joined, library, levels=weight_levels())
+        self.last: LastProduct | None = None
+        """Kept until the last layer was called."""
+
+    def __deepcopy__(self, memo: object) -> "Int8Product":
+        return self  # it never changes
+
+    def output(self, x: torch.Tensor, part: int) -> torch.Tensor:
+        """Return x W^T [N, O] of a layer in float32.
+
+        Args:
+            x: Inputs [..., I].
+            part: Number of the layer.
+        """
+        if len(self.ends) == 1:
+            return self.multiply(x)
+        last = self.last
+        y_NO = last.y_NO if last is not None and last.x is x and last.part < part else self.multiply(x)
+        self.last = None if part == len(self.ends) - 1 else LastProduct(x, y_NO, part)
+        return y_NO[:, self.outputs(part)]
+
+    def outputs(self, part: int) -> slice:
+        """Return which outputs are those of a layer."""
+        return slice(self.ends[part - 1] if part else 0, self.ends[part])
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T [N, O] of all layers in float32."""
         x_NI = x.float().reshape(-1, x.shape[-1])
         scale_N1 = x_NI.abs().amax(-1, keepdim=True).clamp_min_(MIN_ABSOLUTE_MAX).mul_(1 / INPUT_LEVELS)
         # FBGEMM would round 3.4999998 to 4.
-        y_NO = self.library.multiply(x_NI.div(scale_N1).round_(), self.packed).mul_(scale_N1)
+        return self.library.multiply(x_NI.div(scale_N1).round_(), self.packed).mul_(scale_N1)
+
+    def weight(self, part: int) -> torch.Tensor:
+        """Return the weight [O, I] of a layer in float32."""
+        return self.library.unpack(self.packed)[self.outputs(part)]
+
+
+class Int8Linear(nn.Linear):
+    """A linear layer with an int8 weight."""
+
+    product: Int8Product
+    part: int
+    """Number of the layer in the product."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T + b [..., O], in the type of x."""
+        y_NO = self.product.output(x, self.part)
         y_NO = y_NO if self.bias is None else y_NO.add_(self.bias)
         return y_NO.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]  # the layer holds no float32 weight
         """The weight [O, I] in float32, computed at each access."""
-        return self.library.unpack(self.packed)
+        return self.product.weight(self.part)
 
 
-def to_int8(layer: nn.Linear, library: Int8Library) -> None:
-    """Replace the weight of a plain CPU layer by an int8 weight of the library, in place."""
-    layer_in_int8: Any = layer
-    layer_in_int8.library = library
-    layer_in_int8.packed = packed(layer.weight.detach(), library, levels=weight_levels())
-    del layer.weight
-    layer.__class__ = Int8Linear
+def to_int8(layers: Sequence[nn.Linear], library: Int8Library) -> None:
+    """Replace the weights of plain CPU layers with the same inputs by an int8 weight of the library, in place."""
+    product = Int8Product([layer.weight.detach() for layer in layers], library)
+    for part, layer in enumerate(layers):
+        layer_in_int8: Any = layer
+        layer_in_int8.product, layer_in_int8.part = product, part
+        del layer.weight
+        layer.__class__ = Int8Linear
 
 
 def int8_layers(module: nn.Module) -> list[tuple[str, Int8Linear]]:

@@ -60,7 +60,7 @@ def both(library: Int8Library, inputs: int, outputs: int, *, bias: bool = True) 
     torch.manual_seed(0)
     layer, int8 = nn.Linear(inputs, outputs, bias=bias), nn.Linear(inputs, outputs, bias=bias)
     int8.load_state_dict(layer.state_dict())
-    to_int8(int8, library)
+    to_int8([int8], library)
     assert isinstance(int8, Int8Linear)
     return layer.requires_grad_(False), int8.requires_grad_(False)
 
@@ -88,7 +88,7 @@ def test_no_sum_is_cut_off_for_the_largest_inputs_and_weights(library: Int8Libra
     layer, int8 = both(library, 512, 64, bias=False)
     layer.weight.fill_(1)
     with torch.no_grad():
-        int8.packed = packed(layer.weight, library, levels=weight_levels())
+        int8.product.packed = packed(layer.weight, library, levels=weight_levels())
     x = torch.ones(4, 512)
     x[1] = -1
     torch.testing.assert_close(int8(x), layer(x))
@@ -186,6 +186,56 @@ def test_onednn_compiles_kernels_for_few_numbers_of_rows(monkeypatch: pytest.Mon
     assert len(seen) < 50
 
 
+def three_layers(library: Int8Library) -> tuple[list[nn.Linear], list[nn.Linear]]:
+    """Return three layers in int8 that are computed together, and the same layers each for itself."""
+    torch.manual_seed(0)
+    sizes = {"query": 96, "key": 32, "value": 33}
+    together = [nn.Linear(64, outputs, bias=name != "key") for name, outputs in sizes.items()]
+    alone = deepcopy(together)
+    to_int8(together, library)
+    for layer in alone:
+        to_int8([layer], library)
+    return together, alone
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_with_the_same_inputs_are_computed_in_one_product(
+    library: Int8Library, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, alone = three_layers(library)
+    multiply, calls = library.multiply, []
+
+    def count(x_NI: torch.Tensor, packed: Any) -> torch.Tensor:
+        calls.append(len(x_NI))
+        return multiply(x_NI, packed)
+
+    xs = [torch.randn(2, 5, 64, dtype=dtype) for _ in range(3)]
+    with torch.inference_mode():
+        expected = [[layer(x) for layer in alone] for x in xs]
+        monkeypatch.setattr(library, "multiply", count)
+        for x, outputs in zip(xs, expected, strict=True):
+            for layer, output in zip(together, outputs, strict=True):
+                assert torch.equal(layer(x), output)
+    assert calls == [10, 10, 10]
+    assert all(layer.product.last is None for layer in together), "inputs and outputs of the last pass are kept"
+    for layer, other in zip(together, alone, strict=True):
+        assert torch.equal(layer.weight, other.weight)
+
+
+def test_layers_in_one_product_do_not_depend_on_the_order_of_calls(library: Int8Library) -> None:
+    together, alone = three_layers(library)
+    one, other = torch.randn(2, 4, 64)
+    calls = [(one, 0), (other, 1), (one, 1), (one, 2), (other, 0), (other.clone(), 1), (other, 2), (one, 1)]
+    for x, part in [*calls, (one, 0), (one, 1), (one, 1), (one, 0), (one, 2)]:
+        output = together[part](x)
+        assert torch.equal(output, alone[part](x))
+        output.zero_()
+    x = one.clone()
+    together[0](x)
+    x.mul_(2)  # of the same identity in the next pass
+    assert torch.equal(together[0](x), alone[0](x))
+
+
 def test_a_layer_can_be_copied(library: Int8Library) -> None:
     _, int8 = both(library, 64, 96)
     x = torch.randn(3, 64)
@@ -248,6 +298,18 @@ def test_answers_in_slots_equal_those_of_generate_for_a_row_alone(small: Any, ba
     assert len(int8_layers(lm.module)) > 4
     for request in requests:
         assert found[request.row].generated.ids == small.greedy_alone(lm, request)
+
+
+def test_a_model_computes_the_same_with_joined_products(
+    small: Any, base_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = loaded(small, base_folder)
+    monkeypatch.setattr(number_formats, "shared_inputs", lambda base, layers: [[name] for name in layers])
+    single = loaded(small, base_folder)
+    products = [{id(layer.product) for _, layer in int8_layers(lm.module)} for lm in (joined, single)]
+    assert len(products[0]) < len(products[1]) == len(int8_layers(single.module))
+    ids = torch.tensor([[5, 6, 7, 8], [9, 4, 3, 2]])
+    assert torch.equal(joined.module(ids).logits, single.module(ids).logits)
 
 
 def test_layers_of_a_model_in_bfloat16_are_in_int8_and_the_others_are_not(
