@@ -212,7 +212,8 @@ class Rendering:
             whole = self._dialogue(conversation[: index + 1], marks=learned)
             asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
             said = conversation[index] if is_structured(message) else message["content"]
-            turn = [*marked(asked, done, whole), *chat.answer_segments(prompt, whole, said)]
+            start = self._learned_from(conversation[:index], whole, after=last)
+            turn = [*marked(asked, done, whole, start=start), *chat.answer_segments(prompt, whole, said)]
             segments += [part._replace(supervised=learned and part.supervised) for part in turn]
             if chat.needs_end:
                 segments.append(Segment("", learned, ends=True, joined=True))
@@ -224,9 +225,29 @@ class Rendering:
             return FormattedText((*segments, asked), begins=False)
         reply = {"content": answer} if isinstance(answer, str) else answer
         whole = self._dialogue([*conversation, {"role": "assistant", **reply}], marks=True)
-        segments += marked(asked, done, whole) if train_all else [asked]
+        if train_all:
+            segments += marked(asked, done, whole, start=self._learned_from(conversation, whole, after=last))
+        else:
+            segments.append(asked)
         segments += chat.answer_segments(prompt, whole, answer)
         return FormattedText(tuple(segments), begins=False, ends=chat.needs_end)
+
+    def _learned_from(self, before: Sequence[Message], whole: Rendered, *, after: int) -> int:
+        """Return where text begins that may be in the loss: after the answers that are not learned.
+
+        Args:
+            before: The messages before an answer.
+            whole: The dialogue up to the answer.
+            after: Number of messages up to the previous answer that is learned.
+
+        Raises:
+            RewrittenError: The template writes the messages differently if the answer follows.
+        """
+        if whole.marks is None or not any(message["role"] == "assistant" for message in before[after:]):
+            return 0
+        text = self._dialogue(before, marks=False).text
+        continued(text, whole.text, answer=len(before))
+        return len(text)
 
     def _dialogue(self, messages: Sequence[Message], *, marks: bool) -> Rendered:
         with self._refusals():
@@ -313,9 +334,11 @@ def refuse_structure(dialogue: Mapping[str, Any]) -> None:
             )
 
 
-def marked(asked: Segment, done: str, whole: Rendered) -> list[Segment]:
-    """Return the text between `done` and an answer as segments, split at the template's marks if it has any."""
-    return [asked] if whole.marks is None else list(by_marks([asked], at=len(done), marks=whole.marks))
+def marked(asked: Segment, done: str, whole: Rendered, *, start: int) -> list[Segment]:
+    """Return the text between `done` and an answer as segments, split at the template's marks from `start` on."""
+    if whole.marks is None:
+        return [asked]
+    return list(by_marks([asked], at=len(done), marks=[span for span in whole.marks if span[0] >= start]))
 
 
 def continued(done: str, prompt: str, *, answer: int) -> str:

@@ -127,6 +127,36 @@ def test_an_answer_of_weight_0_is_in_the_text_but_not_in_the_loss(make_config: M
     assert text.count("[") == 1
 
 
+MARKING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_marks_of_the_template_do_not_put_answers_of_weight_0_and_greetings_into_the_loss(
+    make_config: Make, chat_tokenizer: Any
+) -> None:
+    chat_tokenizer.chat_template = MARKING
+    greeting = {"role": "assistant", "content": "hello"}
+    said = [greeting, *ROW["messages"], {"role": "user", "content": "x3"}, {"role": "assistant", "content": "y3"}]
+    for unlearned in ((), (2,), (4,), (2, 4)):
+        row = {"messages": [message | ({"weight": 0} if at in unlearned else {}) for at, message in enumerate(said)]}
+        learned = {2, 4, 6} - {*unlearned}
+        expected = "".join(
+            turn("assistant", f"[{message['content']}<|im_end|>]").replace("]<|im_end|>", "]")
+            if at in learned
+            else turn(message["role"], message["content"])
+            for at, message in enumerate(said)
+        )
+        for mode in ("packed_dialogue", "squash"):
+            made = examples(encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": mode}}), row)
+            assert sum(marked(example, chat_tokenizer).count("[") for example in made) == len(learned)
+            if mode == "packed_dialogue":
+                assert marked(made[0], chat_tokenizer) == expected
+
+
 REWRITING = "{% if message['role'] == 'assistant' and not loop.last %}(old){% endif %}{{ message['content'] }}"
 
 
