@@ -235,6 +235,7 @@ class Converter:
         if kind is not None and kind.value in NOT_YET_TYPES["trainer"]:
             return
         self.numbers_for_never(section)
+        yield from self.schedule()
         yield from self.optimizer()
         yield from self.validation_metric(section)
 
@@ -264,6 +265,15 @@ class Converter:
         decay = self.at("trainer.learning_rate_scheduler.decay")
         if decay is not None and decay.value in (None, False):
             decay.value, decay.text = "none", None
+
+    def schedule(self) -> Iterator[Problem]:
+        """Take out keys of the exponential schedule, which Ludwig writes next to any other one."""
+        decay = self.at("trainer.learning_rate_scheduler.decay")
+        if decay is None or decay.value != "exponential":
+            for key in ("decay_rate", "decay_steps"):
+                yield from self.take_out(
+                    ("trainer", "learning_rate_scheduler", key), "the schedule is not decay: exponential"
+                )
 
     def optimizer(self) -> Iterator[Problem]:
         kind = self.at("trainer.optimizer.type")

@@ -119,7 +119,7 @@ def read_alpaca(row: Mapping[str, Any], column: str, known: KnownKeys) -> Dialog
         messages.append(answer([items[1]], f"history: answer {number}"))
     question = text_of(row.get("instruction"), "column instruction")
     if is_text(row.get("input")):
-        question += "\n\n" + row["input"]
+        question += "\n" + row["input"]
     messages.append({"role": "user", "content": question})
     return dialogue_of([*messages, *last_answer(row, "output", known)])
 

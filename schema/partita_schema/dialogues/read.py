@@ -20,6 +20,8 @@ from partita_schema.dialogues.values import holds, plain_list
 
 MEDIA_COLUMNS = ("images", "videos", "audios")
 """Columns with content that is not text."""
+OPTIONAL_COLUMNS = ("system", "input", "history")
+"""Columns that a format reads if a row has them, unless they are ignored."""
 
 
 def read_dialogue(
@@ -53,6 +55,7 @@ def read_dialogue(
     if columns:
         with own_names(columns):
             return read_dialogue(renamed(row, columns), column=column, form=form, ignored=ignored, outputs=outputs)
+    row = {name: value for name, value in row.items() if name not in OPTIONAL_COLUMNS or name not in ignored}
     form, column = format_and_column(row, column, form=form)
     refuse_media(row, ignored)
     return with_tools(READERS[form](row, column, KnownKeys(ignored, outputs)), row, ignored)

@@ -269,3 +269,12 @@ def test_ludwig_keys_in_a_native_file_are_errors_with_the_partita_key() -> None:
     assert problem_of(head + "trainer: {type: finetune, optimizer: {lr: 1}}\n") == (
         "5:39: trainer.optimizer.lr: unknown key; write trainer.learning_rate"
     )
+
+
+def test_keys_of_the_exponential_schedule_have_no_effect_with_another_one() -> None:
+    text = HEAD + "trainer: {type: finetune, learning_rate_scheduler: {decay: %s, decay_rate: 0.96, decay_steps: 9}}\n"
+    for decay in ("null", "linear"):
+        assert [problem.message for problem in load_config(text % decay).warnings if "decay_" in problem.path] == [
+            "has no effect here: the schedule is not decay: exponential"
+        ] * 2
+    assert finetune(load_config(text % "exponential").config).learning_rate_scheduler.decay_rate == 0.96

@@ -109,15 +109,15 @@ def test_columns_have_the_names_that_the_data_has() -> None:
             {"question": "Add.", "more": "1 and 2", "answer": "3", "output": 7, "input": "?"},
             {"instruction": "question", "input": "more", "output": "answer"},
         ),
-        "prompt_completion": ({"ask": "Add.\n\n1 and 2", "say": "3"}, {"prompt": "ask", "completion": "say"}),
+        "prompt_completion": ({"ask": "Add.\n1 and 2", "say": "3"}, {"prompt": "ask", "completion": "say"}),
         "sharegpt": (
-            {"chat": [{"from": "human", "value": "Add.\n\n1 and 2"}, {"from": "gpt", "value": "3"}]},
+            {"chat": [{"from": "human", "value": "Add.\n1 and 2"}, {"from": "gpt", "value": "3"}]},
             {"conversations": "chat"},
         ),
     }.items():
         for name in ("auto", form):
             dialogue = read_dialogue(row, column="messages", form=name, columns=columns)
-            assert [message["content"] for message in dialogue["messages"]] == ["Add.\n\n1 and 2", "3"]
+            assert [message["content"] for message in dialogue["messages"]] == ["Add.\n1 and 2", "3"]
     tools = {"messages": listed("role", "content", ROLES), "functions_json": '[{"name": "f"}]'}
     assert read_dialogue(tools, column="messages", columns={"tools": "functions_json"})["tools"]
 
@@ -130,7 +130,13 @@ def test_errors_name_columns_as_the_data_has_them() -> None:
 
 def test_alpaca_puts_the_input_after_the_instruction() -> None:
     row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "system": "Be brief."}
-    assert read(row) == [("system", "Be brief."), ("user", "Add.\n\n1 and 2"), ("assistant", "3")]
+    assert read(row) == [("system", "Be brief."), ("user", "Add.\n1 and 2"), ("assistant", "3")]
+
+
+def test_ignored_columns_of_alpaca_are_not_read() -> None:
+    row = {"instruction": "Add.", "input": "?", "output": "3", "system": "s", "history": [["a", "b"]]}
+    found = read_dialogue(row, column="messages", ignored=["input", "system", "history"])
+    assert [message["content"] for message in found["messages"]] + found["labels"] == ["Add.", "3"]
 
 
 def test_rows_without_an_answer_are_prompts() -> None:

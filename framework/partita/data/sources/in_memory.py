@@ -41,7 +41,10 @@ def is_frame(dataset: Any) -> bool:
 def store_of(dataset: Any) -> tuple[Store, list[str]]:
     kind = type(dataset).__module__.split(".")[0], type(dataset).__name__
     if is_frame(dataset):
-        return FrameStore(dataset), [str(column) for column in dataset.columns]
+        names = [str(column) for column in dataset.columns]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise DataError(f"the data frame has two columns {twice!r}; rename or drop one of them")
+        return FrameStore(dataset), names
     if kind == ("datasets", "Dataset"):
         return DatasetStore(dataset), list(dataset.column_names)
     if splits_of(dataset) is not None:

@@ -106,7 +106,9 @@ def convert_adapter(conversion: Conversion) -> None:
         if isinstance(loftq, dict) and set(loftq) == {"loftq_config"}:
             node = conversion.take("peft", "adapter.init")
             conversion.put("adapter.init", "loftq", at=node)
-            conversion.put("adapter.loftq_bits", (loftq["loftq_config"] or {}).get("loftq_bits", 4), at=node)
+            options = loftq["loftq_config"]
+            bits = options.get("loftq_bits", 4) if isinstance(options, dict) else 4
+            conversion.put("adapter.loftq_bits", bits, at=node)
         conversion.default("lora_dropout", "adapter.dropout", 0)
     elif kind is not None:
         conversion.miss("adapter", f"{kind} is converted by hand; write adapter: {{type: peft, peft_type: ...}}")
@@ -160,6 +162,10 @@ def convert_datasets(conversion: Conversion, rl: str) -> RowFormat:
     conversion.drop("pretraining_dataset", Missing("there are datasets as well; write one of the two"))
     if "test_datasets" in conversion.left:
         tests = read_entries(conversion, "test_datasets", rl=rl)
+        if common_format([rows, tests[0][1]]) is None:
+            raise conversion.refusal(
+                "test_datasets", "its rows have another format than those of datasets; bring them into the same one"
+            )
         node = conversion.take("test_datasets", "data.validation")
         conversion.put("data.validation", tests[0][0].value, at=node)
         if len(tests) > 1:
@@ -208,6 +214,7 @@ def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
             if key in conversion.left:
                 conversion.take(key, "data.batching")
         return
+    convert_long_rows(conversion)
     conversion.move("sequence_len", "preprocessing.global_max_sequence_length")
     conversion.default("sequence_len", "preprocessing.global_max_sequence_length", length)
     if packing:
@@ -215,6 +222,17 @@ def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
         conversion.drop("group_by_length", Unneeded("rows are packed"))
     else:
         conversion.drop("sample_packing", Unneeded("it is off"))
+
+
+def convert_long_rows(conversion: Conversion) -> None:
+    """Convert what becomes of rows that are too long; axolotl leaves them out."""
+    strategy = conversion.get("excess_length_strategy", "drop")
+    if strategy == "truncate":
+        conversion.drop("excess_length_strategy", Unneeded("rows that are too long are cut"))
+        return
+    reason = "rows longer than sequence_len are cut, and counted in the ledger; axolotl leaves them out"
+    conversion.miss("excess_length_strategy", f"{reason}: remove them from the data")
+    conversion.note(reason)
 
 
 def convert_sizes(conversion: Conversion) -> None:

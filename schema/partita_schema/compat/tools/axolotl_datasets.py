@@ -5,7 +5,14 @@ from dataclasses import replace
 
 from partita_schema.compat.tools.axolotl_preferences import preference_rows
 from partita_schema.compat.tools.conversion import By, Conversion, Missing, Report, Table, Unneeded, names_of
-from partita_schema.compat.tools.rows import MESSAGE_FORMATS, FoundSource, RowFormat, file_source, hub_source
+from partita_schema.compat.tools.rows import (
+    MESSAGE_FORMATS,
+    FoundSource,
+    RowFormat,
+    file_source,
+    hub_source,
+    note_split,
+)
 from partita_schema.dialogues.messages import SAME_ROLES
 from partita_schema.yaml.tree import Node
 
@@ -20,7 +27,7 @@ COLUMNS = {
     "alpaca": ("instruction", "input", "output"),
     "alpaca_w_system": ("instruction", "input", "output"),
     "gpteacher": ("instruction", "input", "response"),
-    "context_qa": ("question", "context", "answer"),
+    "context_qa": ("question", "article", "answer"),
     "jeopardy": ("question", "category", "answer"),
     "oasst": ("INSTRUCTION", None, "RESPONSE"),
     "summarizetldr": ("article", None, "summary"),
@@ -29,6 +36,9 @@ COLUMNS = {
 }
 """Columns of an instruction, its input and the answer, by type of dataset. What follows a dot or colon in the type
 chooses the wording of the prompt."""
+
+ALPACA_WORDING = ("alpaca", "alpaca_w_system", "gpteacher")
+"""Types whose prompt has the wording of Alpaca."""
 
 DIALOGUES = ("chat_template", "sharegpt", "chat_template.default", "llama3")
 DOCUMENTS = ("completion", "pretrain")
@@ -121,10 +131,13 @@ def source_of(inner: Conversion, *, streaming: bool) -> str | dict[str, object]:
     for text in (path, *map(str, names[:1])):
         local = inner.local(text)
         if local is not None and re.search(r"\.\w+$", local):
+            note_split(inner, split)
             return file_source(local, kind=None if kind in (None, "json") else str(kind), streaming=streaming)
     if names and path in ("json", "csv", "parquet", "text", "arrow", ""):
+        note_split(inner, split)
         return file_source(str(names[0]), kind=path or None, streaming=streaming)
     if re.search(r"\.(jsonl?|csv|tsv|parquet|arrow|txt)(\.gz|\.zst|\.bz2|\.xz)?$", path):
+        note_split(inner, split)
         return file_source(path, streaming=streaming)
     if names:
         inner.note(f"data_files of {path} are not chosen; write data.source with the file")
@@ -204,6 +217,8 @@ def dialogue_of(inner: Conversion, *, form: str | None) -> RowFormat:
     for key in ("message_property_mappings", "message_field_role", "message_field_content"):
         if key in inner.left:
             inner.take(key, "data.dialogue.format")
+    if "roles" in inner.left and (others := other_roles(inner.get("roles"))):
+        raise inner.refusal("roles", f"{', '.join(others)} would be another role here; rename the roles in the data")
     convert_roles(inner)
     return RowFormat("dialogue", column=column, form=form or "auto", columns=named_columns(inner))
 
@@ -244,18 +259,32 @@ def convert_roles(inner: Conversion) -> None:
     inner.drop("roles", Unneeded("the usual names of roles are known"))
 
 
+def other_roles(roles: object) -> list[str]:
+    """Return the names of roles that `roles` of a dataset gives another meaning than they have here."""
+    if not isinstance(roles, dict):
+        return [str(roles)]
+    return [
+        name
+        for role, names in roles.items()
+        for name in names_of(names)
+        if SAME_ROLES.get(name.lower(), name.lower()) != SAME_ROLES.get(str(role).lower(), str(role).lower())
+    ]
+
+
 def instruction_of(inner: Conversion, name: str, *, chat: str) -> RowFormat:
     """Return the format of a dataset with columns for an instruction, an input and an answer."""
     instruction, extra, answer = COLUMNS[name]
     assert instruction is not None
     assert answer is not None
+    if name == "alpaca_w_system":
+        inner.note("the column system of alpaca_w_system is not read; write it into the instruction of each row")
+    if name not in ALPACA_WORDING or chat not in ("alpaca", name):
+        inner.note(f"axolotl has another wording of the prompt for {chat}; change prompt.template if it matters")
     if extra is None:
         return RowFormat("prompt", inputs=(instruction,), output=answer, template=f"{{{instruction}}}\n\n", chat=False)
     inner.note(
         "rows without an input have a shorter prompt in axolotl; here all rows have the same one, with the input empty"
     )
-    if chat not in ("alpaca", name):
-        inner.note(f"the wording of {chat} is replaced by that of alpaca; change prompt.template if it matters")
     return RowFormat(
         "prompt",
         inputs=(instruction, extra),
@@ -279,6 +308,8 @@ def custom_prompt(inner: Conversion, kind: dict[str, object]) -> RowFormat:
     wording = wording.replace("{", "{{").replace("}", "}}")
     wording = re.sub("\0([^\0]*)\0", r"{\1}", wording)
     system = kind.get("system_prompt") or None
+    if system is not None and kind.get("system_format"):
+        inner.note("system_format is not used; the system message is put before the prompt as it is")
     if kind.get("no_input_format") and len(inputs) > 1:
         inner.note("no_input_format is not used; rows without an input have the prompt of format")
     if kind.get("field_system"):

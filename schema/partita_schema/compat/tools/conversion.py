@@ -118,6 +118,10 @@ class Conversion:
         """Return whether a flag that is not converted yet is set."""
         return self.get(key) not in (None, False, "false", "no", "none")
 
+    def is_empty(self, key: str) -> bool:
+        """Return whether the file sets a key to nothing."""
+        return self.name(key) in self.report.unset
+
     def has(self, path: str) -> bool:
         """Return whether a key of the result is set."""
         return self.root.find(tuple(path.split("."))) is not None

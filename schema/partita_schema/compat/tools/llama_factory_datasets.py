@@ -215,8 +215,17 @@ def format_of(conversion: Conversion, name: str, entry: Mapping[str, Any], *, is
     if entry.get("formatting", "alpaca") in ("sharegpt", "openai"):
         rows = dialogue_of(conversion, key, name, entry, columns)
     else:
-        names = ALPACA | {"system": "system", "history": "history", "tools": "tools"}
-        rows = RowFormat("dialogue", column="messages", form="alpaca", columns=renamed(columns, names))
+        more = {"system": "system", "history": "history", "tools": "tools"}
+        names = ALPACA | {part: column for part, column in more.items() if part in columns}
+        ignored = [column for part, column in more.items() if part not in columns]
+        ignored += ["input"] if columns and "query" not in columns else []
+        rows = RowFormat(
+            "dialogue",
+            column="messages",
+            form="alpaca",
+            columns=renamed(columns, names),
+            ignored=tuple(ignored),
+        )
     if entry.get("ranking"):
         chosen, rejected = (str(columns.get(part, part)) for part in ("chosen", "rejected"))
         rows = replace(rows, chosen=chosen, rejected=rejected)
@@ -265,4 +274,6 @@ def dialogue_of(
             found = f"{name} in {INFO} has the {tag} {tags[tag]}, which is not known"
             raise conversion.refusal(key, f"{found}; rename it to {SHAREGPT_TAGS[tag]}")
     other = renamed(columns, {"system": "system", "tools": "tools"})
-    return RowFormat("dialogue", column=str(columns.get("messages", "conversations")), form=form, columns=other)
+    ignored = tuple(part for part in ("system", "tools") if part not in columns)
+    column = str(columns.get("messages", "conversations"))
+    return RowFormat("dialogue", column=column, form=form, columns=other, ignored=ignored)

@@ -48,11 +48,13 @@ class RowFormat:
     """Whether the model's chat template is put around a prompt."""
     system: str | None = None
     """System message of a prompt."""
+    ignored: tuple[str, ...] = ()
+    """Columns that dialogues may have and that are not read."""
 
     @property
     def alike(self) -> tuple[object, ...]:
         """What the formats of dialogues that are read together have in common."""
-        return self.columns, self.chosen, self.rejected, self.label
+        return self.columns, self.chosen, self.rejected, self.label, self.ignored
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ def put_features(conversion: Conversion, rows: RowFormat, *, at: Node | None = N
             conversion.put("data.dialogue.format", rows.form, at=at)
         if rows.columns:
             conversion.put("data.dialogue.columns", dict(rows.columns), at=at)
+        if rows.ignored:
+            conversion.put("data.dialogue.ignore_keys", list(rows.ignored), at=at)
         return
     if not rows.inputs:  # two texts that begin with the prompt
         conversion.put("output_features", [{"name": rows.output, **answers_of(rows)}], at=at)
@@ -195,13 +199,20 @@ def hub_source(
     return {"type": "hub", "name": name, **options} if options else name
 
 
+def note_split(conversion: Conversion, split: object) -> None:
+    """Say that a split of a file is not used, unless it is the whole file."""
+    if split not in (None, "train"):
+        conversion.note(
+            f"the split {split} of a file is not used, and all of its rows are read; write a file with them"
+        )
+
+
 def file_source(path: str, *, kind: str | None = None, streaming: bool = False) -> str | dict[str, object]:
     """Return the value of `data.source` for a file: its path, or a mapping if more is set."""
     if kind is None and not streaming:
         return path
-    kinds = {"json": "jsonl", "text": "txt"}
     found = kind or next((name for name in FILE_KINDS if f".{name}" in path), "jsonl")
-    return {"type": kinds.get(found, found), "path": path} | ({"streaming": True} if streaming else {})
+    return {"type": "txt" if found == "text" else found, "path": path} | ({"streaming": True} if streaming else {})
 
 
 FILE_KINDS = ("jsonl", "json", "csv", "tsv", "parquet", "arrow", "txt")

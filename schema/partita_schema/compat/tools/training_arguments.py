@@ -1,6 +1,8 @@
 """Training options that the tools share: those of transformers' TrainingArguments, and their values."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from partita_schema.compat.tools.conversion import Conversion, Unneeded, names_of
 from partita_schema.rules.sharding import ELEMENTWISE
@@ -116,6 +118,11 @@ def convert_schedule(conversion: Conversion, *, key: str) -> None:
         else:
             known = ", ".join(dict.fromkeys(SCHEDULES.values()))
             conversion.miss(key, f"{name} is not available, and cosine is used; others are {known}")
+    convert_lowest_rate(conversion, name)
+    if name == "constant":  # of transformers, which has no warmup
+        for warmup in ("warmup_steps", "warmup_ratio"):
+            conversion.drop(warmup, Unneeded(f"{key}: constant has no warmup"))
+        conversion.put(f"{section}.warmup_steps", 0)
     options = conversion.get("lr_scheduler_kwargs")
     if isinstance(options, dict) and set(options) == {"min_lr_rate"}:
         conversion.move("lr_scheduler_kwargs", f"{section}.min_ratio", options["min_lr_rate"])
@@ -126,13 +133,20 @@ def convert_schedule(conversion: Conversion, *, key: str) -> None:
         conversion.move("warmup_steps", f"{section}.warmup_fraction")
         conversion.drop("warmup_ratio", Unneeded("warmup_steps is set"))
     elif steps:
-        conversion.move("warmup_steps", f"{section}.warmup_steps", int(steps) if isinstance(steps, float) else steps)
+        conversion.move("warmup_steps", f"{section}.warmup_steps", whole_number(steps))
         conversion.drop("warmup_ratio", Unneeded("warmup_steps is set"))
     elif ratio is not None:
         conversion.move("warmup_ratio", f"{section}.warmup_fraction")
         conversion.drop("warmup_steps", Unneeded("warmup_ratio is set"))
     elif steps is not None:
         conversion.move("warmup_steps", f"{section}.warmup_steps", 0)
+
+
+def convert_lowest_rate(conversion: Conversion, schedule: object) -> None:
+    """Convert axolotl's share of the highest rate at which a cosine ends; other schedules do not have it."""
+    if schedule in (None, "cosine"):
+        conversion.move("cosine_min_lr_ratio", "trainer.learning_rate_scheduler.min_ratio")
+    conversion.drop("cosine_min_lr_ratio", Unneeded("the schedule is no cosine"))
 
 
 def write_schedule_defaults(conversion: Conversion, *, key: str, decay: str, warmup: int | None) -> None:
@@ -148,8 +162,13 @@ def write_schedule_defaults(conversion: Conversion, *, key: str, decay: str, war
     conversion.default(key, f"{section}.decay", decay)
     if warmup is not None and not conversion.has(f"{section}.warmup_fraction"):
         conversion.default("warmup_steps", f"{section}.warmup_steps", warmup)
-    used = conversion.root.find(tuple(f"{section}.decay".split(".")))
-    if used is not None and used.value == "cosine":
+    used = conversion.value(f"{section}.decay")
+    if used == "inverse_sqrt" and conversion.value(f"{section}.warmup_steps") == 0:
+        conversion.note(
+            "inverse_sqrt without warmup falls from the first step on; in transformers it falls as if there had been "
+            "10,000 steps of warmup, so that it is almost constant in short runs: write decay: constant for that"
+        )
+    if used == "cosine":
         conversion.default("lowest learning rate", f"{section}.min_ratio", 0)
 
 
@@ -208,7 +227,9 @@ def convert_intervals(conversion: Conversion) -> None:
         elif strategy:
             path = f"trainer.{steps_path}"
             if conversion.get(steps_key) is None:
-                conversion.default(steps_key, path, 500)
+                logged = conversion.get("logging_steps") if what == "eval" else None  # as TrainingArguments does
+                whole = isinstance(logged, int) and not isinstance(logged, bool) and logged > 0
+                conversion.default(steps_key, path, logged if whole else 500)
             conversion.report.mapped.append((conversion.name(strategy), path))
             conversion.left.pop(strategy)
         convert_steps(conversion, steps_key, f"trainer.{steps_path}")
@@ -232,9 +253,14 @@ def convert_steps(conversion: Conversion, key: str, path: str) -> None:
     if isinstance(steps, float) and steps < 1:
         conversion.miss(key, f"a share of all steps is not available; write {path}")
     elif isinstance(steps, float | int) and not isinstance(steps, bool) and steps:
-        conversion.move(key, path, int(steps))
+        conversion.move(key, path, whole_number(steps))
     else:
         conversion.drop(key, Unneeded("it is 0"))
+
+
+def whole_number(value: Any) -> Any:
+    """Return a finite float as an integer, and any other value as it is, for the error of the schema."""
+    return int(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
 def convert_tracking(conversion: Conversion) -> None:

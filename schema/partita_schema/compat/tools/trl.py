@@ -13,6 +13,7 @@ from partita_schema.compat.tools.rows import (
     convert_validation_size,
     file_source,
     hub_source,
+    note_split,
     put_features,
     put_sources,
     put_split,
@@ -195,9 +196,11 @@ def source_of(conversion: Conversion, entry: dict[str, Any]) -> str | dict[str, 
     if isinstance(files, dict) and files:
         names = [str(next(iter(files.values())))]
     if names and path in ("json", "csv", "parquet", "text", "arrow"):
+        note_split(conversion, entry.get("split"))
         return file_source(conversion.local(str(names[0])) or str(names[0]), kind=path, streaming=streaming)
     local = conversion.local(path)
     if local is not None and Path(local).suffix in (".jsonl", ".json", ".csv", ".parquet"):
+        note_split(conversion, entry.get("split"))
         return file_source(local, streaming=streaming)
     if names or entry.get("data_dir"):
         conversion.note(f"data_files and data_dir of {path} are not chosen; write data.source with the file")
@@ -294,7 +297,10 @@ def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
         if not wrapped:
             conversion.put("data.batching.isolate_documents", True)
     conversion.move(key, path)
-    conversion.default("max_length", path, 1024)
+    if not chunks and conversion.is_empty("max_length"):
+        conversion.note("max_length is null: rows are cut only at the context length of the model, as here")
+    else:
+        conversion.default("max_length", path, 1024)
     if packing:
         conversion.move("packing", "data.batching.type", "chunk" if chunks else "pack")
         conversion.drop("group_by_length", Unneeded("rows are packed"))

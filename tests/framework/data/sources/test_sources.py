@@ -471,3 +471,9 @@ def test_odd_keys_in_cells_have_a_stable_fingerprint_too(tmp_path: Path) -> None
     first, same, other = (open_rows([{"a": {(1, 2): value}}], folder=tmp_path).fingerprint for value in "xxy")
 
     assert first == same != other
+
+
+def test_a_frame_with_two_columns_of_a_name_is_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame([[1, 2, 3]], columns=["q", "a", "a"])
+    with pytest.raises(DataError, match="the data frame has two columns 'a'; rename or drop one of them"):
+        open_rows(frame, folder=tmp_path)

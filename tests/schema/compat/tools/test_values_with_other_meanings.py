@@ -1,0 +1,189 @@
+"""Tests of values that mean something else in the tools than here: the report names them, or they are converted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita_schema.compat.tools.conversion import Report
+from partita_schema.config import Config
+from partita_schema.convert import ToolName
+from partita_schema.sections.trainer import FinetuneTrainer
+
+from .conversions import converted, missing, refusal_of
+
+AXOLOTL = "base_model: org/model\ndatasets: [{path: org/data, type: chat_template%s}]\n"
+TRL = "model_name_or_path: org/model\ndataset_name: org/data\nassistant_only_loss: true\n"
+
+
+def axolotl(more: str, folder: Path, *, dataset: str = "") -> tuple[Config, Report]:
+    return converted(AXOLOTL % dataset + more, "axolotl", folder)
+
+
+def scheduler(config: Config) -> dict[str, Any]:
+    assert isinstance(config.trainer, FinetuneTrainer)
+    return config.trainer.learning_rate_scheduler.model_dump(exclude_unset=True)
+
+
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        ("axolotl", "base_model: org/model\ndatasets: [{path: rows.jsonl, type: chat_template, split: '%s'}]\n"),
+        ("trl", "model_name_or_path: org/model\ndataset_name: rows.jsonl\ndataset_train_split: '%s'\n"),
+        ("trl", "model_name_or_path: org/model\ndatasets: [{path: rows.jsonl, split: '%s'}]\n"),
+    ],
+)
+def test_the_split_of_a_file_is_named_because_all_rows_are_read(tool: ToolName, text: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"messages": []}\n')
+    note = "the split train[:10%] of a file is not used, and all of its rows are read; write a file with them"
+    assert note in converted(text % "train[:10%]", tool, tmp_path)[1].notes
+    assert note not in converted(text % "train", tool, tmp_path)[1].notes
+
+
+@pytest.mark.parametrize(
+    ("roles", "others"),
+    [
+        ("{assistant: [customer], user: [agent]}", "customer, agent"),
+        ("{user: [student], assistant: [gpt, teacher]}", "student, teacher"),
+    ],
+)
+def test_roles_with_another_meaning_are_refused(roles: str, others: str, tmp_path: Path) -> None:
+    message = refusal_of(AXOLOTL % f", roles: {roles}", "axolotl", tmp_path)
+    assert message.endswith(f"roles: {others} would be another role here; rename the roles in the data")
+
+
+def test_the_usual_roles_are_not_needed(tmp_path: Path) -> None:
+    _, report = axolotl("", tmp_path, dataset=", roles: {user: [human, user], assistant: [gpt, assistant]}")
+    assert [problem.path for problem in report.unneeded] == ["datasets[0].roles"]
+
+
+def test_axolotl_leaves_out_rows_that_are_too_long_and_partita_cuts_them(tmp_path: Path) -> None:
+    note = "rows longer than sequence_len are cut, and counted in the ledger; axolotl leaves them out"
+    assert note in axolotl("", tmp_path)[1].notes
+    _, report = axolotl("excess_length_strategy: drop\n", tmp_path)
+    assert missing(report)["excess_length_strategy"] == f"{note}: remove them from the data"
+    _, report = axolotl("excess_length_strategy: truncate\n", tmp_path)
+    assert note not in report.notes
+    assert "excess_length_strategy" in [problem.path for problem in report.unneeded]
+
+
+def test_no_maximum_length_of_trl_stays_none(tmp_path: Path) -> None:
+    assert converted(TRL, "trl", tmp_path)[0].preprocessing.global_max_sequence_length == 1024
+    config, report = converted(TRL + "max_length: null\n", "trl", tmp_path)
+    assert config.preprocessing.global_max_sequence_length is None
+    assert "max_length is null: rows are cut only at the context length of the model, as here" in report.notes
+
+
+def test_a_constant_rate_of_transformers_has_no_warmup(tmp_path: Path) -> None:
+    for more in ("", "warmup_steps: 5\n", "warmup_ratio: 0.1\n"):
+        found = scheduler(converted(TRL + "lr_scheduler_type: constant\n" + more, "trl", tmp_path)[0])
+        assert found == {"decay": "constant", "warmup_steps": 0}
+        found = scheduler(axolotl("lr_scheduler: constant\n" + more, tmp_path)[0])
+        assert found == {"decay": "constant", "warmup_steps": 0}
+    warm = scheduler(converted(TRL + "lr_scheduler_type: constant_with_warmup\nwarmup_steps: 5\n", "trl", tmp_path)[0])
+    assert warm == {"decay": "constant", "warmup_steps": 5}
+
+
+def test_only_a_cosine_of_axolotl_has_a_lowest_rate(tmp_path: Path) -> None:
+    assert scheduler(axolotl("cosine_min_lr_ratio: 0.1\n", tmp_path)[0])["min_ratio"] == 0.1
+    for schedule in ("linear", "constant"):
+        config, report = axolotl(f"lr_scheduler: {schedule}\ncosine_min_lr_ratio: 0.1\n", tmp_path)
+        assert "min_ratio" not in scheduler(config)
+        assert "cosine_min_lr_ratio" in [problem.path for problem in report.unneeded]
+
+
+def test_inverse_sqrt_without_warmup_is_named(tmp_path: Path) -> None:
+    _, report = converted(TRL + "lr_scheduler_type: inverse_sqrt\n", "trl", tmp_path)
+    assert any(note.startswith("inverse_sqrt without warmup") for note in report.notes)
+
+
+def test_evaluations_without_a_number_of_steps_take_place_when_losses_are_logged(tmp_path: Path) -> None:
+    for more, expected in (("logging_steps: 10\n", 10), ("", 500), ("logging_steps: 10\neval_steps: 7\n", 7)):
+        config, _ = converted(TRL + "eval_strategy: steps\n" + more, "trl", tmp_path)
+        assert isinstance(config.trainer, FinetuneTrainer)
+        assert config.trainer.steps_per_evaluation == expected
+
+
+@pytest.mark.parametrize("key", ["warmup_steps", "eval_steps", "save_steps"])
+def test_numbers_that_are_not_finite_are_errors_of_their_key(key: str, tmp_path: Path) -> None:
+    message = refusal_of(TRL + f"{key}: .nan\n", "trl", tmp_path)
+    assert message.startswith("original.yaml:4:")
+    assert "got nan" in message
+
+
+def test_options_of_loftq_that_are_no_mapping_are_not_read(tmp_path: Path) -> None:
+    config, _ = axolotl("adapter: lora\nlora_target_linear: true\npeft: {loftq_config: 3}\n", tmp_path)
+    assert config.adapter.init == "loftq"  # type: ignore[union-attr]
+
+
+def test_rows_for_tests_have_the_format_of_the_others(tmp_path: Path) -> None:
+    message = refusal_of(AXOLOTL % "" + "test_datasets: [{path: org/tests, type: alpaca}]\n", "axolotl", tmp_path)
+    assert "test_datasets: its rows have another format than those of datasets" in message
+
+
+def test_arrays_of_json_are_read_as_such(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('[{"messages": []}]')
+    text = "model_name_or_path: org/model\ndatasets: [{path: json, data_files: rows.json}]\n"
+    assert converted(text, "trl", tmp_path)[0].data.source.type == "json"  # type: ignore[union-attr]
+
+
+def test_columns_that_llama_factory_does_not_read_are_ignored(tmp_path: Path) -> None:
+    info = {
+        "plain": {"file_name": "a.json"},
+        "two": {"file_name": "a.json", "columns": {"prompt": "instruction", "response": "output"}},
+        "all": {
+            "file_name": "a.json",
+            "columns": {
+                "prompt": "instruction",
+                "query": "input",
+                "response": "output",
+                "system": "system",
+                "history": "history",
+                "tools": "tools",
+            },
+        },
+        "chat": {"file_name": "a.json", "formatting": "sharegpt", "columns": {"messages": "conversations"}},
+    }
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
+    expected = {
+        "plain": ("system", "history", "tools"),
+        "two": ("system", "history", "tools", "input"),
+        "all": (),
+        "chat": ("system", "tools"),
+    }
+    for name, ignored in expected.items():
+        text = f"model_name_or_path: org/model\nstage: sft\ndataset: {name}\ndataset_dir: {tmp_path / 'data'}\n"
+        assert converted(text, "llama_factory", tmp_path)[0].data.dialogue.ignore_keys == ignored
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        (
+            "alpaca_w_system",
+            "the column system of alpaca_w_system is not read; write it into the instruction of each row",
+        ),
+        (
+            "context_qa",
+            "axolotl has another wording of the prompt for context_qa; change prompt.template if it matters",
+        ),
+        (
+            "summarizetldr",
+            "axolotl has another wording of the prompt for summarizetldr; change prompt.template if it matters",
+        ),
+        ("alpaca", None),
+        (
+            "{system_prompt: SYS, system_format: '<<{system}>>', format: 'Q: {instruction}'}",
+            "system_format is not used; the system message is put before the prompt as it is",
+        ),
+    ],
+)
+def test_what_a_type_of_dataset_loses_is_named(kind: str, note: str | None, tmp_path: Path) -> None:
+    text = f"base_model: org/model\ndatasets: [{{path: org/data, type: {kind}}}]\n"
+    config, report = converted(text, "axolotl", tmp_path)
+    wording = [one for one in report.notes if "wording" in one or "system" in one]
+    assert wording == ([note] if note else [])
+    if kind == "context_qa":
+        assert [feature.name for feature in config.input_features] == ["question", "article"]
