@@ -335,7 +335,14 @@ def refuse_structure(dialogue: Mapping[str, Any]) -> None:
 
 
 def marked(asked: Segment, done: str, whole: Rendered, *, start: int) -> list[Segment]:
-    """Return the text between `done` and an answer as segments, split at the template's marks from `start` on."""
+    """Return the text between an answer and the next one as segments, split at the template's marks if it has any.
+
+    Args:
+        asked: The text.
+        done: The dialogue up to the first of the two answers.
+        whole: The dialogue up to the second one.
+        start: Where the marks of the second one begin.
+    """
     if whole.marks is None:
         return [asked]
     return list(by_marks([asked], at=len(done), marks=[span for span in whole.marks if span[0] >= start]))
