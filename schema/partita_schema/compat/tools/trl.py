@@ -37,6 +37,10 @@ from partita_schema.compat.tools.trl_preferences import (
     unfit_loss,
 )
 
+REPEATED_TURNS = (
+    "if the chat template rewrites earlier turns, each answer of a dialogue becomes a row with all turns before it, and "
+    "these are in the loss of each such row (partita preview shows it)"
+)
 SFT_LOSSES = ("nll", "chunked_nll")
 
 
@@ -336,4 +340,5 @@ def convert_loss(conversion: Conversion, rows: RowFormat) -> None:
             "TRL's loss is on all tokens of a dialogue unless assistant_only_loss is set; remove "
             "trainer.completion_only_loss for the answers alone, also if rows have a prompt and a completion"
         )
+        conversion.note(REPEATED_TURNS)
     conversion.drop("assistant_only_loss", Unneeded("it is off"))
