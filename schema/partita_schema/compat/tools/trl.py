@@ -38,8 +38,8 @@ from partita_schema.compat.tools.trl_preferences import (
 )
 
 REPEATED_TURNS = (
-    "if the chat template rewrites earlier turns, each answer of a dialogue becomes a row with all turns before it, and "
-    "these are in the loss of each such row (partita preview shows it)"
+    "if the chat template rewrites earlier turns, each answer of a dialogue becomes a row with all turns before it, "
+    "which are in the loss of each of these rows (partita preview shows them)"
 )
 SFT_LOSSES = ("nll", "chunked_nll")
 
