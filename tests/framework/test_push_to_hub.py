@@ -20,6 +20,7 @@ from partita.export.shared_paths import replaced, shared_name
 
 from ..json_lines import write_json_lines
 from .conftest import Command
+from .export.conftest import train_reward_model
 
 SCRIPT = """
 import sys
@@ -224,6 +225,29 @@ def test_only_paths_are_replaced_by_names(tmp_path: Path) -> None:
     }
     assert shared_name("/hub/models--gpt2/snapshots/01") == "gpt2"
     assert shared_name("/models/org/name") == "name"
+
+
+def test_a_text_that_begins_like_a_path_stays_as_it_was_written(colours: Any, tmp_path: Path) -> None:
+    task = "/no_think Is the ball red/blue or green?"
+    prompt = {"task": task, "template": "/think/hard {__task__} {text}", "chat": False}
+    config = colours.config(trainer={"type": "none", "batch_size": 4}, prompt=prompt)
+    Model(config, quiet=True).push_to_hub("somebody/model", dry_run=tmp_path / "dry")
+    page = (tmp_path / "dry" / "README.md").read_text(encoding="utf8")
+    written = yaml.safe_load(page.partition("````yaml\n")[2].partition("````")[0])
+    assert written["prompt"] == prompt
+
+
+def test_the_code_of_the_card_of_a_reward_model_scores_an_answer(tmp_path: Path) -> None:
+    train_reward_model(tmp_path).push_to_hub("somebody/model", dry_run=tmp_path / "dry")
+    page = (tmp_path / "dry" / "README.md").read_text(encoding="utf8")
+    assert "It reads `prompt`, `answer`, and predicts the score of the answer." in page
+    code = page.split("```python\n")[1].split("```")[0].replace("...", "'the cat'")
+    code = re.sub(r"snapshot_download\(.*?\)", repr(str(tmp_path / "dry")), code)
+    *lines, call = code.strip().splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)
+    [row] = eval(call, names)
+    assert isinstance(row["answer_score"], float)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from partita.export.repository import Repository
-from partita.export.shared_paths import is_absolute, shared_name
+from partita.export.shared_paths import replaced, shared_name
 from partita.report.charts import Table
 from partita.report.measures import measures_of
 from partita.report.run_record import RunRecord
@@ -90,15 +90,25 @@ def introduction(facts: CardFacts) -> str:
     outputs = ", ".join(f"`{one['name']}` ({one.get('type', 'text')})" for one in facts.config["output_features"])
     inputs = ", ".join(f"`{one['name']}`" for one in facts.config.get("input_features") or ())
     reads = f"It reads {inputs} and predicts {outputs}." if inputs else f"It continues {outputs}."
+    if scores_answers(facts):
+        answer = facts.config["output_features"][0]["name"]
+        reads = f"It reads {', '.join(filter(None, (inputs, f'`{answer}`')))}, and predicts the score of the answer."
     licensed = f"The license of the base model is `{facts.license}`." if facts.license else ""
     made = "Made with [partita](https://github.com/partita-framework/partita)."
     relation = "for" if repository.method else "made from"
     return " ".join(filter(None, (f"{what} {relation} {base}, {how}.", reads, licensed, made)))
 
 
+def scores_answers(facts: CardFacts) -> bool:
+    """Return whether it is a reward model, which reads an answer and predicts its score."""
+    return (facts.config.get("trainer") or {}).get("type") == "reward"
+
+
 def use(facts: CardFacts) -> Iterator[str]:
     """Yield how the model is loaded with partita, and with the library of its files."""
     inputs = [str(one["name"]) for one in facts.config.get("input_features") or ()]
+    if scores_answers(facts):
+        inputs.append(str(facts.config["output_features"][0]["name"]))
     row = ", ".join(f'"{name}": ...' for name in inputs)
     call = f"model.predict([{{{row}}}])" if inputs else 'model.generate("...")'
     yield "## Use"
@@ -206,26 +216,20 @@ def markdown_table(table: Table) -> str:
 def without_local_paths(text: str, facts: CardFacts) -> str:
     """Replace absolute paths of this machine by the names of their files, or Hub ids.
 
-    These are absolute paths in the values of the configuration, and all paths in the folder of the file, the current
-    folder and the home folder.
+    These are the absolute paths of the configuration, and all paths in the folder of the file, the current folder and
+    the home folder.
     """
-    paths = {value for value in leaves_of(yaml.safe_load(facts.config_text)) if is_absolute(value)}
-    paths |= {value for value in leaves_of(facts.config) if is_absolute(value)}
+    paths = set[str]()
+
+    def note(path: str) -> str:
+        paths.add(path)
+        return path
+
+    for config in (yaml.safe_load(facts.config_text), facts.config):
+        replaced(config, note)
     for path in sorted(paths, key=len, reverse=True):
         text = text.replace(path, shared_name(path))
     roots = {str(folder) for folder in (facts.origin.absolute(), Path.cwd(), Path.home()) if len(folder.parts) > 1}
     for root in sorted(roots, key=len, reverse=True):
         text = re.sub(rf"{re.escape(root)}(?:/[^\s'\"/,\]}}]*)*", lambda found: Path(found[0]).name, text)
     return text
-
-
-def leaves_of(value: Any) -> Iterator[Any]:
-    """Yield the values in nested mappings and lists."""
-    if isinstance(value, Mapping):
-        for one in value.values():
-            yield from leaves_of(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from leaves_of(one)
-    else:
-        yield value
