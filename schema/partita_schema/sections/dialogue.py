@@ -47,8 +47,7 @@ class DialogueConfig(ConfigModel):
     answer}`. Default: the names of the format."""
     ignore_keys: tuple[Name, ...] = ()
     """Message keys to ignore, such as id or reasoning_content. A row is unusable if a message has any other unknown
-    key. List the columns tools, functions, images, videos, audios, and system, input and history of Alpaca, here to
-    ignore them."""
+    key. List the columns system, input, history, tools, functions, images, videos and audios here to ignore them."""
     include_labels: StrictBool = True
     """Include earlier answers in the prompt (squash and last_turn)."""
     context_length: PositiveInt | None = None

@@ -231,8 +231,9 @@ def convert_long_rows(conversion: Conversion) -> None:
         conversion.drop("excess_length_strategy", Unneeded("rows that are too long are cut"))
         return
     reason = "rows longer than sequence_len are cut, and counted in the ledger; axolotl leaves them out"
-    conversion.miss("excess_length_strategy", f"{reason}: remove them from the data")
-    conversion.note(reason)
+    if "excess_length_strategy" not in conversion.left:
+        conversion.note(reason)
+    conversion.miss("excess_length_strategy", f"{reason}; remove them from the data")
 
 
 def convert_sizes(conversion: Conversion) -> None:

@@ -7,11 +7,12 @@ from partita_schema.compat.tools.axolotl_preferences import preference_rows
 from partita_schema.compat.tools.conversion import By, Conversion, Missing, Report, Table, Unneeded, names_of
 from partita_schema.compat.tools.rows import (
     MESSAGE_FORMATS,
+    UNREAD_SPLIT,
     FoundSource,
     RowFormat,
     file_source,
+    has_unread_split,
     hub_source,
-    note_split,
 )
 from partita_schema.dialogues.messages import SAME_ROLES
 from partita_schema.yaml.tree import Node
@@ -114,6 +115,10 @@ def convert_dataset(
         inner.report = Report(notes=conversion.report.notes)  # the file has no key for its path
     rows = format_of(inner, streaming=streaming, rl=rl)
     source = FoundSource(source_of(inner, streaming=streaming), node)
+    if has_unread_split(source.value, inner.get("split")):
+        inner.miss("split", UNREAD_SPLIT)
+    elif "split" in inner.left:
+        inner.take("split", "data.source")
     inner.apply_table()
     return source, rows
 
@@ -122,8 +127,8 @@ def source_of(inner: Conversion, *, streaming: bool) -> str | dict[str, object]:
     """Return the value of `data.source` of a dataset."""
     path = str(inner.get("path", ""))
     files, kind, split = inner.get("data_files"), inner.get("ds_type"), inner.get("split")
-    for key in ("path", "data_files", "ds_type", "name", "split", "revision"):
-        if key in inner.left and key not in ("name", "revision"):
+    for key in ("path", "data_files", "ds_type"):
+        if key in inner.left:
             inner.take(key, "data.source")
     names = files if isinstance(files, list) else [files] if files else []
     if len(names) > 1:
@@ -131,13 +136,10 @@ def source_of(inner: Conversion, *, streaming: bool) -> str | dict[str, object]:
     for text in (path, *map(str, names[:1])):
         local = inner.local(text)
         if local is not None and re.search(r"\.\w+$", local):
-            note_split(inner, split)
             return file_source(local, kind=None if kind in (None, "json") else str(kind), streaming=streaming)
     if names and path in ("json", "csv", "parquet", "text", "arrow", ""):
-        note_split(inner, split)
         return file_source(str(names[0]), kind=path or None, streaming=streaming)
     if re.search(r"\.(jsonl?|csv|tsv|parquet|arrow|txt)(\.gz|\.zst|\.bz2|\.xz)?$", path):
-        note_split(inner, split)
         return file_source(path, streaming=streaming)
     if names:
         inner.note(f"data_files of {path} are not chosen; write data.source with the file")

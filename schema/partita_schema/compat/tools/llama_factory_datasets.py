@@ -73,6 +73,12 @@ def convert_datasets(conversion: Conversion) -> RowFormat:
     if not formats and stage in TRAINERS:
         pair = stage != "kto"
         rows = RowFormat("dialogue", chosen="chosen", rejected="rejected") if pair else RowFormat("dialogue", label=TAG)
+    for name, one in zip(described, formats, strict=True):
+        if read := [column for column in one.ignored if not rows.ignores(column)]:
+            conversion.note(
+                f"{name} does not declare {', '.join(read)}, which another dataset reads: rows of {name} with such a "
+                "column are read with it; remove it from them"
+            )
     put_features(conversion, rows, at=conversion.left.get("dataset"))
     convert_sources(conversion, info, folder, names=names, tests=tests)
     return rows

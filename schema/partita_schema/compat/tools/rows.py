@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from partita_schema.compat.tools.conversion import Conversion
 from partita_schema.yaml.tree import Node
 
+UNREAD_SPLIT = "all rows of a file are read; write a file with those of the split"
+"""Why a split of a file has no counterpart."""
 REPLY = "reply"
 """Name of the output of dialogues."""
 
@@ -54,7 +56,11 @@ class RowFormat:
     @property
     def alike(self) -> tuple[object, ...]:
         """What the formats of dialogues that are read together have in common."""
-        return self.columns, self.chosen, self.rejected, self.label, self.ignored
+        return self.columns, self.chosen, self.rejected, self.label
+
+    def ignores(self, column: str) -> bool:
+        """Return whether a column is not read: only Alpaca's rows have an input and a history."""
+        return column in self.ignored or (column in ("input", "history") and self.form != "alpaca")
 
 
 @dataclass(frozen=True)
@@ -71,16 +77,18 @@ class FoundSource:
 def common_format(formats: Sequence[RowFormat]) -> RowFormat | None:
     """Return the format of all datasets, or None if one configuration cannot read them all.
 
-    Dialogues and standard Alpaca rows are read together, row by row.
+    Dialogues and standard Alpaca rows are read together, row by row. Columns are ignored that no dataset reads.
     """
     first = formats[0]
     if all(one == first for one in formats):
         return first
     if all(one.kind == "dialogue" and one.alike == first.alike for one in formats):
         columns = {one.column for one in formats if one.form not in ("alpaca", "prompt_completion")}
+        ignored = [name for one in formats for name in one.ignored if all(other.ignores(name) for other in formats)]
         if len(columns) <= 1 or columns <= {"messages", "conversations"}:
             column = next(iter(sorted(columns, reverse=True)), "messages")
-            return replace(first, column=column, form="auto")
+            form = first.form if all(one.form == first.form for one in formats) else "auto"
+            return replace(first, column=column, form=form, ignored=tuple(dict.fromkeys(ignored)))
     return None
 
 
@@ -199,12 +207,16 @@ def hub_source(
     return {"type": "hub", "name": name, **options} if options else name
 
 
-def note_split(conversion: Conversion, split: object) -> None:
-    """Say that a split of a file is not used, unless it is the whole file."""
-    if split not in (None, "train"):
-        conversion.note(
-            f"the split {split} of a file is not used, and all of its rows are read; write a file with them"
-        )
+def has_unread_split(source: str | Mapping[str, object], split: object) -> bool:
+    """Return whether a value of `data.source` is a file, of which a part is named: all of its rows are read."""
+    kind = source if isinstance(source, str) else source["type"]
+    is_file = kind != "hub" and not is_hub_id(kind)
+    return is_file and split not in (None, "train")
+
+
+def is_hub_id(name: object) -> bool:
+    """Return whether a value of `data.source` is the id of a dataset on the Hub."""
+    return isinstance(name, str) and "." not in name.rsplit("/", 1)[-1] and not name.startswith((".", "/", "~"))
 
 
 def file_source(path: str, *, kind: str | None = None, streaming: bool = False) -> str | dict[str, object]:

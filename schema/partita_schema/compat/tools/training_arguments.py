@@ -122,7 +122,7 @@ def convert_schedule(conversion: Conversion, *, key: str) -> None:
     if name == "constant":  # of transformers, which has no warmup
         for warmup in ("warmup_steps", "warmup_ratio"):
             conversion.drop(warmup, Unneeded(f"{key}: constant has no warmup"))
-        conversion.put(f"{section}.warmup_steps", 0)
+        conversion.default("warmup_steps", f"{section}.warmup_steps", 0)
     options = conversion.get("lr_scheduler_kwargs")
     if isinstance(options, dict) and set(options) == {"min_lr_rate"}:
         conversion.move("lr_scheduler_kwargs", f"{section}.min_ratio", options["min_lr_rate"])

@@ -8,12 +8,14 @@ from typing import Any
 
 from partita_schema.compat.tools.conversion import Conversion, Unneeded, names_of
 from partita_schema.compat.tools.rows import (
+    UNREAD_SPLIT,
     FoundSource,
     RowFormat,
     convert_validation_size,
     file_source,
+    has_unread_split,
     hub_source,
-    note_split,
+    is_hub_id,
     put_features,
     put_sources,
     put_split,
@@ -156,6 +158,11 @@ def convert_rows(conversion: Conversion, method: str) -> RowFormat:
         conversion.take(key, "data.source" if len(sources) == 1 else "data.mix")
     else:
         conversion.note("the file names no dataset; write data.source, or train with --dataset")
+    if any(has_unread_split(source, entry.get("split")) for source, entry in zip(sources, entries, strict=True)):
+        if "dataset_train_split" in conversion.left:
+            conversion.miss("dataset_train_split", UNREAD_SPLIT)
+        else:
+            conversion.note(f"a dataset has a split: {UNREAD_SPLIT}")
     for name, to in (
         ("dataset_config", "subset"),
         ("dataset_train_split", "split"),
@@ -200,11 +207,9 @@ def source_of(conversion: Conversion, entry: dict[str, Any]) -> str | dict[str, 
     if isinstance(files, dict) and files:
         names = [str(next(iter(files.values())))]
     if names and path in ("json", "csv", "parquet", "text", "arrow"):
-        note_split(conversion, entry.get("split"))
         return file_source(conversion.local(str(names[0])) or str(names[0]), kind=path, streaming=streaming)
     local = conversion.local(path)
     if local is not None and Path(local).suffix in (".jsonl", ".json", ".csv", ".parquet"):
-        note_split(conversion, entry.get("split"))
         return file_source(local, streaming=streaming)
     if names or entry.get("data_dir"):
         conversion.note(f"data_files and data_dir of {path} are not chosen; write data.source with the file")
@@ -283,10 +288,6 @@ def convert_validation(conversion: Conversion) -> None:
     if not streaming:
         put_split(conversion, 0.0)
         conversion.report.defaults.append(("test_split_size", "data.split", 0))
-
-
-def is_hub_id(name: object) -> bool:
-    return isinstance(name, str) and "." not in name.rsplit("/", 1)[-1] and not name.startswith((".", "/", "~"))
 
 
 def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:

@@ -27,18 +27,30 @@ def scheduler(config: Config) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("tool", "text"),
+    ("tool", "text", "key"),
     [
-        ("axolotl", "base_model: org/model\ndatasets: [{path: rows.jsonl, type: chat_template, split: '%s'}]\n"),
-        ("trl", "model_name_or_path: org/model\ndataset_name: rows.jsonl\ndataset_train_split: '%s'\n"),
-        ("trl", "model_name_or_path: org/model\ndatasets: [{path: rows.jsonl, split: '%s'}]\n"),
+        (
+            "axolotl",
+            "base_model: org/model\ndatasets: [{path: %s, type: chat_template, split: '%s'}]\n",
+            "datasets[0].split",
+        ),
+        ("trl", "model_name_or_path: org/model\ndataset_name: %s\ndataset_train_split: '%s'\n", "dataset_train_split"),
+        ("trl", "model_name_or_path: org/model\ndatasets: [{path: %s, split: '%s'}]\n", None),
     ],
 )
-def test_the_split_of_a_file_is_named_because_all_rows_are_read(tool: ToolName, text: str, tmp_path: Path) -> None:
+def test_a_split_of_a_file_has_no_counterpart(tool: ToolName, text: str, key: str | None, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"messages": []}\n')
-    note = "the split train[:10%] of a file is not used, and all of its rows are read; write a file with them"
-    assert note in converted(text % "train[:10%]", tool, tmp_path)[1].notes
-    assert note not in converted(text % "train", tool, tmp_path)[1].notes
+    reason = "all rows of a file are read; write a file with those of the split"
+    for path, split, is_unread in (
+        ("rows.jsonl", "train[:10%]", True),
+        ("rows.jsonl", "train", False),
+        ("org/data", "train[:10%]", False),
+    ):
+        _, report = converted(text % (path, split), tool, tmp_path)
+        if key is None:
+            assert (f"a dataset has a split: {reason}" in report.notes) == is_unread
+        else:
+            assert missing(report) == ({key: reason} if is_unread else {})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +74,8 @@ def test_axolotl_leaves_out_rows_that_are_too_long_and_partita_cuts_them(tmp_pat
     note = "rows longer than sequence_len are cut, and counted in the ledger; axolotl leaves them out"
     assert note in axolotl("", tmp_path)[1].notes
     _, report = axolotl("excess_length_strategy: drop\n", tmp_path)
-    assert missing(report)["excess_length_strategy"] == f"{note}: remove them from the data"
+    assert missing(report)["excess_length_strategy"] == f"{note}; remove them from the data"
+    assert note not in report.notes
     _, report = axolotl("excess_length_strategy: truncate\n", tmp_path)
     assert note not in report.notes
     assert "excess_length_strategy" in [problem.path for problem in report.unneeded]
@@ -81,6 +94,8 @@ def test_a_constant_rate_of_transformers_has_no_warmup(tmp_path: Path) -> None:
         assert found == {"decay": "constant", "warmup_steps": 0}
         found = scheduler(axolotl("lr_scheduler: constant\n" + more, tmp_path)[0])
         assert found == {"decay": "constant", "warmup_steps": 0}
+    _, report = axolotl("lr_scheduler: constant\n", tmp_path)
+    assert ("warmup_steps", "trainer.learning_rate_scheduler.warmup_steps", 0) in report.defaults
     warm = scheduler(converted(TRL + "lr_scheduler_type: constant_with_warmup\nwarmup_steps: 5\n", "trl", tmp_path)[0])
     assert warm == {"decay": "constant", "warmup_steps": 5}
 
@@ -153,9 +168,19 @@ def test_columns_that_llama_factory_does_not_read_are_ignored(tmp_path: Path) ->
         "all": (),
         "chat": ("system", "tools"),
     }
+    head = f"model_name_or_path: org/model\nstage: sft\ndataset_dir: {tmp_path / 'data'}\n"
     for name, ignored in expected.items():
-        text = f"model_name_or_path: org/model\nstage: sft\ndataset: {name}\ndataset_dir: {tmp_path / 'data'}\n"
-        assert converted(text, "llama_factory", tmp_path)[0].data.dialogue.ignore_keys == ignored
+        assert converted(head + f"dataset: {name}\n", "llama_factory", tmp_path)[0].data.dialogue.ignore_keys == ignored
+
+    config, report = converted(head + "dataset: plain,chat\n", "llama_factory", tmp_path)
+    assert config.data.dialogue.ignore_keys == ("system", "history", "tools")
+    assert not any("does not declare" in note for note in report.notes)
+    config, report = converted(head + "dataset: two,all\n", "llama_factory", tmp_path)
+    assert (config.data.dialogue.format, config.data.dialogue.ignore_keys) == ("alpaca", ())
+    assert (
+        "two does not declare system, history, tools, input, which another dataset reads: rows of two with such a "
+        "column are read with it; remove it from them"
+    ) in report.notes
 
 
 @pytest.mark.parametrize(
