@@ -160,7 +160,7 @@ def quantize_to_int8(
     layers: Mapping[str, torch.nn.Linear],
     section: DynamicInt8Quantization,
 ) -> None:
-    """Convert layers to int8 that are faster in it, and free the memory of their weights in float32.
+    """Convert layers to int8 that are faster in it, and free the memory of their other weights.
 
     safetensors maps a file to memory, and pages that were read stay there until none of its tensors is used. So the
     tensors that the model still uses are copied.

@@ -229,7 +229,7 @@ class Int8Product:
         """Kept until the last layer was called."""
 
     def __deepcopy__(self, memo: object) -> "Int8Product":
-        return self  # it never changes
+        return self  # its weight never changes
 
     def output(self, x: torch.Tensor, part: int) -> torch.Tensor:
         """Return x W^T [N, O] of a layer in float32.
