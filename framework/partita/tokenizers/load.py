@@ -14,7 +14,7 @@ from partita.tokenizers.hub import check_intact, digest, find_base, loading
 from partita_schema.common.files import replacing_folder
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
-from partita_schema.sections.model import ENCODERS, NewModel, ScratchModel
+from partita_schema.sections.model import ENCODERS, WITH_OWN_TOKENIZER, NewModel, ScratchModel
 from partita_trainers.file_sums import write_sums
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def read_tokenizer(
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     check_intact(source, weights=False)
-    # AutoTokenizer replaces this class by that of some architectures, such as qwen2, with other splitting rules.
+    # AutoTokenizer replaces this class by that of some architectures, with other splitting rules.
     reader = PreTrainedTokenizerFast if declared_class(source) == "TokenizersBackend" else AutoTokenizer
     with loading(source, part="tokenizer"):
         tokenizer = reader.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
@@ -106,12 +106,15 @@ def train_tokenizer(base: NewModel, texts: Iterable[str]) -> "PreTrainedTokenize
     That of an encoder puts special tokens around a text, as BERT does.
     """
     longest = base.context_length if isinstance(base, ScratchModel) else None
-    encodes = isinstance(base, ScratchModel) and base.architecture in ENCODERS
+    architecture = base.architecture if isinstance(base, ScratchModel) else None
+    encodes = architecture in ENCODERS
     vocab_size = base.vocab_size - (2 if encodes else 0)
+    as_qwen2 = architecture in WITH_OWN_TOKENIZER
     if base.tokenizer == "byte":
-        tokenizer = byte_tokenizer(max_length=longest)
+        tokenizer = byte_tokenizer(max_length=longest, as_qwen2=as_qwen2)
     elif base.tokenizer == "bpe":
-        tokenizer = wrap(byte_pair_backend(texts, vocab_size=vocab_size), max_length=longest)
+        backend = byte_pair_backend(texts, vocab_size=vocab_size, as_qwen2=as_qwen2)
+        tokenizer = wrap(backend, max_length=longest, unknown=END if as_qwen2 else None)
     else:
         pattern = CHARACTER if base.tokenizer == "char" else WORD
         backend = piece_backend(texts, pattern=pattern, vocab_size=vocab_size)
@@ -132,18 +135,33 @@ def for_encoder(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedTokenizerFas
     return tokenizer
 
 
-def byte_tokenizer(*, max_length: int | None = None) -> "PreTrainedTokenizerFast":
-    """Create a tokenizer with one token per UTF-8 byte, `<pad>` and `</s>`."""
+def byte_tokenizer(*, max_length: int | None = None, as_qwen2: bool = False) -> "PreTrainedTokenizerFast":
+    """Create a tokenizer with one token per UTF-8 byte, `<pad>` and `</s>`.
+
+    Args:
+        max_length: Maximum number of tokens of a text; None for no maximum.
+        as_qwen2: Whether it is that of a Qwen2 model (`byte_level`).
+    """
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
 
     pieces = [PAD, END, *sorted(ByteLevel.alphabet())]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    return wrap(byte_level(BPE(vocab=vocabulary, merges=[])), max_length=max_length)
+    backend = byte_level(BPE(vocab=vocabulary, merges=[]), as_qwen2=as_qwen2)
+    return wrap(backend, max_length=max_length, unknown=END if as_qwen2 else None)
 
 
-def byte_pair_backend(texts: Iterable[str], *, vocab_size: int) -> "Backend":
-    """Train byte-level byte-pair encoding (Radford et al. 2019, section 2.2)."""
+def byte_pair_backend(texts: Iterable[str], *, vocab_size: int, as_qwen2: bool = False) -> "Backend":
+    """Train byte-level byte-pair encoding (Radford et al. 2019, section 2.2).
+
+    Args:
+        texts: The training texts.
+        vocab_size: Maximum number of tokens.
+        as_qwen2: Whether it is that of a Qwen2 model (`byte_level`).
+
+    Raises:
+        ModelError: The vocabulary is too small.
+    """
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
     from tokenizers.trainers import BpeTrainer
@@ -155,7 +173,7 @@ def byte_pair_backend(texts: Iterable[str], *, vocab_size: int) -> "Backend":
             f"base_model.vocab_size: {vocab_size} holds no byte-level vocabulary; "
             f"write at least {least}, or tokenizer: char"
         )
-    backend = byte_level(BPE())
+    backend = byte_level(BPE(), as_qwen2=as_qwen2)
     trainer = BpeTrainer(
         vocab_size=vocab_size, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False
     )
@@ -163,14 +181,25 @@ def byte_pair_backend(texts: Iterable[str], *, vocab_size: int) -> "Backend":
     return backend
 
 
-def byte_level(model: Any) -> "Backend":
-    """Wrap a model of the tokenizers library with byte-level splitting and decoding."""
+def byte_level(model: Any, *, as_qwen2: bool = False) -> "Backend":
+    """Wrap a model of the tokenizers library with byte-level splitting and decoding.
+
+    Args:
+        model: The model.
+        as_qwen2: Whether texts are normalized and split as by Qwen2's tokenizer. AutoTokenizer of transformers reads
+            the tokenizer of a Qwen2 model with these rules, whatever its files say.
+    """
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, pre_tokenizers
 
     backend = Backend(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    if as_qwen2:
+        from transformers import Qwen2Tokenizer
+
+        rules = Qwen2Tokenizer().backend_tokenizer
+        backend.normalizer, backend.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
     return backend
 
 
@@ -201,7 +230,13 @@ def piece_backend(texts: Iterable[str], *, pattern: str, vocab_size: int) -> "Ba
 
 
 def wrap(backend: "Backend", *, max_length: int | None, unknown: str | None = None) -> "PreTrainedTokenizerFast":
-    """Wrap a backend, whose vocabulary contains the special tokens, in a transformers tokenizer."""
+    """Wrap a backend, whose vocabulary contains the special tokens, in a transformers tokenizer.
+
+    Args:
+        backend: The backend.
+        max_length: Maximum number of tokens of a text; None for no maximum.
+        unknown: The unknown token. Qwen2's class adds one of its own to a vocabulary without.
+    """
     from transformers import PreTrainedTokenizerFast
 
     names = {"pad_token": PAD, "eos_token": END} | ({"unk_token": unknown} if unknown else {})

@@ -47,6 +47,10 @@ UNROTATED = ("gpt2", "opt", "bert", "roberta", "distilbert", "deberta-v2", *ENCO
 """Architectures without rotary positions."""
 UNGROUPED = ("gpt2", "gpt_neox", "opt", *ENCODERS, *ENCODER_DECODERS)
 """Architectures without grouped-query attention."""
+BYTE_LEVEL_TOKENIZERS = ("bpe", "byte")
+"""Tokenizers whose smallest tokens are bytes."""
+WITH_OWN_TOKENIZER = ("qwen2",)
+"""Architectures whose tokenizers AutoTokenizer of transformers reads with the class of the architecture."""
 
 
 class ScratchModel(ConfigModel):
@@ -79,7 +83,7 @@ class ScratchModel(ConfigModel):
     """Share the weights of the input and output embeddings."""
     tokenizer: Literal["bpe", "byte", "char", "word"] = "bpe"
     """Type of tokenizer. bpe: byte-level BPE trained on the data; byte: one token per byte, without training; char: one
-    token per character; word: one token per word or punctuation mark."""
+    token per character; word: one token per word or punctuation mark. qwen2 has bpe and byte only."""
     vocab_size: PositiveInt = 2048
     """Maximum vocabulary size of the trained tokenizer, special tokens included."""
 
@@ -125,6 +129,16 @@ class ScratchModel(ConfigModel):
             raise rule_error(
                 f"{self.architecture} has no grouped-query attention; remove num_key_value_heads",
                 at="num_key_value_heads",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def the_architecture_has_this_tokenizer(self) -> "ScratchModel":
+        if self.architecture in WITH_OWN_TOKENIZER and self.tokenizer not in BYTE_LEVEL_TOKENIZERS:
+            raise rule_error(
+                f"transformers reads every tokenizer of {self.architecture} as a byte-level one; write "
+                f"tokenizer: {' or '.join(BYTE_LEVEL_TOKENIZERS)}, or architecture: qwen3",
+                at="tokenizer",
             )
         return self
 

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -7,7 +8,14 @@ from hypothesis import strategies as st
 
 from partita.tokenizers.load import byte_tokenizer, load_tokenizer, read_tokenizer, tokenizer_digest, train_tokenizer
 from partita_schema.errors import ModelError
-from partita_schema.sections.model import ScratchModel
+from partita_schema.sections.model import (
+    BYTE_LEVEL_TOKENIZERS,
+    WITH_OWN_TOKENIZER,
+    Architecture,
+    EncoderArchitecture,
+    EncoderDecoderArchitecture,
+    ScratchModel,
+)
 
 from ...properties import examples
 from ..lm.conftest import build_config
@@ -102,3 +110,30 @@ def test_a_saved_model_of_an_architecture_with_its_own_tokenizer_class_keeps_its
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf8")
     assert tokenizer_digest(read_tokenizer(str(tmp_path))) == tokenizer_digest(tokenizer)
     assert read_tokenizer(str(tmp_path)).encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
+
+
+ARCHITECTURES = (*get_args(Architecture), *get_args(EncoderArchitecture), *get_args(EncoderDecoderArchitecture))
+OTHER_TEXTS = ("in 1984 we'RE 12345", "e\u0301 as two characters", "a \n\n b\tc  ", "<unk> of another model")
+NEW_MODELS = [
+    (architecture, kind)
+    for architecture in ARCHITECTURES
+    for kind in ("bpe", "byte", "char", "word")
+    if architecture not in WITH_OWN_TOKENIZER or kind in BYTE_LEVEL_TOKENIZERS
+]
+
+
+@pytest.mark.parametrize(("architecture", "kind"), NEW_MODELS)
+def test_transformers_reads_the_tokenizer_of_a_new_model_with_the_same_tokens(
+    architecture: str, kind: str, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    described = {"type": "scratch", "architecture": architecture, "tokenizer": kind, "vocab_size": 300}
+    tokenizer = train_tokenizer(ScratchModel.model_validate(described), [*TEXTS, *OTHER_TEXTS])
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture}), encoding="utf8")
+    read = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(read) == len(tokenizer)
+    for text in (*TEXTS, *OTHER_TEXTS):
+        assert read(text)["input_ids"] == tokenizer(text)["input_ids"]
+        assert read.decode(tokenizer(text)["input_ids"]) == tokenizer.decode(tokenizer(text)["input_ids"])

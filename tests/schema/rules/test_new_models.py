@@ -45,10 +45,17 @@ def problems(base_model: dict[str, Any], **sections: Any) -> list[str]:
             {"num_key_value_heads": 2, "architecture": "gpt2"},
             "base_model.num_key_value_heads: gpt2 has no grouped-query attention; remove num_key_value_heads",
         ),
+        (
+            {"tokenizer": "word", "architecture": "qwen2"},
+            (
+                "base_model.tokenizer: transformers reads every tokenizer of qwen2 as a byte-level one; write "
+                "tokenizer: bpe or byte, or architecture: qwen3"
+            ),
+        ),
     ],
-    ids=["head width", "rotated", "divisor", "no groups"],
+    ids=["head width", "rotated", "divisor", "no groups", "own tokenizer"],
 )
-def test_impossible_shapes_are_refused(keys: dict[str, Any], problem: str) -> None:
+def test_impossible_models_are_refused(keys: dict[str, Any], problem: str) -> None:
     assert problems(keys) == [problem]
 
 
