@@ -276,14 +276,16 @@ def from_line(line: Mapping[str, Any]) -> Episode:
         agent = message.get("agent", AGENT if "tokens" in message else "user")
         said = {"role": message["role"], "content": message["content"], "agent": agent} | answer_part(message)
         episode.messages.append(said)
-        if "tokens" in message and agent != AGENT:
-            episode.tokens[index] = tuple(message["tokens"])
-        elif "tokens" in message:
-            tokens, gold = tuple(message["tokens"]), message.get("gold")
-            answer, values = message.get(ANSWER), message.get("values")
-            turn = EpisodeTurn(index, message["content"], tokens, gold, answer, values, correction_in(message))
+        tokens, correction = message.get("tokens"), correction_in(message)
+        if tokens is not None and agent == AGENT:
+            gold, answer, values = message.get("gold"), message.get(ANSWER), message.get("values")
+            turn = EpisodeTurn(index, message["content"], tuple(tokens), gold, answer, values, correction)
             turn.is_cut = index in line.get("cut", ())
             episode.replies.append(turn)
+        elif correction is not None:
+            raise ValueError(f"message {index} has a correction, but is no answer of the main agent")
+        elif tokens is not None:
+            episode.tokens[index] = tuple(tokens)
     episode.reward, episode.ok, episode.rounds = line["reward"], line["ok"], line["rounds"]
     episode.metrics, episode.target = dict(line["metrics"]), line["target"]
     episode.status, episode.reason = line["status"], line["reason"]

@@ -8,21 +8,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from partita.data.episode import AGENT, Episode, answer_part
+from partita.data.episode import AGENT, Episode
+from partita.data.sources.transcript_answers import Row, is_right, right_answer, row_of, turns_of
 from partita_schema.sections.sources import Target
-
-Row = dict[str, Any]
-
-
-def row_of(episode: Episode, end: int, right: str) -> Row:
-    """Return the messages before the one at `end`, with the correct answer as the label."""
-    own = {reply.index for reply in episode.replies}
-    messages = [
-        {"role": message["role"], "content": message["content"]}
-        | ({"train": True} | answer_part(message) if index in own else {})
-        for index, message in enumerate(episode.messages[:end])
-    ]
-    return {"messages": messages, "labels": [right], "train_all": False}
 
 
 def pair_of(episode: Episode, end: int, *, chosen: str, rejected: str) -> Row:
@@ -91,42 +79,11 @@ def said(message: dict[str, Any]) -> tuple[str, str, str]:
 
 def corrected_pairs(episode: Episode, *, target: Target) -> list[Row]:
     """Return a pair for each wrong answer whose correct version is known, or only for the last one."""
-    if episode.status == "failed" or is_right(episode) is None:
+    if is_right(episode) is None:
         return []
     pairs = []
-    for number, reply in enumerate(episode.replies):
-        right = correction_of(episode, number)
+    for number in turns_of(episode, "every_agent_turn"):
+        reply, right = episode.replies[number], right_answer(episode, number)
         if right is not None and right.strip() != reply.text.strip() and reply.text.strip():
             pairs.append(pair_of(episode, reply.index, chosen=right, rejected=reply.text))
     return pairs[-1:] if target == "last_agent_turn" else pairs
-
-
-def correction_of(episode: Episode, number: int) -> str | None:
-    """Return the correct version of an answer: what someone has written, else the answer of the last retry if it was
-    accepted, else the right answer that the checker or the environment knows; None if it is unknown."""
-    reply, end = episode.replies[number], retries_end(episode, number)
-    final = episode.replies[end]
-    if reply.correction is not None or final.correction is not None:
-        return reply.correction or final.correction
-    if episode.succeeded:
-        return final.text.strip() or None
-    last = end == len(episode.replies) - 1
-    return (episode.target if last and episode.target is not None else reply.gold) or None
-
-
-def retries_end(episode: Episode, number: int) -> int:
-    """Return the number of the last retry of an answer: an answer after nothing but messages of the checker."""
-    replies = episode.replies
-    while number + 1 < len(replies):
-        between = episode.messages[replies[number].index + 1 : replies[number + 1].index]
-        if not between or any(message["agent"] != "checker" for message in between):
-            break
-        number += 1
-    return number
-
-
-def is_right(episode: Episode) -> bool | None:
-    """Return whether a dialogue needs no correction; None if that is unknown."""
-    if any(reply.correction is not None for reply in episode.replies):
-        return False
-    return episode.succeeded

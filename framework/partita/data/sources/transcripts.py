@@ -14,7 +14,16 @@ from pathlib import Path
 from partita.data.episode import Episode, from_line
 from partita.data.rows import Rows
 from partita.data.sources.in_memory import open_in_memory
-from partita.data.sources.transcript_pairs import Row, best_and_worst, corrected_pairs, is_right, retries_end, row_of
+from partita.data.sources.transcript_answers import (
+    Row,
+    is_good,
+    is_right,
+    last_retry,
+    right_answer,
+    row_of,
+    turns_of,
+)
+from partita.data.sources.transcript_pairs import best_and_worst, corrected_pairs
 from partita_schema.common.checksums import DamagedError, unsealed_line
 from partita_schema.common.text import counted, describe_error
 from partita_schema.config import Config
@@ -75,16 +84,27 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str], wanted: 
     """
     all_rows: list[Row] = []
     outcomes: Counter[str] = Counter()
+    cut = 0
     for path in paths:
-        rows, counts = rows_of_file(list(dialogues_of(Path(path))), source=source, wanted=wanted)
+        episodes = list(dialogues_of(Path(path)))
+        rows, counts = rows_of_file(episodes, source=source, wanted=wanted)
         all_rows += rows
         outcomes += counts
+        cut += num_cut_answers(episodes, source) if wanted == ANSWERS else 0
     name = Path(paths[0]).name
     summary = summary_of(outcomes, source)
     if not all_rows:
         kind = "pair of answers can be made" if wanted.pairs else "dialogue can be trained on"
         raise NothingToLearnError(
             f"{name}: no {kind} with select: {source.select}; there are {summary}{advice(source)}"
+        )
+    if cut:
+        logger.warning(
+            "%s: %s of %s to learn ended at the token limit; training on them teaches the model to stop there: simulate "
+            "with a larger generation.max_new_tokens",
+            name,
+            f"{cut:,}",
+            counted(len(all_rows), "answer"),
         )
     if wanted.pairs and outcomes:
         logger.info("%s: %s of answers; without any: %s", name, counted(len(all_rows), "pair"), summary)
@@ -174,33 +194,27 @@ def outcome(episode: Episode) -> str:
 
 def rows_of(episode: Episode, *, select: Select, target: Target) -> list[Row]:
     """Return the rows of a dialogue; empty if it is not selected, or no correct answer is known."""
+    answers = right_answers(episode, select=select, target=target)
+    return [row_of(episode, episode.replies[number].index, right) for number, right in answers]
+
+
+def right_answers(episode: Episode, *, select: Select, target: Target) -> list[tuple[int, str]]:
+    """Return the numbers of the turns to learn with their correct answers; empty if the dialogue is not selected."""
     right = is_right(episode)
-    if episode.status == "failed" or not episode.replies or right is None:
+    if right is None or (select != "all" and right != (select == "succeeded")):
         return []
-    if select != "all" and right != (select == "succeeded"):
-        return []
-    labeled = ((episode.replies[index].index, right_answer(episode, index)) for index in turns_of(episode, target))
-    return [row_of(episode, start, right) for start, right in labeled if right is not None]
+    answers = ((number, right_answer(episode, number)) for number in turns_of(episode, target))
+    return [(number, answer) for number, answer in answers if answer is not None]
 
 
-def turns_of(episode: Episode, target: Target) -> Sequence[int]:
-    """Return the numbers of the model's turns to learn: all, or the last one, which is the last corrected one if any
-    is."""
-    if target == "every_agent_turn":
-        return range(len(episode.replies))
-    corrected = [number for number, reply in enumerate(episode.replies) if reply.correction is not None]
-    return [corrected[-1] if corrected else len(episode.replies) - 1]
-
-
-def right_answer(episode: Episode, number: int) -> str | None:
-    """Return the correct answer of the model's turn `number`; None if it is unknown."""
-    reply = episode.replies[number]
-    if reply.correction is not None:
-        return reply.correction
-    if episode.succeeded:
-        return reply.whole.strip() or None
-    last = number == len(episode.replies) - 1
-    return (episode.target if last and episode.target is not None else reply.gold) or None
+def num_cut_answers(episodes: Sequence[Episode], source: SimulationSource) -> int:
+    """Return the number of answers to learn that the model generated up to the limit of new tokens."""
+    return sum(
+        final.is_cut and final.whole.strip() == right
+        for episode in episodes
+        for number, right in right_answers(episode, select=source.select, target=source.target)
+        for final in [last_retry(episode, number)]
+    )
 
 
 def labelled_rows(episode: Episode, *, target: Target, column: str) -> list[Row]:
@@ -211,26 +225,9 @@ def labelled_rows(episode: Episode, *, target: Target, column: str) -> list[Row]
         target: Which answers are used.
         column: Column of the label.
     """
-    if episode.status == "failed" or not episode.replies:
-        return []
     rows = []
     for number in turns_of(episode, target):
         reply, label = episode.replies[number], is_good(episode, number)
         if label is not None and reply.text.strip():
             rows.append(row_of(episode, reply.index, reply.text) | {column: label})
     return rows
-
-
-def is_good(episode: Episode, number: int) -> bool | None:
-    """Return whether an answer is good; None if that is unknown.
-
-    An answer is bad if it was corrected or tried again, and the others of a dialogue that succeeded are good. In any
-    other dialogue, an answer is good if it equals the right one; where that is not known, the last one is bad.
-    """
-    reply = episode.replies[number]
-    if reply.correction is not None or retries_end(episode, number) != number:
-        return False
-    right = None if episode.succeeded else right_answer(episode, number)
-    if right is not None:
-        return reply.text.strip() == right.strip()
-    return episode.succeeded if episode.succeeded or number == len(episode.replies) - 1 else None

@@ -33,8 +33,13 @@ FAILED = dialogue("failed", [("x", "a")], status="failed", reason="environment: 
 
 def rows_of(folder: Path, *dialogues: Episode, **source: Any) -> list[tuple[list[str], list[str]]]:
     """Return the input and the loss text of each row."""
+    return rows_of_lines(folder, *(made.line() for made in dialogues), **source)
+
+
+def rows_of_lines(folder: Path, *lines: dict[str, Any], **source: Any) -> list[tuple[list[str], list[str]]]:
+    """Return the input and the loss text of each row of transcript lines."""
     path = folder / "predicted.jsonl"
-    path.write_text("".join(json.dumps(made.line()) + "\n" for made in dialogues), encoding="utf8")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf8")
     rows = open_rows(SimulationSource(type="simulation", path="predicted.jsonl", **source), folder=folder)
     result = rows.get(range(len(rows)))
     assert all(row["train_all"] is False for row in result)
@@ -94,3 +99,68 @@ def test_rows_of_transcripts_are_the_same_in_every_run(tmp_path: Path) -> None:
     source = {"type": "simulation", "path": str(tmp_path / "predicted.jsonl"), "select": "all"}
 
     assert open_rows(source, folder=tmp_path).fingerprint == open_rows(source, folder=tmp_path).fingerprint
+
+
+def corrected(made: Episode, index: int) -> dict[str, Any]:
+    """Return the line of a dialogue with a correction in a message."""
+    line = made.line()
+    line["messages"][index]["correction"] = "corrected"
+    return line
+
+
+def retried(*, ok: bool) -> Episode:
+    """Return a dialogue whose first answer to its second question was rejected by the checker."""
+    made = Episode("retried", "retried", {}, 0)
+    made.observe("question 0")
+    made.act("a", (1,))
+    made.observe("question 1")
+    made.act("rejected", (1,))
+    made.observe("try again", agent="checker")
+    made.act("accepted", (1,))
+    made.ok, made.rounds, made.target = ok, 1, None if ok else "right"
+    made.end("done")
+    return made
+
+
+@pytest.mark.parametrize("select", ["succeeded", "all"])
+def test_an_answer_that_the_checker_rejected_is_not_learned(select: str, tmp_path: Path) -> None:
+    assert rows_of(tmp_path, retried(ok=True), select=select, target="every_agent_turn") == [
+        (["question 0"], ["a"]),
+        (["question 0", "a", "question 1"], ["accepted"]),
+        (["question 0", "a", "question 1", "rejected", "try again"], ["accepted"]),
+    ]
+
+
+def test_the_right_answer_of_the_checker_is_learned_in_place_of_all_rejected_ones(tmp_path: Path) -> None:
+    assert rows_of(tmp_path, retried(ok=False), target="every_agent_turn") == [
+        (["question 0", "a", "question 1"], ["right"]),
+        (["question 0", "a", "question 1", "rejected", "try again"], ["right"]),
+    ]
+
+
+@pytest.mark.parametrize("target", ["last_agent_turn", "every_agent_turn"])
+def test_a_correction_in_a_failed_dialogue_is_learned(target: str, tmp_path: Path) -> None:
+    assert rows_of_lines(tmp_path, corrected(FAILED, 1), target=target) == [(["question 0"], ["corrected"])]
+    other = dialogue("failed", [("x", "a"), ("y", "b")], status="failed", reason="environment: it broke")
+    assert rows_of_lines(tmp_path, corrected(other, 1), target=target) == [(["question 0"], ["corrected"])]
+
+
+def test_a_correction_of_another_speaker_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="message 0 has a correction, but is no answer of the main agent"):
+        rows_of_lines(tmp_path, corrected(RIGHT, 0))
+
+
+def test_learned_answers_that_ended_at_the_token_limit_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut = dialogue("cut", [("a", "a"), ("b", "b")])
+    cut.replies[1].is_cut = True
+    rows_of(tmp_path, cut, RIGHT, WRONG, select="all")
+    assert caplog.messages == [
+        "predicted.jsonl: 1 of 3 answers to learn ended at the token limit; training on them teaches the model to stop "
+        "there: simulate with a larger generation.max_new_tokens"
+    ]
+    caplog.clear()
+    cut.replies[1].gold = "another"
+    rows_of(tmp_path, cut, select="all")
+    assert not caplog.messages
