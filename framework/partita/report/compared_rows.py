@@ -11,7 +11,7 @@ from partita.report.row_shares import EPISODE
 from partita.report.simulated import HISTORIES, transcript_files
 from partita.runs.listing import SPLITS, RunSummary
 from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, OutputResult, RecordedRow
-from partita.simulation.report import numbers_of
+from partita.simulation.report import numbers_of, successes
 from partita_schema.common.checksums import DamagedError, unsealed_line
 from partita_schema.common.text import counted, nearest
 from partita_schema.errors import DataError, shortened
@@ -254,20 +254,21 @@ def rows_of(episodes: Sequence[Episode], history: str) -> Evaluation:
     """Return episodes as the results of rows: whether each one succeeded, and its numbers."""
     evaluation = Evaluation(EvaluationHeader(history, "result", "", outputs={EPISODE: EPISODE}))
     evaluation.outputs[EPISODE] = OutputColumn(EPISODE)
-    evaluation.add([asdict(row_of(episode)) for episode in episodes])
+    known = zip(episodes, successes(episodes), strict=True)
+    evaluation.add([asdict(row_of(episode, success=success)) for episode, success in known])
     return evaluation
 
 
-def row_of(episode: Episode) -> RecordedRow:
-    """Return an episode as the result of a row."""
+def row_of(episode: Episode, *, success: bool | None) -> RecordedRow:
+    """Return an episode as the result of a row, given whether it succeeded."""
     said = [message["content"] for message in episode.messages if message["role"] == "user"]
-    numbers = {} if episode.status == "failed" else numbers_of(episode)
+    numbers = {} if episode.status == "failed" else numbers_of(episode, success=success)
     value = {name: number for name, number in numbers.items() if name != "success"}
     return RecordedRow(
         episode.key,
         prompt=shortened(said[0] if said else "", MAX_TEXT),
         answer=shortened(last_answer(episode), MAX_TEXT),
-        outputs={EPISODE: OutputResult(None, value, episode.succeeded)},
+        outputs={EPISODE: OutputResult(None, value, success)},
     )
 
 

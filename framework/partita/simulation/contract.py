@@ -6,9 +6,12 @@ episode is then the same in any batch and on any rank.
 """
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+import numpy as np
 
 from partita.data.episode import Episode
 from partita_schema.cells import CellError, compact_json, plain_json
@@ -19,6 +22,8 @@ Message = Mapping[str, Any]
 """A message with `role` (system, user, assistant or tool) and `content`."""
 
 ROLES = ("system", "user", "assistant", "tool")
+OWN_METRICS = ("reward", "success", "exact_turns", "exact_last", "rounds", "turns", "dialogues.n")
+"""Names in the results of a simulation that metrics of programs cannot have."""
 
 
 class Environment(Protocol):
@@ -120,20 +125,19 @@ def check_step_result(result: Any) -> EnvironmentReply:
 
 
 def check_verdict(result: Any) -> Verdict:
-    """Validate the result of `check`. Raises ContractError."""
+    """Validate the result of `check`, and convert numbers of numpy. Raises ContractError."""
     if not isinstance(result, Verdict):
         raise ContractError(f"check gave {format_value(result)}; give a partita.simulation.Verdict")
-    metrics_of(result.metrics, "check")
     if result.target is not None and not isinstance(result.target, str):
         raise ContractError(f"check gave a target of {format_value(result.target)}; give a text or None")
-    return result
+    return replace(result, ok=truth_of(result.ok, "check"), metrics=metrics_of(result.metrics, "check"))
 
 
 def check_world_output(episode: Episode, *, first: int) -> None:
-    """Check what a world wrote to an episode, with its messages from index `first` on.
+    """Check what a world wrote to an episode, with its messages from index `first` on, and convert numbers of numpy.
 
     Raises:
-        ContractError: A message, the gold answer, the reward, a metric or the status is invalid.
+        ContractError: A message, the gold answer, the reward, the verdict, a metric or the status is invalid.
     """
     messages = episode.messages[first:]
     if not all(isinstance(message, Mapping) and isinstance(message.get("agent"), str) for message in messages):
@@ -141,8 +145,15 @@ def check_world_output(episode: Episode, *, first: int) -> None:
     messages_of(messages, "run")
     if not isinstance(episode.gold, str | None):
         raise ContractError(f"run gave gold of {format_value(episode.gold)}; give a text")
-    reward_of(episode.reward, "run")
-    metrics_of(episode.metrics, "run")
+    episode.reward = reward_of(episode.reward, "run")
+    episode.metrics = metrics_of(episode.metrics, "run")
+    episode.ok = None if episode.ok is None else truth_of(episode.ok, "run")
+    if not isinstance(episode.target, str | None):
+        raise ContractError(f"run gave a target of {format_value(episode.target)}; give a text or None")
+    if not isinstance(episode.rounds, int):
+        raise ContractError(f"run gave rounds of {format_value(episode.rounds)}; leave them to a checker")
+    if not isinstance(episode.reason, str | None):
+        raise ContractError(f"run gave a reason of {format_value(episode.reason)}; give a text or None")
     if episode.status not in (None, "done", "truncated"):
         raise ContractError(
             f"run ended with {format_value(episode.status)}; write done or truncated, or raise what failed"
@@ -150,10 +161,10 @@ def check_world_output(episode: Episode, *, first: int) -> None:
 
 
 def reward_of(reward: Any, method: str) -> float | None:
-    """Validate a reward, a finite number or None. Raises ContractError."""
+    """Return a reward as a float, or None. Raises ContractError unless it is a finite number or None."""
     if reward is None:
         return None
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    if isinstance(reward, bool) or not is_finite(reward):
         raise ContractError(f"{method} gave a reward of {format_value(reward)}; give a number or None")
     return float(reward)
 
@@ -193,9 +204,7 @@ def info_of(info: Any, method: str) -> Mapping[str, Any]:
         raise ContractError(
             f"{method} gave gold of {format_value(info['gold'])}; give a text, or a dictionary of outputs"
         )
-    metrics_of(info.get("metrics", {}), method)
-    checked: Mapping[str, Any] = info
-    return checked
+    return {**info, "metrics": metrics_of(info.get("metrics", {}), method)}
 
 
 def gold_text(gold: Mapping[str, Any], method: str) -> str:
@@ -206,14 +215,44 @@ def gold_text(gold: Mapping[str, Any], method: str) -> str:
         raise ContractError(f"{method} gave gold of {format_value(gold)}: {error}; give JSON values") from None
 
 
-def metrics_of(metrics: Any, method: str) -> None:
-    """Raise ContractError unless `metrics` maps names to finite numbers."""
+def metrics_of(metrics: Any, method: str) -> dict[str, float]:
+    """Return metrics as floats by name. Raises ContractError unless they are finite numbers with names of their own."""
     fits = isinstance(metrics, Mapping) and all(
-        isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value)
+        isinstance(name, str) and is_unicode(name) and (isinstance(value, np.bool_) or is_finite(value))
         for name, value in metrics.items()
     )
     if not fits:
         raise ContractError(f"{method} gave metrics of {format_value(metrics)}; give numbers by name")
+    if taken := [name for name in metrics if name in OWN_METRICS]:
+        raise ContractError(
+            f"{method} gave the metric {taken[0]}, which partita computes itself (reward and success from the reward "
+            "and the verdict); choose another name"
+        )
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a value is a finite real number, also one of numpy."""
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def truth_of(value: Any, method: str) -> bool:
+    """Return a verdict as a bool, also one of numpy. Raises ContractError if it is something else."""
+    if not isinstance(value, bool | np.bool_):
+        raise ContractError(f"{method} gave ok of {format_value(value)}; give True or False")
+    return bool(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text has no half of a surrogate pair, which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def format_value(value: Any) -> str:

@@ -142,12 +142,19 @@ def build_programs(section: Simulation, *, folder: Path) -> tuple[dict[str, Call
     hashes: dict[str, str] = {}
     for name, agent in other_agents(section).items():
         if not isinstance(agent, ModelAgentConfig):
-            programs[name], hashes[f"agent {name}"] = build_program(agent, key=agent_key(section, name), folder=folder)
+            key, said = agent_key(section, name), first_line(section)
+            programs[name], hashes[f"agent {name}"] = build_program(agent, key=key, folder=folder, said=said)
     return programs, hashes
 
 
+def first_line(section: Simulation) -> Sequence[str]:
+    """Return what the other agent of a conversation has said before its first turn, as a list of at most one line."""
+    world = section.world
+    return [world.first] if isinstance(world, SelfPlayWorldConfig) and world.first is not None else []
+
+
 def build_program(
-    agent: ScriptedAgentConfig | GoldAgentConfig, *, key: str, folder: Path
+    agent: ScriptedAgentConfig | GoldAgentConfig, *, key: str, folder: Path, said: Sequence[str]
 ) -> tuple[Callable[[], Agent], str]:
     """Return a factory of an agent's program and a hash of its source.
 
@@ -155,6 +162,7 @@ def build_program(
         agent: Configuration of the agent.
         key: Configuration key of the agent, for errors.
         folder: Folder to import the program from.
+        said: Lines that count as said by the agent, before those of a script.
 
     Raises:
         ConfigError: The program was not found, or cannot be created with its options.
@@ -162,7 +170,7 @@ def build_program(
     if isinstance(agent, GoldAgentConfig):
         return GoldTurns, "gold"
     if agent.program is None:
-        lines = agent.lines
+        lines = (*said, *agent.lines)
         return lambda: ScriptedLines(lines), digest(*lines)
     kind = AGENTS.load(agent.program, key=f"{key}.program", folder=folder)
     make = factory(kind, agent.options, key=f"{key}.options")

@@ -108,12 +108,12 @@ def outcomes_of(dialogues: Sequence[Episode], *, repeats: int, score: ScoreTurns
     statuses: dict[str, int] = defaultdict(int)
     values: dict[str, list[float]] = defaultdict(list)
     turns: dict[int, list[float]] = defaultdict(list)
-    for dialogue in dialogues:
+    for dialogue, success in zip(dialogues, successes(dialogues), strict=True):
         reason = f": {dialogue.reason.partition(':')[0]}" if dialogue.reason else ""
         statuses[f"{dialogue.status}{reason}"] += 1
         if dialogue.status == "failed":
             continue
-        for name, value in numbers_of(dialogue).items():
+        for name, value in numbers_of(dialogue, success=success).items():
             values[name].append(value)
         for number, reply in enumerate(dialogue.replies, start=1):
             if reply.exact is not None:
@@ -134,13 +134,34 @@ def outcomes_of(dialogues: Sequence[Episode], *, repeats: int, score: ScoreTurns
     )
 
 
-def numbers_of(episode: Episode) -> dict[str, float]:
-    """Return the numbers of a dialogue that did not fail, by name."""
+def successes(dialogues: Sequence[Episode]) -> list[bool | None]:
+    """Return whether each dialogue succeeded; None if nothing judges it.
+
+    A truncated dialogue that nothing judges, as when the reward comes at the end, did not succeed if anything judges
+    the others.
+    """
+    known = [dialogue.succeeded for dialogue in dialogues]
+    judged = any(
+        success is not None and dialogue.status != "failed" for dialogue, success in zip(dialogues, known, strict=True)
+    )
+    return [
+        False if success is None and judged and dialogue.status == "truncated" else success
+        for dialogue, success in zip(dialogues, known, strict=True)
+    ]
+
+
+def numbers_of(episode: Episode, *, success: bool | None) -> dict[str, float]:
+    """Return the numbers of a dialogue that did not fail, by name.
+
+    Args:
+        episode: The dialogue.
+        success: Whether it succeeded, by `successes`.
+    """
     numbers: dict[str, float] = {}
     if episode.reward is not None:
         numbers["reward"] = episode.reward
-    if episode.succeeded is not None:
-        numbers["success"] = float(episode.succeeded)
+    if success is not None:
+        numbers["success"] = float(success)
     exact = [reply.exact for reply in episode.replies if reply.exact is not None]
     if exact:
         numbers["exact_turns"] = sum(exact) / len(exact)
@@ -160,10 +181,10 @@ def mean(values: Sequence[float], *, failed: int) -> MeanOfTasks:
 def pass_rates(dialogues: Sequence[Episode]) -> tuple[float, float] | None:
     """Return the shares of tasks with any and with all repeats successful; None if the success of one is unknown."""
     tasks: dict[str, list[bool]] = defaultdict(list)
-    for dialogue in dialogues:
-        if dialogue.succeeded is None:
+    for dialogue, success in zip(dialogues, successes(dialogues), strict=True):
+        if success is None:
             return None
-        tasks[dialogue.task_key].append(dialogue.succeeded)
+        tasks[dialogue.task_key].append(success)
     if not tasks:
         return None
     return sum(map(any, tasks.values())) / len(tasks), sum(map(all, tasks.values())) / len(tasks)

@@ -4,6 +4,7 @@ A world runs one episode as a generator. It yields a `RequestTurn` when an agent
 is in the episode. Environments are closed in the background, so that closing cannot affect or delay episodes.
 """
 
+import copy
 import logging
 import threading
 import time
@@ -106,7 +107,8 @@ class EnvironmentWorld:
         """Reset the environment, then step until the environment or the turn limit ends the episode."""
         environment = self.make()
         try:
-            reply = check_reset_result(environment.reset(seed=episode.seed, task=episode.task))
+            # A copy: episodes of the same task share its values, and an environment may change them.
+            reply = check_reset_result(environment.reset(seed=episode.seed, task=copy.deepcopy(episode.task)))
             episode.observe(reply.messages, gold=reply.info.get("gold"))
             while True:
                 yield RequestTurn()
@@ -189,6 +191,7 @@ class CustomWorld:
 
     def start(self, episode: Episode) -> Play:
         """Create the user's generator. Raises WorldError."""
+        episode.task = copy.deepcopy(episode.task)  # other episodes of the task share its values
         try:
             play = self.world.run(episode)
             if not isinstance(play, Generator):
@@ -215,7 +218,9 @@ class CustomWorld:
                     f"run asks {format_value(request.agent)}; the agents of the file are {', '.join(self.agents)}"
                 )
         except ContractError as error:
-            del episode.messages[before:]  # they may be no messages, and a failed episode is saved as well
+            # They may be no messages, numbers or texts, and a failed episode is saved as well.
+            del episode.messages[before:]
+            episode.rounds, episode.target = 0, None
             raise WorldError from error
         except BaseException as error:
             raise WorldError from error

@@ -32,7 +32,7 @@ class Panel:
                 yield RequestTurn()
                 yield RequestTurn("judge")
                 episode.add_reward(0.25)
-            episode.metrics["rounds"] = self.rounds
+            episode.metrics["asked"] = self.rounds
         finally:
             CLOSED.append(episode.key)
 
@@ -107,6 +107,14 @@ class Garbage:
             episode.end("finished")  # type: ignore[arg-type]
         if number == 6:
             episode.gold = 7  # type: ignore[assignment]
+        if number == 9:
+            episode.ok = "no"  # type: ignore[assignment]
+        if number == 10:
+            episode.rounds = object()  # type: ignore[assignment]
+        if number == 11:
+            episode.target = object()  # type: ignore[assignment]
+        if number == 12:
+            episode.end("done", 5)  # type: ignore[arg-type]
         yield RequestTurn()
 
 

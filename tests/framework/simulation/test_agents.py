@@ -140,6 +140,20 @@ def test_a_model_plays_with_itself(folder: Path, tmp_path: Path) -> None:
     assert ended_by == {"agent", "partner"}
 
 
+def test_all_lines_of_a_script_follow_the_fixed_first_message(folder: Path, tmp_path: Path) -> None:
+    lines = ["line 0 of {number}", "line 1"]
+    simulated(
+        folder,
+        tmp_path,
+        world={"type": "self_play", "first": "hello {number}"},
+        agents={"partner": {"type": "scripted", "lines": lines}},
+        tasks={"count": 2},
+    )
+    for number, line in enumerate(transcripts(tmp_path)):
+        said = [message["content"] for message in line["messages"] if message["agent"] == "partner"]
+        assert said == [f"hello {number}", f"line 0 of {number}", "line 1"]
+
+
 def test_agents_have_independent_random_numbers(folder: Path, tmp_path: Path) -> None:
     """Both agents are the same model and see the same first message."""
     changes: dict[str, Any] = {"world": {"type": "user_sim", "first": "say more", "done": "#"}, "max_turns": 1}

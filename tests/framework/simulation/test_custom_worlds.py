@@ -57,7 +57,7 @@ def test_agents_speak_in_the_order_of_the_world(panels: Path) -> None:
         guests = min(2 + number % 3, 3)
         assert agents == ["system", "host", *["guest", "agent", "judge"] * guests]
         assert line["reward"] == 0.25 * guests
-        assert line["metrics"] == ({"rounds": 3.0} if guests == 3 else {})
+        assert line["metrics"] == ({"asked": 3.0} if guests == 3 else {})
         assert (line["status"], line["reason"]) == ("done", None), "a world that returns without a status is done"
         assert ["tokens" in message for message in line["messages"][2:5]] == [False, True, True]
         ends.add(guests)
@@ -170,7 +170,7 @@ def test_the_end_of_a_world_does_not_turn_a_failure_into_a_success(folder: Path,
 
 def test_everything_a_world_yields_is_checked(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    simulated(folder, tmp_path, world=world("Garbage"), agents={}, tasks={"count": 9}, limits={"fail_fraction": 1.0})
+    simulated(folder, tmp_path, world=world("Garbage"), agents={}, tasks={"count": 13}, limits={"fail_fraction": 1.0})
 
     reasons = [
         "world: run gave None; yield partita.simulation.RequestTurn(), with an agent's name in it",
@@ -184,18 +184,21 @@ def test_everything_a_world_yields_is_checked(folder: Path, tmp_path: Path, capl
         "world: run ended with 'finished'; write done or truncated, or raise what failed",
         "world: run gave gold of 7; give a text",
         "world: run gave metrics of {'length': inf}; give numbers by name",
+        None,
+        "world: run gave ok of 'no'; give True or False",
+        "world: run gave rounds of <object",
+        "world: run gave a target of <object",
+        "world: run gave a reason of 5; give a text or None",
     ]
     lines = transcripts(tmp_path)
-    for line, reason in zip(lines, reasons, strict=False):
-        assert line["status"] == "failed"
+    assert [line["status"] for line in lines] == ["done" if reason is None else "failed" for reason in reasons]
+    for line, reason in zip(lines, reasons, strict=True):
+        if reason is None:
+            continue
         assert line["reason"].startswith(reason)
         assert (line["reward"], line["metrics"], len(line["messages"])) == (None, {}, 2)
-    assert [line["status"] for line in lines] == ["failed"] * 8 + ["done"]
-    assert "predicted history: 8 of 9 dialogues failed: world" in caplog.text
-    assert (
-        "predicted history: task-7 failed: world: run gave metrics of {'length': inf}; give numbers by name"
-        in caplog.text
-    )
+    assert "predicted history: 12 of 13 dialogues failed: world" in caplog.text
+    assert "predicted history: task-12 failed: world: run gave a reason of 5; give a text or None" in caplog.text
 
 
 def test_a_simulation_is_not_resumed_with_another_world(folder: Path, tmp_path: Path) -> None:

@@ -481,6 +481,19 @@ def test_failures_are_excluded_or_count_as_0() -> None:
     assert outcomes.pass_at_k is None
 
 
+def test_truncated_dialogues_did_not_succeed_if_the_reward_comes_at_the_end() -> None:
+    done = Episode("a#1", "a", {}, 1, reward=1.0, status="done")
+    cut = Episode("a#2", "a", {}, 1, status="truncated", reason="turns")
+    outcomes = outcomes_of([done, cut], repeats=2)
+
+    assert outcomes.means["success"].mean == 0.5
+    assert (outcomes.means["reward"].mean, outcomes.means["reward"].n) == (1.0, 1)
+    assert (outcomes.pass_at_k, outcomes.pass_hat_k) == (1.0, 0.0)
+    assert "success" not in outcomes_of([cut, cut], repeats=2).means, "nothing judges"
+    unknown = Episode("b", "b", {}, 1, status="done")
+    assert outcomes_of([done, unknown], repeats=1).means["success"].n == 1, "only limits count as no success"
+
+
 def test_the_command_prints_a_table_or_json(folder: Path, tmp_path: Path, forks: Forks) -> None:
     (folder / "run.yaml").write_text(json.dumps(settings(folder, tasks={"count": 10})), encoding="utf8")
     words = ("partita", "simulate", "run.yaml", "--output", tmp_path)

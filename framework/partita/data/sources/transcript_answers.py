@@ -1,4 +1,4 @@
-"""What a transcript tells about the answers of the model: which are right, which were tried again, and what to learn."""
+"""What a transcript tells about the answers of the model: which are right, which were tried again, which to learn."""
 
 from collections.abc import Sequence
 from typing import Any

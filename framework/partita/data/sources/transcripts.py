@@ -100,8 +100,8 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str], wanted: 
         )
     if cut:
         logger.warning(
-            "%s: %s of %s to learn ended at the token limit; training on them teaches the model to stop there: simulate "
-            "with a larger generation.max_new_tokens",
+            "%s: %s of %s to learn ended at the token limit; training on them teaches the model to stop there: "
+            "simulate with a larger generation.max_new_tokens",
             name,
             f"{cut:,}",
             counted(len(all_rows), "answer"),

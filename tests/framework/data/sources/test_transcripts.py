@@ -156,10 +156,11 @@ def test_learned_answers_that_ended_at_the_token_limit_are_counted(
     cut = dialogue("cut", [("a", "a"), ("b", "b")])
     cut.replies[1].is_cut = True
     rows_of(tmp_path, cut, RIGHT, WRONG, select="all")
-    assert caplog.messages == [
+    (message,) = caplog.messages
+    assert message == (
         "predicted.jsonl: 1 of 3 answers to learn ended at the token limit; training on them teaches the model to stop "
         "there: simulate with a larger generation.max_new_tokens"
-    ]
+    )
     caplog.clear()
     cut.replies[1].gold = "another"
     rows_of(tmp_path, cut, select="all")
