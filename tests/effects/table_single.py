@@ -79,8 +79,8 @@ SINGLE = [
 ]
 
 NOT_OBSERVED = {
-    "adapter[boft].boft_n_butterfly_factor": "peft sets it to 1 where it cannot compile its CUDA extension, for which "
-    "it needs nvcc and ninja",
+    "adapter[boft].boft_n_butterfly_factor": "refused where peft cannot compile its CUDA extension, for which it needs "
+    "nvcc and ninja",
     "backend[ray].max_failures": "needs a Ray cluster whose workers die; tests/distributed/test_rank_monitor.py counts "
     "them",
     "backend[ray].address": "needs a Ray cluster to connect to; tests/distributed/test_ray.py starts one",

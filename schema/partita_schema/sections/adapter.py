@@ -241,7 +241,7 @@ class BoftAdapter(LayeredAdapter):
     boft_block_num: NonNegativeInt = 0
     """Number of rotation blocks per layer. 0: computed from boft_block_size."""
     boft_n_butterfly_factor: PositiveInt = 1
-    """Number of butterfly factors."""
+    """Number of butterfly factors. More than 1 needs peft's CUDA extension, which is compiled at the start."""
     boft_dropout: Fraction = 0.0
     """Multiplicative dropout probability."""
     bias: Literal["none", "all", "boft_only"] = "none"

@@ -37,6 +37,8 @@ INHERITED = ("peft_type", "task_type", "auto_mapping", "inference_mode", "base_m
 """Keys of every peft config that a config cannot set."""
 TARGETED = ("target_modules", "modules_to_save")
 LAYERED = (*TARGETED, "exclude_modules", "layers_to_transform")
+ON_EMBEDDING = ("TRAINABLE_TOKENS",)
+"""Methods of peft whose target modules are by default the input embedding."""
 LORA = {"alpha": "lora_alpha", "dropout": "lora_dropout", "bias": "bias"}
 
 
@@ -111,6 +113,7 @@ def add_adapter(
         own = {id(parameter) for parameter in model.parameters()}
         modules = [name for name, _ in model.named_modules()]
         adapted = get_peft_model(model, settings)
+        check_butterfly_factors(adapted, settings)
         check_names(adapted, adapter, modules)
         hold_in_float32(adapted, own=own)
         bridge_types(adapted, dtype=model.dtype)
@@ -121,6 +124,16 @@ def add_adapter(
         raise ModelError(f"adapter: nothing is trained by type {adapter.type}; the model has {linear_names(model)}")
     logger.info("adapter %s: %s trained parameters", adapter.type, f"{trained:,}")
     return adapted
+
+
+def check_butterfly_factors(adapted: "PeftModel", settings: "PeftConfig") -> None:
+    """Raise ModelError if peft has reduced the number of butterfly factors of BOFT to 1, as without its extension."""
+    wanted = getattr(settings, "boft_n_butterfly_factor", 1)
+    if wanted != 1 and any(len(part) != wanted for name, part in adapted.named_parameters() if ".boft_R." in name):
+        raise ModelError(
+            f"adapter.boft_n_butterfly_factor: peft computes {wanted} factors only with a CUDA extension, which it "
+            "could not compile here; write 1"
+        )
 
 
 def train_head(settings: "PeftConfig", head: Head, *, model: "PreTrainedModel") -> None:
@@ -304,7 +317,8 @@ def any_config(adapter: schema.PeftAdapter, known: dict[Any, Any], *, task: str)
     for key in adapter.parameters:
         if key not in allowed:
             raise ModelError(f"adapter.parameters: {wanted} has no key {key}; {nearest(key, allowed)}")
-    defaults = {"target_modules": "all-linear"} if "target_modules" in allowed else {}
+    on_layers = "target_modules" in allowed and wanted not in ON_EMBEDDING
+    defaults = {"target_modules": "all-linear"} if on_layers else {}
     try:
         return config_class(task_type=task, **(defaults | adapter.parameters))
     except (TypeError, ValueError) as error:
@@ -348,7 +362,7 @@ def peft_errors(model: nn.Module, adapter: schema.Adapter) -> Iterator[None]:
     try:
         with logged_warnings():
             yield
-    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError, AssertionError) as error:
+    except (ValueError, TypeError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
         text = " ".join(str(error).split())
         if "not found in the base model" in text or "No modules were targeted" in text:
             key = "target_modules" if not getattr(adapter, "layers_to_transform", None) else "layers_to_transform"

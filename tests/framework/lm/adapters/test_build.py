@@ -161,6 +161,24 @@ def test_other_methods_of_peft_are_checked_by_name_and_key(small, adapter: dict[
         small.load(small.config(adapter={"type": "peft", **adapter}))
 
 
+def test_trainable_tokens_are_rows_of_the_embedding(small) -> None:
+    adapter = {"type": "peft", "peft_type": "TRAINABLE_TOKENS", "parameters": {"token_indices": [5, 6]}}
+    lm = small.load(small.config(adapter=adapter))
+    names = {name: tuple(part.shape) for name, part in lm.adapted.named_parameters() if part.requires_grad}
+    assert list(names) == ["base_model.model.model.embed_tokens.trainable_tokens_delta.default"]
+    assert next(iter(names.values())) == (2, lm.base.config.hidden_size)
+    adapter["parameters"] = {"token_indices": [10**6]}
+    with pytest.raises(ModelError, match=r"adapter: peft does not fit this model: .*"):
+        small.load(small.config(adapter=adapter))
+
+
+def test_butterfly_factors_that_peft_cannot_compute_are_refused(small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peft.tuners.boft.layer.get_fbd_cuda", lambda: None)
+    with pytest.raises(ModelError, match=r"adapter\.boft_n_butterfly_factor: peft computes 2 factors only with a CUDA"):
+        small.load(small.config(adapter={"type": "boft", "boft_n_butterfly_factor": 2}))
+    small.load(small.config(adapter={"type": "boft"}))
+
+
 def test_values_that_do_not_fit_the_model_are_reported(small) -> None:
     with pytest.raises(ModelError, match=r"adapter: vblora does not fit this model: .*256"):
         small.load(small.config(adapter={"type": "vblora"}))
