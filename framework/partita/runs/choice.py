@@ -46,9 +46,10 @@ def choose_folder(name: str, *, config: Config, origin: Path, base: Path) -> Cho
         changed = differences(recorded, settings, without=changeable(recorded, settings))
         if manifest.get("status") == "done":
             if not changed:
+                length = "epochs" if getattr(config.trainer, "max_steps", None) is None else "max_steps"
                 passed = (
-                    f"the run in {folder} is finished; to train it longer, raise trainer.epochs and add --run "
-                    f"{shlex.quote(str(folder))}"
+                    f"the run in {folder} is finished; to train it longer on the same rows, raise trainer.{length} and "
+                    f"add --run {shlex.quote(str(folder))}"
                 )
         elif changed:
             continue

@@ -211,9 +211,14 @@ def test_a_run_without_a_name_resumes_only_runs_of_the_same_configuration(tmp_pa
             run.note(status="done")
     assert choose_folder("run", config=config, origin=tmp_path, base=tmp_path) == ChosenRun(
         tmp_path / "run-4",
-        f"the run in {tmp_path / 'run-3'} is finished; to train it longer, raise trainer.epochs and add "
-        f"--run {tmp_path / 'run-3'}",
+        f"the run in {tmp_path / 'run-3'} is finished; to train it longer on the same rows, raise trainer.epochs and "
+        f"add --run {tmp_path / 'run-3'}",
     )
+    with opened(tmp_path / "by_steps", max_steps=3) as run:
+        run.note(status="done")
+    by_steps = choose_folder("by_steps", config=config_of(max_steps=3), origin=tmp_path, base=tmp_path)
+    assert by_steps.not_continued is not None
+    assert "raise trainer.max_steps and" in by_steps.not_continued
     assert find_finished("run", config=config, origin=tmp_path, base=tmp_path)[0] == tmp_path / "run-2", (
         "the newest run of this configuration"
     )
