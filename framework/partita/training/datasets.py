@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.data.dialogue import expanded
 from partita.data.ledger import Ledger
@@ -23,7 +23,7 @@ from partita.training.data_plan import DataPlan
 from partita.training.plan import plan_of_loader
 from partita_schema.common.text import counted
 from partita_schema.sections.batching import separates_rows
-from partita_schema.sections.trainer import NoTrainer, Trainer
+from partita_schema.sections.trainer import FinetuneTrainer, NoTrainer, Trainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -189,9 +189,35 @@ def training_loader(
     loader = setup.open()
     plan = plan_of_loader(config, shape, size, loader)
     log_plan(plan)
+    if process_group.rank == 0:
+        warn_of_other_steps(shape, config.trainer, size)
     if process_group.rank == 0 and isinstance(loader, Loader):
         warn_of_short_epochs(config.trainer, loader, batches_per_step=setup.batches_per_step)
     return PlannedLoader(loader, plan, size)
+
+
+def warn_of_other_steps(shape: TrainingShape, trainer: Trainer, size: BatchSize) -> None:
+    """Warn if a new run has other steps on several processes than on one, because each process needs a batch.
+
+    Args:
+        shape: How the rows of the run are batched.
+        trainer: The section of the trainer.
+        size: The batch size.
+    """
+    if shape.ranks == 1 or shape.recorded_batches is not None or not isinstance(trainer, FinetuneTrainer):
+        return
+    if trainer.gradient_accumulation_steps is not None:
+        return
+    alone = replace(shape, ranks=1).batches_per_step(trainer, size)
+    batches = shape.batches_per_step(trainer, size)
+    if alone != batches:
+        logger.warning(
+            "a step has %s on %s, and would have %s on one: the number is a multiple of the number of processes; for "
+            "the same steps, write smaller batches",
+            counted(batches, "batch", "batches"),
+            counted(shape.ranks, "process", "processes"),
+            f"{alone:,}",
+        )
 
 
 def warn_of_short_epochs(trainer: Trainer, loader: Loader, *, batches_per_step: int) -> None:

@@ -12,6 +12,7 @@ from partita.data.loader import Loader
 from partita.data.rows import RowKeys
 from partita.data.tokenized import TokenizedDataset
 from partita.data.training_shape import TrainingShape, training_shape
+from partita.training.datasets import warn_of_other_steps
 from partita_schema.config import Config
 from partita_schema.sections.batching import Batching, BucketBatching, FixedBatching, PackBatching, TokenBudgetBatching
 from partita_trainers.batch_size.probe import BatchSize, Volume
@@ -172,6 +173,24 @@ def test_a_step_has_about_the_configured_number_of_rows(kind: str) -> None:
         assert 3000 / loader.steps_per_epoch == pytest.approx(256, rel=0.15)
     fixed = config_of({"type": kind}, gradient_accumulation_steps=3)
     assert shape.batches_per_step(fixed.trainer, shape.with_tokens(tuned(most))) == 3
+
+
+def test_other_steps_than_on_one_process_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of({"type": "pack"}, effective_batch_size=40)
+    shape = shape_of(np.full(100, 10), PackBatching(type="pack"), effective_batch_size=40)
+    alone = shape.batches_per_step(config.trainer, tuned(10))
+    assert alone == 4
+    for ranks in (1, 2, 3, 4):
+        warn_of_other_steps(replace(shape, ranks=ranks), config.trainer, tuned(10))
+    (message,) = caplog.messages
+    assert message == (
+        "a step has 3 batches on 3 processes, and would have 4 on one: the number is a multiple of the number of "
+        "processes; for the same steps, write smaller batches"
+    )
+    accumulated = config_of({"type": "pack"}, gradient_accumulation_steps=3)
+    warn_of_other_steps(replace(shape, ranks=2), accumulated.trainer, tuned(10))
+    warn_of_other_steps(replace(shape, ranks=3, recorded_batches=6), config.trainer, tuned(10))
+    assert caplog.messages == [message]
 
 
 def test_a_step_of_unpacked_rows_has_exactly_the_configured_number() -> None:
