@@ -24,7 +24,6 @@ CHAT_TEMPLATE = (
 )
 SCRATCH: dict[str, Any] = {
     "type": "scratch",
-    "architecture": "qwen2",  # has biases
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -273,7 +272,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def save_model(folder: Path, *, seed: int, **shape: Any) -> None:
-    """Save a random model whose greedy answers vary."""
+    """Save a random model whose greedy answers vary, with biases."""
     config = {
         "base_model": SCRATCH | shape,
         "seed": seed,
@@ -283,8 +282,12 @@ def save_model(folder: Path, *, seed: int, **shape: Any) -> None:
     }
     Model(config, quiet=True).save(folder)
     file = folder / "model.safetensors"
-    weights = load_file(file)
-    save_file({name: value * 4 if value.ndim > 1 else value for name, value in weights.items()}, file, {"format": "pt"})
+    weights = {name: value * 4 if value.ndim > 1 else value for name, value in load_file(file).items()}
+    attention = [name for name in weights if "self_attn" in name]
+    weights |= {name.replace("weight", "bias"): weights[name].new_zeros(len(weights[name])) for name in attention}
+    save_file(weights, file, {"format": "pt"})
+    described = json.loads((folder / "config.json").read_text("utf8")) | {"attention_bias": True}
+    (folder / "config.json").write_text(json.dumps(described), encoding="utf8")
     (folder / "partita-checksums.json").unlink()
 
 

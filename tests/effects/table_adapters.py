@@ -16,6 +16,8 @@ LAYERED = {
 
 STARTED = Flip("before/run/model", part="refusal")
 """peft cannot continue the training of saved prompts; they are only for inference."""
+PRUNED = Flip("before/run/model", part="refusal")
+"""peft cannot train an adapter further whose ranks it has reduced."""
 UNMERGED = {"postprocessor.merge_adapter_into_base_model": Flip(True, part="refusal")}
 """Virtual tokens cannot be merged into weights."""
 
@@ -59,6 +61,7 @@ ADAPTERS = [
         "adalora",
         {"target_r": 2, "init_r": 4},
         **LORA,
+        pretrained_adapter_weights=PRUNED,
         bias="all",
         target_r=3,
         init_r=6,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partita.lm.adapters.build import add_adapter, check_type, read_adapter
+from partita.lm.adapters.build import add_adapter, read_adapter
 from partita.lm.adapters.inits import initial_adapter
 from partita.lm.adapters.lora_linear import fuse_lora
 from partita.lm.devices import find_device, seeded
@@ -221,10 +221,7 @@ def saved_adapter(base: "PreTrainedModel", config: Config, *, adapter_source: st
         trainable: Whether parameters of the adapter require gradients.
     """
     pickles = config.model_parameters.pickled_weights
-    module = read_adapter(base, adapter_source, trainable=trainable, pickles=pickles)
-    if config.adapter is not None:
-        check_type(module, config.adapter, source=adapter_source)
-    return module
+    return read_adapter(base, adapter_source, config.adapter, trainable=trainable, pickles=pickles)
 
 
 def new_adapter(

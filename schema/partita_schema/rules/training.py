@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from partita_schema.base import Refusal
 from partita_schema.metrics import metric_problem
+from partita_schema.sections.adapter import AdaloraAdapter
 from partita_schema.sections.batching import separates_rows
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.model import ScratchModel
@@ -48,6 +49,8 @@ def impossible_self_training(config: ConfigSections) -> Iterator[Refusal]:
                 "self_training"
             ),
         )
+    if isinstance(config.adapter, AdaloraAdapter):
+        yield "adapter.type", "peft cannot train adalora further once it has reduced ranks, as rounds do; write lora"
     if config.data.streaming:
         yield (
             "simulation.self_training",

@@ -93,7 +93,7 @@ class LearningRateScheduler(ConfigModel):
 
     decay: Literal["none", "constant", "linear", "cosine", "exponential", "inverse_sqrt", "wsd"] = "cosine"
     """Shape of the schedule after warmup. wsd (warmup-stable-decay): constant, then decay over the last tenth of the
-    steps. none and constant are the same, and the default for schedule_free_adamw."""
+    steps after warmup. none and constant are the same, and the default for schedule_free_adamw."""
     warmup_fraction: Fraction | None = None
     """Fraction of all optimizer steps used for linear warmup from 0. Default: 0.03, and at least 5 steps in runs of 50
     steps or more."""

@@ -149,6 +149,9 @@ def test_self_training_needs_a_trainer_and_rows() -> None:
     assert problem_text(**ROUNDS | {"data": {}, "base_model": {"type": "scratch", "size": "tiny"}}) == (
         "data: a new model cannot speak yet; write data.source, rows to learn from"
     )
+    assert problem_text(**ROUNDS | {"adapter": {"type": "adalora"}}) == (
+        "adapter.type: peft cannot train adalora further once it has reduced ranks, as rounds do; write lora"
+    )
 
 
 def test_transcripts_can_be_a_source() -> None:

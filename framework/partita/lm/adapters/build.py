@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from partita.lm.adapters.continued import check_continued, new_dropout, read_config
 from partita.lm.adapters.inits import initialize, linear_targets, prepare_init
+from partita.lm.adapters.methods import LAYERED, NAMES
 from partita.lm.adapters.names import check_names, check_tied_modules
 from partita.lm.architectures import check_pickles
 from partita.lm.heads.base import Head, head_modules
@@ -35,45 +37,8 @@ logger = logging.getLogger(__name__)
 LINEAR = ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")
 INHERITED = ("peft_type", "task_type", "auto_mapping", "inference_mode", "base_model_name_or_path", "peft_version")
 """Keys of every peft config that a config cannot set."""
-TARGETED = ("target_modules", "modules_to_save")
-LAYERED = (*TARGETED, "exclude_modules", "layers_to_transform")
 ON_EMBEDDING = ("TRAINABLE_TOKENS",)
 """Methods of peft whose target modules are by default the input embedding."""
-LORA = {"alpha": "lora_alpha", "dropout": "lora_dropout", "bias": "bias"}
-
-
-def same(*keys: str) -> dict[str, str]:
-    """Map keys to themselves, for keys with the same name in peft."""
-    return {key: key for key in keys}
-
-
-NAMES: dict[str, tuple[str, dict[str, str]]] = {
-    "lora": ("LORA", LORA | same("r", "use_rslora", "use_dora")),
-    "adalora": (
-        "ADALORA",
-        LORA | same("target_r", "init_r", "beta1", "beta2", "orth_reg_weight") | {"delta_t": "deltaT"},
-    ),
-    "ia3": ("IA3", {}),
-    "vera": ("VERA", same("r", "d_initial", "projection_prng_key", "save_projection") | {"dropout": "vera_dropout"}),
-    "loha": ("LOHA", same("r", "alpha", "rank_dropout", "module_dropout")),
-    "lokr": ("LOKR", same("r", "alpha", "rank_dropout", "module_dropout", "decompose_both", "decompose_factor")),
-    "boft": ("BOFT", same("boft_block_size", "boft_block_num", "boft_n_butterfly_factor", "boft_dropout", "bias")),
-    "oft": ("OFT", same("r", "oft_block_size", "coft", "eps", "block_share")),
-    "fourierft": ("FOURIERFT", same("n_frequency", "scaling", "random_loc_seed")),
-    "ln_tuning": ("LN_TUNING", {}),
-    "vblora": (
-        "VBLORA",
-        same("r", "num_vectors", "vector_length", "topk", "save_only_topk_weights") | {"dropout": "vblora_dropout"},
-    ),
-    "prompt_tuning": ("PROMPT_TUNING", same("num_virtual_tokens")),
-    "prefix_tuning": ("PREFIX_TUNING", same("num_virtual_tokens", "prefix_projection", "encoder_hidden_size")),
-    "p_tuning": (
-        "P_TUNING",
-        same("num_virtual_tokens", "encoder_reparameterization_type", "encoder_hidden_size", "encoder_num_layers")
-        | same("encoder_dropout"),
-    ),
-}
-"""By type: the name in peft, and our keys mapped to those of peft."""
 
 
 def add_adapter(
@@ -167,32 +132,41 @@ def try_out(adapted: "PeftModel") -> set[nn.Module]:
     return called
 
 
-def read_adapter(model: "PreTrainedModel", source: str, *, trainable: bool, pickles: bool = False) -> "PeftModel":
+def read_adapter(
+    model: "PreTrainedModel", source: str, adapter: schema.Adapter | None, *, trainable: bool, pickles: bool = False
+) -> "PeftModel":
     """Load the adapter of a folder or Hub id onto a model.
 
     Args:
         model: The base model.
         source: Folder or Hub id of the adapter.
+        adapter: The adapter section, whose dropout is used in training.
         trainable: Whether the adapter requires gradients.
         pickles: Whether pickled weights are allowed.
 
     Raises:
-        ModelError: The adapter cannot be loaded.
+        ModelError: The adapter cannot be loaded, or is not the one that the section describes.
     """
     import_bitsandbytes()
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
     from peft.utils import load_peft_weights, set_peft_model_state_dict
 
     own = {id(parameter) for parameter in model.parameters()}
     check_intact(source, key="adapter")
     check_pickles(source, allowed=pickles, key="adapter", safe="adapter_model.safetensors")
+    settings = read_config(source)
+    if getattr(settings, "megatron_config", None):
+        # peft would import any module that the config names as megatron_core.
+        raise ModelError(f"adapter: {source}: its adapter_config.json has a megatron_config, which is not supported")
+    if adapter is not None:
+        check_type(settings, adapter, source=source)
+        if adapter.pretrained_adapter_weights is not None:
+            check_continued(adapter, settings, source=source, trainable=trainable)
+        for key, value in new_dropout(adapter, settings).items():
+            setattr(settings, key, value)
+    settings.inference_mode = not trainable
     with loading(source, part="adapter", key="adapter"), logged_warnings():
-        if getattr(PeftConfig.from_pretrained(source), "megatron_config", None):
-            # peft would import any module that the config names as megatron_core.
-            raise ModelError(
-                f"adapter: {source}: its adapter_config.json has a megatron_config, which is not supported"
-            )
-        adapted = PeftModel.from_pretrained(model, source, is_trainable=trainable)
+        adapted = PeftModel.from_pretrained(model, source, is_trainable=trainable, config=settings)
         if hold_in_float32(adapted, own=own):  # their values were rounded when loaded
             set_peft_model_state_dict(adapted, load_peft_weights(source, device="cpu"))
         bridge_types(adapted, dtype=model.dtype)
@@ -208,9 +182,9 @@ def hold_in_float32(adapted: "PeftModel", *, own: set[int]) -> bool:
     return bool(half)
 
 
-def check_type(adapted: "PeftModel", adapter: schema.Adapter, *, source: str) -> None:
-    """Raise ModelError if a loaded adapter has another type than the config."""
-    loaded = str(adapted.active_peft_config.peft_type.value)
+def check_type(settings: "PeftConfig", adapter: schema.Adapter, *, source: str) -> None:
+    """Raise ModelError if a saved adapter has another type than the section."""
+    loaded = str(settings.peft_type.value)  # type: ignore[union-attr]
     wanted = adapter.peft_type.upper() if isinstance(adapter, schema.PeftAdapter) else NAMES[adapter.type][0]
     if loaded != wanted:
         types = {name: ours for ours, (name, _) in NAMES.items()}

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,66 @@ def test_training_continues_from_a_pretrained_adapter(small, tmp_path: Path) -> 
     other = {"type": "vera", "pretrained_adapter_weights": "first"}
     with pytest.raises(ModelError, match=r"adapter\.type: the adapter in .*first is LORA; write type: lora"):
         small.load(small.config(base_model="base", adapter=other), folder=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def continued(small, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Return a function that loads a model with a saved adapter, given keys of the adapter section."""
+    folder = tmp_path_factory.mktemp("continued")
+    small.load(small.config()).save(folder / "base")
+
+    def load(section: dict[str, Any], keys: dict[str, Any]) -> Any:
+        saved = folder / section["type"]
+        if not saved.exists():
+            first = small.load(small.config(base_model="base", adapter=section), folder=folder)
+            first.prepare_training(4)
+            small.take_steps(first, steps=4)
+            first.save(saved)
+        adapter = {"type": section["type"], "pretrained_adapter_weights": saved.name, **keys}
+        return small.load(small.config(base_model="base", adapter=adapter), folder=folder)
+
+    return load
+
+
+SAVED = {"type": "lora", "r": 4, "target_modules": ["v_proj", "q_proj"], "rank_pattern": {"q_proj": 2}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"r": 32}, r"adapter\.r: 32 does not fit the adapter in .*lora, which has 4; remove the key"),
+        ({"alpha": 5}, r"adapter\.alpha: 5.0 does not fit .*, which has 8; remove the key"),
+        ({"use_rslora": True}, r"adapter\.use_rslora: True does not fit .*, which has False"),
+        ({"target_modules": ["q_proj"]}, r"\.target_modules: \['q_proj'\] does not .* has \['q_proj', 'v_proj'\]"),
+        ({"modules_to_save": ["lm_head"]}, r"adapter\.modules_to_save: \['lm_head'\] does not fit .* has None"),
+        ({"rank_pattern": {"q_proj": 3}}, r"adapter\.rank_pattern: \{'q_proj': 3\} does not fit"),
+    ],
+)
+def test_keys_that_a_pretrained_adapter_does_not_have_are_refused(
+    continued: Callable[..., Any], keys: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ModelError, match=text):
+        continued(SAVED, keys)
+
+
+def test_a_pretrained_adapter_takes_its_own_keys_and_another_dropout(continued: Callable[..., Any]) -> None:
+    lm = continued(SAVED, SAVED | {"target_modules": ["q_proj", "v_proj"], "alpha": 8, "dropout": 0.5})
+    layer = lm.adapted.base_model.model.model.layers[0].self_attn.q_proj
+    assert (layer.r["default"], layer.lora_dropout["default"].p) == (2, 0.5)
+    assert lm.adapted.active_peft_config.lora_dropout == 0.5
+
+
+def test_an_adalora_adapter_without_some_of_its_ranks_is_not_trained_further(continued: Callable[..., Any]) -> None:
+    section = {"type": "adalora", "init_r": 4, "target_r": 2}
+    with pytest.raises(ModelError, match=r"adapter\.pretrained_adapter_weights: .* has lost ranks in its training"):
+        continued(section, {"init_r": 4, "target_r": 2})
+
+
+def test_parameters_of_another_method_are_those_of_the_pretrained_adapter(continued: Callable[..., Any]) -> None:
+    section = {"type": "peft", "peft_type": "MISS", "parameters": {"r": 4}}
+    continued(section, {"peft_type": "MISS", "parameters": {"r": 4}})
+    with pytest.raises(ModelError, match=r"adapter\.parameters\.r: 2 does not fit the adapter in .* has 4"):
+        continued(section, {"peft_type": "MISS", "parameters": {"r": 2}})
 
 
 def test_a_missing_pretrained_adapter_is_reported(small, tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""Adapters that `pretrained_adapter_weights` names: keys of the section that differ from the saved adapter.
+
+The weights decide most of an adapter. Only dropout, which has no weights, can be another one in a second training.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from partita.lm.adapters.methods import LAYERED, NAMES
+from partita.tokenizers.hub import loading
+from partita_schema.base import is_set
+from partita_schema.errors import ModelError
+from partita_schema.sections import adapter as schema
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+
+def read_config(source: str) -> "PeftConfig":
+    """Return the config of a saved adapter. Raise ModelError if it cannot be read."""
+    from peft import PeftConfig
+
+    with loading(source, part="adapter", key="adapter"):
+        return PeftConfig.from_pretrained(source)
+
+
+def check_continued(adapter: schema.Adapter, saved: "PeftConfig", *, source: str, trainable: bool) -> None:
+    """Raise ModelError if a key of the section differs from the saved adapter, or it cannot be trained further.
+
+    Args:
+        adapter: The section; its type is that of the adapter.
+        saved: Config of the saved adapter.
+        source: Folder or Hub id of the adapter.
+        trainable: Whether it is to be trained.
+    """
+    for key, wanted, found in settings_of(adapter, saved):
+        if comparable(wanted) != comparable(found) and "dropout" not in key:
+            raise ModelError(
+                f"adapter.{key}: {shown(wanted)} does not fit the adapter in {source}, which has {shown(found)}; "
+                "remove the key"
+            )
+    if trainable and isinstance(adapter, schema.AdaloraAdapter) and getattr(saved, "rank_pattern", None):
+        raise ModelError(
+            f"adapter.pretrained_adapter_weights: the adapter in {source} has lost ranks in its training, and peft "
+            "cannot train such an adapter further; merge it into its base model (partita merge), and train a new one"
+        )
+
+
+def new_dropout(adapter: schema.Adapter, saved: "PeftConfig") -> Mapping[str, float]:
+    """Return keys of peft for dropout with their values, where the section has other ones than the saved adapter."""
+    if isinstance(adapter, schema.PeftAdapter):
+        pairs = {key: value for key, value in adapter.parameters.items() if "dropout" in key}
+    else:
+        pairs = {
+            theirs: getattr(adapter, ours)
+            for ours, theirs in NAMES[adapter.type][1].items()
+            if "dropout" in ours and is_set(adapter, ours)
+        }
+    return {key: value for key, value in pairs.items() if getattr(saved, key, None) != value}
+
+
+def settings_of(adapter: schema.Adapter, saved: "PeftConfig") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the keys that the section sets, with its value and that of the saved adapter, if the latter has the key."""
+    if isinstance(adapter, schema.PeftAdapter):
+        pairs = [(f"parameters.{key}", value, key) for key, value in adapter.parameters.items()]
+    else:
+        names = NAMES[adapter.type][1] | {key: key for key in (*LAYERED, "rank_pattern", "alpha_pattern")}
+        pairs = [
+            (ours, getattr(adapter, ours), theirs)
+            for ours, theirs in names.items()
+            if hasattr(adapter, ours) and is_set(adapter, ours)
+        ]
+    for key, wanted, theirs in pairs:
+        if hasattr(saved, theirs):
+            yield key, wanted, getattr(saved, theirs)
+
+
+def comparable(value: Any) -> Any:
+    """Return a value in a form in which lists are equal in any order."""
+    return sorted(map(str, value)) if isinstance(value, list | tuple | set) else value
+
+
+def shown(value: Any) -> Any:
+    """Return a value as a file has it."""
+    return sorted(map(str, value)) if isinstance(value, tuple | set) else value
