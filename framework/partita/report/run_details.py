@@ -76,7 +76,7 @@ def facts_of(run: RunSummary, *, now: float) -> Iterator[tuple[str, str]]:
     if not config:
         return
     yield "model", model_of(config)
-    yield "data", data_of(config)
+    yield "data", data_of(manifest)
     counts = {split: values.get("rows") for split, values in (manifest.get("data") or {}).items()}
     rows = {split: number for split, number in counts.items() if number is not None}  # of a stream it is not known
     left_out = sum(number for number in (manifest.get("ledger") or {}).values() if isinstance(number, int))

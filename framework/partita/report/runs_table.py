@@ -67,7 +67,8 @@ def cells_of(run: RunSummary, *, now: float, metric: str | None) -> tuple[str, .
     """
     value = metric_text(run.metric(metric), run.config)
     age, size = age_text(now - run.updated), bytes_text(run.bytes)
-    data = short_data(run.config) if run.config else ", ".join(name for name in OUTPUTS if (run.folder / name).is_dir())
+    outputs = (name for name in OUTPUTS if (run.folder / name).is_dir())
+    data = short_data(run.manifest) if run.config else ", ".join(outputs)
     return run.name, run.status, short_model(run.config), data, value, age, size
 
 
@@ -93,9 +94,9 @@ def short_model(config: Mapping[str, Any]) -> str:
     return model_of(config).removeprefix("new ").rstrip("/").rpartition("/")[2]
 
 
-def short_data(config: Mapping[str, Any]) -> str:
+def short_data(manifest: Mapping[str, Any]) -> str:
     """Return the names of the sources without their folders."""
-    return ", ".join(Path(part).name for part in data_of(config).split(", "))
+    return ", ".join(Path(part).name for part in data_of(manifest).split(", "))
 
 
 def metric_text(value: MetricValue | None, config: Mapping[str, Any]) -> str:

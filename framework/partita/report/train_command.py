@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from partita.runs.origin import data_options
 from partita.runs.settings import leaves
 from partita_schema.errors import PartitaError
 from partita_schema.load import load_config
@@ -24,9 +25,9 @@ def train_command(folder: Path, manifest: Mapping[str, Any], *, to: Path) -> lis
     """
     file = original_file(folder, manifest)
     changes = None if file is None else overrides_of(manifest, file)
-    if file is not None and changes is not None:
-        return ["partita", "train", str(file), "--run", str(to), *changes]
     command = shlex.split(manifest.get("command") or "")
+    if file is not None and changes is not None:
+        return ["partita", "train", str(file), "--run", str(to), *data_options(command), *changes]
     if command[:2] == ["partita", "train"]:
         return [*without_run(command), "--run", str(to)]
     return None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.runs.manifest import read_manifest, runs_within
+from partita.runs.origin import data_options
 from partita.runs.settings import LOCATION_KEYS, USE_KEYS, changeable, differences, result_keys
 from partita_schema.config import Config
 
@@ -90,7 +91,14 @@ def unfinished_sibling(
         changed = differences(recorded, settings, without=changeable(recorded, settings))
         if is_of_another_folder(manifest, origin) or (changed and not with_changes):
             continue
-        words = ["partita", "train", str(file), "--run", str(folder)]
+        words = [
+            "partita",
+            "train",
+            str(file),
+            "--run",
+            str(folder),
+            *data_options(shlex.split(manifest.get("command") or "")),
+        ]
         command = shlex.join(words) if file is not None else f'train(run="{folder}")'
         note = f"the unfinished run in {folder} is not continued; to continue it: {command}"
         if changed:

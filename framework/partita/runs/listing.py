@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from partita.runs.locks import is_locked
 from partita.runs.manifest import MANIFESTS, read_manifest
+from partita.runs.origin import data_options
 from partita_schema.errors import DataError, PartitaError
 from partita_schema.sections.outputs import OUTPUT_MODELS, direction_of
 
@@ -109,7 +110,7 @@ class RunSummary:
             "status": self.status,
             "problem": self.problem,
             "model": model_of(self.config),
-            "data": data_of(self.config),
+            "data": data_of(self.manifest),
             "metric": None if chosen is None else vars(chosen),
             "metrics": self.metrics,
             "steps": self.manifest.get("steps"),
@@ -152,9 +153,12 @@ def model_of(config: Mapping[str, Any]) -> str:
     return str(base or "")
 
 
-def data_of(config: Mapping[str, Any]) -> str:
-    """Return the sources of the rows."""
-    data = config.get("data") or {}
+def data_of(manifest: Mapping[str, Any]) -> str:
+    """Return the sources of the rows: those of the file, or what the command names instead."""
+    named = data_options(shlex.split(manifest.get("command") or ""))
+    if "--dataset" in named:
+        return named[named.index("--dataset") + 1]
+    data = (manifest.get("config") or {}).get("data") or {}
     source = data.get("source")
     sources = [part.get("source") for part in data.get("mix") or ()] or [source or data.get("test")]
     return ", ".join(str(source_name(one)) for one in sources if one is not None)

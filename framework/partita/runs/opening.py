@@ -5,6 +5,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ WRITTEN = (
     *("model", "checkpoints", "tokenizer", "evaluations"),
 )
 """Names that a run writes and that a user's own files may have."""
+DESCRIPTION = ("manifest.json", "config.yaml", "resolved.yaml")
+"""Files that describe a run, which are written when it starts."""
 ALWAYS_WRITTEN = ("manifest.json", "config.yaml", "resolved.yaml", "ledger.json", "samples.json", "tokenizer", ".lock")
 """Files that a run writes before its first step."""
 
@@ -129,6 +132,7 @@ def open_run(
         if run.finished and recorded == settings:
             yield run
             return
+        finished = FinishedRun.of(run) if run.finished else None
         record_start(run, origin=origin)
         write_atomically(folder / "config.yaml", text or yaml.safe_dump(escaped(settings), sort_keys=False))
         write_atomically(folder / "resolved.yaml", resolved)
@@ -145,6 +149,8 @@ def open_run(
             raise
         finally:
             run.trackers.finish()
+            if finished is not None and run.manifest["status"] in ("failed", "interrupted"):
+                finished.restore_unless_changed()
             if not existed and run.manifest["status"] in ("failed", "interrupted") and holds_nothing(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 with suppress(OSError):  # another run has begun there
@@ -152,10 +158,45 @@ def open_run(
                         parent.rmdir()
 
 
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run before it is trained further.
+
+    If that ends before anything is trained, as after a typing error in the command, the run stays finished.
+    """
+
+    folder: Path
+    files: Mapping[str, bytes]
+    """Contents of the files that describe the run, by name."""
+    state: frozenset[tuple[str, int, int]]
+    """The log and the checkpoints."""
+
+    @classmethod
+    def of(cls, run: RunDirectory) -> "FinishedRun":
+        """Return the state of a run."""
+        paths = [path for name in DESCRIPTION if (path := run.folder / name).is_file()]
+        return cls(run.folder, {path.name: path.read_bytes() for path in paths}, training_state(run.folder))
+
+    def restore_unless_changed(self) -> None:
+        """Write the description of the finished run again, unless it has been trained further."""
+        if training_state(self.folder) != self.state:
+            return
+        with suppress(OSError):  # the error of the run is raised
+            for name, content in self.files.items():
+                write_atomically(self.folder / name, content.decode())
+            logger.info("the run in %s stays finished, as it was", self.folder)
+
+
+def training_state(folder: Path) -> frozenset[tuple[str, int, int]]:
+    """Return name, size and time of change of the log, the model and the checkpoints in a run directory."""
+    paths = [*folder.glob("log.jsonl"), *folder.glob("model"), *folder.glob("checkpoints/*"), *folder.glob("rounds/*")]
+    return frozenset((str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in paths)
+
+
 def check_not_shorter(run: RunDirectory, settings: Mapping[str, Any]) -> None:
     """Raise ResumeError if the file asks for less training than a finished run had.
 
-    Once it is opened, it would be recorded as failed. The steps of self-training are those of all rounds together, and
+    The steps of self-training are those of all rounds together, and
     the file limits those of one, so that they are not compared.
     """
     if "rounds" in run.manifest:

@@ -4,12 +4,15 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 OWN = ("partita", "__main__.py")
 """Names of the program that the command line of partita starts."""
 WITHOUT_COMMAND = ("", "-c", "ipykernel_launcher.py", "colab_kernel_launcher.py", "default_worker.py")
 """Names of programs whose arguments say nothing: the interpreter, notebooks, and workers of Ray."""
+DATA_OPTIONS = ("--dataset", "--stdin-format")
+"""Options of commands that name rows."""
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -23,6 +26,16 @@ def command_line(arguments: Sequence[str] | None = None) -> str | None:
     if name in WITHOUT_COMMAND:
         return None
     return shlex.join(["partita", *others] if name in OWN else ["python", program, *others])
+
+
+def data_options(command: Sequence[str]) -> list[str]:
+    """Return the options of a command that name its rows, with their values."""
+    options = dict.fromkeys(DATA_OPTIONS, "")
+    for word, following in zip_longest(command, command[1:], fillvalue=""):
+        name, has_value, value = word.partition("=")
+        if name in options:
+            options[name] = value if has_value else following
+    return [word for name, value in options.items() if value for word in (name, value)]
 
 
 def git_commit(folder: Path) -> str | None:

@@ -177,6 +177,13 @@ def test_an_unfinished_run_names_the_command_that_continues_it(overrides: tuple[
     assert out.endswith(f"\nnext\n  partita train tickets.yaml --run runs/tickets{options}\n")
 
 
+def test_the_command_that_continues_a_run_names_its_rows(call: Call) -> None:
+    make_run("tickets", status="interrupted", command="partita train tickets.yaml --dataset 'my rows.csv' --run x")
+    _, out, _ = call("runs", "show", "runs/tickets")
+    assert re.search(r"^data +my rows.csv *$", out, re.MULTILINE)
+    assert out.endswith("\nnext\n  partita train tickets.yaml --run runs/tickets --dataset 'my rows.csv'\n")
+
+
 def test_the_command_that_continues_a_run_has_its_configuration(call: Call) -> None:
     folder = make_run("tickets", status="interrupted", overrides=("trainer.epochs=7", "base_model=other model"))
     again = load_config(Path("tickets.yaml"), overrides=['base_model="other model"', "trainer.epochs=7.0"])

@@ -90,6 +90,46 @@ def test_an_existing_directory_of_a_failed_run_is_kept(tmp_path: Path) -> None:
     assert manifest(tmp_path)["status"] == "failed"
 
 
+def trained_run(folder: Path) -> None:
+    """Make a finished run of three epochs with a model, a checkpoint and a log."""
+    with opened(folder, epochs=3) as run:
+        run.log_step({"step": 1})
+        for name in ("model", "checkpoints/step-000001"):
+            (folder / name).mkdir(parents=True)
+        run.note(status="done")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_finished_run_stays_finished_if_its_next_start_trains_nothing(
+    error: type[BaseException], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    trained_run(tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in ("manifest.json", "config.yaml", "resolved.yaml")}
+    with (
+        pytest.raises(error),
+        open_run(tmp_path, config=config_of(epochs=9), text="a: 2\n", resolved="r: 2\n", origin=tmp_path),
+    ):
+        assert (manifest(tmp_path)["status"], (tmp_path / "config.yaml").read_text()) == ("running", "a: 2\n")
+        raise error
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert caplog.messages[-1] == f"the run in {tmp_path} stays finished, as it was"
+
+
+@pytest.mark.parametrize("changed", ["log.jsonl", "checkpoints/step-000002", "model"])
+def test_a_finished_run_that_was_trained_further_is_failed(changed: str, tmp_path: Path) -> None:
+    trained_run(tmp_path)
+    with pytest.raises(ZeroDivisionError), opened(tmp_path, epochs=9) as run:
+        if changed == "log.jsonl":
+            run.log_step({"step": 2})
+        elif changed == "model":
+            (tmp_path / "model" / "config.json").touch()
+        else:
+            (tmp_path / changed).mkdir()
+        _ = 1 / 0
+    assert (manifest(tmp_path)["status"], manifest(tmp_path)["config"]["trainer"]["epochs"]) == ("failed", 9)
+
+
 def test_a_finished_run_is_not_changed(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
         run.note(status="done")

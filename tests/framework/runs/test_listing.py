@@ -28,7 +28,7 @@ def test_a_run_has_its_status_metric_model_data_and_size(make_run: MakeRun, tmp_
     assert metric is not None
     assert (metric.name, metric.split, metric.value) == ("team.accuracy", "test", 0.75)
     assert (run.name, run.status, run.problem) == ("tickets", "done", None)
-    assert (model_of(run.config), data_of(run.config)) == ("owner/small-model", "data/tickets.csv")
+    assert (model_of(run.config), data_of(run.manifest)) == ("owner/small-model", "data/tickets.csv")
     sizes = [path.stat().st_size for path in run.folder.rglob("*") if path.is_file()]
     assert run.bytes == sum(sizes) > 6100
     record = run.record()
@@ -224,6 +224,16 @@ def test_a_new_model_is_named_by_its_architecture(base: Any, expected: str) -> N
     assert model_of({"base_model": base}) == expected
 
 
+def test_the_data_that_a_command_names_replace_the_source() -> None:
+    config = {"data": {"source": "rows.csv"}}
+    for command in (
+        "partita train a.yaml --dataset 'my rows.csv'",
+        "partita train a.yaml '--dataset=my rows.csv' --yes",
+    ):
+        assert data_of({"config": config, "command": command}) == "my rows.csv"
+    assert data_of({"config": config, "command": "partita train a.yaml --run x"}) == "rows.csv"
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -238,4 +248,4 @@ def test_a_new_model_is_named_by_its_architecture(base: Any, expected: str) -> N
     ids=str,
 )
 def test_the_data_are_named_by_their_sources(data: Any, expected: str) -> None:
-    assert data_of({"data": data}) == expected
+    assert data_of({"config": {"data": data}}) == expected
