@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from partita_schema.checked import check_tree
 from partita_schema.common.text import counted
@@ -13,6 +12,7 @@ from partita_schema.compat.tools.axolotl_keys import AXOLOTL_KEYS
 from partita_schema.compat.tools.conversion import By, Conversion, Missing, Report, Table, To, Unneeded
 from partita_schema.compat.tools.llama_factory import convert_llama_factory
 from partita_schema.compat.tools.llama_factory_keys import LLAMA_FACTORY_KEYS
+from partita_schema.compat.tools.names import ToolName, likely_tools
 from partita_schema.compat.tools.trl import convert_trl
 from partita_schema.compat.tools.trl_keys import TRL_KEYS
 from partita_schema.dump import native_yaml
@@ -20,8 +20,6 @@ from partita_schema.errors import ConfigError, Problem
 from partita_schema.yaml.files import read_text, sound_text
 from partita_schema.yaml.parse import read_yaml
 from partita_schema.yaml.tree import Node
-
-ToolName = Literal["axolotl", "llama_factory", "trl"]
 
 
 @dataclass(frozen=True)
@@ -98,18 +96,6 @@ MODEL_KEYS: dict[ToolName, tuple[str, ...]] = {
     "trl": ("model_name_or_path",),
 }
 """The key with the base model."""
-
-
-def likely_tools(source: Node) -> list[ToolName]:
-    """Return the tools whose keys a file has, the likeliest first; empty if it has few of any."""
-    keys = source.mapping()
-    typical: dict[ToolName, tuple[str, ...]] = {
-        "axolotl": ("micro_batch_size", "sequence_len", "num_epochs", "val_set_size", "lora_target_linear"),
-        "llama_factory": ("stage", "finetuning_type", "template", "cutoff_len", "lora_target", "do_train"),
-        "trl": ("dataset_name", "use_peft", "max_length", "dataset_train_split", "per_device_train_batch_size"),
-    }
-    counts = {tool: sum(key in keys for key in names) for tool, names in typical.items()}
-    return sorted((tool for tool, count in counts.items() if count), key=lambda tool: -counts[tool])
 
 
 def likely_tool_of(file: Path) -> ToolName | None:

@@ -96,7 +96,9 @@ def checked_config(root: Node, syntax_problems: tuple[Problem, ...], *, files: S
     others = [problem for problem in checked.problems if (problem.path, problem.file) not in reported]
     problems = [*syntax_problems, *others]
     if checked.config is None or problems:
-        raise ConfigError(in_file_order(problems, files))
+        from partita_schema.compat.tools.names import hint_of_tool
+
+        raise ConfigError([*hint_of_tool(root, problems), *in_file_order(problems, files)])
     config = checked.config
     if fill_defaults(root):
         again = check_tree(root, finished=finished)

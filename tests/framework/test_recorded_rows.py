@@ -369,9 +369,7 @@ def test_results_that_cannot_be_written_lose_no_step(tmp_path: Path, train_kille
     (run / "evaluations").write_text("in the way", encoding="utf8")
     with pytest.raises(WriteError) as caught:
         Model(config, quiet=True).train(run=run)
-    assert str(caught.value) == (
-        f"the run in {run} cannot be written: File exists; fix that and rerun the same command"
-    )
+    assert str(caught.value) == (f"files in {run} cannot be written: File exists; fix that and rerun the same command")
     steps = (run / "log.jsonl").read_bytes()
     (run / "evaluations").unlink()
     result = Model(config, quiet=True).train(run=run)

@@ -177,7 +177,7 @@ def writing(folder: Path) -> Iterator[None]:
         reason = write_failure(error, folder=folder)
         if reason is None:
             raise
-        message = f"the run in {folder} cannot be written: {reason}; fix that and rerun the same command"
+        message = f"files in {folder} cannot be written: {reason}; fix that and rerun the same command"
         raise WriteError(message) from error
 
 

@@ -390,7 +390,7 @@ LIMIT_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_0
 def test_a_run_on_a_full_disk_is_reported_and_resumes_when_there_is_space(folder: Path, partita: Forked) -> None:
     words = ("train", "run.yaml", "--run", "full", "--quiet")
     done = partita(*words, before=LIMIT_FILES)
-    message = "error: the run in full cannot be written: File too large; fix that and rerun the same command\n"
+    message = "error: files in full cannot be written: File too large; fix that and rerun the same command\n"
     assert (done.returncode, done.stderr) == (1, message)
     assert json.loads((folder / "full" / "manifest.json").read_text(encoding="utf8"))["status"] == "failed"
     assert not list((folder / "full" / "checkpoints").iterdir())

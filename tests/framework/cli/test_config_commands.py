@@ -53,6 +53,23 @@ def test_wrong_configurations_exit_with_2_and_all_problems(
     assert shown.out == f"{file}: ok (zero-shot of scratch llama; 1 input, 1 output)\n"
 
 
+def test_a_file_of_another_tool_names_the_command_that_converts_it(
+    tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sft.yaml").write_text("model_name_or_path: m\ndataset_name: d\nuse_peft: true\nlora_r: 8\n")
+    assert command("validate", "sft.yaml") == 2
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == (
+        "sft.yaml: looks like a file of another tool; to convert it: partita convert sft.yaml --from trl --output "
+        "sft-converted.yaml"
+    )
+    assert sum(": unknown key" in line for line in others) == 4
+    Path("typos.yaml").write_text(TEXT + "use_peft: 1\nsede: 1\n")
+    assert command("validate", "typos.yaml") == 2
+    assert "convert" not in capsys.readouterr().err
+
+
 def test_warnings_of_a_ludwig_file_are_shown(
     tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,12 +106,15 @@ def test_a_finished_run_stays_finished_if_its_next_start_trains_nothing(
     caplog.set_level("INFO")
     trained_run(tmp_path)
     before = {name: (tmp_path / name).read_bytes() for name in ("manifest.json", "config.yaml", "resolved.yaml")}
-    with (
-        pytest.raises(error),
-        open_run(tmp_path, config=config_of(epochs=9), text="a: 2\n", resolved="r: 2\n", origin=tmp_path),
-    ):
-        assert (manifest(tmp_path)["status"], (tmp_path / "config.yaml").read_text()) == ("running", "a: 2\n")
-        raise error
+
+    def start() -> None:
+        config = config_of(epochs=9)
+        with open_run(tmp_path, config=config, text="a: 2\n", resolved="r: 2\n", origin=tmp_path):
+            assert (manifest(tmp_path)["status"], (tmp_path / "config.yaml").read_text()) == ("running", "a: 2\n")
+            raise error
+
+    with pytest.raises(error):
+        start()
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     assert caplog.messages[-1] == f"the run in {tmp_path} stays finished, as it was"
 
@@ -119,14 +122,19 @@ def test_a_finished_run_stays_finished_if_its_next_start_trains_nothing(
 @pytest.mark.parametrize("changed", ["log.jsonl", "checkpoints/step-000002", "model"])
 def test_a_finished_run_that_was_trained_further_is_failed(changed: str, tmp_path: Path) -> None:
     trained_run(tmp_path)
-    with pytest.raises(ZeroDivisionError), opened(tmp_path, epochs=9) as run:
-        if changed == "log.jsonl":
-            run.log_step({"step": 2})
-        elif changed == "model":
-            (tmp_path / "model" / "config.json").touch()
-        else:
-            (tmp_path / changed).mkdir()
-        _ = 1 / 0
+
+    def start() -> None:
+        with opened(tmp_path, epochs=9) as run:
+            if changed == "log.jsonl":
+                run.log_step({"step": 2})
+            elif changed == "model":
+                (tmp_path / "model" / "config.json").touch()
+            else:
+                (tmp_path / changed).mkdir()
+            _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        start()
     assert (manifest(tmp_path)["status"], manifest(tmp_path)["config"]["trainer"]["epochs"]) == ("failed", 9)
 
 

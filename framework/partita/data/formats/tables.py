@@ -4,6 +4,7 @@ Arrow may hold dates of 292 billion years, unvalidated text, and time zones that
 for them and raises an exception for a whole batch. Here only such a row is bad, and the others are read.
 """
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ BATCH = 4096
 """Rows that are checked at a time."""
 DECODED = 512
 """Rows that are decoded at a time."""
+UNKNOWN_SPLIT = re.compile(r"Unknown split \"[^\"]*\"\. Should be one of \[(.*)\]\.")
+"""How `datasets` says that a folder or a Hub dataset has other splits."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,12 @@ def load(
         except Exception as error:  # pyarrow, fsspec and the Hub client raise exceptions without a common base
             cause = error.__cause__ or error
             reason = " ".join(str(cause).split())[:500]
+            if there := UNKNOWN_SPLIT.fullmatch(reason):
+                splits = there[1].replace("'", "")
+                raise DataError(
+                    f"{label} has no split {split}, only {splits}; write {{type: hub, name: {label}, split: ...}}, or "
+                    f"name files, such as {label.rstrip('/')}/*.jsonl"
+                ) from error
             raise DataError(f"{label} cannot be read: {type(cause).__name__}: {reason}") from error
     return table
 

@@ -242,6 +242,18 @@ def test_a_folder_in_the_layout_of_the_hub_is_read(tmp_path: Path) -> None:
     assert all_of(open_rows("set", folder=tmp_path)) == ROWS
 
 
+def test_a_folder_without_the_split_names_those_that_it_has(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for split in ("test", "validation"):
+        (tmp_path / "runs" / f"{split}.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(DataError) as error:
+        open_rows(str(tmp_path), folder=tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path} has no split train, only validation, test; write {{type: hub, name: {tmp_path}, split: ...}}, or "
+        f"name files, such as {tmp_path}/*.jsonl"
+    )
+
+
 def test_a_selection_keeps_keys_and_has_a_different_fingerprint(tmp_path: Path) -> None:
     rows = open_rows(ROWS, folder=tmp_path)
 
