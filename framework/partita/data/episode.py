@@ -1,6 +1,6 @@
 """One episode: its messages, its outcome and its line in the transcripts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,9 +58,20 @@ class EpisodeTurn:
 def same_json(one: str, other: str) -> bool:
     """Return whether two texts are JSON with the same value."""
     try:
-        return bool(parse_json(one) == parse_json(other))
+        return same_values(parse_json(one), parse_json(other))
     except ValueError:
         return False
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are equal: 1 equals 1.0 but not true."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_values(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_values, one, other))
+    return bool(one == other)
 
 
 @dataclass
@@ -227,26 +238,50 @@ class Episode:
         answers = {reply.index: reply for reply in self.replies}
         tokens = self.tokens | {index: reply.tokens for index, reply in answers.items()}
         cut = [reply.index for reply in self.replies if reply.is_cut]
-        return {
-            "dialogue": self.key,
-            "task": self.task_key,
-            "seed": self.seed,
-            "status": self.status,
-            "reason": self.reason,
-            "reward": self.reward,
-            "ok": self.ok,
-            "rounds": self.rounds,
-            "metrics": self.metrics,
-            "target": self.target,
-            "messages": [
-                {"role": message["role"], "content": message["content"], "agent": message["agent"]}
-                | answer_part(message)
-                | ({"values": answers[index].values} if index in answers and answers[index].values is not None else {})
-                | ({"tokens": list(tokens[index])} if index in tokens else {})
-                | ({"gold": answers[index].gold} if index in answers and answers[index].gold is not None else {})
-                for index, message in enumerate(self.messages)
-            ],
-        } | ({"cut": cut} if cut else {})
+        return (
+            {
+                "dialogue": self.key,
+                "task": self.task_key,
+                "seed": self.seed,
+                "status": self.status,
+                "reason": self.reason,
+                "reward": self.reward,
+                "ok": self.ok,
+                "rounds": self.rounds,
+                "metrics": self.metrics,
+                "target": self.target,
+                "messages": [
+                    {"role": message["role"], "content": message["content"], "agent": message["agent"]}
+                    | answer_part(message)
+                    | (
+                        {"values": answers[index].values}
+                        if index in answers and answers[index].values is not None
+                        else {}
+                    )
+                    | ({"tokens": list(tokens[index])} if index in tokens else {})
+                    | ({"gold": answers[index].gold} if index in answers and answers[index].gold is not None else {})
+                    for index, message in enumerate(self.messages)
+                ],
+            }
+            | ({"cut": cut} if cut else {})
+            | ({"history": "gold"} if self.shows_gold else {})
+        )
+
+
+def successes(episodes: Sequence[Episode]) -> list[bool | None]:
+    """Return whether each episode succeeded; None if nothing judges it.
+
+    A truncated episode that nothing judges, as when the reward comes at the end, did not succeed if anything judges
+    the others.
+    """
+    known = [episode.succeeded for episode in episodes]
+    judged = any(
+        success is not None and episode.status != "failed" for episode, success in zip(episodes, known, strict=True)
+    )
+    return [
+        False if success is None and judged and episode.status == "truncated" else success
+        for episode, success in zip(episodes, known, strict=True)
+    ]
 
 
 def answer_part(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,7 +305,7 @@ def correction_in(message: Mapping[str, Any]) -> str | None:
 
 def from_line(line: Mapping[str, Any]) -> Episode:
     """Restore an episode from its transcript line, with everything that metrics need."""
-    episode = Episode(line["dialogue"], line["task"], {}, line["seed"])
+    episode = Episode(line["dialogue"], line["task"], {}, line["seed"], line.get("history") == "gold")
     for index, message in enumerate(line["messages"]):
         # Without `agent`, only messages of the main agent have tokens.
         agent = message.get("agent", AGENT if "tokens" in message else "user")

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from partita.data.episode import Episode, from_line
+from partita.data.episode import Episode, from_line, successes
 from partita.report.evaluation import Evaluation, OutputColumn, read_evaluation
 from partita.report.row_shares import EPISODE
 from partita.report.simulated import HISTORIES, transcript_files
 from partita.runs.listing import SPLITS, RunSummary
 from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, OutputResult, RecordedRow
-from partita.simulation.report import numbers_of, successes
+from partita.simulation.report import numbers_of
 from partita_schema.common.checksums import DamagedError, unsealed_line
 from partita_schema.common.text import counted, nearest
 from partita_schema.errors import DataError, shortened

@@ -118,11 +118,19 @@ def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]])
         raise DataError("tasks: there are no rows")
 
 
-def build_world(section: Simulation, *, folder: Path, resources: ExitStack) -> tuple[World, dict[str, str]]:
+def build_world(
+    section: Simulation, *, folder: Path, resources: ExitStack, system: str | None = None
+) -> tuple[World, dict[str, str]]:
     """Build the world. Returns it with hashes of the user's programs in it.
 
-    Resources of the world are registered with `resources`, which releases them when it is closed.
-    Raises ConfigError if a program cannot be loaded or created.
+    Args:
+        section: The `simulation` section.
+        folder: Folder of the configuration file.
+        resources: Releases the resources of the world when it is closed.
+        system: The system prompt of the file.
+
+    Raises:
+        ConfigError: A program cannot be loaded or created.
     """
     parts: dict[str, str] = {}
     world: World
@@ -133,7 +141,8 @@ def build_world(section: Simulation, *, folder: Path, resources: ExitStack) -> t
         make = environments(kind, section, folder=folder, resources=resources)
         closer = BackgroundCloser()
         resources.callback(closer.end, section.limits.step_seconds)
-        world = EnvironmentWorld(make, max_turns=section.max_turns, closer=closer)
+        system = system if section.world.interface == "tools" else None
+        world = EnvironmentWorld(make, max_turns=section.max_turns, closer=closer, system=system)
         parts["environment"] = source_digest(code)
     elif isinstance(section.world, CustomWorldConfig):
         world, parts["world"] = build_custom(section.world, section, folder=folder)

@@ -6,11 +6,11 @@ else the column `answer` of the task. It is also the target of the verdict.
 
 import json
 import re
-from typing import Any
 
-from partita.data.episode import Episode
+from partita.data.episode import Episode, same_values
 from partita.simulation.contract import Verdict
 from partita_schema.common.checksums import parse_json
+from partita_schema.errors import shortened
 
 
 class Exact:
@@ -36,10 +36,12 @@ class Exact:
 
 
 class Contains(Exact):
-    """Checks that the last answer contains the right one."""
+    """Checks that the last answer contains the right one, which is not empty."""
 
     def fits(self, answer: str, right: str) -> bool:
-        """Return whether `answer` contains `right`."""
+        """Return whether `answer` contains `right`. Raises ValueError for an empty one, which all answers contain."""
+        if not right:
+            raise ValueError("the right answer is empty, and every answer contains it; write one, or type: exact")
         return right in answer
 
 
@@ -64,13 +66,17 @@ class JsonEqual:
 
     def check(self, episode: Episode) -> Verdict:
         """Check the last answer. Raises ValueError if the right answer is unknown or not JSON."""
-        answer, target = last_answer(episode, column=self.column), expected_answer(episode, column=self.column)
-        wanted = json.loads(target)
+        answer = last_answer(episode, column=self.column)
+        target = expected_answer(episode, column=self.column, as_json=True)
+        try:
+            wanted = parse_json(target)
+        except ValueError:
+            raise ValueError(f"the right answer {shortened(target)} is not JSON") from None
         try:
             value, is_json = parse_json(answer), True
         except ValueError:
             value, is_json = None, False
-        fits = is_json and same(value, wanted)
+        fits = is_json and same_values(value, wanted)
         return Verdict(fits, feedback=self.feedback, target=target, metrics={"is_json": float(is_json)})
 
 
@@ -86,8 +92,14 @@ def last_answer(episode: Episode, *, column: str | None = None) -> str:
     return last.whole if column is None and last.gold is not None else last.text
 
 
-def expected_answer(episode: Episode, *, column: str | None) -> str:
-    """Return the right last answer, as JSON if it is not text. Raises ValueError if it is unknown."""
+def expected_answer(episode: Episode, *, column: str | None, as_json: bool = False) -> str:
+    """Return the right last answer, as JSON if it is not text. Raises ValueError if it is unknown.
+
+    Args:
+        episode: The episode.
+        column: Column of the task with the right answer; None for the gold answer of the world.
+        as_json: Whether null is an answer.
+    """
     gold = episode.replies[-1].gold
     if column is None and gold is not None:
         return gold
@@ -97,15 +109,6 @@ def expected_answer(episode: Episode, *, column: str | None) -> str:
     if column not in episode.task:
         raise ValueError(f"the task has no column {column}; it has {', '.join(map(str, episode.task))}")
     right = episode.task[column]
+    if right is None and not as_json:
+        raise ValueError(f"the right answer is not known: the task's {column} is empty")
     return right if isinstance(right, str) else json.dumps(right, ensure_ascii=False)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal: 1 equals 1.0 but not true."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)

@@ -7,6 +7,7 @@ episode is then the same in any batch and on any rank.
 
 import math
 import numbers
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -22,8 +23,10 @@ Message = Mapping[str, Any]
 """A message with `role` (system, user, assistant or tool) and `content`."""
 
 ROLES = ("system", "user", "assistant", "tool")
-OWN_METRICS = ("reward", "success", "exact_turns", "exact_last", "rounds", "turns", "dialogues.n")
-"""Names in the results of a simulation that metrics of programs cannot have."""
+OWN_METRICS = re.compile(
+    r"reward|success|exact_turns|exact_last|rounds|turns|.*\.n|exact, turn [0-9]+|.*, failures as 0|pass[@^][0-9]+"
+)
+"""Names in the results of a simulation, which metrics of programs cannot have."""
 
 
 class Environment(Protocol):
@@ -223,7 +226,7 @@ def metrics_of(metrics: Any, method: str) -> dict[str, float]:
     )
     if not fits:
         raise ContractError(f"{method} gave metrics of {format_value(metrics)}; give numbers by name")
-    if taken := [name for name in metrics if name in OWN_METRICS]:
+    if taken := [name for name in metrics if OWN_METRICS.fullmatch(name)]:
         raise ContractError(
             f"{method} gave the metric {taken[0]}, which partita computes itself (reward and success from the reward "
             "and the verdict); choose another name"
@@ -239,10 +242,16 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def truth_of(value: Any, method: str) -> bool:
-    """Return a verdict as a bool, also one of numpy. Raises ContractError if it is something else."""
+def truth_of(value: Any, method: str, *, name: str = "ok") -> bool:
+    """Return a bool, also one of numpy. Raises ContractError if it is something else.
+
+    Args:
+        value: The value.
+        method: What gave it, for the error.
+        name: Its name, for the error.
+    """
     if not isinstance(value, bool | np.bool_):
-        raise ContractError(f"{method} gave ok of {format_value(value)}; give True or False")
+        raise ContractError(f"{method} gave {name} of {format_value(value)}; give True or False")
     return bool(value)
 
 

@@ -112,6 +112,9 @@ def check_columns(section: Simulation, tasks: Sequence[tuple[str, Mapping[str, o
                 raise DataError(
                     f"tasks: {key}: {where} names {{{missing[0]}}}; the task has {', '.join(map(str, values))}"
                 )
+            empty = [name for name in template_fields(template) if values[name] is None]
+            if empty:
+                raise DataError(f"tasks: {key}: {where} names {{{empty[0]}}}, which is empty in this task")
 
 
 def templates(section: Simulation) -> Iterator[tuple[str, str]]:

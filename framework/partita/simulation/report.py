@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from partita.data.episode import Episode
+from partita.data.episode import Episode, successes
 
 ScoreTurns = Callable[[Sequence[Episode]], dict[str, float]]
 
@@ -132,22 +132,6 @@ def outcomes_of(dialogues: Sequence[Episode], *, repeats: int, score: ScoreTurns
         pass_hat_k=passed[1] if passed is not None else None,
         outputs=score(dialogues) if score is not None else {},
     )
-
-
-def successes(dialogues: Sequence[Episode]) -> list[bool | None]:
-    """Return whether each dialogue succeeded; None if nothing judges it.
-
-    A truncated dialogue that nothing judges, as when the reward comes at the end, did not succeed if anything judges
-    the others.
-    """
-    known = [dialogue.succeeded for dialogue in dialogues]
-    judged = any(
-        success is not None and dialogue.status != "failed" for dialogue, success in zip(dialogues, known, strict=True)
-    )
-    return [
-        False if success is None and judged and dialogue.status == "truncated" else success
-        for dialogue, success in zip(dialogues, known, strict=True)
-    ]
 
 
 def numbers_of(episode: Episode, *, success: bool | None) -> dict[str, float]:

@@ -173,7 +173,9 @@ def rollout(
 def remaining_episodes(
     dialogues: Sequence[Episode], transcripts: Transcripts, *, process_group: ProcessGroup
 ) -> tuple[list[Episode], RolloutProgress]:
-    """Return the episodes that are not in the transcripts, and the progress of all ranks so far.
+    """Return the episodes that are still to be run, and the progress of all ranks so far.
+
+    If a simulation is resumed, failed episodes are run again.
 
     Args:
         dialogues: All episodes, the same on every rank.
@@ -183,11 +185,15 @@ def remaining_episodes(
     saved = process_group.run_on_rank_zero(
         lambda: {key: done.status for key, done in transcripts.done.items()}, "the dialogues finished before"
     )
-    remaining = [episode for episode in dialogues if episode.key not in saved]
-    if saved and remaining:
-        logger.info("%s of %s already finished", f"{len(saved):,}", counted(len(dialogues), "dialogue"))
-    failed = sum(status == "failed" for status in saved.values())
-    return remaining, RolloutProgress(process_group, ended=len(saved), failed=failed)
+    finished = {key for key, status in saved.items() if status != "failed"}
+    if all(episode.key in saved for episode in dialogues):
+        return [], RolloutProgress(process_group, ended=len(saved), failed=len(saved) - len(finished))
+    if saved:
+        failed = len(saved) - len(finished)
+        again = f"; {counted(failed, 'failed one', 'failed ones')} run again" if failed else ""
+        logger.info("%s of %s already finished%s", f"{len(finished):,}", counted(len(dialogues), "dialogue"), again)
+    remaining = [episode for episode in dialogues if episode.key not in finished]
+    return remaining, RolloutProgress(process_group, ended=len(finished), failed=0)
 
 
 def limit_to_share(budget: BatchBudget, remaining: int, *, ranks: int) -> None:
@@ -225,7 +231,8 @@ def too_many_failed(total: WorkerSummary, *, limits: Limits, folder: Path) -> Si
     """Return the error for a simulation in which too many episodes failed; their transcripts are in `folder`."""
     return SimulationError(
         f"{total.failed} of {counted(total.ended, 'dialogue')} failed, more than limits.fail_fraction: "
-        f"{limits.fail_fraction:g} allows; the last one: {total.reason}. Finished dialogues are saved in {folder}"
+        f"{limits.fail_fraction:g} allows; the last one: {total.reason}. Finished dialogues are saved in {folder}; "
+        "the same command runs the others and the failed ones"
     )
 
 

@@ -148,9 +148,11 @@ class Transcripts:
                 lines, _ = read_undamaged_lines(left, damaged=RUN_AGAIN)
                 if lines and lines[0] == {"decided_by": self.decided_by} and not self.fresh:
                     # Some lines may be here already, if a kill came before the file was removed.
-                    for line in (line for line in lines[1:] if line["dialogue"] not in self.done):
-                        self.write(line)
-                        self.done[line["dialogue"]] = from_line(line)
+                    for line in lines[1:]:
+                        here = self.done.get(line["dialogue"])
+                        if here is None or here.status == "failed":
+                            self.write(line)
+                            self.done[line["dialogue"]] = from_line(line)
                 self.sync()
                 left.unlink()
 

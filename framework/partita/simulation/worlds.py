@@ -8,7 +8,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from partita.simulation.contract import (
     Checker,
     ContractError,
     Environment,
+    Message,
     StepTimeoutError,
     Verdict,
     check_reset_result,
@@ -93,15 +94,24 @@ class World(Protocol):
 class EnvironmentWorld:
     """World in which an environment (a program) answers the model."""
 
-    def __init__(self, make: Callable[[], Environment], *, max_turns: int, closer: BackgroundCloser) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        *,
+        max_turns: int,
+        closer: BackgroundCloser,
+        system: str | None = None,
+    ) -> None:
         """Store the settings.
 
         Args:
             make: Creates a new environment for each episode.
             max_turns: Model turns after which an episode is truncated.
             closer: Closes the environments.
+            system: Text before the description of tools, the first message of an environment with tools. The system
+                message of a task replaces it.
         """
-        self.make, self.max_turns, self.closer = make, max_turns, closer
+        self.make, self.max_turns, self.closer, self.system = make, max_turns, closer, system
 
     def run(self, episode: Episode) -> Play:
         """Reset the environment, then step until the environment or the turn limit ends the episode."""
@@ -109,7 +119,7 @@ class EnvironmentWorld:
         try:
             # A copy: episodes of the same task share its values, and an environment may change them.
             reply = check_reset_result(environment.reset(seed=episode.seed, task=copy.deepcopy(episode.task)))
-            episode.observe(reply.messages, gold=reply.info.get("gold"))
+            episode.observe(self.with_system(reply.messages, episode), gold=reply.info.get("gold"))
             while True:
                 yield RequestTurn()
                 reply = check_step_result(environment.step(episode.replies[-1].text))
@@ -126,6 +136,14 @@ class EnvironmentWorld:
         finally:
             # Also when the generator is closed early. In a thread: a slow `close` does not count against the episode.
             self.closer.begin(partial(close_program, environment))
+
+    def with_system(self, messages: Sequence[Message], episode: Episode) -> Sequence[Message]:
+        """Return the first messages of an environment, with the system prompt before the description of its tools."""
+        prompt = messages_of(episode.task.get("prompt", ""), "the task's prompt")
+        if self.system is None or any(message["role"] == "system" for message in prompt):
+            return messages
+        first, *others = messages
+        return [{**first, "content": f"{self.system}\n\n{first['content']}"}, *others]
 
 
 class ReplayWorld:

@@ -248,6 +248,16 @@ def test_a_simulation_is_not_resumed_with_another_model_in_an_agent(folder: Path
     assert run.endswith(" -> base")
 
 
+def test_a_template_of_an_empty_column_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "goals.jsonl").write_text('{"goal": "tea"}\n{"goal": null}\n', encoding="utf8")
+    agents = {"user": {"type": "scripted", "lines": ["I want {goal}"]}}
+    with pytest.raises(DataError) as caught:
+        simulated(folder, tmp_path, agents=agents, tasks={"source": str(tmp_path / "goals.jsonl")})
+    assert str(caught.value) == (
+        "tasks: goals.jsonl:2: simulation.agents.user.lines[0] names {goal}, which is empty in this task"
+    )
+
+
 CHANGES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"agents": {"user": USER | {"prompt": "say {goal}"}}},

@@ -46,6 +46,18 @@ def test_a_configured_column_takes_precedence_over_gold_and_gold_over_the_column
     assert [Exact(column=column).check(asked).target for column in (None, "sum", "answer")] == ["four", "six", "five"]
 
 
+def test_an_empty_right_answer_is_no_answer() -> None:
+    for checker in (Exact(), Contains(), Exact(column="sum")):
+        with pytest.raises(ValueError, match=r"the right answer is not known: the task's (answer|sum) is empty"):
+            checker.check(dialogue("null", answer=None, sum=None))
+    assert JsonEqual().check(dialogue("null", answer=None)).ok, "null is JSON"
+    with pytest.raises(ValueError, match="the right answer is empty, and every answer contains it; write one, or"):
+        Contains().check(dialogue("four", answer=""))
+    assert Exact().check(dialogue(" ", answer="")).ok
+    with pytest.raises(ValueError, match="the right answer four is not JSON"):
+        JsonEqual().check(dialogue("4", answer="four"))
+
+
 def test_json_that_is_nested_too_deeply_is_wrong() -> None:
     verdict = JsonEqual().check(dialogue("[" * 100_000, answer=[1]))
     assert (verdict.ok, verdict.metrics) == (False, {"is_json": 0.0})

@@ -41,7 +41,10 @@ def test_a_reward_is_a_finite_number(reward: Any) -> None:
         reward_of(reward, "step")
 
 
-@pytest.mark.parametrize("name", OWN_METRICS)
+@pytest.mark.parametrize(
+    "name",
+    ["reward", "success", "turns", "done.n", "truncated: turns.n", "exact, turn 1", "reward, failures as 0", "pass^4"],
+)
 def test_metrics_do_not_replace_the_numbers_of_a_simulation(name: str) -> None:
     with pytest.raises(ContractError) as error:
         metrics_of({"price": 1, name: 1}, "step")
@@ -56,7 +59,8 @@ def test_the_names_of_a_simulation_are_all_protected() -> None:
     episode.observe("?", gold="a")
     episode.act("a", (1,))
     numbers = column(outcomes_of([episode], repeats=1))
-    assert {name for name in numbers if name not in ("done.n", "exact, turn 1")} == {*OWN_METRICS}
+    assert len(numbers) == 9
+    assert all(OWN_METRICS.fullmatch(name) for name in numbers)
 
 
 def test_metrics_have_names_that_files_can_hold() -> None:

@@ -237,6 +237,36 @@ def test_too_many_failures_end_a_simulation_with_the_reason(folder: Path, tmp_pa
     assert again.histories["predicted"].dialogues == 60
 
 
+FLAKY = """
+from pathlib import Path
+class Flaky:
+    def reset(self, *, seed, task):
+        if task["number"] % 2 and Path(__file__).with_name("down").exists():
+            raise OSError("the network is down")
+        return "say more", {}
+    def step(self, action):
+        return "", 1.0, True, False, {}
+"""
+
+
+def test_failed_dialogues_are_run_again_when_a_simulation_is_resumed(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "flaky.py").write_text(FLAKY, encoding="utf8")
+    (folder / "down").touch()
+    changes: dict[str, Any] = {"world": {"type": "environment", "environment": "flaky:Flaky"}, "tasks": {"count": 40}}
+    with pytest.raises(PartitaError, match="the same command runs the others and the failed ones"):
+        simulated(folder, tmp_path, **changes)
+    (folder / "down").unlink()
+    caplog.set_level("INFO")
+    again = simulated(folder, tmp_path, **changes)
+    assert again.histories["predicted"].statuses == {"done": 40}
+    assert [line["status"] for line in transcripts(tmp_path)] == ["done"] * 40
+    assert any(
+        re.search(r"of 40 dialogues already finished; \d+ failed ones run again", text) for text in caplog.messages
+    )
+
+
 KILLED = """
 import sys
 from partita import Model

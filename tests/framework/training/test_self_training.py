@@ -46,6 +46,7 @@ def make_rounds(folder: Path, *, data: dict[str, Any] | None = None, **self_trai
         (0.5, 0.49, 0.0, True),
         (0.5, 0.0, None, False),
         (0.5, None, 0.25, False),
+        (8 / 20, 7 / 20, 0.05, False),
         (None, 0.0, 0.25, False),
     ],
 )
@@ -54,6 +55,12 @@ def test_a_round_is_worse_if_its_success_rate_falls_more_than_the_guard_allows(
 ) -> None:
     rounds = make_rounds(tmp_path, guard=guard)
     assert rounds.is_worse({"success": after}, [{"dialogues": {"success": before}}]) is worse
+
+
+def test_a_round_whose_episodes_are_all_truncated_before_their_reward_is_worse(tmp_path: Path) -> None:
+    rounds, ended = make_rounds(tmp_path, guard=0.05), [{"dialogues": {"success": 0.9}}]
+    assert rounds.is_worse({"dialogues.n": 5, "truncated: turns.n": 5}, ended)
+    assert not rounds.is_worse({"dialogues.n": 5, "done.n": 5}, ended), "nothing judges"
 
 
 def weights(rounds: SelfTraining, number: int) -> dict[str, float]:

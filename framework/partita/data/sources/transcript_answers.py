@@ -10,12 +10,12 @@ Row = dict[str, Any]
 
 
 def row_of(episode: Episode, end: int, right: str) -> Row:
-    """Return the messages before the one at `end`, with the correct answer as the label."""
+    """Return the messages before the one at `end`, as the model saw them, with the correct answer as the label."""
     own = {reply.index for reply in episode.replies}
     messages = [
         {"role": message["role"], "content": message["content"]}
         | ({"train": True} | answer_part(message) if index in own else {})
-        for index, message in enumerate(episode.messages[:end])
+        for index, message in enumerate(episode.shown[:end])
     ]
     return {"messages": messages, "labels": [right], "train_all": False}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from partita.data.episode import Episode, from_line
+from partita.data.episode import Episode, from_line, successes
 from partita.data.rows import Rows
 from partita.data.sources.in_memory import open_in_memory
 from partita.data.sources.transcript_answers import (
@@ -86,7 +86,7 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str], wanted: 
     outcomes: Counter[str] = Counter()
     cut = 0
     for path in paths:
-        episodes = list(dialogues_of(Path(path)))
+        episodes = judged(list(dialogues_of(Path(path))))
         rows, counts = rows_of_file(episodes, source=source, wanted=wanted)
         all_rows += rows
         outcomes += counts
@@ -180,6 +180,14 @@ def dialogues_of(path: Path) -> Iterator[Episode]:
                 f"{path.name}:{number} is not a dialogue of a simulation ({describe_error(error)}); write the "
                 "transcripts of one, such as runs/NAME/transcripts/predicted.jsonl, or type: jsonl for other dialogues"
             ) from error
+
+
+def judged(episodes: list[Episode]) -> list[Episode]:
+    """Return episodes, in which those that were truncated before they were judged are no success, as in reports."""
+    for episode, success in zip(episodes, successes(episodes), strict=True):
+        if episode.succeeded is None:
+            episode.ok = success
+    return episodes
 
 
 def outcome(episode: Episode) -> str:

@@ -16,7 +16,15 @@ from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
-from partita.simulation.contract import ContractError, InterfaceError, Message, close_program, format_value, messages_of
+from partita.simulation.contract import (
+    ContractError,
+    InterfaceError,
+    Message,
+    close_program,
+    format_value,
+    messages_of,
+    truth_of,
+)
 from partita_schema.common.checksums import parse_json
 from partita_schema.common.text import nearest
 from partita_schema.json_values import json_validator, schema_mistake
@@ -119,7 +127,8 @@ class ToolEnvironment:
         """Run all calls of an answer; an answer without calls ends the dialogue."""
         calls = calls_of(action)
         messages: list[Message] = [{"role": "tool", "content": self.result(call)} for call in calls]
-        is_over = not calls or getattr(self.program, "done", False) is True
+        done = getattr(self.program, "done", False)
+        is_over = not calls or (not callable(done) and truth_of(done, "the program", name="done"))
         metrics = {"tool_calls": float(self.calls), "tool_errors": float(self.errors)}
         return messages, self.reward(), is_over, False, {"metrics": metrics}
 

@@ -150,6 +150,24 @@ def test_a_correction_of_another_speaker_is_refused(tmp_path: Path) -> None:
         rows_of_lines(tmp_path, corrected(RIGHT, 0))
 
 
+def test_an_episode_that_was_truncated_before_its_reward_is_no_success(tmp_path: Path) -> None:
+    done, cut = dialogue("done", [("a", None), ("b", None)]), dialogue("cut", [("x", "a"), ("y", None)])
+    done.reward = 1.0
+    cut.status, cut.reason = "truncated", "turns"
+    assert rows_of(tmp_path, done, cut, target="every_agent_turn") == [(["question 0"], ["a"])]
+    with pytest.raises(DataError, match="there are 1 of unknown outcome"):
+        rows_of(tmp_path, cut)
+
+
+def test_rows_of_a_gold_history_have_the_answers_that_the_model_saw(tmp_path: Path) -> None:
+    gold = dialogue("gold", [("x", "a"), ("y", "b")])
+    gold.shows_gold = True
+    assert rows_of(tmp_path, gold) == [(["question 0", "a", "question 1"], ["b"])]
+    assert rows_of(tmp_path, WRONG) == [(["question 0", "a", "question 1"], ["b"])]
+    gold.shows_gold = False
+    assert rows_of(tmp_path, gold) == [(["question 0", "x", "question 1"], ["b"])]
+
+
 def test_learned_answers_that_ended_at_the_token_limit_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

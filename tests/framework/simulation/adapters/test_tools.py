@@ -4,6 +4,7 @@ import json
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from partita import ConfigError
@@ -154,6 +155,31 @@ def test_the_prompt_of_a_task_precedes_the_text_of_reset() -> None:
     assert plain[1]["content"] == "Count."
     with pytest.raises(ContractError, match="reset said nothing, and the task has no prompt; one of them begins"):
         counter.reset(seed=1, task={})
+
+
+def test_the_system_prompt_precedes_the_description_of_the_tools() -> None:
+    def first(system: str | None, **task: Any) -> str:
+        make = partial(environment_of, Shop)
+        world = EnvironmentWorld(make, max_turns=1, closer=BackgroundCloser(), system=system)
+        episode = Episode("a", "a", task, 1)
+        next(world.run(episode))
+        return str(episode.messages[0]["content"])
+
+    assert first("Be brief.").startswith("Be brief.\n\nYou have these tools:\n")
+    assert first(None).startswith("You have these tools:\n")
+    prompt = [{"role": "system", "content": "Be polite."}, {"role": "user", "content": "A guest comes."}]
+    assert first("Be brief.", prompt=prompt).startswith("Be polite.\n\nYou have these tools:\n")
+
+
+def test_done_may_be_a_bool_of_numpy_and_nothing_else() -> None:
+    shop = Shop()
+    environment = adapt(lambda: shop, interface="tools", tools=Tools.of(Shop).descriptions)()
+    check_reset_result(environment.reset(seed=1, task={}))
+    shop.done = np.bool_(True)  # type: ignore[attr-defined]
+    assert check_step_result(environment.step(called("look"))).terminated
+    shop.done = "yes"  # type: ignore[attr-defined]
+    with pytest.raises(ContractError, match="the program gave done of 'yes'; give True or False"):
+        environment.step(called("look"))
 
 
 @pytest.mark.parametrize(
