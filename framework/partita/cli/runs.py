@@ -40,7 +40,9 @@ def list_runs(
     folder: Folder = Path("runs"),
     sort: Annotated[
         Literal["date", "name", "metric", "size"],
-        typer.Option(help="Order: the newest, by name, the best, or the largest first.", metavar="KEY"),
+        typer.Option(
+            help="date: the newest first; name; metric: the best first; size: the largest first.", metavar="KEY"
+        ),
     ] = "date",
     metric: Annotated[
         str | None,

@@ -1,6 +1,7 @@
 """Rows of user data by index, from any source, each with a key that is the same in every run."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -12,6 +13,7 @@ from partita_schema.json_values import is_too_deep
 
 CHUNK = 1000
 """Rows that are read at a time."""
+DIGEST = re.compile(r"[0-9a-f]{32}")
 
 Indices = Sequence[int] | np.ndarray
 """Row indices, from 0."""
@@ -211,6 +213,11 @@ class Rows:
             bad=bad,
             index=self._index,
         )
+
+
+def is_digest(value: str) -> bool:
+    """Return whether a text is a result of `digest`."""
+    return DIGEST.fullmatch(value) is not None
 
 
 def digest(*parts: str | bytes | np.ndarray) -> str:

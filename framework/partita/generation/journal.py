@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partita.data.rows import is_digest
 from partita.generation.record import STATUSES, PredictionRecord, Status, json_line, read_record
 from partita.outputs.base import clip
 from partita.runs.files import append_whole, open_private, why_not_written
@@ -332,10 +333,17 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     before, after = ({**header["fingerprint"], "rows": header["rows"]} for header in (old, new))
     names = [*after, *(name for name in before if name not in after)]
     return [
-        f"{name} changed ({_format_value(before.get(name))} -> {_format_value(after.get(name))})"
+        f"{name} changed{_change(before.get(name), after.get(name))}"
         for name in names
         if before.get(name) != after.get(name)
     ]
+
+
+def _change(old: Any, new: Any) -> str:
+    """Return both values in parentheses; nothing for hashes, which say nothing to a reader."""
+    if any(isinstance(value, str) and is_digest(value) for value in (old, new)):
+        return ""
+    return f" ({_format_value(old)} -> {_format_value(new)})"
 
 
 def _format_value(value: Any) -> str:

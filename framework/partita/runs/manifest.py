@@ -97,7 +97,7 @@ def sibling_runs(folder: Path) -> str:
         return ""
     near = nearest(folder.name, [path.name for path in known])
     hint = f"; did you mean {' or '.join(str(folder.parent / name) for name in near)}?" if near else ""
-    return f"{hint}; there are {listing_of(known)}"
+    return f"{hint} There are {listing_of(known)}" if hint else f"; there are {listing_of(known)}"
 
 
 def runs_within(folder: Path) -> list[Path]:

@@ -27,6 +27,8 @@ def apply(root: Node, text: str) -> Problem | None:
     path = path_of(keys)
     if not equals or not path:
         return Problem("", "is not an override; write key.path=value, such as trainer.epochs=1", label)
+    if not written.strip():
+        return Problem(dotted(path), "has no value; write one after =, or null for none", label)
     node = root
     for depth, part in enumerate(path[:-1]):
         child = step(node, part, position)

@@ -301,7 +301,7 @@ def test_a_zero_shot_configuration_predicts_and_overrides_apply(folder: Path, pa
         (
             "predict apart/begum --dataset rows.csv --output o.csv",
             2,
-            ("apart/begum: there is no such file or run; did you mean apart/begun?; there are apart/begun (dead)"),
+            ("apart/begum: there is no such file or run; did you mean apart/begun? There are apart/begun (dead)"),
         ),
         (
             "predict run.yaml --dataset rows.csv --output o.csv",

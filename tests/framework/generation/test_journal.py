@@ -157,6 +157,12 @@ def test_a_changed_fingerprint_is_refused_with_the_changed_part(tmp_path: Path) 
     )
 
 
+def test_changed_hashes_are_not_shown(tmp_path: Path) -> None:
+    opened(tmp_path / "j", parts={"model": "9718e4c4e49cf29d7ce18de0e2e6cf1e", "prompt": "p"}).close()
+    with pytest.raises(ResumeError, match=r"holds answers of another job: model changed; prompt changed \(p -> q\)\."):
+        opened(tmp_path / "j", parts={"model": "3f312dd592a740aadf89d5a87a619224", "prompt": "q"})
+
+
 def test_fresh_discards_existing_records(tmp_path: Path) -> None:
     with opened(tmp_path / "j") as journal:
         journal.append([record(0)])

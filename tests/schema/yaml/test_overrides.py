@@ -58,6 +58,10 @@ def test_the_last_override_of_a_key_wins() -> None:
         ("seed=x", "--set seed=x: seed: write an integer from 0 to 4294967295; got x"),
         ("seed", "--set seed: is not an override; write key.path=value, such as trainer.epochs=1"),
         (
+            "trainer.epochs= ",
+            "--set trainer.epochs= : trainer.epochs: has no value; write one after =, or null for none",
+        ),
+        (
             "base_model.size=tiny",
             (
                 "--set base_model.size=tiny: base_model.size: base_model has no keys to set; write --set "

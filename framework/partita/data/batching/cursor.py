@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from partita.data.rows import digest
+from partita.data.rows import digest, is_digest
 from partita_schema.errors import ResumeError
 from partita_schema.sections.batching import Batching
 
@@ -70,7 +70,7 @@ class Cursor:
         """Raise ResumeError if the position belongs to another plan, naming what differs."""
         names = dict.fromkeys([*self.parts, *parts])
         changed = [
-            f"  {name}: {self.parts.get(name, 'none')} -> {parts.get(name, 'none')}"
+            f"  {name}: {change_text(self.parts.get(name, 'none'), parts.get(name, 'none'))}"
             for name in names
             if self.parts.get(name) != parts.get(name)
         ]
@@ -80,6 +80,11 @@ class Cursor:
                 + "\n".join(changed)
                 + "\nUndo the change, or start a new run (another --run)"
             )
+
+
+def change_text(old: str, new: str) -> str:
+    """Return both values; for hashes, which say nothing to a reader, that they differ."""
+    return "changed" if is_digest(old) or is_digest(new) else f"{old} -> {new}"
 
 
 def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Resume) -> Cursor:

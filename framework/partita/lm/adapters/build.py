@@ -184,7 +184,7 @@ def hold_in_float32(adapted: "PeftModel", *, own: set[int]) -> bool:
 
 def check_type(settings: "PeftConfig", adapter: schema.Adapter, *, source: str) -> None:
     """Raise ModelError if a saved adapter has another type than the section."""
-    loaded = str(settings.peft_type.value)  # type: ignore[union-attr]
+    loaded = str(settings.peft_type.value)
     wanted = adapter.peft_type.upper() if isinstance(adapter, schema.PeftAdapter) else NAMES[adapter.type][0]
     if loaded != wanted:
         types = {name: ours for ours, (name, _) in NAMES.items()}

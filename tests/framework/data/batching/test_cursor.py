@@ -91,6 +91,13 @@ def test_another_plan_is_refused_with_the_changes() -> None:
     )
 
 
+def test_changed_hashes_are_not_shown() -> None:
+    with pytest.raises(ResumeError, match=r"Changed \(old -> new\):\n  files: changed\n  seed: 42 -> 43\n"):
+        Cursor({"files": "9718e4c4e49cf29d7ce18de0e2e6cf1e", "seed": "42"}).check(
+            {"files": "3f312dd592a740aadf89d5a87a619224", "seed": "43"}
+        )
+
+
 def test_a_position_of_another_version_is_refused() -> None:
     with pytest.raises(
         ResumeError, match=r"has version 4, this partita reads 3; continue with the version that wrote it"
