@@ -236,36 +236,41 @@ class Episode:
     def line(self) -> dict[str, Any]:
         """Return the transcript line as a dictionary, which is also a valid row of `messages` data."""
         answers = {reply.index: reply for reply in self.replies}
-        tokens = self.tokens | {index: reply.tokens for index, reply in answers.items()}
         cut = [reply.index for reply in self.replies if reply.is_cut]
-        return (
-            {
-                "dialogue": self.key,
-                "task": self.task_key,
-                "seed": self.seed,
-                "status": self.status,
-                "reason": self.reason,
-                "reward": self.reward,
-                "ok": self.ok,
-                "rounds": self.rounds,
-                "metrics": self.metrics,
-                "target": self.target,
-                "messages": [
-                    {"role": message["role"], "content": message["content"], "agent": message["agent"]}
-                    | answer_part(message)
-                    | (
-                        {"values": answers[index].values}
-                        if index in answers and answers[index].values is not None
-                        else {}
-                    )
-                    | ({"tokens": list(tokens[index])} if index in tokens else {})
-                    | ({"gold": answers[index].gold} if index in answers and answers[index].gold is not None else {})
-                    for index, message in enumerate(self.messages)
-                ],
-            }
-            | ({"cut": cut} if cut else {})
-            | ({"history": "gold"} if self.shows_gold else {})
-        )
+        more = ({"cut": cut} if cut else {}) | ({"history": "gold"} if self.shows_gold else {})
+        return {
+            "dialogue": self.key,
+            "task": self.task_key,
+            "seed": self.seed,
+            "status": self.status,
+            "reason": self.reason,
+            "reward": self.reward,
+            "ok": self.ok,
+            "rounds": self.rounds,
+            "metrics": self.metrics,
+            "target": self.target,
+            "messages": [
+                self.message_line(index, message, answers.get(index)) for index, message in enumerate(self.messages)
+            ],
+        } | more
+
+    def message_line(self, index: int, message: Mapping[str, Any], answer: EpisodeTurn | None) -> dict[str, Any]:
+        """Return a message as a dictionary for the transcript line.
+
+        Args:
+            index: Its index in the messages.
+            message: The message.
+            answer: The answer of the main agent that it is, if it is one.
+        """
+        tokens = self.tokens.get(index) if answer is None else answer.tokens
+        more = {
+            "values": None if answer is None else answer.values,
+            "tokens": None if tokens is None else list(tokens),
+            "gold": None if answer is None else answer.gold,
+        }
+        known = {key: value for key, value in more.items() if value is not None}
+        said = {key: message[key] for key in ("role", "content", "agent")}
+        return said | answer_part(message) | known
 
 
 def successes(episodes: Sequence[Episode]) -> list[bool | None]:

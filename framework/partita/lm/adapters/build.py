@@ -164,7 +164,6 @@ def read_adapter(
             check_continued(adapter, settings, source=source, trainable=trainable)
         for key, value in new_dropout(adapter, settings).items():
             setattr(settings, key, value)
-    settings.inference_mode = not trainable
     with loading(source, part="adapter", key="adapter"), logged_warnings():
         adapted = PeftModel.from_pretrained(model, source, is_trainable=trainable, config=settings)
         if hold_in_float32(adapted, own=own):  # their values were rounded when loaded
