@@ -25,9 +25,9 @@ def train_command(folder: Path, manifest: Mapping[str, Any], *, to: Path) -> lis
     """
     file = original_file(folder, manifest)
     changes = None if file is None else overrides_of(manifest, file)
-    command = shlex.split(manifest.get("command") or "")
     if file is not None and changes is not None:
-        return ["partita", "train", str(file), "--run", str(to), *data_options(command), *changes]
+        return ["partita", "train", str(file), "--run", str(to), *data_options(manifest), *changes]
+    command = shlex.split(manifest.get("command") or "")
     if command[:2] == ["partita", "train"]:
         return [*without_run(command), "--run", str(to)]
     return None

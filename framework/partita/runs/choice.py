@@ -91,14 +91,7 @@ def unfinished_sibling(
         changed = differences(recorded, settings, without=changeable(recorded, settings))
         if is_of_another_folder(manifest, origin) or (changed and not with_changes):
             continue
-        words = [
-            "partita",
-            "train",
-            str(file),
-            "--run",
-            str(folder),
-            *data_options(shlex.split(manifest.get("command") or "")),
-        ]
+        words = ["partita", "train", str(file), "--run", str(folder), *data_options(manifest)]
         command = shlex.join(words) if file is not None else f'train(run="{folder}")'
         note = f"the unfinished run in {folder} is not continued; to continue it: {command}"
         if changed:

@@ -155,7 +155,7 @@ def model_of(config: Mapping[str, Any]) -> str:
 
 def data_of(manifest: Mapping[str, Any]) -> str:
     """Return the sources of the rows: those of the file, or what the command names instead."""
-    named = data_options(shlex.split(manifest.get("command") or ""))
+    named = data_options(manifest)
     if "--dataset" in named:
         return named[named.index("--dataset") + 1]
     data = (manifest.get("config") or {}).get("data") or {}

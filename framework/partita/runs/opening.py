@@ -169,7 +169,7 @@ class FinishedRun:
     files: Mapping[str, bytes]
     """Contents of the files that describe the run, by name."""
     state: frozenset[tuple[str, int, int]]
-    """The log and the checkpoints."""
+    """The log, the model and the checkpoints, by `training_state`."""
 
     @classmethod
     def of(cls, run: RunDirectory) -> "FinishedRun":

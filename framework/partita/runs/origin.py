@@ -3,9 +3,10 @@
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 OWN = ("partita", "__main__.py")
 """Names of the program that the command line of partita starts."""
@@ -28,8 +29,9 @@ def command_line(arguments: Sequence[str] | None = None) -> str | None:
     return shlex.join(["partita", *others] if name in OWN else ["python", program, *others])
 
 
-def data_options(command: Sequence[str]) -> list[str]:
-    """Return the options of a command that name its rows, with their values."""
+def data_options(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the options that name the rows in the command that started a run, with their values."""
+    command = shlex.split(manifest.get("command") or "")
     options = dict.fromkeys(DATA_OPTIONS, "")
     for word, following in zip_longest(command, command[1:], fillvalue=""):
         name, has_value, value = word.partition("=")

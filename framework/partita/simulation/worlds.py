@@ -139,8 +139,10 @@ class EnvironmentWorld:
 
     def with_system(self, messages: Sequence[Message], episode: Episode) -> Sequence[Message]:
         """Return the first messages of an environment, with the system prompt before the description of its tools."""
+        if self.system is None:
+            return messages
         prompt = messages_of(episode.task.get("prompt", ""), "the task's prompt")
-        if self.system is None or any(message["role"] == "system" for message in prompt):
+        if any(message["role"] == "system" for message in prompt):
             return messages
         first, *others = messages
         return [{**first, "content": f"{self.system}\n\n{first['content']}"}, *others]

@@ -68,6 +68,11 @@ def test_metrics_have_names_that_files_can_hold() -> None:
         metrics_of({"\ud800": 1.0}, "step")
 
 
+def test_a_column_prompt_of_another_type_is_for_the_environment_alone() -> None:
+    world = EnvironmentWorld(Taker, max_turns=1, closer=BackgroundCloser())
+    next(world.run(Episode("a", "a", {"prompt": 5, "questions": ["one"]}, 0)))
+
+
 class Taker:
     """An environment that changes its task."""
 
