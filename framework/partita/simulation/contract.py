@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from partita.data.episode import Episode
 from partita_schema.cells import CellError, compact_json, plain_json
 from partita_schema.common.text import describe_error
@@ -221,7 +219,7 @@ def gold_text(gold: Mapping[str, Any], method: str) -> str:
 def metrics_of(metrics: Any, method: str) -> dict[str, float]:
     """Return metrics as floats by name. Raises ContractError unless they are finite numbers with names of their own."""
     fits = isinstance(metrics, Mapping) and all(
-        isinstance(name, str) and is_unicode(name) and (isinstance(value, np.bool_) or is_finite(value))
+        isinstance(name, str) and is_unicode(name) and (is_bool(value) or is_finite(value))
         for name, value in metrics.items()
     )
     if not fits:
@@ -250,9 +248,17 @@ def truth_of(value: Any, method: str, *, name: str = "ok") -> bool:
         method: What gave it, for the error.
         name: Its name, for the error.
     """
-    if not isinstance(value, bool | np.bool_):
+    if not is_bool(value):
         raise ContractError(f"{method} gave {name} of {format_value(value)}; give True or False")
     return bool(value)
+
+
+def is_bool(value: Any) -> bool:
+    """Return whether a value is a bool, also one of numpy, which is not imported for this."""
+    return isinstance(value, bool) or f"{type(value).__module__}.{type(value).__name__}" in (
+        "numpy.bool",
+        "numpy.bool_",
+    )
 
 
 def is_unicode(text: str) -> bool:
