@@ -20,7 +20,7 @@ from partita.lm.load_model import load_model
 from partita.pipeline.build import head_of
 from partita.tokenizers.load import load_tokenizer, train_tokenizer
 from partita_schema.load import load_config
-from partita_schema.sections.model import ScratchModel
+from partita_schema.sections.model import WITH_OWN_TOKENIZER, ScratchModel
 from partita_trainers.base import Batch
 
 CONTEXT = 16
@@ -28,6 +28,8 @@ CONTEXT = 16
 
 def tiny_model(architecture: str, *, tokenizer: str = "word", vocab_size: int = 64, **changes: Any) -> dict[str, Any]:
     """Return the section base_model of a tiny new model with a context of `CONTEXT` tokens."""
+    if architecture in WITH_OWN_TOKENIZER:
+        tokenizer, vocab_size = "bpe", 300
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "context_length": CONTEXT}
     named = {"type": "scratch", "architecture": architecture, "tokenizer": tokenizer, "vocab_size": vocab_size}
     return {**named, **shape, **changes}
