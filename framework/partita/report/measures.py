@@ -10,7 +10,7 @@ import numpy as np
 from partita.report.evaluation import Evaluation, SplitResults
 from partita.report.number_text import is_count
 from partita.report.resampling import Blocks, difference_of, interval_of
-from partita.report.row_metrics import estimates_of
+from partita.report.row_metrics import estimates_of, num_resampled
 from partita.report.row_shares import shares_of
 from partita.report.statistics import Difference, Interval, right_difference, share_interval
 from partita.runs.listing import full_name
@@ -128,8 +128,10 @@ def measure_rows(
     shares = [shares_of(evaluation) for evaluation in models]
     estimates = [estimates_of(evaluation, blocks, is_plain_text=is_plain_text) for evaluation in models]
     measures = [measure_share(name, [one.get(name) for one in shares]) for name in shares[0]]
+    units = num_resampled(result)
     measures += [
-        measure_estimate(name, [one.get(name) for one in estimates], rows=len(result)) for name in estimates[0]
+        measure_estimate(name, [one.get(name) for one in estimates], units=units.get(name, len(result)))
+        for name in estimates[0]
     ]
     places = {name: place for place, name in enumerate(result.outputs)}
     return sorted(measures, key=lambda measure: order_of(measure.metric, places))
@@ -169,21 +171,21 @@ def share_of(rows_N: np.ndarray) -> Interval:
     return share_interval(int(rows_N.sum()), len(rows_N))
 
 
-def measure_estimate(name: str, values: Sequence[np.ndarray | None], *, rows: int) -> MetricEstimate:
+def measure_estimate(name: str, values: Sequence[np.ndarray | None], *, units: int) -> MetricEstimate:
     """Return a metric that was resampled.
 
     Args:
         name: Name of the metric.
         values: Its value over all rows and over each resample, by model, each [R + 1]; None if a model does not have
             the metric.
-        rows: Number of rows.
+        units: Number of rows, or queries, that are resampled.
     """
     result_R, reference_R = values[0], values[1] if len(values) > 1 else None
     assert result_R is not None
     if reference_R is None:
         return MetricEstimate(name, interval_of(result_R))
     known = math.isfinite(result_R[0]) and math.isfinite(reference_R[0])
-    difference = difference_of(reference_R, result_R, rows=rows) if known else None
+    difference = difference_of(reference_R, result_R, units=units) if known else None
     return MetricEstimate(name, interval_of(result_R), interval_of(reference_R), difference)
 
 

@@ -85,18 +85,28 @@ def interval_of(estimate_R: np.ndarray) -> Interval:
     return percentiles(value, finite_R) if len(finite_R) else Interval(value, value, value)
 
 
-def difference_of(base_R: np.ndarray, result_R: np.ndarray, *, rows: int) -> Difference:
-    """Return the result minus the base, resampled on the same rows."""
+def difference_of(base_R: np.ndarray, result_R: np.ndarray, *, units: int) -> Difference:
+    """Return the result minus the base, resampled on the same rows.
+
+    Args:
+        base_R: A metric of the base over all rows, then over each resample.
+        result_R: The same of the result.
+        units: Number of rows, or queries, that were resampled.
+    """
     with np.errstate(invalid="ignore"):
         difference_R = result_R - base_R
-    return Difference(*interval_of(difference_R), p=two_sided_p(difference_R[1:], rows=rows), test="bootstrap")
+    return Difference(*interval_of(difference_R), p=two_sided_p(difference_R[1:], units=units), test="bootstrap")
 
 
-def two_sided_p(resampled_R: np.ndarray, *, rows: int) -> float:
+def two_sided_p(resampled_R: np.ndarray, *, units: int) -> float:
     """Return the two-sided p-value of 0 among resampled differences; never 0, because resamples are few.
 
-    Nor is it smaller than that of a sign test in which all rows agree: resamples of one row are all equal.
+    Nor is it smaller than that of a sign test in which all units agree: resamples of one row are all equal.
+
+    Args:
+        resampled_R: The differences.
+        units: Number of rows, or queries, that were resampled.
     """
     finite_R = resampled_R[np.isfinite(resampled_R)]
     below, above = int((finite_R <= 0).sum()), int((finite_R >= 0).sum())
-    return min(1.0, max(2 * (min(below, above) + 1) / (len(finite_R) + 1), 2.0 ** (1 - rows)))
+    return min(1.0, max(2 * (min(below, above) + 1) / (len(finite_R) + 1), 2.0 ** (1 - units)))

@@ -19,10 +19,13 @@ from partita.report.value_metrics import (
     episode_metrics,
     json_metrics,
     number_metrics,
+    rankings_of,
     score_metrics,
     text_metrics,
 )
 
+RANKING_METRICS = ("mrr", "ndcg_at_10")
+"""Metrics of a score output over queries."""
 MAX_LABELS = 300
 """Labels up to which their metrics are resampled."""
 MAX_EXPONENT = 700.0
@@ -52,6 +55,16 @@ def estimates_of(evaluation: Evaluation, blocks: Blocks, *, is_plain_text: bool 
         if is_plain_text:
             estimates["perplexity"] = np.exp(np.minimum(estimates["loss"], MAX_EXPONENT))
     return estimates
+
+
+def num_resampled(evaluation: Evaluation) -> dict[str, int]:
+    """Return how many queries are resampled for the metrics of rankings, by name; all others are over rows."""
+    return {
+        f"{name}.{metric}": len(rankings_of(column))
+        for name, column in evaluation.expected().outputs.items()
+        if column.type == "score"
+        for metric in RANKING_METRICS
+    }
 
 
 def has_values(column: OutputColumn) -> bool:

@@ -57,16 +57,7 @@ def score_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
     See `partita.outputs.score.ScoreMetrics`.
     """
     metrics = {name: values for name, values in number_metrics(column, blocks).items() if name == "mse"}
-    queries: dict[str, list[Document]] = {}
-    for reference, value, of_row in zip(column.references, column.values, column.of_rows, strict=False):
-        if of_row is None or reference is None:
-            return metrics
-        queries.setdefault(of_row["query"], []).append((-math.inf if value is None else value, reference))
-    rankings = [
-        sorted(documents, reverse=True)
-        for documents in queries.values()
-        if any(relevance > 0 for _, relevance in documents)
-    ]
+    rankings = rankings_of(column)
     if not rankings:
         return metrics
     queries_blocks = Blocks(len(rankings))
@@ -75,6 +66,20 @@ def score_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
         "ndcg_at_10": np.array([normalized_gain(ranking) for ranking in rankings]),
     }
     return {name: queries_blocks.means(values_Q) for name, values_Q in ranks.items()} | metrics
+
+
+def rankings_of(column: OutputColumn) -> list[list[Document]]:
+    """Return the documents of each query that has a relevant one, the best first; empty if some row has no query."""
+    queries: dict[str, list[Document]] = {}
+    for reference, value, of_row in zip(column.references, column.values, column.of_rows, strict=False):
+        if of_row is None or reference is None:
+            return []
+        queries.setdefault(of_row["query"], []).append((-math.inf if value is None else value, reference))
+    return [
+        sorted(documents, reverse=True)
+        for documents in queries.values()
+        if any(relevance > 0 for _, relevance in documents)
+    ]
 
 
 def embedding_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:

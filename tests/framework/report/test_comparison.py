@@ -252,6 +252,29 @@ def test_scores_are_not_compared_by_exact_matches(evaluated: Evaluated) -> None:
     assert [one.metric for one in comparison.pairs[0].metrics] == ["score.mse", "loss"]
 
 
+@pytest.mark.parametrize(("queries", "verdict", "p"), [(1, "no measurable difference", 1.0), (12, "better", 2**-11)])
+def test_rankings_are_compared_by_their_number_of_queries(
+    queries: int, verdict: str, p: float, evaluated: Evaluated
+) -> None:
+    def rows(scores: tuple[float, float]) -> list[RecordedRow]:
+        return [
+            RecordedRow(
+                f"{query} {relevant}",
+                loss=1.0,
+                tokens=1,
+                outputs={"score": OutputResult(relevant, score, of_row={"query": str(query)})},
+            )
+            for query in range(12)
+            for relevant, score in zip((float(query < queries), 0.0), scores, strict=True)
+        ]
+
+    kinds = {"score": "score"}
+    a, b = (evaluated(name, rows(scores), kinds=kinds) for name, scores in (("a", (0.1, 0.9)), ("b", (0.9, 0.1))))
+    mrr = metric(compare_runs([a, b]), "score.mrr")
+    assert (mrr.first, mrr.second, mrr.verdict) == (0.5, 1.0, verdict)
+    assert mrr.p == pytest.approx(p, abs=1e-3)
+
+
 def test_embeddings_are_compared_by_the_ranks_of_their_rows_unless_some_rows_are_missing(evaluated: Evaluated) -> None:
     def rows(ranks: Sequence[int]) -> list[RecordedRow]:
         return [

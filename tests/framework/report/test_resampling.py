@@ -35,7 +35,7 @@ def test_a_paired_difference_is_near_that_of_scipys_bootstrap(rows: int) -> None
     ).confidence_interval
     blocks = Blocks(rows)
     difference = difference_of(
-        mean_of(blocks, first_N, tokens_N), mean_of(blocks, second_N, tokens_N), rows=blocks.rows
+        mean_of(blocks, first_N, tokens_N), mean_of(blocks, second_N, tokens_N), units=blocks.rows
     )
     assert difference.value == pytest.approx(statistic(*columns))
     assert difference[1:3] == pytest.approx(expected, abs=0.1 * (expected.high - expected.low))
@@ -64,19 +64,19 @@ def test_macro_f1_is_near_scipys_bootstrap_over_rows() -> None:
 def test_equal_models_do_not_differ(rows: int) -> None:
     first_N, _, tokens_N = losses_of(rows)
     mean_R = mean_of(Blocks(rows), first_N, tokens_N)
-    assert difference_of(mean_R, mean_R, rows=50) == (0.0, 0.0, 0.0, 1.0, "bootstrap")
+    assert difference_of(mean_R, mean_R, units=50) == (0.0, 0.0, 0.0, 1.0, "bootstrap")
 
 
 def test_the_p_value_is_the_share_of_resamples_on_the_other_side() -> None:
-    assert two_sided_p(np.array([1.0] * 96 + [-1.0] * 3), rows=100) == pytest.approx(2 * 4 / 100)
-    assert two_sided_p(np.array([1.0] * 99), rows=100) == pytest.approx(2 / 100)
-    assert two_sided_p(np.array([1.0, np.nan, -1.0]), rows=100) == 1.0
-    assert two_sided_p(-np.array([1.0] * 96 + [-1.0] * 3), rows=100) == pytest.approx(2 * 4 / 100)
+    assert two_sided_p(np.array([1.0] * 96 + [-1.0] * 3), units=100) == pytest.approx(2 * 4 / 100)
+    assert two_sided_p(np.array([1.0] * 99), units=100) == pytest.approx(2 / 100)
+    assert two_sided_p(np.array([1.0, np.nan, -1.0]), units=100) == 1.0
+    assert two_sided_p(-np.array([1.0] * 96 + [-1.0] * 3), units=100) == pytest.approx(2 * 4 / 100)
 
 
 def test_a_few_rows_give_no_small_p_value() -> None:
     for rows, least in ((1, 1.0), (2, 0.5), (3, 0.25), (9, 2**-8)):
-        assert two_sided_p(np.ones(9999), rows=rows) == least
+        assert two_sided_p(np.ones(9999), units=rows) == least
 
 
 def test_a_metric_without_a_resample_that_has_it_has_no_width() -> None:
@@ -90,7 +90,7 @@ def test_paired_differences_are_significant_in_one_of_twenty_cases_without_a_dif
         first_N, second_N = np.random.default_rng(seed).exponential(size=(2, 60))
         blocks, ones_N = Blocks(60, seed=seed), np.ones(60)
         found += (
-            difference_of(mean_of(blocks, first_N, ones_N), mean_of(blocks, second_N, ones_N), rows=blocks.rows).p
+            difference_of(mean_of(blocks, first_N, ones_N), mean_of(blocks, second_N, ones_N), units=blocks.rows).p
             < 0.05
         )
     assert 8 <= found <= 40  # 20 expected; the percentile interval is a little short for 60 rows
