@@ -12,7 +12,7 @@ from partita.lm.base import TokenLogprob
 from partita.serving.answers import AsyncEngine, checked
 from partita.serving.bodies import CompletionBody
 from partita.serving.errors import ApiError
-from partita.serving.openai_format import DONE, ResponseHead, completion_logprobs, event_of, usage_of
+from partita.serving.openai_format import DONE, ResponseHead, TextOffsets, completion_logprobs, event_of, usage_of
 from partita.serving.openai_requests import EngineRequests, streamed
 from partita.serving.request_queue import AnswerPiece, AnswerRequest
 
@@ -21,22 +21,19 @@ from partita.serving.request_queue import AnswerPiece, AnswerRequest
 class SentLogprobs:
     """Log probabilities of an answer, which a stream sends in parts."""
 
-    requests: EngineRequests
     asked: bool
     """Whether the client has asked for them."""
+    offsets: TextOffsets
+    """Finds the offsets of tokens in the text."""
     num_tokens: int = 0
     """Tokens that were sent."""
-    offset: int = 0
-    """Offset of the next token in the text."""
 
     def part(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         """Return the log probabilities of the next tokens; None if they were not asked for."""
         if not self.asked:
             return None
-        part = completion_logprobs(entries, tokens=self.requests.token_texts, start=self.offset)
         self.num_tokens += len(entries)
-        self.offset += sum(map(len, part["tokens"]))
-        return part
+        return completion_logprobs(entries, offsets=self.offsets)
 
 
 class CompletionAnswers:
@@ -61,7 +58,7 @@ class CompletionAnswers:
                 "text": answer.text,
                 "logprobs": None
                 if body.logprobs is None
-                else completion_logprobs(answer.token_logprobs, tokens=self.requests.token_texts),
+                else completion_logprobs(answer.token_logprobs, offsets=self.offsets()),
                 "finish_reason": answer.finish_reason,
             }
             for index, answer in enumerate(generated)
@@ -69,11 +66,15 @@ class CompletionAnswers:
         usage = usage_of(sum(map(len, prompts)), sum(answer.num_tokens for answer in generated))
         return JSONResponse(head.response(choices, usage))
 
+    def offsets(self) -> TextOffsets:
+        """Return what finds the offsets of the tokens of an answer."""
+        return TextOffsets(self.requests.token_texts)
+
     async def _completion_stream(
         self, body: CompletionBody, requests: Sequence[AnswerRequest], head: ResponseHead
     ) -> AsyncGenerator[bytes]:
         """Yield the parts of completions: pieces of text, the reason of the end, and usage."""
-        tokens, sent = 0, [SentLogprobs(self.requests, asked=body.logprobs is not None) for _ in requests]
+        tokens, sent = 0, [SentLogprobs(body.logprobs is not None, self.offsets()) for _ in requests]
         async with aclosing(self.engine.events(requests)) as events:
             async for index, event in events:
                 choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "finish_reason": None}

@@ -1,5 +1,6 @@
 """Responses in the form of the OpenAI API."""
 
+import codecs
 import json
 import time
 import uuid
@@ -87,6 +88,8 @@ class TokenTexts:
     def __init__(self, tokenizer: Any, *, size: int) -> None:
         """Find the bytes of the first `size` tokens."""
         self.tokenizer, self.spelled = tokenizer, token_bytes(tokenizer, size=size)
+        self.special = frozenset(tokenizer.all_special_ids)
+        """Tokens that are left out of texts."""
 
     def text(self, token: int) -> str:
         """Return the text of a token, with U+FFFD for a part of a character."""
@@ -111,25 +114,43 @@ def chat_logprobs(entries: Sequence[TokenLogprob], *, tokens: TokenTexts) -> dic
     }
 
 
-def completion_logprobs(entries: Sequence[TokenLogprob], *, tokens: TokenTexts, start: int = 0) -> dict[str, Any]:
+class TextOffsets:
+    """Where the tokens of an answer are in its text, in characters.
+
+    The lengths of their texts do not say that: several tokens may be the parts of one character, and special tokens are
+    left out.
+    """
+
+    def __init__(self, tokens: TokenTexts) -> None:
+        self.tokens, self.position = tokens, 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def next(self, token: int) -> int:
+        """Return the offset of the next token of the answer."""
+        if token in self.tokens.special:
+            return self.position
+        content, is_open = bytes(self.tokens.bytes(token)), bool(self.decoder.getstate()[0])
+        first, others = self.decoder.decode(content[:1]), self.decoder.decode(content[1:])
+        # A character that the token does not continue is shown as U+FFFD before it.
+        offset = self.position + (is_open and first.startswith("\ufffd"))
+        self.position += len(first) + len(others)
+        return offset
+
+
+def completion_logprobs(entries: Sequence[TokenLogprob], *, offsets: TextOffsets) -> dict[str, Any]:
     """Return log probabilities as a completion has them, among the most probable tokens also the chosen one.
 
     Args:
-        entries: The tokens of the answer.
-        tokens: Texts of tokens.
-        start: Offset of the first token in the text.
+        entries: The next tokens of the answer.
+        offsets: Finds their offsets in the text.
     """
     chosen = [(*one.top, (one.token, one.logprob)) for one in entries]
-    texts = [tokens.text(one.token) for one in entries]
-    offsets, position = [], start
-    for text in texts:
-        offsets.append(position)
-        position += len(text)
+    tokens = offsets.tokens
     return {
-        "tokens": texts,
+        "tokens": [tokens.text(one.token) for one in entries],
         "token_logprobs": [finite(one.logprob) for one in entries],
         "top_logprobs": [{tokens.text(token): finite(value) for token, value in shown} for shown in chosen],
-        "text_offset": offsets,
+        "text_offset": [offsets.next(one.token) for one in entries],
     }
 
 

@@ -163,6 +163,18 @@ def test_log_probabilities_of_a_completion(client: OpenAI) -> None:
     assert (logprobs.text_offset or [])[0] == 0
 
 
+def test_tokens_of_a_sampled_completion_are_at_their_offsets(client: OpenAI) -> None:
+    compared = 0
+    for seed in range(5):
+        asked = {"model": "small", "prompt": "two", "max_tokens": 30, "temperature": 5.0, "seed": seed, "logprobs": 0}
+        [choice] = client.completions.create(**asked).choices  # type: ignore[call-overload]
+        for token, offset in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True):
+            if "\ufffd" not in token and not token.startswith("<"):
+                assert choice.text[offset:].startswith(token)
+                compared += 1
+    assert compared > 20
+
+
 @pytest.mark.parametrize("top", [0, 2])
 def test_the_most_probable_tokens_of_a_completion_include_the_sampled_one(client: OpenAI, top: int) -> None:
     asked = {"model": "small", "prompt": "two", "max_tokens": 20, "temperature": 5.0, "seed": 1, "logprobs": top}
