@@ -68,7 +68,7 @@ ADAPTERS = [
         tinit=2,
         tfinal=2,
         delta_t=2,
-        beta1=0.1,
+        beta1=Flip(0.1, part="saved"),
         beta2=0.1,
         orth_reg_weight=2.0,
     ),

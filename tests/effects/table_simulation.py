@@ -181,7 +181,8 @@ SIMULATION = [
             "simulation.self_training.attempts": Flip(2, part="files of rounds"),
             "simulation.self_training.select": Flip(
                 "all",
-                given=section(self_training={"tasks": {"count": 12}, "target": "every_agent_turn"}),
+                given=section(self_training={"tasks": {"count": 12}, "target": "every_agent_turn"})
+                | {"generation": {"min_new_tokens": 3}},  # empty answers are not learned
                 part="files of rounds",
             ),
             "simulation.self_training.target": Flip("every_agent_turn", part="files of rounds"),
