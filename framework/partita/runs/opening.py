@@ -137,18 +137,9 @@ def open_run(
         write_atomically(folder / "config.yaml", text or yaml.safe_dump(escaped(settings), sort_keys=False))
         write_atomically(folder / "resolved.yaml", resolved)
         try:
-            yield run
-        except KeyboardInterrupt as interrupt:
-            # When a process fails, the launcher ends the others with a signal.
-            failed = interrupt.__context__ if isinstance(interrupt.__context__, OtherRankError) else None
-            run.note(status="interrupted" if failed is None else "failed", error=str(failed) if failed else None)
-            raise
-        except BaseException as error:
-            with suppress(OSError):  # a full disk has no room for this either, and the first error is raised
-                run.note(status="failed", error=describe_error(error))
-            raise
+            with end_noted(run):
+                yield run
         finally:
-            run.trackers.finish()
             if finished is not None and run.manifest["status"] in ("failed", "interrupted"):
                 finished.restore_unless_changed()
             if not existed and run.manifest["status"] in ("failed", "interrupted") and holds_nothing(folder):
@@ -156,6 +147,24 @@ def open_run(
                 with suppress(OSError):  # another run has begun there
                     for parent in new_parents:
                         parent.rmdir()
+
+
+@contextmanager
+def end_noted(run: RunDirectory) -> Iterator[None]:
+    """Record in the status of a run that this context was interrupted or has failed, and finish its trackers."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        # When a process fails, the launcher ends the others with a signal.
+        failed = interrupt.__context__ if isinstance(interrupt.__context__, OtherRankError) else None
+        run.note(status="interrupted" if failed is None else "failed", error=str(failed) if failed else None)
+        raise
+    except BaseException as error:
+        with suppress(OSError):  # a full disk has no room for this either, and the first error is raised
+            run.note(status="failed", error=describe_error(error))
+        raise
+    finally:
+        run.trackers.finish()
 
 
 @dataclass(frozen=True)
