@@ -98,7 +98,7 @@ def checked_config(root: Node, syntax_problems: tuple[Problem, ...], *, files: S
     if checked.config is None or problems:
         from partita_schema.compat.tools.names import hint_of_tool
 
-        raise ConfigError([*hint_of_tool(root, problems), *in_file_order(problems, files)])
+        raise ConfigError([*hint_of_tool(root, problems, files=files), *in_file_order(problems, files)])
     config = checked.config
     if fill_defaults(root):
         again = check_tree(root, finished=finished)

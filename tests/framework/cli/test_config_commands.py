@@ -65,7 +65,7 @@ def test_a_file_of_another_tool_names_the_command_that_converts_it(
         "sft-converted.yaml"
     )
     assert sum(": unknown key" in line for line in others) == 4
-    Path("typos.yaml").write_text(TEXT + "use_peft: 1\nsede: 1\n")
+    Path("typos.yaml").write_text(TEXT + "use_peft: 1\nsede: 1\nadaptor: 1\n")
     assert command("validate", "typos.yaml") == 2
     assert "convert" not in capsys.readouterr().err
 

@@ -11,10 +11,12 @@ from partita_schema.yaml.tree import Node
 ToolName = Literal["axolotl", "llama_factory", "trl"]
 LEAST_UNKNOWN = 3
 """Number of unknown keys from which a file may be one of another tool."""
+LEAST_TYPICAL = 2
+"""Number of its typical keys from which a file with unknown keys looks like one of a tool."""
 
 
-def likely_tools(source: Node) -> list[ToolName]:
-    """Return the tools whose keys a file has, the likeliest first; empty if it has few of any."""
+def likely_tools(source: Node, *, least: int = 1) -> list[ToolName]:
+    """Return the tools of which a file has at least `least` typical keys, the likeliest first."""
     keys = source.mapping()
     typical: dict[ToolName, tuple[str, ...]] = {
         "axolotl": ("micro_batch_size", "sequence_len", "num_epochs", "val_set_size", "lora_target_linear"),
@@ -22,20 +24,23 @@ def likely_tools(source: Node) -> list[ToolName]:
         "trl": ("dataset_name", "use_peft", "max_length", "dataset_train_split", "per_device_train_batch_size"),
     }
     counts = {tool: sum(key in keys for key in names) for tool, names in typical.items()}
-    return sorted((tool for tool, count in counts.items() if count), key=lambda tool: -counts[tool])
+    return sorted((tool for tool, count in counts.items() if count >= least), key=lambda tool: -counts[tool])
 
 
-def hint_of_tool(source: Node, problems: Sequence[Problem]) -> list[Problem]:
+def hint_of_tool(source: Node, problems: Sequence[Problem], *, files: Sequence[str]) -> list[Problem]:
     """Return a problem with the command that converts a file with unknown keys, if it looks like one of another tool.
 
     Args:
-        source: The file.
+        source: The configuration.
         problems: Its problems.
+        files: Its files.
     """
-    unknown = [problem for problem in problems if problem.message.startswith("unknown key")]
-    if len(unknown) < LEAST_UNKNOWN or unknown[0].file is None:
+    unknown = [
+        problem.file for problem in problems if problem.message.startswith("unknown key") and problem.file in files
+    ]
+    if len(unknown) < LEAST_UNKNOWN:
         return []
-    file, tools = unknown[0].file, likely_tools(source)
+    file, tools = str(unknown[0]), likely_tools(source, least=LEAST_TYPICAL)
     if not tools:
         return []
     words = ["partita", "convert", file, "--from", tools[0], "--output", f"{Path(file).stem}-converted.yaml"]
