@@ -41,7 +41,7 @@ def list_runs(
     sort: Annotated[
         Literal["date", "name", "metric", "size"],
         typer.Option(
-            help="date: the newest first; name; metric: the best first; size: the largest first.", metavar="KEY"
+            help="Order: date (newest first), name, metric (best first) or size (largest first).", metavar="KEY"
         ),
     ] = "date",
     metric: Annotated[

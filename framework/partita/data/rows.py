@@ -14,6 +14,7 @@ from partita_schema.json_values import is_too_deep
 CHUNK = 1000
 """Rows that are read at a time."""
 DIGEST = re.compile(r"[0-9a-f]{32}")
+"""Results of `digest`."""
 
 Indices = Sequence[int] | np.ndarray
 """Row indices, from 0."""

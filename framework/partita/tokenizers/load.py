@@ -235,7 +235,7 @@ def wrap(backend: "Backend", *, max_length: int | None, unknown: str | None = No
     Args:
         backend: The backend.
         max_length: Maximum number of tokens of a text; None for no maximum.
-        unknown: The unknown token. Qwen2's class adds one of its own to a vocabulary without.
+        unknown: The unknown token; None for none. Qwen2Tokenizer adds `<|endoftext|>` to a vocabulary without one.
     """
     from transformers import PreTrainedTokenizerFast
 

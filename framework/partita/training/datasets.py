@@ -212,8 +212,8 @@ def warn_of_other_steps(shape: TrainingShape, trainer: Trainer, size: BatchSize)
     batches = shape.batches_per_step(trainer, size)
     if alone != batches:
         logger.warning(
-            "a step has %s on %s, and would have %s on one: the number is a multiple of the number of processes; for "
-            "the same steps, write smaller batches",
+            "a step has %s on %s, and would have %s on one process, because each process takes equally many; with "
+            "smaller batches the difference is smaller",
             counted(batches, "batch", "batches"),
             counted(shape.ranks, "process", "processes"),
             f"{alone:,}",

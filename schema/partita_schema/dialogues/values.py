@@ -68,4 +68,4 @@ def text_of_part(part: object, where: str) -> str:
     if isinstance(part, Mapping) and isinstance(part.get("text"), str) and part.get("type", "text") == "text":
         return str(part["text"])
     kind = part.get("type", "no text") if isinstance(part, Mapping) else type(part).__name__
-    raise FormatError(f"{where} is {kind}; only text is read; leave it out")
+    raise FormatError(f"{where} is {kind}, and only text is read; leave it out")

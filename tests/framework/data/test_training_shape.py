@@ -184,8 +184,8 @@ def test_other_steps_than_on_one_process_are_logged(caplog: pytest.LogCaptureFix
         warn_of_other_steps(replace(shape, ranks=ranks), config.trainer, tuned(10))
     (message,) = caplog.messages
     assert message == (
-        "a step has 3 batches on 3 processes, and would have 4 on one: the number is a multiple of the number of "
-        "processes; for the same steps, write smaller batches"
+        "a step has 3 batches on 3 processes, and would have 4 on one process, because each process takes equally "
+        "many; with smaller batches the difference is smaller"
     )
     accumulated = config_of({"type": "pack"}, gradient_accumulation_steps=3)
     warn_of_other_steps(replace(shape, ranks=2), accumulated.trainer, tuned(10))

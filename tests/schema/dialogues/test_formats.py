@@ -218,7 +218,7 @@ def message(**keys: Any) -> dict[str, Any]:
         ),
         (
             message(role="user", content=[{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "u"}]),
-            "message 2: part 2 of content is image_url; only text is read; leave it out",
+            "message 2: part 2 of content is image_url, and only text is read; leave it out",
         ),
         ({"messages": [{"role": "user", "content": "x"}, "y"]}, "message 2 is not a mapping; write role and content"),
         (
