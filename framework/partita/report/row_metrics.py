@@ -15,6 +15,7 @@ from partita.report.preference_rows import preference_estimates
 from partita.report.resampling import Blocks, Estimates, ratio
 from partita.report.row_shares import EPISODE
 from partita.report.value_metrics import (
+    RANKING_METRICS,
     embedding_metrics,
     episode_metrics,
     json_metrics,
@@ -24,8 +25,6 @@ from partita.report.value_metrics import (
     text_metrics,
 )
 
-RANKING_METRICS = ("mrr", "ndcg_at_10")
-"""Metrics of a score output over queries."""
 MAX_LABELS = 300
 """Labels up to which their metrics are resampled."""
 MAX_EXPONENT = 700.0

@@ -18,6 +18,8 @@ PRECISION = 1e-15
 """Standard deviation of references, as a share of their mean, up to which they are taken as equal."""
 DEPTHS = (1, 5, 10)
 """Ranks that the recall of embeddings is reported for."""
+RANKING_METRICS = {"mrr": reciprocal_rank, "ndcg_at_10": normalized_gain}
+"""Metrics of the documents of a query, of which the mean over queries is a metric of scores."""
 ORDERS = 4
 """Lengths of the n-grams of BLEU."""
 
@@ -61,10 +63,7 @@ def score_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
     if not rankings:
         return metrics
     queries_blocks = Blocks(len(rankings))
-    ranks = {
-        "mrr": np.array([reciprocal_rank(ranking) for ranking in rankings]),
-        "ndcg_at_10": np.array([normalized_gain(ranking) for ranking in rankings]),
-    }
+    ranks = {name: np.array(list(map(measure, rankings))) for name, measure in RANKING_METRICS.items()}
     return {name: queries_blocks.means(values_Q) for name, values_Q in ranks.items()} | metrics
 
 
