@@ -11,8 +11,8 @@ Memory holds a few numbers per row, never its text: records are read from the fi
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -92,8 +92,10 @@ class Journal:
         journal = cls(path, descriptor=descriptor, rows=len(keys), writable=True)
         try:
             _lock(descriptor, path)
-            if fresh:
-                os.ftruncate(descriptor, 0)
+            if not os.path.samestat(os.fstat(descriptor), path.stat()):  # another process has just replaced it
+                raise _in_use(path)
+            if fresh and path.stat().st_size:
+                journal._replace(())
             header = _header(fingerprint, len(keys))
             try:
                 has_header = journal._has_header(header)
@@ -249,24 +251,33 @@ class Journal:
 
     def _replace_header(self, own: Mapping[str, Any], keys: "npt.NDArray[np.uint8]") -> None:
         """Rewrite the file with a header of this job and the intact records of its rows."""
-        assert self._descriptor is not None
-        temporary = temporary_path(self.path)
-        temporary.unlink(missing_ok=True)
-        with os.fdopen(open_private(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND), "wb") as file:
-            file.write(sealed_line(json_line(own)))
-            num_records = 0
-            for _, line in _lines(self.path):
-                record = read_record(line, rows=len(self))
-                if record is not None and _is_of(record, keys):
-                    num_records += file.write(line) > 0
-            file.flush()
-            os.fsync(file.fileno())
-            _lock(file.fileno(), self.path)
-            temporary.replace(self.path)
-            os.dup2(file.fileno(), self._descriptor, inheritable=False)  # same open file description, so the lock stays
+        records = ((line, read_record(line, rows=len(self))) for _, line in _lines(self.path))
+        intact = (line for line, record in records if record is not None and _is_of(record, keys))
+        num_records = self._replace(chain([sealed_line(json_line(own))], intact)) - 1
         logger.warning(
             "%s: its first line is damaged; %s records of this job are reused", self.path, f"{num_records:,}"
         )
+
+    def _replace(self, lines: Iterable[bytes]) -> int:
+        """Replace the file by a new one with these lines, and return their number.
+
+        Results in this process that still read the old file keep it.
+        """
+        assert self._descriptor is not None
+        temporary = temporary_path(self.path)
+        try:
+            temporary.unlink(missing_ok=True)
+            with os.fdopen(open_private(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND), "wb") as file:
+                written = sum(file.write(line) > 0 for line in lines)
+                file.flush()
+                os.fsync(file.fileno())
+                _lock(file.fileno(), self.path)
+                temporary.replace(self.path)
+                # The same open file description, so the lock stays.
+                os.dup2(file.fileno(), self._descriptor, inheritable=False)
+        except OSError as error:
+            raise WriteError(why_not_written(error, self.path)) from error
+        return written
 
     def _index(self, keys: "npt.NDArray[np.uint8] | None") -> None:
         """Index the offset of every record, and truncate a torn last line if the journal is writable."""
@@ -312,7 +323,11 @@ class Journal:
 
 def _lock(descriptor: int, path: Path) -> None:
     if not try_lock(descriptor, path):
-        raise ResumeError(f"{path} is being written by another process; wait for it to end, or write to another path")
+        raise _in_use(path)
+
+
+def _in_use(path: Path) -> ResumeError:
+    return ResumeError(f"{path} is being written by another process; wait for it to end, or write to another path")
 
 
 def _is_of(record: PredictionRecord, keys: "npt.NDArray[np.uint8]") -> bool:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from partita.generation import journal as journal_module
 from partita.generation.journal import Journal
 from partita.generation.record import PredictionRecord, row_key
+from partita.runs.locks import try_lock
 from partita_schema.common.checksums import sealed_line
 from partita_schema.errors import ResumeError, WriteError
 
@@ -170,6 +171,35 @@ def test_fresh_discards_existing_records(tmp_path: Path) -> None:
         assert not journal.done().any()
     with opened(tmp_path / "j", parts={"model": "m2"}) as journal:
         assert not journal.done().any()
+
+
+def test_a_reader_keeps_the_records_of_its_job_when_another_one_starts_afresh(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as journal:
+        journal.append([record(0, "yes")])
+    with Journal.read_only(tmp_path / "j") as reader:
+        with opened(tmp_path / "j", parts={"model": "m2", "data": "d1"}, fresh=True) as journal:
+            journal.append([record(0, "no!")])
+            with pytest.raises(ResumeError, match="is being written by another process"):
+                opened(tmp_path / "j")
+        assert reader.record(0) == record(0, "yes")
+    with Journal.read_only(tmp_path / "j") as reader:
+        assert reader.record(0) == record(0, "no!")
+    assert [path.name for path in tmp_path.iterdir()] == ["j"]
+
+
+def test_a_journal_that_was_replaced_while_it_was_opened_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(tmp_path / "j").close()
+
+    def replace_and_lock(descriptor: int, path: Path) -> bool:
+        monkeypatch.setattr(journal_module, "try_lock", try_lock)
+        opened(tmp_path / "j", fresh=True).close()
+        return try_lock(descriptor, path)
+
+    monkeypatch.setattr(journal_module, "try_lock", replace_and_lock)
+    with pytest.raises(ResumeError, match="is being written by another process"):
+        opened(tmp_path / "j")
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}\n', "some text", '{"journal": "x"}\n'])
