@@ -447,6 +447,18 @@ def test_rows_that_replace_a_mix_give_a_warning(colours: Any, tmp_path: Path, ca
     assert message in caplog.messages
 
 
+def test_training_rows_with_a_single_label_give_a_warning(
+    colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = "colour: all training rows have the label 'red', so the model learns no other; check the data"
+    settings = colours.config(trainer={"max_steps": 1, "skip_all_evaluation": True}, data={"source": None})
+    Model(settings, quiet=True).train(colours.rows(20), run=tmp_path / "several")
+    assert message not in caplog.messages
+    rows = [row | {"colour": "red"} for row in colours.rows(20)]
+    Model(settings, quiet=True).train(rows, run=tmp_path / "one")
+    assert caplog.messages.count(message) == 1
+
+
 def test_a_split_with_unknown_labels_only_is_not_evaluated(
     colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

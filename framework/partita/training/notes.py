@@ -1,7 +1,7 @@
 """What a training run notes in its manifest and log about its work: sizes, batches, rows left out."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from partita.runs.directory import RunDirectory
 from partita.training.datasets import TrainingDatasets
 from partita.training.recorded_data import length_histograms, write_samples
 from partita_schema.base import is_set
+from partita_schema.cells import shown
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
@@ -46,6 +47,23 @@ def warn_of_replaced_mix(config: Config, data: RunData) -> None:
             "the passed rows replace data.mix: its sources %s are not read; pass no rows to train on the mix",
             ", ".join(config.data.mix_names),
         )
+
+
+def warn_of_single_labels(config: Config, labels: Mapping[str, Sequence[str]]) -> None:
+    """Warn of each category whose training rows all have the same label.
+
+    Args:
+        config: The configuration.
+        labels: The labels of the training rows, by output.
+    """
+    for output in config.output_features:
+        known = labels.get(output.name, ())
+        if output.type == "category" and len(known) == 1:
+            logger.warning(
+                "%s: all training rows have the label %s, so the model learns no other; check the data",
+                output.name,
+                shown(known[0]),
+            )
 
 
 def note_missing_validation(config: Config) -> None:

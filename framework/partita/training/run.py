@@ -33,6 +33,7 @@ from partita.training.notes import (
     record_data,
     recorded_sizes,
     warn_of_replaced_mix,
+    warn_of_single_labels,
 )
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, ResumeError
@@ -160,6 +161,7 @@ def prepare_run(
     config = pipeline.config
     if process_group.rank == 0:
         warn_of_replaced_mix(config, data)
+        warn_of_single_labels(config, pipeline.labels)
     datasets, ledger = build_datasets(pipeline, data, directory, process_group=process_group)
     if process_group.rank == 0 and VALIDATION not in datasets.eval_datasets:
         note_missing_validation(config)
