@@ -101,6 +101,15 @@ def test_a_rule_between_keys_is_reported_together_with_a_typo_elsewhere() -> Non
     assert [problem.path for problem in problems] == ["quantization", "sede"]
 
 
+def test_a_rule_between_sections_is_reported_next_to_a_wrong_value_that_another_key_depends_on() -> None:
+    text = GOOD.replace("decay: cosine", "decay: expo").replace("min_ratio: 0.1", "decay_rate: 0.9")
+    problems = problems_of(text.replace("validation_metric: label.accuracy", "validation_metric: review.bleu"))
+    assert [problem.path for problem in problems] == [
+        "trainer.learning_rate_scheduler.decay",
+        "trainer.validation_metric",
+    ]
+
+
 def test_repairing_one_problem_causes_no_other() -> None:
     problems = problems_of(MINIMAL + "quantization: {bits: 4}\ntrainer: {type: finetune}\nadapter: 5\n")
     assert [problem.path for problem in problems] == ["adapter"]

@@ -43,8 +43,8 @@ def problems_of(root: Node, error: ValidationError, *, finished: bool = False) -
             break
         current = error_of(tree, finished=finished)
     # A wrong name changes what the keys mean that name it.
-    hidden = [] if any(path[-1:] == ("name",) for path in problems) else hidden_mistakes(tree, finished=finished)
-    for mistake in hidden:
+    renamed = any(path[-1:] == ("name",) for path in problems)
+    for mistake in [] if renamed else hidden_mistakes(tree, removed, finished=finished):
         if mistake.path not in problems and not speaks_of(mistake, removed):
             problems[mistake.path] = problem_of(mistake, tree)
     return tuple(sorted(problems.values(), key=in_file_order))
@@ -58,13 +58,26 @@ def error_of(tree: Node, *, finished: bool) -> ValidationError | None:
     return None
 
 
-def hidden_mistakes(tree: Node, *, finished: bool) -> list[LocatedProblem]:
-    """Return violated rules between sections that no repair reveals: those after a rule on a required key."""
-    try:
-        sections = ConfigSections.model_validate(tree.plain())
-    except ValidationError:
-        return []
-    return [rule_mistake({"at": key, "message": message}, ()) for key, message in refusals(sections, finished=finished)]
+def hidden_mistakes(tree: Node, removed: set[str], *, finished: bool) -> list[LocatedProblem]:
+    """Return violated rules between sections that no repair reveals: those after a rule on a required key.
+
+    Args:
+        tree: The repaired tree. Mistakes in it that may follow from a repair are repaired too.
+        removed: The keys that repairs have removed, to which this adds.
+        finished: Whether it is the file of a finished run.
+    """
+    for _ in range(MAX_ROUNDS):
+        try:
+            sections = ConfigSections.model_validate(tree.plain())
+        except ValidationError as error:
+            errors = [dict(one) for one in error.errors(include_url=False, include_input=False)]
+            repaired = [repair(tree, mistake, removed) for mistake in mistakes_of(errors, tree)]
+            if not any(repaired):
+                return []
+        else:
+            violated = refusals(sections, finished=finished)
+            return [rule_mistake({"at": key, "message": message}, ()) for key, message in violated]
+    return []
 
 
 def speaks_of(mistake: LocatedProblem, removed: set[str]) -> bool:
