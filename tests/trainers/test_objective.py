@@ -12,7 +12,7 @@ import torch
 
 from partita.distributed.thread_group import ThreadGroup
 from partita_schema.errors import TrainingError
-from partita_schema.sections.trainer import NoTrainer
+from partita_schema.sections.trainer import FinetuneTrainer, NoTrainer
 from partita_trainers.base import Batch
 from partita_trainers.finetune import Finetune
 from partita_trainers.micro_batches import split_batch
@@ -24,7 +24,7 @@ from partita_trainers.objective import (
     metric_values,
     objective_of,
 )
-from partita_trainers.registry import build_trainer
+from partita_trainers.registry import TRAINERS, build_trainer, evaluation_objective
 
 from .conftest import comparable, make_config
 from .test_step import limit_memory
@@ -265,6 +265,20 @@ def test_a_denominator_that_is_not_positive_is_refused_before_the_first_step(
         "count what the loss is averaged over"
     )
     assert torch.equal(weights(work), before)
+
+
+class OfHardRows(Finetune):
+    """A trainer with an objective."""
+
+    def __init__(self, config: FinetuneTrainer) -> None:
+        super().__init__(config, objective=HardRows())
+
+
+def test_a_finished_run_is_evaluated_with_the_objective_of_its_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config()
+    assert evaluation_objective(config, undesirable_weight=None) is CROSS_ENTROPY
+    monkeypatch.setitem(TRAINERS, "finetune", f"{__name__}:OfHardRows")
+    assert isinstance(evaluation_objective(config, undesirable_weight=None), HardRows)
 
 
 def test_a_trainer_without_an_objective_is_evaluated_with_cross_entropy() -> None:

@@ -76,7 +76,8 @@ def default_objective(config: Config) -> Objective:
 
 
 def evaluation_objective(config: Config, *, undesirable_weight: float | None) -> Objective:
-    """Return what an evaluation outside of training computes: the loss of training.
+    """Return what an evaluation outside of training computes: the loss of training, or cross-entropy if a custom
+    trainer has trained.
 
     Args:
         config: The configuration.
@@ -85,21 +86,16 @@ def evaluation_objective(config: Config, *, undesirable_weight: float | None) ->
     Raises:
         ConfigError: The weight is needed, and not recorded.
     """
-    if isinstance(config.trainer, PreferenceTrainer):
-        from partita_trainers.preference import PairObjective
-
-        return PairObjective(config.trainer.loss)
-    if isinstance(config.trainer, KtoTrainer):
-        from partita_trainers.kto import KtoObjective
-
-        objective = KtoObjective(config.trainer)
-        if config.trainer.undesirable_weight == "auto":
-            if undesirable_weight is None:
-                message = "auto balances the training rows, and the result is not recorded here; write a number"
-                raise ConfigError([Problem("trainer.undesirable_weight", message)])
-            objective.undesirable_weight = undesirable_weight
-        return objective
-    return default_objective(config)
+    default = default_objective(config)
+    if isinstance(config.trainer, CustomTrainer):
+        return default
+    objective = objective_of(build_trainer(config.trainer, objective=default))
+    if isinstance(config.trainer, KtoTrainer) and config.trainer.undesirable_weight == "auto":
+        if undesirable_weight is None:
+            message = "auto balances the training rows, and the result is not recorded here; write a number"
+            raise ConfigError([Problem("trainer.undesirable_weight", message)])
+        vars(objective)["undesirable_weight"] = undesirable_weight
+    return objective
 
 
 def compares_with_start(config: Config) -> bool:

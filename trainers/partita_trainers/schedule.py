@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
@@ -107,20 +108,23 @@ def learning_rate_share(scheduler: LearningRateScheduler, *, step: int, total_st
     after, span = step - warmup, max(1, total_steps - warmup)
     # A floor above 0 is reached in the last step, and 0 after it: a step with a rate of 0 would change nothing.
     progress = after / (span if floor else span + 1)
-    if scheduler.decay in ("none", "constant"):
-        return 1.0
-    if scheduler.decay == "linear":
-        shape = 1 - progress
-    elif scheduler.decay == "cosine":
-        shape = (1 + math.cos(math.pi * progress)) / 2
-    elif scheduler.decay == "wsd":
-        shape = min(1.0, (1 - progress) / WSD_DECAY)
-    elif scheduler.decay == "inverse_sqrt":
-        # Without warmup, the first step has the peak.
-        start, since = (warmup, after) if warmup else (1, after - 1)
-        return max(floor, math.sqrt(start / (start + since)))
-    else:
-        every = scheduler.decay_steps or max(1, total_steps // 100)
-        rate = scheduler.decay_rate if scheduler.decay_rate is not None else 0.96
-        return max(floor, math.pow(rate, after / every))
+    match scheduler.decay:
+        case "none" | "constant":
+            return 1.0
+        case "linear":
+            shape = 1 - progress
+        case "cosine":
+            shape = (1 + math.cos(math.pi * progress)) / 2
+        case "wsd":
+            shape = min(1.0, (1 - progress) / WSD_DECAY)
+        case "inverse_sqrt":
+            # Without warmup, the first step has the peak.
+            start, since = (warmup, after) if warmup else (1, after - 1)
+            return max(floor, math.sqrt(start / (start + since)))
+        case "exponential":
+            every = scheduler.decay_steps or max(1, total_steps // 100)
+            rate = scheduler.decay_rate if scheduler.decay_rate is not None else 0.96
+            return max(floor, math.pow(rate, after / every))
+        case _:
+            assert_never(scheduler.decay)
     return floor + (1 - floor) * shape

@@ -5,17 +5,15 @@ A file does not name its trainer, so the keys decide, and then the columns of a 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from partita_schema.compat.tools.conversion import By, Conversion, Missing, Table, To, Unneeded
 from partita_schema.compat.tools.rows import RowFormat, text_prompt
 from partita_schema.compat.tools.training_arguments import convert_simpo
 from partita_schema.compat.tools.training_arguments_keys import CACHE, KERNELS, NO_REFERENCE
+from partita_schema.sections.objectives import DpoLoss
 
-VARIANTS = (
-    *("sigmoid", "hinge", "ipo", "robust", "sppo_hard", "apo_zero", "apo_down", "nca_pair", "bco_pair"),
-    "sigmoid_norm",
-)
+VARIANTS = get_args(DpoLoss.model_fields["variant"].annotation)
 """Values of `loss_type` of DPOConfig that are variants here."""
 OTHER_VARIANTS = ("exo_pair", "aot", "aot_pair", "aot_unpaired", "discopop", "sft")
 """Values of `loss_type` of DPOConfig that are not."""
