@@ -25,6 +25,16 @@ def test_the_tour_lists_every_folder_in_the_order_of_layers() -> None:
     assert folders == set(layers) - {"__main__", "model"}
 
 
+def test_every_name_that_a_recipe_looks_for_in_a_file_is_there() -> None:
+    named = re.findall(r"`(\w+)`(?: and `(\w+)`)?\s+(?:of|in)\s+`((?:\w+/)+\w+\.py)`", TEXT)
+    wanted = [(name, path) for *names, path in named for name in names if name and "NAME" not in path]
+    assert len(wanted) > 10
+    files = {f"/{path.relative_to(ROOT)}": path for top in FOLDERS for path in (ROOT / top).rglob("*.py")}
+    for name, path in wanted:
+        [file] = [file for place, file in files.items() if place.endswith(f"/{path}")]
+        assert re.search(rf"\b{name}\b", file.read_text(encoding="utf8")), (name, path)
+
+
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from partita_trainers.batch_size.probe import Probe, Timing, Volume
     from partita_trainers.callbacks import Callback, Callbacks, TrainingState
     from partita_trainers.finetune import Finetune
-    from partita_trainers.objective import Objective, ObjectiveContext, WeightedMean
+    from partita_trainers.objective import Objective, ObjectiveContext, ObjectiveRow, RowObjective, WeightedMean
     from partita_trainers.process_group import ProcessGroup
     from partita_trainers.training_probe import TrainingProbe
 else:
@@ -39,7 +39,9 @@ else:
             "partita_trainers.callbacks": ("Callback", "Callbacks", "TrainingState"),
             "partita_trainers.training_probe": ("TrainingProbe",),
             "partita_trainers.finetune": ("Finetune",),
-            "partita_trainers.objective": ("Objective", "ObjectiveContext", "WeightedMean"),
+            "partita_trainers.objective": (
+                *("Objective", "ObjectiveContext", "ObjectiveRow", "RowObjective", "WeightedMean"),
+            ),
             "partita_trainers.process_group": ("ProcessGroup",),
         },
     )
@@ -55,10 +57,12 @@ __all__ = [
     "LanguageModel",
     "Objective",
     "ObjectiveContext",
+    "ObjectiveRow",
     "Probe",
     "ProbeContext",
     "ProcessGroup",
     "Progress",
+    "RowObjective",
     "Run",
     "Timing",
     "TrainResult",

@@ -407,8 +407,12 @@ class ProbeContext:
 class Trainer(Protocol):
     """Built from the run's configuration and used once.
 
-    A trainer with an attribute `objective` (`partita_trainers.objective.Objective`) is evaluated with it. One that
-    calls callbacks (`partita_trainers.Callbacks`) says so by an attribute `calls_callbacks = True`.
+    Attributes of the class say what it can do:
+
+    - `objective` (`partita_trainers.Objective`): what evaluations during training compute; otherwise cross-entropy
+    - `calls_callbacks = True`: it calls the callbacks of the configuration (`partita_trainers.Callbacks`)
+    - `sums_gradients = True`: it sums gradients over all processes before each step
+      (`context.process_group.all_reduce_sum_`); without it, several processes are refused
     """
 
     def train(self, context: TrainerContext) -> TrainResult:

@@ -16,6 +16,7 @@ from partita.outputs.base import Metrics
 from partita.outputs.category import CategoryMetrics
 from partita.outputs.json import JsonMetrics
 from partita.outputs.number import NumberMetrics
+from partita.outputs.registry import OUTPUT_TYPES
 from partita.outputs.score import ScoreMetrics
 from partita.outputs.set import SetMetrics
 from partita.outputs.tags import TagsMetrics
@@ -102,6 +103,7 @@ def test_values_equal_those_of_the_output_type(kind: str, rows: int) -> None:
 
 def test_every_type_is_tested() -> None:
     assert METRICS.keys() == MADE.keys() | {"embedding", "preference", EPISODE}
+    assert METRICS.keys() == OUTPUT_TYPES.keys() | {EPISODE}
 
 
 @pytest.mark.parametrize("kind", MADE)
