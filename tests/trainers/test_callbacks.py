@@ -314,8 +314,8 @@ def test_a_method_that_is_never_called_is_reported(caplog: pytest.LogCaptureFixt
 
 CODE = """
 class Goal:
-    def __init__(self, loss=0.0):
-        self.loss = float(loss)
+    def __init__(self, loss=0.0, kind="any"):
+        self.loss, self.kind = float(loss), kind
 
     def on_step(self, state):
         if state.loss < self.loss:
@@ -332,8 +332,10 @@ def sections(**section: Any) -> list[CallbackConfig]:
 
 def test_a_callback_of_the_configuration_is_created_with_its_options(tmp_path: Path) -> None:
     (tmp_path / "goals_of_a_test.py").write_text(CODE)
-    (goal,) = build_callbacks(sections(target="goals_of_a_test:Goal", options={"loss": 0.5}), folder=tmp_path)
-    assert vars(goal) == {"loss": 0.5}
+    (goal,) = build_callbacks(
+        sections(target="goals_of_a_test:Goal", options={"loss": 0.5, "kind": "low"}), folder=tmp_path
+    )
+    assert vars(goal) == {"loss": 0.5, "kind": "low"}
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def callback_classes(sections: Sequence[CallbackConfig], *, folder: Path | None 
     return kinds
 
 
-def check_arguments(kind: Callable[..., object], *args: object, **options: object) -> None:
+def check_arguments(kind: Callable[..., object], /, *args: object, **options: object) -> None:
     """Raise TypeError if a class or function cannot be called so; those that do not say what they take are accepted."""
     with suppress(ValueError):  # classes and functions of C
         inspect.signature(kind).bind(*args, **options)
